@@ -1,0 +1,48 @@
+"""Rearview: hindsight for model training.
+
+Importing this package does nothing else: names are loaded when first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rearview.history import History, history
+    from rearview.runtime.api import arg, background, checkpointing, log, loop
+    from rearview.runtime.checkpointer import Checkpointer
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Checkpointer",
+    "History",
+    "arg",
+    "background",
+    "checkpointing",
+    "history",
+    "log",
+    "loop",
+]
+
+_HOMES = {
+    "Checkpointer": "rearview.runtime.checkpointer",
+    "History": "rearview.history",
+    "arg": "rearview.runtime.api",
+    "background": "rearview.runtime.api",
+    "checkpointing": "rearview.runtime.api",
+    "history": "rearview.history",
+    "log": "rearview.runtime.api",
+    "loop": "rearview.runtime.api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name from its room on first use."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'rearview' has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,91 @@
+"""Settings, read once and passed down."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from rearview.errors import UsageError
+
+ENV_PREFIX = "REARVIEW_"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a user may set: `[rearview]` in `.rearview/config.toml`, or `REARVIEW_<NAME>`.
+
+    The environment wins over the file, the file over the default.
+    """
+
+    epsilon: float = 0.0667
+    """Share of training time that recording may cost; 0 takes no checkpoints."""
+    every: bool = False
+    """Checkpoint at every boundary of the outermost loop, whatever it costs."""
+    staging: int = 0
+    """Bound in bytes on staging memory; 0 means the changed bytes of one checkpoint."""
+    budget: int = 0
+    """Size in bytes that checkpoints of a project may take; 0 is no bound."""
+    max_source: int = 1_000_000
+    """Files larger than this many bytes are not part of a version."""
+    autolog: bool = False
+    """Log every scalar that is assigned in a loop."""
+    heartbeat: float = 10.0
+    """Seconds between signs of life of a run."""
+    workers: int = 0
+    """Replay processes; 0 is one per core."""
+    trust: bool = True
+    """Unpickle checkpoints of this store; false for stores from strangers."""
+
+    @classmethod
+    def read(cls, folder: Path | None = None, env: Mapping[str, str] | None = None) -> Settings:
+        """Return the settings that hold for the project whose store is `folder`."""
+        found: dict[str, Any] = {}
+        file = folder / "config.toml" if folder else None
+        if file is not None and file.is_file():
+            try:
+                table = tomllib.loads(file.read_text("utf-8"))
+            except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+                raise UsageError(
+                    f"{file} is not valid TOML: {exc}. Correct it or remove it.", slug="config"
+                ) from exc
+            found.update(table.get("rearview", table))
+        for field in fields(cls):
+            text = (os.environ if env is None else env).get(ENV_PREFIX + field.name.upper())
+            if text is not None:
+                found[field.name] = text
+        return cls().changed(found)
+
+    def changed(self, values: Mapping[str, Any]) -> Settings:
+        """Return these settings with `values` put in, each converted to its type.
+
+        >>> Settings().changed({"epsilon": "0.1"}).epsilon
+        0.1
+        """
+        known = {field.name: type(getattr(self, field.name)) for field in fields(self)}
+        out: dict[str, Any] = {}
+        for name, value in values.items():
+            if name not in known:
+                raise UsageError(
+                    f"There is no setting {name!r}. The settings are: {', '.join(known)}.",
+                    slug="config",
+                )
+            out[name] = _convert(name, value, known[name])
+        return replace(self, **out)
+
+
+def _convert(name: str, value: Any, kind: type) -> Any:
+    try:
+        if kind is bool and isinstance(value, str):
+            return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}[
+                value.lower()
+            ]
+        return kind(value)
+    except (KeyError, ValueError, TypeError) as exc:
+        raise UsageError(
+            f"Setting {name} is {value!r}, which is not a {kind.__name__}. Give it another value.",
+            slug="config",
+        ) from exc

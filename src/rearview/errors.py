@@ -1,0 +1,78 @@
+"""Everything Rearview raises. One class per remedy; each message says what, why and what to do."""
+
+
+class RearviewError(Exception):
+    """Base of all errors; `slug` names the paragraph of docs/errors.md that explains it."""
+
+    slug = "error"
+
+    def __init__(self, message: str, *, slug: str | None = None) -> None:
+        super().__init__(message)
+        if slug is not None:
+            self.slug = slug
+
+
+class UsageError(RearviewError):
+    """The question itself is off: a name, a run, a point or an option that does not exist."""
+
+    slug = "usage"
+
+
+class StoreError(RearviewError):
+    """The store cannot be read or written as asked."""
+
+    slug = "store"
+
+
+class DamagedError(StoreError):
+    """Bytes at rest are not the bytes that were written."""
+
+    slug = "damaged"
+
+
+class VersionError(RearviewError):
+    """The source of a version cannot be stored or brought back."""
+
+    slug = "version"
+
+
+class SourceError(RearviewError):
+    """Program text cannot be read, matched or changed as asked."""
+
+    slug = "source"
+
+
+class ProbeError(SourceError):
+    """An edit is not a probe: it would change the computation."""
+
+    slug = "probe"
+
+
+class StateError(RearviewError):
+    """Live state cannot be captured, restored or matched."""
+
+    slug = "state"
+
+
+class ReplayError(RearviewError):
+    """A replay cannot be started, or did not repeat the run."""
+
+    slug = "replay"
+
+
+class PlanError(RearviewError):
+    """No plan answers the question within the bounds given."""
+
+    slug = "plan"
+
+
+class RemoteError(RearviewError):
+    """Bytes could not be brought to, or from, another place."""
+
+    slug = "remote"
+
+
+class SiteError(RearviewError):
+    """A batch system or executor refused or lost a job."""
+
+    slug = "site"

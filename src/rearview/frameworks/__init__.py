@@ -1,0 +1,1 @@
+"""Callbacks and bridges for training frameworks; each imports only the public face."""

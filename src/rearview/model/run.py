@@ -1,0 +1,45 @@
+"""One execution of a version."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class Status(StrEnum):
+    """What became of a run."""
+
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+    """Ended with an exception or a non-zero exit code."""
+    PAUSED = "paused"
+    """Ended with exit code 85: saved, to be continued."""
+    DEAD = "dead"
+    """Its process is gone and it never said how it ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Facts of one execution, as its folder tells them."""
+
+    id: str
+    version: str
+    """Tree hash of the source, as kept by `store.versions`."""
+    script: str
+    """Path of the script relative to the project, or `-m module`."""
+    argv: tuple[str, ...]
+    started: float
+    status: Status
+    ended: float | None = None
+    exit_code: int | None = None
+    host: str = ""
+    pid: int = 0
+    cwd: str = ""
+    parent: str | None = None
+    """The run this one replays or resumes, if any."""
+    args: dict[str, Any] = field(default_factory=dict)
+    """Hyper-parameters."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """Entropy and environment, as `runtime.entropy` wrote them."""

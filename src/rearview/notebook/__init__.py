@@ -1,0 +1,1 @@
+"""Notebooks: audit and packages."""

@@ -1,0 +1,1 @@
+"""Facts in, plan out. Pure: no clock, disk or environment."""

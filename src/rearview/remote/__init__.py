@@ -1,0 +1,1 @@
+"""Away: other places for bytes."""

@@ -1,0 +1,1 @@
+"""Program text in, program text out. Pure: no clock, disk or environment."""

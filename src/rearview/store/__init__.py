@@ -1,0 +1,1 @@
+"""At rest: objects, checkpoints, records, versions."""

@@ -1,0 +1,158 @@
+"""The store's folder: where it is, what stands where in it, and which format it has."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from rearview.errors import StoreError
+
+FOLDER = ".rearview"
+FORMAT = 1
+"""Number of the layout below. A store with a higher number is refused, never guessed at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """A folder of code with its store.
+
+    ::
+
+        .rearview/
+          format                       the number above
+          .gitignore                   *
+          config.toml                  settings (optional)
+          objects/ab/cdef…             big parts, named by sha256
+          packs/<checkpoint>.pack      small parts of one checkpoint
+          checkpoints/<run>/<seq>.json manifests; renamed into place last
+          runs/<run>/run.json          facts at start
+          runs/<run>/heartbeat         its mtime is the last sign of life
+          runs/<run>/end.json          how it ended
+          runs/<run>/*.jsonl           records, one file per process
+          runs/<run>/records.parquet   the same, compacted (rebuildable)
+          versions.git/                source, where the project has no git
+          replays/                     outputs of replays
+          cache/                       anything here can be deleted
+    """
+
+    root: Path
+
+    @property
+    def store(self) -> Path:
+        """The `.rearview` folder."""
+        return self.root / FOLDER
+
+    @property
+    def objects(self) -> Path:
+        """Folder of objects."""
+        return self.store / "objects"
+
+    @property
+    def packs(self) -> Path:
+        """Folder of packs."""
+        return self.store / "packs"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of manifests, one subfolder per run."""
+        return self.store / "checkpoints"
+
+    @property
+    def runs(self) -> Path:
+        """Folder of runs."""
+        return self.store / "runs"
+
+    @property
+    def replays(self) -> Path:
+        """Folder of what replays wrote."""
+        return self.store / "replays"
+
+    @property
+    def cache(self) -> Path:
+        """Folder whose contents can be made again."""
+        return self.store / "cache"
+
+    @classmethod
+    def find(cls, start: Path) -> Project | None:
+        """Return the project that `start` lies in: the nearest folder above it with a store."""
+        start = start.resolve()
+        for folder in (start, *start.parents):
+            if (folder / FOLDER / "format").is_file():
+                project = cls(folder)
+                project.check()
+                return project
+        return None
+
+    @classmethod
+    def open(cls, start: Path) -> Project:
+        """Return the project that `start` lies in, or say how to make one."""
+        project = cls.find(start)
+        if project is None:
+            raise StoreError(
+                f"There is no {FOLDER} folder in {start} or above it, so there is no history to "
+                "ask. Record a run first: `rearview run train.py`.",
+                slug="no-store",
+            )
+        return project
+
+    @classmethod
+    def create(cls, root: Path) -> Project:
+        """Return the project at `root`, making its store if there is none."""
+        project = cls(root.resolve())
+        if (project.store / "format").is_file():
+            project.check()
+            return project
+        try:
+            project.store.mkdir(parents=True, exist_ok=True)
+            for folder in (project.objects, project.packs, project.checkpoints, project.runs):
+                folder.mkdir(exist_ok=True)
+            publish(project.store / ".gitignore", b"*\n", durable=False)
+            publish(project.store / "format", b"%d\n" % FORMAT, durable=False)
+        except OSError as exc:
+            raise StoreError(
+                f"No store can be made in {root}: {exc.strerror or exc}. Make the folder writable, "
+                "or point REARVIEW_ROOT to one that is.",
+                slug="store-unwritable",
+            ) from exc
+        return project
+
+    def check(self) -> None:
+        """Refuse a store whose format this Rearview does not know."""
+        file = self.store / "format"
+        try:
+            text = file.read_text("ascii").strip()
+            number = int(text)
+        except (OSError, ValueError) as exc:
+            raise StoreError(
+                f"{file} cannot be read as a format number ({exc}). If the folder is readable, "
+                "`rearview verify --repair` writes it anew.",
+                slug="store-unreadable",
+            ) from exc
+        if number > FORMAT:
+            raise StoreError(
+                f"The store {self.store} has format {number}; this Rearview reads up to {FORMAT}. "
+                "Upgrade with `pip install --upgrade rearview`.",
+                slug="store-newer",
+            )
+
+
+def publish(path: Path, data: bytes, *, durable: bool = True) -> None:
+    """Put `data` at `path` in one step: it is there whole or not at all, whenever we die."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
+    try:
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(fd, view) :]
+            if durable:
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
