@@ -1,0 +1,139 @@
+"""What a script may call: log, arg, loop, checkpointing.
+
+Under `rearview run` these speak to the session that is there; in a script started with plain
+`python` the first call starts one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar, overload
+
+from rearview.errors import UsageError
+from rearview.runtime.session import Explicit, Session
+
+T = TypeVar("T")
+V = TypeVar("V", bound="int | float | str | bool | None")
+
+_session: Session | None = None
+
+
+def current() -> Session:
+    """Return this process's session, starting one if the script runs under plain `python`."""
+    global _session  # noqa: PLW0603 - one session per process is the point
+    if _session is None:
+        from rearview.runtime.begin import attach
+
+        _session = attach()
+    return _session
+
+
+def use(session: Session | None) -> None:
+    """Make `session` the one that the functions here speak to."""
+    global _session  # noqa: PLW0603
+    _session = session
+
+
+@overload
+def log(name: str, value: T) -> T: ...
+@overload
+def log(name: Mapping[str, Any]) -> None: ...
+def log(name: str | Mapping[str, Any], value: Any = None) -> Any:
+    """Keep a value under a name at the current point; returns the value.
+
+    Scalars and strings are kept as they are; arrays, tensors, images and histograms as objects;
+    a mapping keeps each of its items. Once the call returns, a kill does not lose it.
+    """
+    session = _session or current()
+    if type(name) is str:
+        session.log({name: value})
+        return value
+    if not isinstance(name, Mapping):
+        raise UsageError(
+            f"rearview.log was given {name!r} as the name. Names are strings: "
+            'log("loss", loss), or log({"loss": loss, "acc": acc}).',
+            slug="log-name",
+        )
+    session.log({str(key): item for key, item in name.items()})
+    return None
+
+
+def arg(name: str, default: V) -> V:
+    """Return a hyper-parameter: from the command line if it is given there, else `default`.
+
+    `--lr 0.1`, `--lr=0.1` and `lr=0.1` on the script's command line all set `lr`, and so does
+    `rearview run --arg lr=0.1 train.py`. The value takes the type of the default and is recorded.
+    """
+    session = _session or current()
+    text = session.given.get(name)
+    if text is None:
+        text = given_on(sys.argv[1:], name)
+    value = default if text is None else converted(name, text, default)
+    session.argument({name: value})
+    return value
+
+
+def given_on(argv: list[str], name: str) -> str | None:
+    """Return the text that a command line gives for `name`, None if it gives none.
+
+    >>> given_on(["--lr", "0.1", "epochs=3"], "lr"), given_on(["--lr=1"], "lr"), given_on([], "lr")
+    ('0.1', '1', None)
+    """
+    flags = {f"--{name}", f"--{name.replace('_', '-')}"}
+    found = None
+    for position, word in enumerate(argv):
+        key, equals, text = word.partition("=")
+        if equals and (key in flags or key == name):
+            found = text
+        elif word in flags and position + 1 < len(argv):
+            found = argv[position + 1]
+    return found
+
+
+def converted(name: str, text: str, default: Any) -> Any:
+    """Return `text` as a value of the type that `default` has.
+
+    >>> converted("lr", "1e-3", 0.1), converted("flag", "no", True), converted("n", "3", None)
+    (0.001, False, '3')
+    """
+    kind = type(default)
+    try:
+        if kind is bool:
+            return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}[
+                text.lower()
+            ]
+        if kind in (int, float, str):
+            return kind(text)
+    except (KeyError, ValueError) as exc:
+        raise UsageError(
+            f"The command line gives {name}={text!r}, but its default {default!r} is a "
+            f"{kind.__name__}. Give it one.",
+            slug="arg-type",
+        ) from exc
+    return text
+
+
+def loop(name: str, iterable: Iterable[T]) -> Iterable[T]:
+    """Return `iterable`, its iterations known under `name`: they name points and can be replayed."""
+    explicit: Iterable[T] = Explicit(_session or current(), name, iterable)
+    return explicit
+
+
+@contextmanager
+def checkpointing(**objects: Any) -> Iterator[None]:
+    """Take checkpoints of the loops inside, and hold `objects` as part of the state.
+
+    Recording executes the loops and memoizes what they change; replay skips those that hold
+    nothing asked for and restores what they changed.
+    """
+    session = _session or current()
+    before = dict(session.declared)
+    session.declared.update(objects)
+    session.checkpointing += 1
+    try:
+        yield
+    finally:
+        session.checkpointing -= 1
+        session.declared = before

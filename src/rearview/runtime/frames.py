@@ -1,0 +1,103 @@
+"""Frames of the user's program: which are the project's, what they hold, and writing it back."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from types import CodeType, FrameType, ModuleType
+from typing import Any
+
+from rearview.source.instrument import TURN
+
+Belongs = Callable[[str], bool]
+"""Says whether a file is part of the project."""
+
+_ABSENT = object()
+
+
+def project_frames(frame: FrameType | None, belongs: Belongs) -> list[FrameType]:
+    """Return the project's function frames from the outermost down to `frame`.
+
+    Module frames are left out: their locals are globals.
+    """
+    found = []
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name != "<module>" and belongs(code.co_filename):
+            found.append(frame)
+        frame = frame.f_back
+    found.reverse()
+    return found
+
+
+def project_modules(belongs: Belongs) -> Iterator[tuple[str, ModuleType]]:
+    """Yield the project's loaded modules by name, `__main__` first, then sorted."""
+    names = sorted(sys.modules, key=lambda name: (name != "__main__", name))
+    for name in names:
+        module = sys.modules.get(name)
+        file = getattr(module, "__file__", None)
+        if module is not None and isinstance(file, str) and belongs(file):
+            yield name, module
+
+
+def roots(frames: list[FrameType], belongs: Belongs) -> dict[str, Any]:
+    """Return everything the state starts from: globals of project modules and frame locals.
+
+    >>> sorted(roots([], lambda file: False))
+    []
+    """
+    found: dict[str, Any] = {}
+    for module_name, module in project_modules(belongs):
+        for name, value in sorted(vars(module).items()):
+            if not (name.startswith("__") and name.endswith("__")):
+                found[f"global:{module_name}:{name}"] = value
+    for depth, frame in enumerate(frames):
+        where = f"local:{depth}:{qualified(frame.f_code)}:"
+        for name, value in sorted(frame.f_locals.items()):
+            if name != TURN:
+                found[where + name] = value
+    return found
+
+
+def qualified(code: CodeType) -> str:
+    """Return the qualified name of the function that `code` belongs to."""
+    return code.co_qualname
+
+
+def rebind(
+    values: Mapping[str, Any], before: Mapping[str, Any], frames: list[FrameType]
+) -> None:
+    """Bind the names of `values` (as `roots` spells them) in their modules and frames.
+
+    A global of `before` that is not in `values` did not exist then, and is removed.
+    """
+    by_frame: dict[int, dict[str, Any]] = {}
+    for key, value in values.items():
+        kind, place, rest = key.split(":", 2)
+        if kind == "global":
+            space = vars(sys.modules[place])
+            if space.get(rest, _ABSENT) is not value:
+                space[rest] = value
+        elif kind == "local":
+            by_frame.setdefault(int(place), {})[rest.rpartition(":")[2]] = value
+    for key in before:
+        kind, place, name = key.split(":", 2)
+        if kind == "global" and key not in values:
+            vars(sys.modules[place]).pop(name, None)
+    for depth, names in by_frame.items():
+        if depth < len(frames):
+            assign(frames[depth], names)
+
+
+def assign(frame: FrameType, values: Mapping[str, Any]) -> None:
+    """Give local variables of a running function new values."""
+    space = frame.f_locals
+    changed = {k: v for k, v in values.items() if space.get(k, _ABSENT) is not v}
+    if not changed:
+        return
+    for name, value in changed.items():
+        space[name] = value
+    if sys.version_info < (3, 13):
+        # Before PEP 667 `f_locals` is a copy; this writes it back, as debuggers do.
+        ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))

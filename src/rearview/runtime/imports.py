@@ -1,0 +1,90 @@
+"""Load the project's modules with their loops instrumented, and everything else as ever."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import importlib.machinery
+import importlib.util
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from types import CodeType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+from rearview.runtime.loops import Habit
+from rearview.source.instrument import HOOK, instrument
+from rearview.source.probes import shield_tree
+
+if TYPE_CHECKING:
+    from rearview.runtime.session import Session
+
+
+@dataclass
+class Compiler:
+    """Turns the project's source into code that tells the session of its loops."""
+
+    session: Session
+    autolog: bool = False
+    ids: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+    """Per file, by line: ids of loops in the version that was recorded."""
+    probes: Mapping[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
+    """Per file: lines of probes, which are shielded."""
+
+    def compile(self, data: bytes, path: str) -> CodeType:
+        """Return the code of a source file; raises what plain Python would raise."""
+        relative = os.path.relpath(os.path.realpath(path), self.session.root)
+        tree = ast.parse(data, path)
+        shielded = self.probes.get(relative)
+        if shielded:
+            tree = shield_tree(tree, shielded)
+        for site in instrument(tree, relative, ids=self.ids.get(relative), autolog=self.autolog):
+            self.session.habits.setdefault(site.id, Habit(site))
+        code: CodeType = compile(tree, path, "exec", dont_inherit=True)
+        return code
+
+
+class _Loader(SourceFileLoader):
+    """Compiles a project file each time; our code never enters the user's bytecode cache."""
+
+    def __init__(self, fullname: str, path: str, compiler: Compiler) -> None:
+        super().__init__(fullname, path)
+        self._compiler = compiler
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        path = self.get_filename(fullname)
+        return self._compiler.compile(self.get_data(path), path)
+
+
+class Finder:
+    """Finds project modules, before Python's own finder, on the same path."""
+
+    def __init__(self, compiler: Compiler) -> None:
+        self._compiler = compiler
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the spec Python would find, loading project files through the compiler."""
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is None or type(spec.loader) is not SourceFileLoader or spec.origin is None:
+            return None
+        if not self._compiler.session.belongs(spec.origin):
+            return None
+        loader = _Loader(name, spec.origin, self._compiler)
+        return importlib.util.spec_from_file_location(
+            name, spec.origin, loader=loader, submodule_search_locations=spec.submodule_search_locations
+        )
+
+
+def install(compiler: Compiler) -> None:
+    """Let imports of project files go through `compiler` from now on."""
+    builtins.__dict__[HOOK] = compiler.session.hook
+    position = next(
+        (i for i, f in enumerate(sys.meta_path) if f is importlib.machinery.PathFinder),
+        len(sys.meta_path),
+    )
+    finder: Any = Finder(compiler)
+    sys.meta_path.insert(position, finder)

@@ -1,0 +1,159 @@
+"""Go to a checkpoint: find it by the loops being executed, restore it, compare with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from time import perf_counter
+from types import FrameType
+from typing import Any
+
+import msgspec
+
+from rearview.errors import ReplayError
+from rearview.model import Checkpoint
+from rearview.runtime.frames import qualified, rebind
+from rearview.runtime.loops import Entry
+from rearview.runtime.session import Session
+from rearview.runtime.state.capture import capture
+from rearview.runtime.state.compare import Difference, compare
+from rearview.runtime.state.restore import restore
+from rearview.store.checkpoints import Checkpoints
+
+START = "start"
+END = "end"
+Key = tuple[str, tuple[tuple[str, int, int], ...]]
+
+
+def key_of(edge: str, path: Sequence[Sequence[Any]]) -> Key:
+    """Return what a checkpoint is found by: its edge and its path of (site, ordinal, index).
+
+    After a loop the last index does not matter, so it is left out.
+    """
+    steps = [(str(site), int(ordinal), int(index)) for site, ordinal, index in path]
+    if edge == END:
+        site, ordinal, _ = steps[-1]
+        steps[-1] = (site, ordinal, -1)
+    return edge, tuple(steps)
+
+
+@dataclass
+class Jumps:
+    """The checkpoints of one run, as a session that re-executes it finds them."""
+
+    session: Session
+    store: Checkpoints
+    found: dict[Key, Checkpoint] = field(default_factory=dict)
+    restored: int = 0
+    seconds: float = 0.0
+    """Spent restoring."""
+    pending: Checkpoint | None = None
+
+    @classmethod
+    def of(cls, session: Session, store: Checkpoints, run: str) -> Jumps:
+        """Return the jumps that the complete checkpoints of `run` allow."""
+        jumps = cls(session, store)
+        for checkpoint in store.of(run):
+            if checkpoint.complete:
+                jumps.found[key_of(checkpoint.edge, checkpoint.meta["path"])] = checkpoint
+        return jumps
+
+    def anchor(self, entry: Entry, index: int, frame: FrameType) -> None:
+        """Walk the anchors where the recording walked them, if this is where."""
+        nest = self.session.nest
+        if nest is None or nest.entry is not entry or nest.anchors is not None:
+            return
+        head = (entry.site.id, entry.ordinal)
+        for _, checkpoint in self._of_loop(head):
+            if checkpoint.meta["anchored"] == index:
+                loaded = self.store.load(checkpoint)
+                then = msgspec.json.decode(loaded["anchors"])
+                found, _ = self.session.roots(frame)
+                missing = [name for name in then["names"] if name not in found]
+                if missing:
+                    raise ReplayError(
+                        f"{_plain(missing[0])} existed when the run entered the loop {entry.site.name}, "
+                        "and does not exist now. The program took another way; was an input changed?",
+                        slug="anchors",
+                    )
+                self.session.anchor(nest, index, {name: found[name] for name in then["names"]})
+                assert nest.anchors is not None
+                nest.anchors.check(then["signature"])
+                return
+
+    def _of_loop(self, head: tuple[str, int]) -> Iterator[tuple[Key, Checkpoint]]:
+        for key, checkpoint in self.found.items():
+            if key[1][0][:2] == head:
+                yield key, checkpoint
+
+    def at(self, edge: str, path: Sequence[Sequence[Any]]) -> Checkpoint | None:
+        """Return the checkpoint at a place, None if there is none or it can't be used yet."""
+        checkpoint = self.found.get(key_of(edge, path))
+        nest = self.session.nest
+        if checkpoint is None or nest is None or nest.anchors is None:
+            return None
+        return checkpoint
+
+    def nearest(self, path: Sequence[Sequence[Any]], goal: int) -> Checkpoint | None:
+        """Return the last checkpoint of the loop that `path` ends in, up to iteration `goal`."""
+        *outer, (site, ordinal, index) = path
+        for k in range(goal, index, -1):
+            checkpoint = self.at(START, [*outer, (site, ordinal, k)])
+            if checkpoint is not None:
+                return checkpoint
+        return None
+
+    def advance(self, source: Iterator[Any], count: int, frame: FrameType) -> None:
+        """Draw and drop `count` items, then restore the pending checkpoint."""
+        next(islice(source, count, count), None)
+        assert self.pending is not None
+        self.restore(self.pending, frame)
+        self.pending = None
+
+    def restore(self, checkpoint: Checkpoint, frame: FrameType) -> None:
+        """Put the program into the state of `checkpoint`, in place."""
+        begun = perf_counter()
+        nest = self.session.nest
+        assert nest is not None
+        assert nest.anchors is not None
+        loaded = self.store.load(checkpoint)
+        found, frames = self.session.roots(frame)
+        then = msgspec.json.decode(loaded["roots"])
+        functions = [qualified(one.f_code) for one in frames]
+        if functions != then["frames"]:
+            raise ReplayError(
+                f"The checkpoint at {checkpoint.point} was taken in {' → '.join(then['frames'])}; "
+                f"the program is now in {' → '.join(functions)}.",
+                slug="frames",
+            )
+        now = {name: found[name] for name in then["names"] if name in found}
+        values = restore(nest.anchors, now, bytes(loaded["skeleton"]), lambda key: loaded[key])
+        rebind(values, now, frames)
+        self.restored += 1
+        self.seconds += perf_counter() - begun
+
+    def difference(self, checkpoint: Checkpoint, frame: FrameType) -> Difference | None:
+        """Return where the live state differs from `checkpoint` first; None if nowhere."""
+        nest = self.session.nest
+        assert nest is not None
+        assert nest.anchors is not None
+        loaded = self.store.load(checkpoint)
+        then = msgspec.json.decode(loaded["roots"])
+        found, _ = self.session.roots(frame)
+        now = {name: found[name] for name in then["names"] if name in found}
+        captured = capture(nest.anchors, now)
+        return compare(
+            nest.anchors, captured, bytes(loaded["skeleton"]), lambda key: loaded[key]
+        )
+
+
+def _plain(root: str) -> str:
+    """Return a root's name as the user knows it.
+
+    >>> _plain("local:0:main:model"), _plain("global:__main__:lr")
+    ('model in main', 'lr in __main__')
+    """
+    _, _, rest = root.partition(":")
+    place, _, name = rest.rpartition(":")
+    return f"{name} in {place.rpartition(':')[2]}"

@@ -1,0 +1,190 @@
+"""Run the user's script or module as `python` would, with a session around it.
+
+Started as `python -P -m rearview.runtime.launch`; what to do stands in one environment variable,
+so that the script's own command line stays its own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib.util
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType, TracebackType
+from typing import Any
+
+import msgspec
+
+from rearview.errors import RearviewError
+
+VARIABLE = "REARVIEW_CONTROL"
+_HERE = str(Path(__file__).resolve().parent.parent) + os.sep
+
+
+class Control(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What `rearview run` and the executors tell the process they start."""
+
+    root: str
+    target: str
+    """Path of the script as the user typed it, or the module's name."""
+    module: bool = False
+    args: tuple[str, ...] = ()
+    segment: str | None = None
+    """File that says what to replay; None records."""
+    resume: str | None = None
+    """Run to continue; None starts a new one."""
+    run: str | None = None
+    settings: dict[str, Any] = {}
+    given: dict[str, str] = {}
+    """Values for `rearview.arg`, by name."""
+
+    def environment(self, base: dict[str, str], *, hash_seed: str) -> dict[str, str]:
+        """Return the environment to start the interpreter in."""
+        return {
+            **base,
+            VARIABLE: msgspec.json.encode(self).decode(),
+            "PYTHONHASHSEED": hash_seed,
+        }
+
+    @staticmethod
+    def command() -> list[str]:
+        """Return the command line to start the interpreter with."""
+        return [sys.executable, "-P", "-m", "rearview.runtime.launch"]
+
+
+def main() -> None:
+    """Do what the control variable says; ends the process."""
+    control = msgspec.json.decode(os.environ.pop(VARIABLE), type=Control)
+    try:
+        from rearview.runtime import begin
+
+        session = begin.begin(control)
+    except RearviewError as exc:
+        sys.stderr.write(f"rearview: {exc}\n")
+        raise SystemExit(2) from None
+    guard_exit(session)
+    sys.exit(run(control, session))
+
+
+def guard_exit(session: Any) -> None:
+    """Let every way out of the process but a kill bring the session to its end."""
+    atexit.register(lambda: session.finish(None))
+    real = os._exit
+
+    def leave(status: int) -> None:
+        if os.getpid() == session.pid:
+            session.finish(status)
+        real(status)
+
+    os._exit = leave  # type: ignore[assignment]
+
+
+def run(control: Control, session: Any) -> int:
+    """Execute the user's program and return its exit code."""
+    try:
+        code, module = prepare(control, session)
+        exec(code, vars(module))  # noqa: S102 - this is what we are for
+    except SystemExit as exc:
+        session.code = exit_code(exc)
+        return _leave(exc)
+    except KeyboardInterrupt as exc:
+        session.code = 130
+        show(exc)
+        session.finish(130)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+        return 130
+    except BaseException as exc:
+        session.code = 1
+        show(exc)
+        return 1
+    session.code = 0
+    return 0
+
+
+def _leave(exc: SystemExit) -> int:
+    if exc.code is not None and not isinstance(exc.code, int):
+        sys.stderr.write(f"{exc.code}\n")
+    return exit_code(exc)
+
+
+def exit_code(exc: SystemExit) -> int:
+    """Return the exit code that `exc` stands for.
+
+    >>> exit_code(SystemExit(None)), exit_code(SystemExit("bad")), exit_code(SystemExit(3))
+    (0, 1, 3)
+    """
+    if exc.code is None:
+        return 0
+    return exc.code if isinstance(exc.code, int) else 1
+
+
+def prepare(control: Control, session: Any) -> tuple[CodeType, ModuleType]:
+    """Return the program's code and a fresh `__main__`, with argv and path as under `python`."""
+    module = ModuleType("__main__")
+    if control.module:
+        sys.path.insert(0, str(Path.cwd()))
+        spec = _find_main(control.target)
+        sys.argv = [str(spec.origin), *control.args]
+        module.__spec__ = spec
+        module.__package__ = spec.parent
+        module.__loader__ = spec.loader
+        file = str(spec.origin)
+        module.__dict__["__cached__"] = spec.cached
+    else:
+        file = os.path.abspath(control.target)  # noqa: PTH100 - as Python itself spells it
+        sys.path.insert(0, str(Path(file).resolve().parent))
+        sys.argv = [control.target, *control.args]
+        module.__spec__ = None
+        module.__package__ = None
+        module.__loader__ = SourceFileLoader("__main__", file)
+        module.__dict__["__cached__"] = None
+    module.__file__ = file
+    module.__dict__["__builtins__"] = sys.modules["builtins"]
+    sys.modules["__main__"] = module
+    data = Path(file).read_bytes()
+    return session.compile(data, file), module
+
+
+def _find_main(name: str) -> Any:
+    spec = importlib.util.find_spec(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = importlib.util.find_spec(f"{name}.__main__")
+    if spec is None or spec.origin is None:
+        raise ImportError(f"No module named {name}")
+    return spec
+
+
+def show(exc: BaseException) -> None:
+    """Print a traceback as plain Python would: the user's frames only."""
+    seen: set[int] = set()
+    todo: list[BaseException | None] = [exc]
+    while todo:
+        one = todo.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        one.__traceback__ = strip(one.__traceback__)
+        todo += [one.__cause__, one.__context__]
+        todo += getattr(one, "exceptions", ())
+    sys.excepthook(type(exc), exc, exc.__traceback__)
+
+
+def strip(trace: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without the frames that are ours."""
+    kept: Sequence[TracebackType] = []
+    while trace is not None:
+        if not trace.tb_frame.f_code.co_filename.startswith((_HERE, "<frozen runpy")):
+            kept = [*kept, trace]
+        trace = trace.tb_next
+    for one, following in zip(kept, [*kept[1:], None], strict=True):
+        one.tb_next = following
+    return kept[0] if kept else None
+
+
+if __name__ == "__main__":
+    main()

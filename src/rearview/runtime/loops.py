@@ -1,0 +1,149 @@
+"""Iterate the user's loops, and let the session act between iterations.
+
+Short iterations are handed to C iterators in slices, so that a loop costs next to nothing; the
+index within a slice is read from a counter when somebody asks.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain, compress, islice, repeat
+from operator import length_hint
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from rearview.model import Step
+from rearview.source.instrument import Site
+
+if TYPE_CHECKING:
+    from rearview.runtime.session import Session
+
+SLICE = 0.002
+"""Seconds that a slice of short iterations should take: boundaries stay this close together."""
+_LARGEST = 1 << 20
+_END = object()
+
+
+@dataclass(slots=True)
+class Habit:
+    """What is known of a site from its iterations so far."""
+
+    site: Site
+    entries: int = 0
+    iterations: int = 0
+    seconds: float = 0.0
+    loud: bool = False
+    """Something was logged inside it."""
+    quiet: bool = False
+    """Not wrapped any more: its iterations are short and hold no record."""
+
+
+@dataclass(slots=True)
+class Entry:
+    """One loop being executed."""
+
+    habit: Habit
+    ordinal: int
+    """How often its site was entered before within the same iteration of the loop around it."""
+    frame: int
+    """Identity of the frame it runs in."""
+    index: int = -1
+    value: Any = None
+    started: float = 0.0
+    counter: Any = None
+    sliced: int = 0
+    sequence: range | None = None
+    ordinals: dict[str, int] = field(default_factory=dict)
+    """Entries of loops inside, in the current iteration."""
+
+    @property
+    def site(self) -> Site:
+        """The loop in the program text."""
+        return self.habit.site
+
+    @property
+    def now(self) -> int:
+        """Index of the iteration under way, also in the middle of a slice."""
+        if self.counter is None:
+            return self.index
+        return self.index + self.sliced - length_hint(self.counter)
+
+    def step(self) -> Step:
+        """Return where this loop is, as points carry it."""
+        index = self.now
+        value = self.value
+        if self.sequence is not None:
+            value = self.sequence[index] if 0 <= index < len(self.sequence) else None
+        elif self.counter is not None and index != self.index:
+            value = None
+        return Step(self.site.name, index, None if value == index else value)
+
+
+def iterate(session: Session, entry: Entry, iterable: Any) -> Generator[Iterable[Any], None, None]:
+    """Yield the items of `iterable` in slices; the session acts before each.
+
+    `iterable` is None for a `while` loop, whose items nobody looks at.
+    """
+    source: Iterator[Any] = repeat(None) if iterable is None else iter(iterable)
+    entry.sequence = iterable if isinstance(iterable, range) else None
+    size = 1
+    ended = False
+    entry.started = last = perf_counter()
+    session.push(entry)
+    try:
+        index = 0
+        while True:
+            target = session.boundary(entry, index, sys._getframe(1))
+            if target is None:
+                ended = True
+                return
+            if target > index:
+                index = session.advance(entry, source, index, target, sys._getframe(1))
+            item = next(source, _END)
+            if item is _END:
+                ended = session.exhausted(entry, index, sys._getframe(1))
+                return
+            entry.index = index
+            entry.value = None if entry.sequence is not None else _scalar(item)
+            if entry.ordinals:
+                entry.ordinals = {}
+            size = session.slice(entry, size)
+            if size == 1:
+                entry.counter = None
+                yield (item,)
+                index += 1
+            else:
+                entry.sliced = size - 1
+                entry.counter = repeat(True, size - 1)
+                yield chain((item,), compress(islice(source, size - 1), entry.counter))
+                index = entry.now + 1
+                entry.index, entry.counter = index - 1, None
+            now = perf_counter()
+            size = _next_size(size, now - last)
+            last = now
+    finally:
+        session.leave(entry, sys._getframe(1), ended=ended)
+
+
+def _next_size(size: int, seconds: float) -> int:
+    """Return how many iterations should make the next slice, after `size` took `seconds`.
+
+    >>> _next_size(1, 0.01), _next_size(4, 0.0001), _next_size(64, 0.02)
+    (1, 8, 6)
+    """
+    if seconds > SLICE:
+        return max(1, int(size * SLICE / seconds))
+    if seconds * 2 < SLICE:
+        return min(size * 2, _LARGEST)
+    return size
+
+
+def _scalar(item: Any) -> Any:
+    """Return what a loop's target is known by, where that is a plain number or text."""
+    if type(item) is tuple and item:
+        item = item[0]
+    if type(item) in (int, str, float):
+        return item
+    return None

@@ -1,0 +1,265 @@
+"""Replay a stretch of a run: skip what holds nothing asked for, run the rest, prove it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from types import FrameType
+from typing import Any
+
+import msgspec
+
+from rearview.errors import StateError
+from rearview.model import Checkpoint, Point
+from rearview.runtime.jumps import END, START, Jumps
+from rearview.runtime.loops import Entry
+from rearview.runtime.session import Session, position
+from rearview.store.project import publish
+from rearview.store.records import RecordFile, encode_point, encode_value
+
+
+class Wanted(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The segment file: what to replay, and where its results go."""
+
+    run: str
+    replay: str
+    report: str
+    names: tuple[str, ...] = ()
+    probed: tuple[str, ...] = ()
+    """Loops that hold a probe, by site id."""
+    everywhere: bool = False
+    """A probe may be reached from any loop: none is skipped where something is wanted."""
+    ranges: dict[str, list[tuple[int, int]]] = {}
+    """Iterations wanted, by loop name; a loop that is not named is wanted whole."""
+    after: bool = False
+    """Something is wanted after the outermost loops too."""
+    probes: dict[str, list[tuple[int, int]]] = {}
+    """Lines of probes, by file."""
+    ids: dict[str, dict[int, str]] = {}
+    """Ids that loops had in the recorded version, by file and line."""
+
+
+class Report(msgspec.Struct, omit_defaults=True):
+    """What a replay did and whether it was exact."""
+
+    states: int = 0
+    """Recorded checkpoints that the replayed state was equal to."""
+    repeated: int = 0
+    """Recorded values that were logged again, equal."""
+    restored: int = 0
+    skipped: int = 0
+    """Loops that were skipped and restored."""
+    iterations: int = 0
+    """Iterations of outermost loops that were executed."""
+    written: int = 0
+    """New records."""
+    difference: str | None = None
+    """The first variable that differed, and where."""
+    differing: list[str] = msgspec.field(default_factory=list)
+    """Names of recorded values that came out differently."""
+    error: str | None = None
+    seconds: float = 0.0
+    restoring: float = 0.0
+    setup: float = 0.0
+    finished: bool = False
+    """The segment was replayed to its end."""
+
+    @property
+    def proved(self) -> bool:
+        """Whether everything that could be checked was equal, and something was."""
+        checked = self.states + self.repeated + self.restored > 0
+        return self.finished and checked and self.difference is None and not self.differing
+
+
+@dataclass
+class Replayer(Session):
+    """A session that replays one segment and then leaves the program."""
+
+    wanted: Wanted = field(kw_only=True)
+    jumps: Jumps = field(init=False)
+    records: RecordFile = field(kw_only=True)
+    recorded: Mapping[tuple[Any, ...], list[bytes]] = field(kw_only=True)
+    code: int | None = None
+    report: Report = field(default_factory=Report)
+    seen: Counter[tuple[Any, ...]] = field(default_factory=Counter)
+    moved: bool = False
+    """Something was executed since the last restore."""
+    probing: int = 0
+    closed: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.began = perf_counter()
+
+    def boundary(self, entry: Entry, index: int, frame: FrameType) -> int | None:
+        """Skip, jump or go on, by what is wanted."""
+        if entry.site.loose or self.nest is None:
+            return index
+        outermost = self.nest.entry is entry
+        if outermost and index == 0 and not self.report.setup:
+            self.report.setup = perf_counter() - self.began
+        self.jumps.anchor(entry, index, frame)
+        path = self.path(entry, index)
+        self.prove(self.jumps.at(START, path), frame)
+        if index == 0 and not self.needed(entry) and self.skip(path, frame):
+            return None
+        goal = self.goal(entry, index)
+        if goal is None:
+            if outermost and not self.wanted.after:
+                if self.may_leave(entry, index):
+                    self.leave_program()
+            elif self.skip(path, frame):
+                return None
+        elif goal > index:
+            self.jumps.pending = self.jumps.nearest(path, goal)
+            if self.jumps.pending is not None:
+                target: int = self.jumps.pending.meta["path"][-1][2]
+                return target
+        self.report.iterations += outermost
+        self.moved = True
+        return index
+
+    def needed(self, entry: Entry) -> bool:
+        """Say whether something inside this loop is wanted, at the current iterations around it."""
+        around = [other for other in self.stack if other is not entry and not other.site.loose]
+        if not all(self.in_range(other.site.name, other.now) for other in around):
+            return False
+        return self.wanted.everywhere or entry.site.id in self.wanted.probed
+
+    def in_range(self, loop: str, index: int) -> bool:
+        """Say whether an iteration is wanted."""
+        ranges = self.wanted.ranges.get(loop)
+        return ranges is None or any(first <= index < last for first, last in ranges)
+
+    def goal(self, entry: Entry, index: int) -> int | None:
+        """Return the next wanted iteration from `index` on; None if there is none."""
+        if not self.needed(entry):
+            return index
+        ranges = self.wanted.ranges.get(entry.site.name)
+        if ranges is None:
+            return index
+        return min((max(first, index) for first, last in ranges if last > index), default=None)
+
+    def may_leave(self, entry: Entry, index: int) -> bool:
+        """Say whether the proof is in, or too far away to wait for."""
+        if not self.moved:
+            return True
+        path = self.path(entry, index)
+        near = self.jumps.nearest(path, index + self.report.iterations)
+        return near is None
+
+    def skip(self, path: list[list[Any]], frame: FrameType) -> bool:
+        """Restore what the loop left behind, if that was saved; then it need not run."""
+        checkpoint = self.jumps.at(END, path)
+        if checkpoint is None:
+            return False
+        self.jumps.restore(checkpoint, frame)
+        self.report.skipped += 1
+        self.moved = False
+        return True
+
+    def advance(
+        self, entry: Entry, source: Iterator[Any], index: int, target: int, frame: FrameType
+    ) -> int:
+        """Go to the pending checkpoint."""
+        self.jumps.advance(source, target - index, frame)
+        self.moved = True
+        self.report.iterations += self.nest is not None and self.nest.entry is entry
+        return target
+
+    def exhausted(self, entry: Entry, index: int, frame: FrameType) -> bool:
+        """Prove the state after the loop; leave if nothing is wanted any more."""
+        if entry.site.loose or self.nest is None:
+            return True
+        self.prove(self.jumps.at(END, self.path(entry, index)), frame)
+        if self.nest.entry is entry and self.needed(entry) and not self.wanted.after:
+            self.leave_program()
+        return True
+
+    def broken(self, entry: Entry, frame: FrameType) -> None:
+        """Prove the state after a loop that was left by `break`."""
+        if position(frame) in entry.site.breaks:
+            self.exhausted(entry, entry.now, frame)
+
+    def prove(self, checkpoint: Checkpoint | None, frame: FrameType) -> None:
+        """Compare the state reached by execution with the one recorded here."""
+        if checkpoint is None or not self.moved or self.report.difference is not None:
+            return
+        try:
+            found = self.jumps.difference(checkpoint, frame)
+        except StateError as exc:
+            self.report.difference = f"at {checkpoint.point}: {exc}"
+            return
+        if found is None:
+            self.report.states += 1
+        else:
+            self.report.difference = (
+                f"{found.path} at {checkpoint.point}: recorded {found.then}, now {found.now}"
+            )
+        self.moved = False
+
+    def log(self, items: Mapping[str, Any]) -> None:
+        """Check what was recorded, and keep what is new."""
+        if self.pid != os.getpid():
+            return
+        self.loudly()
+        point = self.point()
+        place = (point.loops, point.indices)
+        fresh: list[tuple[str, Any]] = []
+        for name, value in items.items():
+            key = (*place, name)
+            before = self.recorded.get(key)
+            occurrence = self.seen[key]
+            if self.probing or before is None:
+                fresh.append((name, value))
+                continue
+            self.seen[key] += 1
+            if occurrence < len(before) and before[occurrence] == encode_value(value):
+                self.report.repeated += 1
+            elif name not in self.report.differing:
+                self.report.differing.append(name)
+        if fresh and all(self.in_range(step.loop, step.index) for step in point.steps):
+            self.records.append(encode_point(point), fresh)
+            self.report.written += len(fresh)
+
+    def argument(self, values: Mapping[str, Any]) -> None:
+        """Leave arguments as they were recorded."""
+
+    def leave_program(self) -> None:
+        """End the process: all that was wanted has been replayed."""
+        self.report.finished = True
+        self.finish(0)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+    def finish(self, code: int | None) -> None:
+        """Write the report."""
+        if self.closed or self.pid != os.getpid():
+            return
+        self.closed = True
+        final = code if code is not None else self.code
+        if not self.report.finished:
+            self.report.finished = final == 0
+        if final:
+            self.report.error = f"the program ended with exit code {final}"
+        self.report.seconds = perf_counter() - self.began
+        self.report.restoring = self.jumps.seconds
+        self.report.restored = self.jumps.restored
+        self.records.close()
+        publish(Path(self.wanted.report), msgspec.json.encode(self.report))
+
+
+def recorded_values(records: Iterator[Any]) -> dict[tuple[Any, ...], list[bytes]]:
+    """Return recorded values by place and name, in order."""
+    found: dict[tuple[Any, ...], list[bytes]] = {}
+    for record in records:
+        point: Point = record.point
+        key = (point.loops, point.indices, record.name)
+        found.setdefault(key, []).append(encode_value(record.value))
+    return found

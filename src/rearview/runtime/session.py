@@ -1,0 +1,288 @@
+"""What recording and replaying have in common: the stack of loops, points and records."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from pathlib import Path
+from time import perf_counter
+from types import FrameType
+from typing import Any
+
+from rearview.config import Settings
+from rearview.model import Point
+from rearview.runtime.frames import project_frames, roots
+from rearview.runtime.loops import Entry, Habit, iterate
+from rearview.runtime.state.anchors import Anchors
+from rearview.source.instrument import Site
+from rearview.store.project import FOLDER, Project
+
+SHORT = 0.0002
+"""A loop that takes fewer seconds than this in all, inside another, is not worth looking at."""
+SHORT_OUTSIDE = 0.005
+"""The same for a loop outside all others."""
+BRIEF = 20e-6
+"""Iterations shorter than this, without a record, are not worth looking at either."""
+
+
+class Explicit:
+    """A loop that the user named: `for epoch in rearview.loop("epoch", range(10))`."""
+
+    __slots__ = ("habit", "iterable", "session")
+
+    def __init__(self, session: Session, name: str, iterable: Iterable[Any]) -> None:
+        self.session = session
+        self.habit = session.named(name)
+        self.iterable = iterable
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.session.enter(self.habit, self.iterable, sys._getframe(1))
+
+    def __len__(self) -> int:
+        return len(self.iterable)  # type: ignore[arg-type]  # as the iterable itself would say
+
+
+@dataclass(slots=True)
+class Nest:
+    """The loops from the outermost in: they share anchors."""
+
+    entry: Entry
+    anchors: Anchors | None = None
+    at: int = 0
+    """Iteration of the outermost loop at whose start the anchors were walked."""
+    names: tuple[str, ...] = ()
+    """Roots of that walk."""
+    seconds: float = 0.0
+
+
+@dataclass
+class Session:
+    """A run of the user's program under observation, in this process."""
+
+    project: Project
+    run: str
+    settings: Settings
+    checkpointing: int = 0
+    """Above 0, checkpoints are taken: always under `rearview run`, else inside `checkpointing`."""
+    declared: dict[str, Any] = field(default_factory=dict)
+    """Objects given to `checkpointing`, by name."""
+    habits: dict[str, Habit] = field(default_factory=dict)
+    stack: list[Entry] = field(default_factory=list)
+    nest: Nest | None = None
+    ordinals: dict[str, int] = field(default_factory=dict)
+    """Entries of loops outside all others, so far."""
+    watching: bool = True
+    """False in threads and forked children, where loops are left alone."""
+    loose: int = 0
+
+    def __post_init__(self) -> None:
+        self.thread = threading.get_ident()
+        self.pid = os.getpid()
+        self.root = os.path.realpath(self.project.root) + os.sep
+        self.libraries = tuple(
+            {os.path.realpath(p) + os.sep for p in (sys.prefix, sys.base_prefix, sys.exec_prefix)}
+        )
+        self._belongs: dict[str, bool] = {}
+
+    def belongs(self, file: str) -> bool:
+        """Say whether a file is the project's own: under its root, and not an installed library."""
+        known = self._belongs.get(file)
+        if known is None:
+            path = os.path.realpath(file)
+            inside = path.startswith(self.root)
+            installed = "site-packages" in path or any(
+                path.startswith(lib) and not self.root.startswith(lib) for lib in self.libraries
+            )
+            ours = f"{os.sep}{FOLDER}{os.sep}" in path[len(self.root) - 1 :]
+            known = self._belongs[file] = inside and not installed and not ours
+        return known
+
+    def hook(self, site: str, iterable: Any) -> Any:
+        """Stand in for a loop's iterable; this is what instrumented code calls."""
+        habit = self.habits.get(site)
+        if habit is None or habit.quiet or threading.get_ident() != self.thread:
+            return _forever() if iterable is None else iterable
+        if not self.watching:
+            return _forever() if iterable is None else iterable
+        if type(iterable) is Explicit:
+            return self.enter(iterable.habit, iterable.iterable, sys._getframe(1))
+        return self.enter(habit, iterable, sys._getframe(1))
+
+    def named(self, name: str) -> Habit:
+        """Return what is known of the loop that the user named `name`."""
+        key = f"loop:{name}"
+        habit = self.habits.get(key)
+        if habit is None:
+            site = Site(key, name, "", 0, talks=True, loose=False, breaks=frozenset(), inner=False)
+            habit = self.habits[key] = Habit(site, loud=True)
+        return habit
+
+    def enter(self, habit: Habit, iterable: Any, frame: FrameType) -> Iterator[Any]:
+        """Return an iterator over `iterable` that tells this session of every iteration."""
+        counts = self.stack[-1].ordinals if self.stack else self.ordinals
+        ordinal = counts.get(habit.site.id, 0)
+        counts[habit.site.id] = ordinal + 1
+        entry = Entry(habit, ordinal, id(frame))
+        habit.entries += 1
+        if iterable is not None:
+            iterable = self.opened(entry, iterable)
+        return chain.from_iterable(iterate(self, entry, iterable))
+
+    def opened(self, entry: Entry, iterable: Any) -> Any:
+        """Return `iterable` as it is to be iterated; raises what `for` would raise."""
+        if entry.site.loose or isinstance(iterable, range | list | tuple):
+            return iterable
+        return iter(iterable)
+
+    def push(self, entry: Entry) -> None:
+        """Put a loop on the stack: its first iteration is about to begin."""
+        if entry.site.loose:
+            self.loose += 1
+        elif not any(not other.site.loose for other in self.stack):
+            self.nest = Nest(entry)
+        self.stack.append(entry)
+
+    def leave(self, entry: Entry, frame: FrameType | None, *, ended: bool) -> None:
+        """Take a loop off the stack, however it was left."""
+        if entry not in self.stack:
+            return
+        if not ended and frame is not None and id(frame) == entry.frame:
+            self.broken(entry, frame)
+        while self.stack:
+            last = self.stack.pop()
+            if last.site.loose:
+                self.loose -= 1
+            if self.nest is not None and self.nest.entry is last:
+                self.nest = None
+            if last is entry:
+                break
+        habit = entry.habit
+        seconds = perf_counter() - entry.started
+        count = max(entry.now + 1, 0)
+        habit.seconds += seconds
+        habit.iterations += count
+        if not habit.loud and not habit.site.talks:
+            limit = SHORT if self.stack else SHORT_OUTSIDE
+            habit.quiet = seconds < limit or (count > 100 and seconds < BRIEF * count)
+
+    def slice(self, entry: Entry, size: int) -> int:
+        """Return how many iterations may pass unobserved, `size` at the most."""
+        if entry.site.loose:
+            return 1
+        if (entry.habit.loud or entry.site.talks) and entry.sequence is None:
+            return 1
+        return size
+
+    def point(self) -> Point:
+        """Return where the program is now."""
+        if threading.get_ident() != self.thread:
+            return Point()
+        stack = self.stack
+        if self.loose:
+            running = set(_frames())
+            stack = [e for e in stack if not e.site.loose or e.frame in running]
+        return Point(tuple(entry.step() for entry in stack))
+
+    def path(self, entry: Entry, index: int) -> list[list[Any]]:
+        """Return the stack down to `entry`, as checkpoints are found by."""
+        steps: list[list[Any]] = []
+        for other in self.stack:
+            if other is entry:
+                break
+            if not other.site.loose:
+                steps.append([other.site.id, other.ordinal, other.now])
+        return [*steps, [entry.site.id, entry.ordinal, index]]
+
+    def roots(self, frame: FrameType) -> tuple[dict[str, Any], list[FrameType]]:
+        """Return what the state starts from, and the frames it lies in."""
+        frames = project_frames(frame, self.belongs)
+        found = roots(frames, self.belongs)
+        found.update((f"declared::{name}", obj) for name, obj in self.declared.items())
+        return found, frames
+
+    def anchor(self, nest: Nest, index: int, found: Mapping[str, Any]) -> None:
+        """Walk the objects that exist now; later checkpoints of this nest refer to them."""
+        begun = perf_counter()
+        nest.anchors = Anchors.walk(found, project=self.is_project_module)
+        nest.names = tuple(found)
+        nest.at = index
+        nest.seconds = perf_counter() - begun
+
+    def is_project_module(self, module: Any) -> bool:
+        """Say whether a module, or the module of that name, is the project's."""
+        if isinstance(module, str):
+            module = sys.modules.get(module)
+        file = getattr(module, "__file__", None)
+        return isinstance(file, str) and self.belongs(file)
+
+    def loudly(self) -> None:
+        """Remember that something was logged in the loops being executed."""
+        for entry in self.stack:
+            entry.habit.loud = True
+
+    # What recording and replaying do differently.
+
+    def boundary(self, entry: Entry, index: int, frame: FrameType) -> int | None:
+        """Act before iteration `index`; return the iteration to go on with, None to end."""
+        raise AssertionError
+
+    def advance(
+        self, entry: Entry, source: Iterator[Any], index: int, target: int, frame: FrameType
+    ) -> int:
+        """Bring the loop from iteration `index` to `target` without running what lies between."""
+        raise AssertionError
+
+    def exhausted(self, entry: Entry, index: int, frame: FrameType) -> bool:
+        """Act when the iterator has no more items."""
+        raise AssertionError
+
+    def broken(self, entry: Entry, frame: FrameType) -> None:
+        """Act when the loop was left early."""
+
+    def log(self, items: Mapping[str, Any]) -> None:
+        """Keep values under their names at the current point."""
+        raise AssertionError
+
+    def finish(self, code: int) -> None:
+        """Bring the run to its end; nothing follows."""
+        raise AssertionError
+
+
+def position(frame: FrameType) -> tuple[int | None, int | None]:
+    """Return line and column of the statement that `frame` is executing."""
+    spans = islice(frame.f_code.co_positions(), frame.f_lasti // 2, None)
+    line, _, column, _ = next(spans, (None, None, None, None))
+    return line, column
+
+
+def _forever() -> Iterator[None]:
+    from itertools import repeat  # noqa: PLC0415
+
+    return repeat(None)
+
+
+def _frames() -> Iterator[int]:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield id(frame)
+        frame = frame.f_back
+
+
+def project_root(script: Path) -> Path:
+    """Return the folder that a script's history belongs to.
+
+    The nearest folder above the script that has a store; else where the user stands, if the
+    script lies below it; else the script's own folder.
+    """
+    chosen = os.environ.get("REARVIEW_ROOT")
+    if chosen:
+        return Path(chosen).resolve()
+    found = Project.find(script.parent)
+    if found is not None:
+        return found.root
+    here = Path.cwd().resolve()
+    return here if here in script.resolve().parents else script.resolve().parent

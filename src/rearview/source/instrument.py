@@ -1,0 +1,260 @@
+"""Rewrite the loops of a module so that the runtime sees every iteration.
+
+`for x in xs` becomes `for x in __rearview__("id", xs)`, and `while test` becomes a `for` over an
+endless iterator whose body first tests. Positions are kept, so tracebacks, debuggers, coverage and
+profilers see the user's own lines.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+_Node = TypeVar("_Node", bound=ast.AST)
+
+HOOK = "__rearview__"
+"""Name of the runtime's entry, put into builtins. It ends in underscores: not mangled in classes."""
+TURN = "__rearview_turn__"
+"""Target of rewritten `while` loops; the runtime leaves it out of the state."""
+
+TALKERS = {
+    *("log", "print", "info", "debug", "warning", "log_metric", "log_metrics", "log_dict"),
+    *("add_scalar", "add_scalars", "add_histogram", "add_image", "add_text"),
+}
+"""Names of calls that leave something to read; a loop that has one is never unwrapped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One loop in the program text, with what the runtime has to know of it."""
+
+    id: str
+    name: str
+    path: str
+    line: int
+    talks: bool
+    """Its body logs or prints."""
+    loose: bool
+    """It stands in a generator or coroutine, so it may be suspended while others run."""
+    breaks: frozenset[tuple[int, int]]
+    """Line and column of every `break` that leaves it to where exhausting it would lead too."""
+    inner: bool
+    """Another loop of the same function encloses it."""
+
+
+def instrument(
+    tree: ast.Module, path: str, *, ids: Mapping[int, str] | None = None, autolog: bool = False
+) -> list[Site]:
+    """Rewrite `tree` in place and return its loops in order of appearance.
+
+    `ids` gives, by line number, the ids that loops have in the version that was recorded, so that
+    a probed text keeps them. With `autolog`, every scalar assigned in a loop is logged.
+    """
+    sites: list[Site] = []
+    _Rewriter(path, ids or {}, sites, autolog=autolog).visit(tree)
+    if sites:
+        ast.fix_missing_locations(tree)
+    return sites
+
+
+def loop_name(node: ast.For | ast.AsyncFor | ast.While, function: str) -> str:
+    """Return the name people know a loop by: its target, or its function for a `while`.
+
+    >>> loop_name(ast.parse("for i, (x, y) in e: pass").body[0], "main")
+    'i'
+    """
+    if isinstance(node, ast.While):
+        return function.rpartition(".")[2].strip("<>")
+    explicit = _explicit_name(node.iter)
+    if explicit:
+        return explicit
+    for part in ast.walk(node.target):
+        if isinstance(part, ast.Name) and part.id.strip("_"):
+            return part.id
+    return ast.unparse(node.target)
+
+
+def _explicit_name(node: ast.expr) -> str | None:
+    """Return NAME when `node` is `rearview.loop(NAME, …)` or `loop(NAME, …)`."""
+    if not (isinstance(node, ast.Call) and node.args):
+        return None
+    called = node.func
+    named = (isinstance(called, ast.Name) and called.id == "loop") or (
+        isinstance(called, ast.Attribute)
+        and called.attr == "loop"
+        and isinstance(called.value, ast.Name)
+        and called.value.id in {"rearview", "rv", "flor"}
+    )
+    first = node.args[0]
+    if named and isinstance(first, ast.Constant) and isinstance(first.value, str):
+        return first.value
+    return None
+
+
+class _Rewriter(ast.NodeTransformer):
+    def __init__(
+        self, path: str, ids: Mapping[int, str], sites: list[Site], *, autolog: bool
+    ) -> None:
+        self.path = path
+        self.ids = ids
+        self.sites = sites
+        self.autolog = autolog
+        self.scope: list[str] = []
+        self.loose = [False]
+        self.depth = [0]
+        self.ordinals: dict[str, int] = {}
+
+    @property
+    def function(self) -> str:
+        return ".".join(self.scope) or "<main>"
+
+    def _scoped(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> ast.AST:
+        self.scope.append(node.name)
+        self.loose.append(isinstance(node, ast.AsyncFunctionDef) or _yields(node))
+        self.depth.append(0)
+        # Left alone: torch.compile and torch.jit trace `forward`, and no training loop lives there.
+        if not (node.name == "forward" and not _talks(node.body)):
+            self.generic_visit(node)
+        self.depth.pop()
+        self.loose.pop()
+        self.scope.pop()
+        return node
+
+    visit_FunctionDef = _scoped  # noqa: N815 - the visitor protocol's names
+    visit_AsyncFunctionDef = _scoped  # noqa: N815
+    visit_ClassDef = _scoped  # noqa: N815
+
+    def _site(self, node: ast.For | ast.AsyncFor | ast.While) -> Site:
+        name = loop_name(node, self.function)
+        ordinal = self.ordinals.get(self.function, 0)
+        known = self.ids.get(node.lineno)
+        if known is None and self.ids:
+            known = f"{self.path}:{self.function}:+{node.lineno}:{name}"
+        elif known is None:
+            self.ordinals[self.function] = ordinal + 1
+            known = f"{self.path}:{self.function}:{ordinal}:{name}"
+        site = Site(
+            id=known,
+            name=name,
+            path=self.path,
+            line=node.lineno,
+            talks=_talks(node.body) or self.autolog,
+            loose=self.loose[-1] or isinstance(node, ast.AsyncFor),
+            breaks=_breaks(node),
+            inner=self.depth[-1] > 0,
+        )
+        self.sites.append(site)
+        return site
+
+    def _body(self, node: ast.For | ast.AsyncFor | ast.While) -> None:
+        self.depth[-1] += 1
+        self.generic_visit(node)
+        self.depth[-1] -= 1
+        if self.autolog:
+            node.body = list(_with_logs(node.body))
+
+    def visit_For(self, node: ast.For) -> ast.AST:
+        site = self._site(node)
+        self._body(node)
+        node.iter = _call(HOOK, site.id, node.iter)
+        return node
+
+    def visit_AsyncFor(self, node: ast.AsyncFor) -> ast.AST:
+        self._site(node)
+        self._body(node)
+        return node
+
+    def visit_While(self, node: ast.While) -> ast.AST:
+        if node.orelse:
+            # Its `else` may hold a break that belongs to an outer loop: such a loop stays as it is.
+            self.generic_visit(node)
+            return node
+        site = self._site(node)
+        self._body(node)
+        where = node.test
+        head: list[ast.stmt] = []
+        if not (isinstance(node.test, ast.Constant) and node.test.value):
+            done = ast.copy_location(ast.Break(), node)
+            done.end_lineno, done.end_col_offset = node.lineno, node.col_offset + len("while")
+            head = [_at(where, ast.If(node.test, [ast.Pass()], [done]))]
+        endless = _at(where, _call(HOOK, site.id, ast.Constant(None)))
+        target = _at(where, ast.Name(TURN, ast.Store()))
+        loop = ast.For(target, endless, [*head, *node.body], [])
+        return ast.copy_location(loop, node)
+
+
+def _call(hook: str, site: str, argument: ast.expr) -> ast.Call:
+    call = ast.Call(ast.Name(hook, ast.Load()), [ast.Constant(site), argument], [])
+    return _at(argument, call)
+
+
+def _at(where: ast.AST, node: _Node) -> _Node:
+    for part in ast.walk(node):
+        if "lineno" in part._attributes and not hasattr(part, "lineno"):
+            ast.copy_location(part, where)
+    return node
+
+
+def _own(nodes: list[ast.stmt]) -> Iterator[ast.AST]:
+    """Walk statements without entering functions, lambdas and classes defined in them."""
+    todo: list[ast.AST] = list(nodes)
+    while todo:
+        node = todo.pop()
+        yield node
+        inside = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+        if not isinstance(node, inside):
+            todo.extend(ast.iter_child_nodes(node))
+
+
+def _yields(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> bool:
+    return any(isinstance(node, ast.Yield | ast.YieldFrom) for node in _own(function.body))
+
+
+def _breaks(loop: ast.For | ast.AsyncFor | ast.While) -> frozenset[tuple[int, int]]:
+    if loop.orelse:
+        return frozenset()
+    found = {(loop.lineno, loop.col_offset)} if isinstance(loop, ast.While) else set()
+    todo: list[ast.AST] = list(loop.body)
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.Break):
+            found.add((node.lineno, node.col_offset))
+        elif isinstance(node, ast.For | ast.AsyncFor | ast.While):
+            todo.extend(node.orelse)  # a break there belongs to the loop around it
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            todo.extend(ast.iter_child_nodes(node))
+    return frozenset(found)
+
+
+def _talks(body: list[ast.stmt]) -> bool:
+    for node in _own(body):
+        if isinstance(node, ast.Call):
+            called = node.func
+            name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+            if name in TALKERS:
+                return True
+    return False
+
+
+def _with_logs(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield `body` with a log call after each assignment of plain names."""
+    for statement in body:
+        yield statement
+        targets: list[ast.expr] = []
+        if isinstance(statement, ast.Assign):
+            targets = statement.targets
+        elif isinstance(statement, ast.AugAssign | ast.AnnAssign):
+            targets = [statement.target]
+        names = [
+            part.id
+            for target in targets
+            for part in ast.walk(target)
+            if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)
+        ]
+        for name in names:
+            attribute = ast.Attribute(ast.Name(HOOK, ast.Load()), "scalar", ast.Load())
+            value = ast.Name(name, ast.Load())
+            call = ast.Call(attribute, [ast.Constant(name), value], [])
+            yield _at(statement, ast.Expr(call))
