@@ -15,65 +15,12 @@ from typing import Any
 import msgspec
 
 from rearview.errors import StateError
-from rearview.model import Checkpoint, Point
+from rearview.model import Checkpoint, Point, Report, Wanted
 from rearview.runtime.jumps import END, START, Jumps
 from rearview.runtime.loops import Entry
 from rearview.runtime.session import Session, position
 from rearview.store.project import publish
 from rearview.store.records import RecordFile, encode_point, encode_value
-
-
-class Wanted(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The segment file: what to replay, and where its results go."""
-
-    run: str
-    replay: str
-    report: str
-    names: tuple[str, ...] = ()
-    probed: tuple[str, ...] = ()
-    """Loops that hold a probe, by site id."""
-    everywhere: bool = False
-    """A probe may be reached from any loop: none is skipped where something is wanted."""
-    ranges: dict[str, list[tuple[int, int]]] = {}
-    """Iterations wanted, by loop name; a loop that is not named is wanted whole."""
-    after: bool = False
-    """Something is wanted after the outermost loops too."""
-    probes: dict[str, list[tuple[int, int]]] = {}
-    """Lines of probes, by file."""
-    ids: dict[str, dict[int, str]] = {}
-    """Ids that loops had in the recorded version, by file and line."""
-
-
-class Report(msgspec.Struct, omit_defaults=True):
-    """What a replay did and whether it was exact."""
-
-    states: int = 0
-    """Recorded checkpoints that the replayed state was equal to."""
-    repeated: int = 0
-    """Recorded values that were logged again, equal."""
-    restored: int = 0
-    skipped: int = 0
-    """Loops that were skipped and restored."""
-    iterations: int = 0
-    """Iterations of outermost loops that were executed."""
-    written: int = 0
-    """New records."""
-    difference: str | None = None
-    """The first variable that differed, and where."""
-    differing: list[str] = msgspec.field(default_factory=list)
-    """Names of recorded values that came out differently."""
-    error: str | None = None
-    seconds: float = 0.0
-    restoring: float = 0.0
-    setup: float = 0.0
-    finished: bool = False
-    """The segment was replayed to its end."""
-
-    @property
-    def proved(self) -> bool:
-        """Whether everything that could be checked was equal, and something was."""
-        checked = self.states + self.repeated + self.restored > 0
-        return self.finished and checked and self.difference is None and not self.differing
 
 
 @dataclass
@@ -84,7 +31,6 @@ class Replayer(Session):
     jumps: Jumps = field(init=False)
     records: RecordFile = field(kw_only=True)
     recorded: Mapping[tuple[Any, ...], list[bytes]] = field(kw_only=True)
-    code: int | None = None
     report: Report = field(default_factory=Report)
     seen: Counter[tuple[Any, ...]] = field(default_factory=Counter)
     moved: bool = False
@@ -103,6 +49,8 @@ class Replayer(Session):
         outermost = self.nest.entry is entry
         if outermost and index == 0 and not self.report.setup:
             self.report.setup = perf_counter() - self.began
+        if outermost and self.wanted.until == entry.site.id:
+            self.leave_program()
         self.jumps.anchor(entry, index, frame)
         path = self.path(entry, index)
         self.prove(self.jumps.at(START, path), frame)
