@@ -41,6 +41,8 @@ class Checkpoints:
     def __init__(self, project: Project) -> None:
         self.project = project
         self.objects = Objects(project)
+        self.hashing = 0.0
+        """Processor seconds that hashing beside a save has used."""
         self._known: dict[str, dict[str, Checkpoint]] = {}
 
     def save(  # noqa: PLR0917 - in the order people say it
@@ -128,7 +130,7 @@ class Checkpoints:
         refs: dict[str, ObjectRef] = {}
         small: list[tuple[str, str, memoryview]] = []
         alive: set[Path] = set()
-        for part, view, oid in _hashed(parts):
+        for part, view, oid in self._hashed(parts):
             if part.same_as is not None:
                 refs[part.key] = self._reuse(part.same_as, alive)
             elif len(view) >= OBJECT_FROM:
@@ -186,6 +188,32 @@ class Checkpoints:
             alive.add(file)
         return ref
 
+    def _hashed(self, parts: Iterable[Part]) -> Iterator[tuple[Part, memoryview, str]]:
+        """Yield each part with its bytes and oid; large ones are hashed ahead of their writing."""
+        listed = [(part, _view(part)) for part in parts]
+        with ThreadPoolExecutor(1, "rearview-hash") as pool:
+            ahead = {
+                part.key: pool.submit(self._digest, view)
+                for part, view in listed
+                if len(view) >= OBJECT_FROM
+            }
+            try:
+                for part, view in listed:
+                    if part.same_as is not None:
+                        yield part, view, part.same_as.oid
+                    elif part.key in ahead:
+                        yield part, view, ahead[part.key].result()
+                    else:
+                        yield part, view, digest(view)
+            finally:
+                pool.shutdown(cancel_futures=True)
+
+    def _digest(self, view: memoryview) -> str:
+        began = time.thread_time()
+        oid = digest(view)
+        self.hashing += time.thread_time() - began
+        return oid
+
     def _path(self, id: str) -> Path:  # noqa: A002 - the word of the model
         run, _, seq = id.rpartition("/")
         if not run or not seq.isdecimal() or run.startswith((".", "/")):
@@ -208,25 +236,6 @@ class Checkpoints:
                 slug="store-unreadable",
             ) from exc
         return checkpoint_of(unseal(data, f"{path.parent.name}/{int(path.stem)}"), self.objects.get)
-
-
-def _hashed(parts: Iterable[Part]) -> Iterator[tuple[Part, memoryview, str]]:
-    """Yield each part with its bytes and oid; large ones are hashed ahead of their writing."""
-    listed = [(part, _view(part)) for part in parts]
-    with ThreadPoolExecutor(1, "rearview-hash") as pool:
-        ahead = {
-            part.key: pool.submit(digest, view) for part, view in listed if len(view) >= OBJECT_FROM
-        }
-        try:
-            for part, view in listed:
-                if part.same_as is not None:
-                    yield part, view, part.same_as.oid
-                elif part.key in ahead:
-                    yield part, view, ahead[part.key].result()
-                else:
-                    yield part, view, digest(view)
-        finally:
-            pool.shutdown(cancel_futures=True)
 
 
 def _view(part: Part) -> memoryview:
