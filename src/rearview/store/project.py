@@ -24,8 +24,8 @@ class Project:
           format                       the number above
           .gitignore                   *
           config.toml                  settings (optional)
-          objects/ab/cdef…             big parts, named by sha256
-          packs/<checkpoint>.pack      small parts of one checkpoint
+          objects/ab/cdef…             big parts, named by their BLAKE3 hash
+          packs/<run>/<seq>-<x>.pack   small parts of one checkpoint
           checkpoints/<run>/<seq>.json manifests; renamed into place last
           runs/<run>/run.json          facts at start
           runs/<run>/heartbeat         its mtime is the last sign of life
@@ -34,6 +34,8 @@ class Project:
           runs/<run>/records.parquet   the same, compacted (rebuildable)
           versions.git/                source, where the project has no git
           replays/                     outputs of replays
+          writing/                     one file per save in flight; tells a sweep what to spare
+          damaged/                     what `verify` set aside
           cache/                       anything here can be deleted
     """
 
@@ -68,6 +70,16 @@ class Project:
     def replays(self) -> Path:
         """Folder of what replays wrote."""
         return self.store / "replays"
+
+    @property
+    def writing(self) -> Path:
+        """Folder of the saves in flight."""
+        return self.store / "writing"
+
+    @property
+    def damaged(self) -> Path:
+        """Folder of what was found damaged and set aside."""
+        return self.store / "damaged"
 
     @property
     def cache(self) -> Path:
