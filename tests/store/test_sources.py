@@ -3,8 +3,8 @@
 import os
 
 import pytest
-from gitrepo import git, repo, versions, write
 
+from gitrepo import git, repo, versions, write
 from rearview.errors import VersionError
 from rearview.store import sources
 

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from gitrepo import CLEAN, everything, git, repo, versions, write
 
+from gitrepo import CLEAN, everything, git, repo, versions, write
 from rearview.errors import VersionError
 from rearview.store.project import Project
 
