@@ -43,18 +43,20 @@ class Wanted(msgspec.Struct, frozen=True, omit_defaults=True):
     tree: str = ""
     """Folder that the replay runs in, laid out like the project."""
     names: tuple[str, ...] = ()
-    probed: tuple[str, ...] = ()
-    """Loops that hold a probe, by site id."""
+    chains: list[list[str]] = []
+    """Stacks of loop names, outermost first, that probes may run in."""
     everywhere: bool = False
     """A probe may be reached from any loop: none is skipped where something is wanted."""
+    levels: int = 99
+    """Loops, counted from the outermost, that may be entered in the middle."""
     ranges: dict[str, list[tuple[int, int]]] = {}
     """Iterations wanted, by loop name; a loop that is not named is wanted whole."""
     after: bool = False
     """Something is wanted after the outermost loops too."""
     until: str | None = None
     """Loop (site id) at whose entry to stop: all that is wanted stands before it."""
-    probes: dict[str, list[tuple[int, int]]] = {}
-    """Lines of probes, by file."""
+    probes: dict[str, list[tuple[int, int, list[str]]]] = {}
+    """By file: line and column of each probe, and the live generators it draws from."""
     ids: dict[str, dict[int, str]] = {}
     """Ids that loops had in the recorded version, by file and line."""
 

@@ -22,10 +22,10 @@ from rearview.runtime.outside import View
 from rearview.runtime.policy import Policy
 from rearview.runtime.recorder import Recorder
 from rearview.runtime.replayer import Replayer, recorded_values
-from rearview.runtime.session import Session, project_root
+from rearview.runtime.session import Session
 from rearview.runtime.writer import Writer
 from rearview.store.checkpoints import Checkpoints
-from rearview.store.project import Project
+from rearview.store.project import Project, root_of
 from rearview.store.records import RecordFile
 from rearview.store.runs import Runs
 from rearview.store.versions import Versions
@@ -49,7 +49,7 @@ def attach() -> Session:
     A child process of a recorded run joins that run: its records land beside the parent's.
     """
     script = Path(sys.argv[0] or "<interactive>")
-    root = project_root(script) if script.is_file() else Path.cwd()
+    root = root_of(script) if script.is_file() else Path.cwd()
     control = Control(root=str(root), target=str(script), args=tuple(sys.argv[1:]))
     session = _record(control, watched=False, run=os.environ.get(RUN_VARIABLE))
     atexit.register(lambda: session.finish(None))
@@ -144,8 +144,11 @@ def _replay(control: Control) -> Replayer:
     session.compiler = imports.Compiler(
         session,
         autolog=bool(run.facts.get("autolog")),
-        ids={path: {int(k): v for k, v in ids.items()} for path, ids in wanted.ids.items()},
-        probes=wanted.probes,
+        ids=wanted.ids,
+        probes={
+            path: {(line, column): tuple(drawn) for line, column, drawn in places}
+            for path, places in wanted.probes.items()
+        },
         view=view,
     )
     api.use(session)

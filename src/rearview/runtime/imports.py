@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from rearview.runtime.loops import Habit
 from rearview.runtime.outside import View
 from rearview.source.instrument import HOOK, instrument
-from rearview.source.probes import shield_tree
+from rearview.source.shield import Places, shield_tree
 
 if TYPE_CHECKING:
     from rearview.runtime.session import Session
@@ -32,8 +32,8 @@ class Compiler:
     autolog: bool = False
     ids: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
     """Per file, by line: ids of loops in the version that was recorded."""
-    probes: Mapping[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
-    """Per file: lines of probes, which are shielded."""
+    probes: Mapping[str, Places] = field(default_factory=dict)
+    """Per file: where probes stand, which are shielded."""
     view: View | None = None
     """Where a replay's files seem to be; None when recording."""
 

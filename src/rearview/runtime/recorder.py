@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from rearview.model import Point, Step
-from rearview.runtime.frames import qualified
+from rearview.runtime.frames import project_modules, qualified
 from rearview.runtime.loops import Entry
 from rearview.runtime.policy import Policy
 from rearview.runtime.session import Nest, Session, position
@@ -189,8 +189,17 @@ class Recorder(Session):
         return {
             "seconds": perf_counter() - self.began,
             "loops": {
-                key: {"entries": h.entries, "iterations": h.iterations, "seconds": h.seconds}
+                key: {
+                    "entries": h.entries,
+                    "iterations": h.iterations,
+                    "seconds": h.seconds,
+                    "outermost": h.outermost,
+                }
                 for key, h in self.habits.items()
                 if h.entries and not h.quiet
             },
+            "files": sorted(
+                os.path.relpath(str(module.__file__), self.root)
+                for _, module in project_modules(self.belongs)
+            ),
         }

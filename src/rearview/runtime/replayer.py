@@ -63,7 +63,7 @@ class Replayer(Session):
                     self.leave_program()
             elif self.skip(path, frame):
                 return None
-        elif goal > index:
+        elif goal > index and len(path) <= self.wanted.levels:
             self.jumps.pending = self.jumps.nearest(path, goal)
             if self.jumps.pending is not None:
                 target: int = self.jumps.pending.meta["path"][-1][2]
@@ -77,7 +77,10 @@ class Replayer(Session):
         around = [other for other in self.stack if other is not entry and not other.site.loose]
         if not all(self.in_range(other.site.name, other.now) for other in around):
             return False
-        return self.wanted.everywhere or entry.site.id in self.wanted.probed
+        if self.wanted.everywhere:
+            return True
+        names = [other.site.name for other in (*around, entry)]
+        return any(_within(names, chain) for chain in self.wanted.chains)
 
     def in_range(self, loop: str, index: int) -> bool:
         """Say whether an iteration is wanted."""
@@ -201,6 +204,18 @@ class Replayer(Session):
         self.report.restored = self.jumps.restored
         self.records.close()
         publish(Path(self.wanted.report), msgspec.json.encode(self.report))
+
+
+def _within(names: list[str], chain: list[str]) -> bool:
+    """Say whether a probe in `chain` may be reached from inside the loops `names`.
+
+    A loop of the chain may be missing from the stack: short loops are not always watched.
+
+    >>> _within(["epoch"], ["epoch", "step"]), _within(["epoch", "val"], ["epoch", "step"])
+    (True, False)
+    """
+    rest = iter(chain)
+    return all(name in rest for name in names)
 
 
 def recorded_values(records: Iterator[Any]) -> dict[tuple[Any, ...], list[bytes]]:

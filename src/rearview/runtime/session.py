@@ -8,7 +8,6 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, islice
-from pathlib import Path
 from time import perf_counter
 from types import FrameType
 from typing import Any
@@ -156,6 +155,7 @@ class Session:
             self.loose += 1
         elif not any(not other.site.loose for other in self.stack):
             self.nest = Nest(entry)
+            entry.habit.outermost = True
         self.stack.append(entry)
 
     def leave(self, entry: Entry, frame: FrameType | None, *, ended: bool) -> None:
@@ -286,19 +286,3 @@ def _frames() -> Iterator[int]:
     while frame is not None:
         yield id(frame)
         frame = frame.f_back
-
-
-def project_root(script: Path) -> Path:
-    """Return the folder that a script's history belongs to.
-
-    The nearest folder above the script that has a store; else where the user stands, if the
-    script lies below it; else the script's own folder.
-    """
-    chosen = os.environ.get("REARVIEW_ROOT")
-    if chosen:
-        return Path(chosen).resolve()
-    found = Project.find(script.parent)
-    if found is not None:
-        return found.root
-    here = Path.cwd().resolve()
-    return here if here in script.resolve().parents else script.resolve().parent

@@ -168,3 +168,19 @@ def publish(path: Path, data: bytes, *, durable: bool = True) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
+
+
+def root_of(script: Path) -> Path:
+    """Return the folder that a script's history belongs to.
+
+    The nearest folder above the script that has a store; else where the user stands, if the
+    script lies below it; else the script's own folder.
+    """
+    chosen = os.environ.get("REARVIEW_ROOT")
+    if chosen:
+        return Path(chosen).resolve()
+    found = Project.find(script.parent)
+    if found is not None:
+        return found.root
+    here = Path.cwd().resolve()
+    return here if here in script.resolve().parents else script.resolve().parent
