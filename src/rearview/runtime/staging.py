@@ -74,7 +74,7 @@ class Staging:
             start = self._leases[-1].end
             if start + need > self._leases[0].start:
                 return None
-        memory = self._reserve(start + need)
+        memory = self.reserve(start + need)
         lease = Lease(start, start + need, memoryview(memory)[start : start + need])
         self._leases.append(lease)
         self.touched = max(self.touched, start + need)
@@ -90,7 +90,7 @@ class Staging:
         nbytes = min(nbytes + -nbytes % PAGE, self.bound or nbytes + PAGE)
         if nbytes <= self.touched:
             return
-        memory = self._reserve(nbytes)
+        memory = self.reserve(nbytes)
         base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         libc = ctypes.CDLL(None, use_errno=True)
         libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -124,7 +124,8 @@ class Staging:
         self._map = None
         self._leases = deque()
 
-    def _reserve(self, need: int) -> mmap.mmap:
+    def reserve(self, need: int) -> mmap.mmap:
+        """Return the mapping, made if there is none of `need` bytes; costs no memory yet."""
         if self._map is not None and len(self._map) >= need:
             return self._map
         if self._leases:

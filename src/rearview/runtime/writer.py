@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -213,8 +214,12 @@ class Writer:
                 job = self._jobs.popleft() if self._jobs else None
                 if job is None and not warm:
                     return
+                if warm:
+                    with contextlib.suppress(MemoryError):  # said when a checkpoint needs it
+                        self._staging.reserve(warm)
             if job is None:
-                self._staging.warm(warm)
+                with contextlib.suppress(MemoryError):
+                    self._staging.warm(warm)
                 continue
             self._save(job)
 
