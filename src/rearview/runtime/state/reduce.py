@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import sys
 import types
 import weakref
@@ -77,7 +78,8 @@ def _customised(cls: type) -> bool:
 
 def _own(obj: Any, reading: Reading) -> Any:
     try:
-        return obj.__reduce_ex__(5)
+        registered = copyreg.dispatch_table.get(type(obj))
+        return registered(obj) if registered is not None else obj.__reduce_ex__(5)
     except Exception as exc:
         return lose(obj, reading, f"its own pickling fails ({exc})")
 
