@@ -32,6 +32,8 @@ from rearview.store.versions import Versions
 
 RUN_VARIABLE = "REARVIEW_RUN"
 """Names the run that child processes join."""
+ENTROPY_VARIABLE = "REARVIEW_ENTROPY"
+"""Hexadecimal key from which everything random follows: two runs with the same one are alike."""
 
 
 def begin(control: Control) -> Session:
@@ -61,7 +63,8 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
     settings = Settings.read(project.store).changed(control.settings)
     runs = Runs(project)
     joins = run is not None
-    key = os.urandom(32)
+    chosen = os.environ.get(ENTROPY_VARIABLE)
+    key = bytes.fromhex(chosen) if chosen else os.urandom(32)
     if run is None:
         run = runs.reserve()
         runs.start(run, facts(control, project, settings, run, key, watched=watched))
