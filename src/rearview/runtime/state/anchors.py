@@ -13,9 +13,11 @@ from typing import Any
 from rearview.errors import StateError
 from rearview.runtime.state.classify import INLINE, THROUGH, VALUE, kind_of
 from rearview.runtime.state.kinds import Kind, Look, Step, steps
+from rearview.runtime.state.tensors import plain_access
 
 Project = Callable[[Any], bool]
 
+_LITERAL = (str, int, float, bytes, bool)
 _MODULE_STEPS = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]")
 
 
@@ -37,8 +39,18 @@ class Anchors:
         self.look = Look(project, self._is_value)
         self.reducers: dict[type, Any] = {}
         """How objects born later are pickled, by type; filled by capture."""
+        self.shares_arrays = False
+        """Whether small arrays born later were seen to share memory with others."""
         self._refs: list[Any] = []
         self._weak: list[bool] = []
+        self.unheld: dict[int, int] = {}
+        """Arrays that own their memory, by address alone: NumPy refuses to resize an array that
+        anyone else refers to, even weakly. Should the array die and another take its address,
+        that one may just as well play its part: nobody else holds the old one."""
+        self.classes: list[int] = []
+        """Numbers of anchors that are classes."""
+        self._wanted: dict[int, int] | None = None
+        self._collected: list[Any] = []
         self._graphs: dict[int, int] = {}
         self._steps: list[tuple[int, str, object]] = []
         self._path_of: list[int] = []
@@ -59,14 +71,18 @@ class Anchors:
         recorded one; closure variables that only a probe uses are then left out.
         """
         anchors = cls(project)
-        anchors._walk(roots, signature)
+        with plain_access():
+            anchors._walk(roots, signature)
         return anchors
 
     def __len__(self) -> int:
         return len(self._refs)
 
-    def _is_value(self, t: type) -> bool:
-        return self._by_type.get(t) is VALUE
+    def _is_value(self, t: type, items: Iterable[object]) -> bool:
+        found = self._by_type.get(t)
+        if found is None:
+            found = self.kind(next(item for item in items if type(item) is t))
+        return found is VALUE
 
     def kind(self, obj: Any) -> Kind:
         """Return the kind of any object, remembered by type."""
@@ -86,16 +102,22 @@ class Anchors:
         index = self.index
         look = self.look
 
+        places = self._steps
+
         def meet(parent: int, step: Step) -> None:
-            child = step.child
-            t = type(child)
-            kind = by_type.get(t) or self.kind(child)
-            if kind is VALUE or kind is INLINE or id(child) in index or id(child) in through:
+            style, key, child = step
+            kind = by_type.get(type(child)) or self.kind(child)
+            if kind is VALUE or kind is INLINE:
                 return
-            place = len(self._steps)
-            self._steps.append((parent, step.style, _keep(step.key)))
+            known = id(child)
+            if known in index or known in through:
+                return
+            place = len(places)
+            if key is not None and type(key) not in _LITERAL:
+                key = _Unnamed(type(key).__name__)
+            places.append((parent, style, key))
             if kind is THROUGH:
-                through[id(child)] = child
+                through[known] = child
             else:
                 self._add(child, kind, place)
             queue.append((child, place, kind))
@@ -141,29 +163,46 @@ class Anchors:
         self.kinds.append(kind)
         self.types.append(type(obj))
         self._path_of.append(place)
+        if isinstance(obj, type):
+            self.classes.append(number)
+        if kind.name == "array" and obj.base is None:
+            self.unheld[id(obj)] = number
+            if self._wanted is not None and id(obj) in self._wanted:
+                self._collected[self._wanted[id(obj)]] = obj
+            self._refs.append(None)
+            self._weak.append(False)
+        else:
+            self._hold(obj)
+        if kind.name == "tensor" and not obj.is_leaf:
+            self._graphs[number] = obj._version  # noqa: SLF001
+
+    def _hold(self, obj: Any) -> None:
         try:
             self._refs.append(weakref.ref(obj))
             self._weak.append(True)
         except TypeError:
             self._refs.append(obj)
             self._weak.append(False)
-        if kind.name == "tensor" and not obj.is_leaf:
-            self._graphs[number] = obj._version  # noqa: SLF001
 
-    def get(self, number: int) -> Any:
-        """Return the live object, or None when the program has let it go."""
-        ref = self._refs[number]
-        return ref() if self._weak[number] else ref
+    def alive(self, roots: Mapping[str, object] | None = None) -> list[Any]:
+        """Return all anchors by number, None for those that are gone; `index` follows.
 
-    def alive(self) -> list[Any]:
-        """Return all anchors by number, None for those that are gone; `index` follows."""
+        Arrays known by address only are included when `roots` lead to them again.
+        """
         refs = self._refs
         for number, weak in enumerate(self._weak):
             if not weak and sys.getrefcount(refs[number]) <= _ALONE:
                 refs[number] = None
         found = [ref() if weak else ref for ref, weak in zip(refs, self._weak, strict=True)]
+        if roots is not None and self.unheld:
+            self._find_unheld(roots, found)
         self.index = {id(obj): i for i, obj in enumerate(found) if obj is not None}
         return found
+
+    def _find_unheld(self, roots: Mapping[str, object], found: list[Any]) -> None:
+        again = Anchors(self.look.project)
+        again._wanted, again._collected = self.unheld, found  # noqa: SLF001
+        again._walk(roots, self.signature)  # noqa: SLF001
 
     def same_graph(self, tensor: Any) -> bool:
         """Say whether a tensor with a history has the one it had when the loop was entered."""
@@ -251,12 +290,6 @@ class _Unnamed(str):
     """A key that has no literal, shown by its type."""
 
     __slots__ = ()
-
-
-def _keep(key: object) -> object:
-    if key is None or isinstance(key, (str, int, float, bytes, bool)):
-        return key
-    return _Unnamed(type(key).__name__)
 
 
 def _bare(label: str) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 NAMES = (
+    "anchor",
     "tensor",
     "special_tensor",
     "array",
+    "small_array",
     "function",
     "method",
     "cell",
@@ -17,6 +19,7 @@ NAMES = (
     "file",
     "lock",
     "module",
+    "named",
     "view",
     "torch_generator",
     "generator",
