@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from rearview.runtime.state import arrays, programs, tensors
+from rearview.runtime.state.blocks import SMALL
 from rearview.runtime.state.builders import BUILDERS
 from rearview.runtime.state.classify import holds_handle
 from rearview.runtime.state.containers import WEAK_CONTAINERS
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 Reducer = Callable[[Any, "Reading"], Any]
 
+_SMALL_ARRAY = BUILDERS["small_array"]
 _LOCKS = {"lock", "RLock"}
 _VIEWS = {type({}.keys()): "keys", type({}.values()): "values", type({}.items()): "items"}
 
@@ -112,6 +114,13 @@ def _tensor(obj: Any, reading: Reading) -> Any:
 def _array(obj: Any, reading: Reading) -> Any:
     if obj.dtype.hasobject:
         return _own(obj, reading)
+    if obj.base is not None:
+        reading.viewed.add(id(arrays.root_of(obj)))
+    elif obj.nbytes <= SMALL and not reading.careful:
+        # Asking NumPy for an address takes longer than all the rest; see `Reading.shared`.
+        reading.loose[id(obj)] = obj
+        form = (obj.dtype, obj.shape, obj.strides, obj.flags.writeable)
+        return _SMALL_ARRAY, (obj.tobytes("A"), *form)
     return BUILDERS["array"], arrays.describe(obj, reading.blocks, -1)
 
 
