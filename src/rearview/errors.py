@@ -47,6 +47,13 @@ class ProbeError(SourceError):
 
     slug = "probe"
 
+    def __init__(
+        self, message: str, *, slug: str | None = None, path: str = "", line: int = 0
+    ) -> None:
+        super().__init__(message, slug=slug)
+        self.path = path
+        self.line = line
+
 
 class StateError(RearviewError):
     """Live state cannot be captured, restored or matched."""

@@ -5,9 +5,11 @@ from rearview.model.plan import Operator, Plan, Segment
 from rearview.model.point import Point, Step
 from rearview.model.record import Origin, Record
 from rearview.model.run import Run, Status
+from rearview.model.segment import Control, Report, Wanted
 
 __all__ = [
     "Checkpoint",
+    "Control",
     "ObjectRef",
     "Operator",
     "Origin",
@@ -15,8 +17,10 @@ __all__ = [
     "Plan",
     "Point",
     "Record",
+    "Report",
     "Run",
     "Segment",
     "Status",
     "Step",
+    "Wanted",
 ]

@@ -14,7 +14,7 @@ class ObjectRef:
     """Where the bytes of one part are: an object of its own, or a slice of a pack."""
 
     oid: str
-    """sha256 of the content, hexadecimal."""
+    """BLAKE3 hash of the content, hexadecimal."""
     nbytes: int
     pack: str | None = None
     """Name of the pack that holds it, or None for an object file of its own."""
@@ -53,6 +53,8 @@ class Checkpoint:
     meta: dict[str, Any] = field(default_factory=dict)
     """What the capturer needs to restore it: JSON only."""
     time: float = 0.0
+    stored: int = 0
+    """Bytes that were new to the store when it was saved."""
 
     @property
     def nbytes(self) -> int:

@@ -6,6 +6,7 @@ import ast
 import builtins
 import importlib.machinery
 import importlib.util
+import linecache
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,8 +16,9 @@ from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from rearview.runtime.loops import Habit
+from rearview.runtime.outside import View
 from rearview.source.instrument import HOOK, instrument
-from rearview.source.probes import shield_tree
+from rearview.source.shield import Places, shield_tree
 
 if TYPE_CHECKING:
     from rearview.runtime.session import Session
@@ -30,8 +32,10 @@ class Compiler:
     autolog: bool = False
     ids: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
     """Per file, by line: ids of loops in the version that was recorded."""
-    probes: Mapping[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
-    """Per file: lines of probes, which are shielded."""
+    probes: Mapping[str, Places] = field(default_factory=dict)
+    """Per file: where probes stand, which are shielded."""
+    view: View | None = None
+    """Where a replay's files seem to be; None when recording."""
 
     def compile(self, data: bytes, path: str) -> CodeType:
         """Return the code of a source file; raises what plain Python would raise."""
@@ -42,6 +46,10 @@ class Compiler:
             tree = shield_tree(tree, shielded)
         for site in instrument(tree, relative, ids=self.ids.get(relative), autolog=self.autolog):
             self.session.habits.setdefault(site.id, Habit(site))
+        if self.view is not None:
+            # Tracebacks show the text that runs, which is not the one in the user's tree.
+            lines = importlib.util.decode_source(data).splitlines(keepends=True)
+            linecache.cache[path] = (len(data), None, lines, path)
         code: CodeType = compile(tree, path, "exec", dont_inherit=True)
         return code
 
@@ -57,6 +65,10 @@ class _Loader(SourceFileLoader):
         path = self.get_filename(fullname)
         return self._compiler.compile(self.get_data(path), path)
 
+    def get_data(self, path: str) -> bytes:
+        view = self._compiler.view
+        return super().get_data(path if view is None else view.real(path))
+
 
 class Finder:
     """Finds project modules, before Python's own finder, on the same path."""
@@ -71,11 +83,13 @@ class Finder:
         spec = PathFinder.find_spec(name, path, target)
         if spec is None or type(spec.loader) is not SourceFileLoader or spec.origin is None:
             return None
-        if not self._compiler.session.belongs(spec.origin):
+        view = self._compiler.view
+        origin = spec.origin if view is None else view.seeming(spec.origin)
+        if not self._compiler.session.belongs(origin):
             return None
-        loader = _Loader(name, spec.origin, self._compiler)
+        loader = _Loader(name, origin, self._compiler)
         return importlib.util.spec_from_file_location(
-            name, spec.origin, loader=loader, submodule_search_locations=spec.submodule_search_locations
+            name, origin, loader=loader, submodule_search_locations=spec.submodule_search_locations
         )
 
 

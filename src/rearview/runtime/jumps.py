@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -45,6 +46,8 @@ class Jumps:
     session: Session
     store: Checkpoints
     found: dict[Key, Checkpoint] = field(default_factory=dict)
+    starts: dict[tuple[Any, ...], list[int]] = field(default_factory=dict)
+    """Iterations that a loop can be entered at, in order, by its path without the index."""
     restored: int = 0
     seconds: float = 0.0
     """Spent restoring."""
@@ -56,7 +59,10 @@ class Jumps:
         jumps = cls(session, store)
         for checkpoint in store.of(run):
             if checkpoint.complete:
-                jumps.found[key_of(checkpoint.edge, checkpoint.meta["path"])] = checkpoint
+                key = key_of(checkpoint.edge, checkpoint.meta["path"])
+                jumps.found[key] = checkpoint
+                if checkpoint.edge == START:
+                    insort(jumps.starts.setdefault(_loop(key[1]), []), key[1][-1][2])
         return jumps
 
     def anchor(self, entry: Entry, index: int, frame: FrameType) -> None:
@@ -97,12 +103,13 @@ class Jumps:
 
     def nearest(self, path: Sequence[Sequence[Any]], goal: int) -> Checkpoint | None:
         """Return the last checkpoint of the loop that `path` ends in, up to iteration `goal`."""
-        *outer, (site, ordinal, index) = path
-        for k in range(goal, index, -1):
-            checkpoint = self.at(START, [*outer, (site, ordinal, k)])
-            if checkpoint is not None:
-                return checkpoint
-        return None
+        _, steps = key_of(START, path)
+        *outer, (site, ordinal, index) = steps
+        known = self.starts.get(_loop(steps), [])
+        best = bisect_right(known, goal) - 1
+        if best < 0 or known[best] <= index:
+            return None
+        return self.at(START, [*outer, (site, ordinal, known[best])])
 
     def advance(self, source: Iterator[Any], count: int, frame: FrameType) -> None:
         """Draw and drop `count` items, then restore the pending checkpoint."""
@@ -146,6 +153,10 @@ class Jumps:
         return compare(
             nest.anchors, captured, bytes(loaded["skeleton"]), lambda key: loaded[key]
         )
+
+
+def _loop(steps: tuple[tuple[str, int, int], ...]) -> tuple[Any, ...]:
+    return (*steps[:-1], steps[-1][:2])
 
 
 def _plain(root: str) -> str:

@@ -20,40 +20,9 @@ from typing import Any
 import msgspec
 
 from rearview.errors import RearviewError
+from rearview.model.segment import VARIABLE, Control
 
-VARIABLE = "REARVIEW_CONTROL"
 _HERE = str(Path(__file__).resolve().parent.parent) + os.sep
-
-
-class Control(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What `rearview run` and the executors tell the process they start."""
-
-    root: str
-    target: str
-    """Path of the script as the user typed it, or the module's name."""
-    module: bool = False
-    args: tuple[str, ...] = ()
-    segment: str | None = None
-    """File that says what to replay; None records."""
-    resume: str | None = None
-    """Run to continue; None starts a new one."""
-    run: str | None = None
-    settings: dict[str, Any] = {}
-    given: dict[str, str] = {}
-    """Values for `rearview.arg`, by name."""
-
-    def environment(self, base: dict[str, str], *, hash_seed: str) -> dict[str, str]:
-        """Return the environment to start the interpreter in."""
-        return {
-            **base,
-            VARIABLE: msgspec.json.encode(self).decode(),
-            "PYTHONHASHSEED": hash_seed,
-        }
-
-    @staticmethod
-    def command() -> list[str]:
-        """Return the command line to start the interpreter with."""
-        return [sys.executable, "-P", "-m", "rearview.runtime.launch"]
 
 
 def main() -> None:
@@ -127,7 +96,7 @@ def prepare(control: Control, session: Any) -> tuple[CodeType, ModuleType]:
     """Return the program's code and a fresh `__main__`, with argv and path as under `python`."""
     module = ModuleType("__main__")
     if control.module:
-        sys.path.insert(0, str(Path.cwd()))
+        sys.path.insert(0, session.real(os.getcwd()))  # noqa: PTH109 - patched in a replay
         spec = _find_main(control.target)
         sys.argv = [str(spec.origin), *control.args]
         module.__spec__ = spec
@@ -137,7 +106,7 @@ def prepare(control: Control, session: Any) -> tuple[CodeType, ModuleType]:
         module.__dict__["__cached__"] = spec.cached
     else:
         file = os.path.abspath(control.target)  # noqa: PTH100 - as Python itself spells it
-        sys.path.insert(0, str(Path(file).resolve().parent))
+        sys.path.insert(0, session.real(os.path.dirname(os.path.realpath(file))))  # noqa: PTH120
         sys.argv = [control.target, *control.args]
         module.__spec__ = None
         module.__package__ = None
@@ -146,8 +115,8 @@ def prepare(control: Control, session: Any) -> tuple[CodeType, ModuleType]:
     module.__file__ = file
     module.__dict__["__builtins__"] = sys.modules["builtins"]
     sys.modules["__main__"] = module
-    data = Path(file).read_bytes()
-    return session.compile(data, file), module
+    data = Path(session.real(file)).read_bytes()
+    return session.compiler.compile(data, file), module
 
 
 def _find_main(name: str) -> Any:

@@ -36,6 +36,8 @@ class Habit:
     seconds: float = 0.0
     loud: bool = False
     """Something was logged inside it."""
+    outermost: bool = False
+    """It was entered outside all other loops."""
     quiet: bool = False
     """Not wrapped any more: its iterations are short and hold no record."""
 

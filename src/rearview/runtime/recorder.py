@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from typing import Any
 import msgspec
 
 from rearview.model import Point, Step
+from rearview.runtime.frames import project_modules, qualified
 from rearview.runtime.loops import Entry
 from rearview.runtime.policy import Policy
 from rearview.runtime.session import Nest, Session, position
@@ -36,7 +38,6 @@ class Recorder(Session):
     records: RecordFile = field(kw_only=True)
     writer: Writer = field(kw_only=True)
     policy: Policy = field(kw_only=True)
-    code: int | None = None
     seq: int = 0
     due: float = 0.0
     """No checkpoint is considered before this time."""
@@ -97,4 +98,108 @@ class Recorder(Session):
 
     def consider(self, entry: Entry, index: int, edge: str, frame: FrameType) -> None:
         """Save if the policy finds that it pays."""
-        raise AssertionError
+        now = perf_counter()
+        decision = self.decide(entry, edge, now)
+        if decision.save:
+            self.save(entry, index, edge, frame)
+
+    def save(self, entry: Entry, index: int, edge: str, frame: FrameType) -> bool:
+        """Take a checkpoint here; say whether it was taken."""
+        nest = self.nest
+        assert nest is not None
+        assert nest.anchors is not None
+        found, frames = self.roots(frame)
+        captured = capture(nest.anchors, found)
+        anchors = {"names": nest.names, "signature": nest.anchors.signature}
+        places = {"names": list(found), "frames": [qualified(one.f_code) for one in frames]}
+        buffers: dict[str, Any] = {
+            "anchors": msgspec.json.encode(anchors),
+            "roots": msgspec.json.encode(places),
+            **captured.buffers,
+        }
+        return self.writer.submit(
+            self.run,
+            self.seq,
+            self.place(entry, index),
+            edge,
+            captured.skeleton,
+            buffers,
+            meta={
+                "path": self.path(entry, index),
+                "anchored": nest.at,
+                "records": self.records.position,
+            },
+            complete=not captured.missing,
+            missing=tuple(captured.missing),
+        )
+
+    def place(self, entry: Entry, index: int) -> Point:
+        """Return the point whose start or end a checkpoint of `entry` marks."""
+        steps = [other.step() for other in self.stack if not other.site.loose]
+        known = entry.sequence[index] if entry.sequence and index < len(entry.sequence) else None
+        steps[-1] = Step(entry.site.name, index, None if known == index else known)
+        return Point(tuple(steps))
+
+    def log(self, items: Mapping[str, Any]) -> None:
+        """Append values at the current point; once this returns, a kill does not lose them."""
+        try:
+            if not (self.stack and self.stack[-1].habit.loud):
+                self.loudly()
+            self.records.append(self.prefix(), list(items.items()))
+        except Exception as exc:
+            self.fail(exc)
+
+    def prefix(self) -> bytes:
+        """Return the current point as records spell it."""
+        return encode_point(self.point())
+
+    def argument(self, values: Mapping[str, Any]) -> None:
+        """Keep hyper-parameters of the run."""
+        try:
+            self.runs.update_args(self.run, values)
+        except Exception as exc:
+            self.fail(exc)
+
+    def fail(self, exc: BaseException) -> None:
+        """Say once that recording has a problem; the program goes on as if it were not recorded."""
+        if not self.failed:
+            self.failed = True
+            warnings.warn(
+                f"rearview could not go on recording ({type(exc).__name__}: {exc}). Your program "
+                "runs on; what was recorded so far is kept.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def finish(self, code: int | None) -> None:
+        """Publish how the run ended, when everything is written."""
+        if self.finished or self.pid != os.getpid():
+            return
+        self.finished = True
+        final = self.code if code is None else code
+        try:
+            self.writer.close()
+            self.records.close()
+            self.runs.end(self.run, final or 0, self.summary())
+        except Exception as exc:
+            self.fail(exc)
+
+    def summary(self) -> dict[str, Any]:
+        """Return what the run measured, for planning and for `rearview show`."""
+        return {
+            "seconds": perf_counter() - self.began,
+            "loops": {
+                key: {
+                    "entries": h.entries,
+                    "iterations": h.iterations,
+                    "seconds": h.seconds,
+                    "outermost": h.outermost,
+                }
+                for key, h in self.habits.items()
+                if h.entries and not h.quiet
+            },
+            "files": sorted(
+                os.path.relpath(str(module.__file__), self.root)
+                for _, module in project_modules(self.belongs)
+            ),
+        }

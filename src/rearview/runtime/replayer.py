@@ -15,65 +15,12 @@ from typing import Any
 import msgspec
 
 from rearview.errors import StateError
-from rearview.model import Checkpoint, Point
+from rearview.model import Checkpoint, Point, Report, Wanted
 from rearview.runtime.jumps import END, START, Jumps
 from rearview.runtime.loops import Entry
 from rearview.runtime.session import Session, position
 from rearview.store.project import publish
 from rearview.store.records import RecordFile, encode_point, encode_value
-
-
-class Wanted(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The segment file: what to replay, and where its results go."""
-
-    run: str
-    replay: str
-    report: str
-    names: tuple[str, ...] = ()
-    probed: tuple[str, ...] = ()
-    """Loops that hold a probe, by site id."""
-    everywhere: bool = False
-    """A probe may be reached from any loop: none is skipped where something is wanted."""
-    ranges: dict[str, list[tuple[int, int]]] = {}
-    """Iterations wanted, by loop name; a loop that is not named is wanted whole."""
-    after: bool = False
-    """Something is wanted after the outermost loops too."""
-    probes: dict[str, list[tuple[int, int]]] = {}
-    """Lines of probes, by file."""
-    ids: dict[str, dict[int, str]] = {}
-    """Ids that loops had in the recorded version, by file and line."""
-
-
-class Report(msgspec.Struct, omit_defaults=True):
-    """What a replay did and whether it was exact."""
-
-    states: int = 0
-    """Recorded checkpoints that the replayed state was equal to."""
-    repeated: int = 0
-    """Recorded values that were logged again, equal."""
-    restored: int = 0
-    skipped: int = 0
-    """Loops that were skipped and restored."""
-    iterations: int = 0
-    """Iterations of outermost loops that were executed."""
-    written: int = 0
-    """New records."""
-    difference: str | None = None
-    """The first variable that differed, and where."""
-    differing: list[str] = msgspec.field(default_factory=list)
-    """Names of recorded values that came out differently."""
-    error: str | None = None
-    seconds: float = 0.0
-    restoring: float = 0.0
-    setup: float = 0.0
-    finished: bool = False
-    """The segment was replayed to its end."""
-
-    @property
-    def proved(self) -> bool:
-        """Whether everything that could be checked was equal, and something was."""
-        checked = self.states + self.repeated + self.restored > 0
-        return self.finished and checked and self.difference is None and not self.differing
 
 
 @dataclass
@@ -84,7 +31,6 @@ class Replayer(Session):
     jumps: Jumps = field(init=False)
     records: RecordFile = field(kw_only=True)
     recorded: Mapping[tuple[Any, ...], list[bytes]] = field(kw_only=True)
-    code: int | None = None
     report: Report = field(default_factory=Report)
     seen: Counter[tuple[Any, ...]] = field(default_factory=Counter)
     moved: bool = False
@@ -103,6 +49,8 @@ class Replayer(Session):
         outermost = self.nest.entry is entry
         if outermost and index == 0 and not self.report.setup:
             self.report.setup = perf_counter() - self.began
+        if outermost and self.wanted.until == entry.site.id:
+            self.leave_program()
         self.jumps.anchor(entry, index, frame)
         path = self.path(entry, index)
         self.prove(self.jumps.at(START, path), frame)
@@ -115,7 +63,7 @@ class Replayer(Session):
                     self.leave_program()
             elif self.skip(path, frame):
                 return None
-        elif goal > index:
+        elif goal > index and len(path) <= self.wanted.levels:
             self.jumps.pending = self.jumps.nearest(path, goal)
             if self.jumps.pending is not None:
                 target: int = self.jumps.pending.meta["path"][-1][2]
@@ -129,7 +77,10 @@ class Replayer(Session):
         around = [other for other in self.stack if other is not entry and not other.site.loose]
         if not all(self.in_range(other.site.name, other.now) for other in around):
             return False
-        return self.wanted.everywhere or entry.site.id in self.wanted.probed
+        if self.wanted.everywhere:
+            return True
+        names = [other.site.name for other in (*around, entry)]
+        return any(_within(names, chain) for chain in self.wanted.chains)
 
     def in_range(self, loop: str, index: int) -> bool:
         """Say whether an iteration is wanted."""
@@ -253,6 +204,18 @@ class Replayer(Session):
         self.report.restored = self.jumps.restored
         self.records.close()
         publish(Path(self.wanted.report), msgspec.json.encode(self.report))
+
+
+def _within(names: list[str], chain: list[str]) -> bool:
+    """Say whether a probe in `chain` may be reached from inside the loops `names`.
+
+    A loop of the chain may be missing from the stack: short loops are not always watched.
+
+    >>> _within(["epoch"], ["epoch", "step"]), _within(["epoch", "val"], ["epoch", "step"])
+    (True, False)
+    """
+    rest = iter(chain)
+    return all(name in rest for name in names)
 
 
 def recorded_values(records: Iterator[Any]) -> dict[tuple[Any, ...], list[bytes]]:

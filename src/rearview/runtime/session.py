@@ -8,7 +8,6 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, islice
-from pathlib import Path
 from time import perf_counter
 from types import FrameType
 from typing import Any
@@ -17,6 +16,7 @@ from rearview.config import Settings
 from rearview.model import Point
 from rearview.runtime.frames import project_frames, roots
 from rearview.runtime.loops import Entry, Habit, iterate
+from rearview.runtime.outside import View
 from rearview.runtime.state.anchors import Anchors
 from rearview.source.instrument import Site
 from rearview.store.project import FOLDER, Project
@@ -75,6 +75,13 @@ class Session:
     nest: Nest | None = None
     ordinals: dict[str, int] = field(default_factory=dict)
     """Entries of loops outside all others, so far."""
+    given: dict[str, str] = field(default_factory=dict)
+    """Values for `arg` from `rearview run --arg`."""
+    compiler: Any = None
+    view: View | None = None
+    """Where a replay's files seem to be; None when recording."""
+    code: int | None = None
+    """Exit code, once the program has ended."""
     watching: bool = True
     """False in threads and forked children, where loops are left alone."""
     loose: int = 0
@@ -100,6 +107,10 @@ class Session:
             ours = f"{os.sep}{FOLDER}{os.sep}" in path[len(self.root) - 1 :]
             known = self._belongs[file] = inside and not installed and not ours
         return known
+
+    def real(self, path: str) -> str:
+        """Return where a file of the program is, which in a replay is not where it seems."""
+        return path if self.view is None else str(self.view.real(path))
 
     def hook(self, site: str, iterable: Any) -> Any:
         """Stand in for a loop's iterable; this is what instrumented code calls."""
@@ -144,6 +155,7 @@ class Session:
             self.loose += 1
         elif not any(not other.site.loose for other in self.stack):
             self.nest = Nest(entry)
+            entry.habit.outermost = True
         self.stack.append(entry)
 
     def leave(self, entry: Entry, frame: FrameType | None, *, ended: bool) -> None:
@@ -247,7 +259,11 @@ class Session:
         """Keep values under their names at the current point."""
         raise AssertionError
 
-    def finish(self, code: int) -> None:
+    def argument(self, values: Mapping[str, Any]) -> None:
+        """Keep hyper-parameters of the run."""
+        raise AssertionError
+
+    def finish(self, code: int | None) -> None:
         """Bring the run to its end; nothing follows."""
         raise AssertionError
 
@@ -270,19 +286,3 @@ def _frames() -> Iterator[int]:
     while frame is not None:
         yield id(frame)
         frame = frame.f_back
-
-
-def project_root(script: Path) -> Path:
-    """Return the folder that a script's history belongs to.
-
-    The nearest folder above the script that has a store; else where the user stands, if the
-    script lies below it; else the script's own folder.
-    """
-    chosen = os.environ.get("REARVIEW_ROOT")
-    if chosen:
-        return Path(chosen).resolve()
-    found = Project.find(script.parent)
-    if found is not None:
-        return found.root
-    here = Path.cwd().resolve()
-    return here if here in script.resolve().parents else script.resolve().parent

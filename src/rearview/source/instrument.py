@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+from rearview.source.loops import MODULE, Loop, loop_ids, loop_name
+
 _Node = TypeVar("_Node", bound=ast.AST)
 
 HOOK = "__rearview__"
@@ -53,44 +55,11 @@ def instrument(
     a probed text keeps them. With `autolog`, every scalar assigned in a loop is logged.
     """
     sites: list[Site] = []
-    _Rewriter(path, ids or {}, sites, autolog=autolog).visit(tree)
+    known = {line: str(one) for line, one in loop_ids(tree, path).items()} if ids is None else ids
+    _Rewriter(path, known, sites, autolog=autolog).visit(tree)
     if sites:
         ast.fix_missing_locations(tree)
     return sites
-
-
-def loop_name(node: ast.For | ast.AsyncFor | ast.While, function: str) -> str:
-    """Return the name people know a loop by: its target, or its function for a `while`.
-
-    >>> loop_name(ast.parse("for i, (x, y) in e: pass").body[0], "main")
-    'i'
-    """
-    if isinstance(node, ast.While):
-        return function.rpartition(".")[2].strip("<>")
-    explicit = _explicit_name(node.iter)
-    if explicit:
-        return explicit
-    for part in ast.walk(node.target):
-        if isinstance(part, ast.Name) and part.id.strip("_"):
-            return part.id
-    return ast.unparse(node.target)
-
-
-def _explicit_name(node: ast.expr) -> str | None:
-    """Return NAME when `node` is `rearview.loop(NAME, …)` or `loop(NAME, …)`."""
-    if not (isinstance(node, ast.Call) and node.args):
-        return None
-    called = node.func
-    named = (isinstance(called, ast.Name) and called.id == "loop") or (
-        isinstance(called, ast.Attribute)
-        and called.attr == "loop"
-        and isinstance(called.value, ast.Name)
-        and called.value.id in {"rearview", "rv", "flor"}
-    )
-    first = node.args[0]
-    if named and isinstance(first, ast.Constant) and isinstance(first.value, str):
-        return first.value
-    return None
 
 
 class _Rewriter(ast.NodeTransformer):
@@ -104,11 +73,10 @@ class _Rewriter(ast.NodeTransformer):
         self.scope: list[str] = []
         self.loose = [False]
         self.depth = [0]
-        self.ordinals: dict[str, int] = {}
 
     @property
     def function(self) -> str:
-        return ".".join(self.scope) or "<main>"
+        return ".".join(self.scope) or MODULE
 
     def _scoped(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> ast.AST:
         self.scope.append(node.name)
@@ -126,15 +94,13 @@ class _Rewriter(ast.NodeTransformer):
     visit_AsyncFunctionDef = _scoped  # noqa: N815
     visit_ClassDef = _scoped  # noqa: N815
 
-    def _site(self, node: ast.For | ast.AsyncFor | ast.While) -> Site:
+    def _site(self, node: Loop) -> Site:
         name = loop_name(node, self.function)
-        ordinal = self.ordinals.get(self.function, 0)
         known = self.ids.get(node.lineno)
-        if known is None and self.ids:
+        if known is None:  # a loop that a probe brought along
             known = f"{self.path}:{self.function}:+{node.lineno}:{name}"
-        elif known is None:
-            self.ordinals[self.function] = ordinal + 1
-            known = f"{self.path}:{self.function}:{ordinal}:{name}"
+        else:
+            name = known.rpartition(":")[2]
         site = Site(
             id=known,
             name=name,
@@ -148,7 +114,7 @@ class _Rewriter(ast.NodeTransformer):
         self.sites.append(site)
         return site
 
-    def _body(self, node: ast.For | ast.AsyncFor | ast.While) -> None:
+    def _body(self, node: Loop) -> None:
         self.depth[-1] += 1
         self.generic_visit(node)
         self.depth[-1] -= 1
@@ -212,7 +178,7 @@ def _yields(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> 
     return any(isinstance(node, ast.Yield | ast.YieldFrom) for node in _own(function.body))
 
 
-def _breaks(loop: ast.For | ast.AsyncFor | ast.While) -> frozenset[tuple[int, int]]:
+def _breaks(loop: Loop) -> frozenset[tuple[int, int]]:
     if loop.orelse:
         return frozenset()
     found = {(loop.lineno, loop.col_offset)} if isinstance(loop, ast.While) else set()
@@ -221,7 +187,7 @@ def _breaks(loop: ast.For | ast.AsyncFor | ast.While) -> frozenset[tuple[int, in
         node = todo.pop()
         if isinstance(node, ast.Break):
             found.add((node.lineno, node.col_offset))
-        elif isinstance(node, ast.For | ast.AsyncFor | ast.While):
+        elif isinstance(node, Loop):
             todo.extend(node.orelse)  # a break there belongs to the loop around it
         elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             todo.extend(ast.iter_child_nodes(node))

@@ -24,8 +24,8 @@ class Project:
           format                       the number above
           .gitignore                   *
           config.toml                  settings (optional)
-          objects/ab/cdef…             big parts, named by sha256
-          packs/<checkpoint>.pack      small parts of one checkpoint
+          objects/ab/cdef…             big parts, named by their BLAKE3 hash
+          packs/<run>/<seq>-<x>.pack   small parts of one checkpoint
           checkpoints/<run>/<seq>.json manifests; renamed into place last
           runs/<run>/run.json          facts at start
           runs/<run>/heartbeat         its mtime is the last sign of life
@@ -34,6 +34,8 @@ class Project:
           runs/<run>/records.parquet   the same, compacted (rebuildable)
           versions.git/                source, where the project has no git
           replays/                     outputs of replays
+          writing/                     one file per save in flight; tells a sweep what to spare
+          damaged/                     what `verify` set aside
           cache/                       anything here can be deleted
     """
 
@@ -68,6 +70,16 @@ class Project:
     def replays(self) -> Path:
         """Folder of what replays wrote."""
         return self.store / "replays"
+
+    @property
+    def writing(self) -> Path:
+        """Folder of the saves in flight."""
+        return self.store / "writing"
+
+    @property
+    def damaged(self) -> Path:
+        """Folder of what was found damaged and set aside."""
+        return self.store / "damaged"
 
     @property
     def cache(self) -> Path:
@@ -156,3 +168,19 @@ def publish(path: Path, data: bytes, *, durable: bool = True) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
+
+
+def root_of(script: Path) -> Path:
+    """Return the folder that a script's history belongs to.
+
+    The nearest folder above the script that has a store; else where the user stands, if the
+    script lies below it; else the script's own folder.
+    """
+    chosen = os.environ.get("REARVIEW_ROOT")
+    if chosen:
+        return Path(chosen).resolve()
+    found = Project.find(script.parent)
+    if found is not None:
+        return found.root
+    here = Path.cwd().resolve()
+    return here if here in script.resolve().parents else script.resolve().parent

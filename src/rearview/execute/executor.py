@@ -1,0 +1,59 @@
+"""What starts segments. A job is a segment file and a command line, so it can be run by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One segment, ready to be started anywhere that sees the store."""
+
+    id: str
+    command: tuple[str, ...]
+    environment: dict[str, str]
+    folder: Path
+    """Working folder."""
+    log: Path
+    """Where its output goes."""
+    report: Path
+    """File that it publishes when it is through."""
+    seconds: float = 0.0
+    """Predicted."""
+
+
+class Job(Protocol):
+    """A task that was started."""
+
+    task: Task
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """Return its exit code; None if it still runs after `timeout` seconds."""
+        ...
+
+    def stop(self) -> None:
+        """End it, now."""
+        ...
+
+
+class Executor(Protocol):
+    """Starts tasks somewhere; `slots` of them can run at once."""
+
+    slots: int
+
+    def start(self, task: Task, slot: int) -> Job:
+        """Start a task on a slot that is free."""
+        ...
+
+    def close(self) -> None:
+        """Stop what still runs and give everything back."""
+        ...
+
+
+def by_hand(task: Task) -> Sequence[str]:
+    """Return the shell words that start `task` by hand, for debugging."""
+    control = [f"{key}={value}" for key, value in task.environment.items() if "REARVIEW" in key]
+    return ["env", "-C", str(task.folder), *control, *task.command]

@@ -1,0 +1,165 @@
+"""Carry out replays: make each segment ready, run them on an executor, judge what comes back."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import msgspec
+
+from rearview.execute.executor import Executor, Job, Task
+from rearview.execute.scratch import lay_out
+from rearview.execute.start import start
+from rearview.model import Control, Report, Run, Wanted
+from rearview.store.project import Project, publish
+from rearview.store.runs import Runs
+from rearview.store.versions import Versions
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one segment."""
+
+    run: str
+    replay: str
+    report: Report
+    log: Path
+    """Output of the replayed program."""
+    tree: Path
+    """Where it ran, with the files it wrote."""
+
+    @property
+    def proved(self) -> bool:
+        """Whether the replay was found equal to the run."""
+        return self.report.proved
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A sign of progress."""
+
+    kind: str
+    """`started`, `progress` or `finished`."""
+    segment: int
+    total: int
+    run: str
+    done: float = 0.0
+    """Share of all predicted seconds that is done."""
+    seconds: float = 0.0
+    left: float | None = None
+    message: str = ""
+
+
+Progress = Callable[[Event], None]
+
+
+@dataclass
+class Replays:
+    """The replays of one project."""
+
+    project: Project
+    versions: Versions
+    runs: Runs
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+
+    def prepare(self, run: Run, version: str, wanted: Wanted, *, seconds: float = 0.0) -> Task:
+        """Return a task that replays what is wanted of `run` with the source `version`."""
+        folder = self.project.replays / wanted.replay
+        tree = folder / "tree"
+        lay_out(self.project.root, self.versions, version, run.started, tree)
+        wanted = msgspec.structs.replace(
+            wanted, tree=str(tree), report=str(folder / "report.json")
+        )
+        segment = folder / "segment.json"
+        publish(segment, msgspec.json.encode(wanted), durable=False)
+        facts = run.facts
+        control = Control(
+            root=str(self.project.root),
+            target=str(facts.get("target", run.script)),
+            module=bool(facts.get("module")),
+            args=run.argv,
+            segment=str(segment),
+            given=dict(facts.get("given", {})),
+        )
+        relative = os.path.relpath(run.cwd or self.project.root, self.project.root)
+        inside = not relative.startswith("..")
+        how = start(
+            control,
+            {**self.environment, **facts.get("threads", {})},
+            tree / relative if inside else Path(run.cwd),
+            hash_seed=str(facts.get("hash_seed", "0")),
+        )
+        how.folder.mkdir(parents=True, exist_ok=True)
+        self.runs.start_replay(run.id, wanted.replay, {"version": version, "names": wanted.names})
+        return Task(
+            id=wanted.replay,
+            command=how.command,
+            environment=how.environment,
+            folder=how.folder,
+            log=folder / "output.txt",
+            report=folder / "report.json",
+            seconds=seconds,
+        )
+
+    def carry_out(
+        self,
+        tasks: Sequence[tuple[Run, Task]],
+        executor: Executor,
+        progress: Progress | None = None,
+    ) -> list[Outcome]:
+        """Run tasks in their order, as many at once as the executor has slots."""
+        tell = progress or (lambda event: None)
+        waiting = list(enumerate(tasks))
+        running: dict[int, tuple[int, Run, Job, float]] = {}
+        outcomes: dict[int, Outcome] = {}
+        total = sum(task.seconds for _, task in tasks) or 1.0
+        done = 0.0
+        try:
+            while waiting or running:
+                free = [slot for slot in range(executor.slots) if slot not in running]
+                while waiting and free:
+                    number, (run, task) = waiting.pop(0)
+                    slot = free.pop(0)
+                    running[slot] = (number, run, executor.start(task, slot), time.monotonic())
+                    tell(Event("started", number, len(tasks), run.id, done / total))
+                for slot, (number, run, job, begun) in list(running.items()):
+                    code = job.wait(0.05 / max(1, len(running)))
+                    if code is None:
+                        continue
+                    del running[slot]
+                    outcomes[number] = self.judge(run, job.task, code)
+                    done += job.task.seconds
+                    spent = time.monotonic() - begun
+                    tell(
+                        Event(
+                            "finished", number, len(tasks), run.id, done / total, seconds=spent
+                        )
+                    )
+        finally:
+            for _, _, job, _ in running.values():
+                job.stop()
+            executor.close()
+        return [outcomes[number] for number in sorted(outcomes)]
+
+    def judge(self, run: Run, task: Task, code: int) -> Outcome:
+        """Read what a task reports and keep the verdict with the run."""
+        try:
+            report = msgspec.json.decode(task.report.read_bytes(), type=Report)
+        except (OSError, msgspec.DecodeError):
+            report = Report(error=f"the replay ended with exit code {code} and said nothing")
+        if report.error and task.log.is_file():
+            last = task.log.read_text("utf-8", "replace").strip().splitlines()[-3:]
+            report.error += ": " + " / ".join(line.strip() for line in last)
+        outcome = Outcome(run.id, task.id, report, task.log, task.folder)
+        self.runs.end_replay(
+            run.id, task.id, proved=outcome.proved, facts={"report": msgspec.to_builtins(report)}
+        )
+        return outcome
+
+
+def renamed(task: Task, number: int) -> Task:
+    """Return `task` for another try: its replay gets a name of its own."""
+    return replace(task, id=f"{task.id}.{number}")

@@ -1,0 +1,58 @@
+"""Lay out the tree a replay runs in: the version's source, and links to the run's inputs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from rearview.store.project import FOLDER
+from rearview.store.versions import Versions
+
+_NOT_INPUTS = {FOLDER, ".git", ".hg", "__pycache__", "node_modules", ".venv", ".tox"}
+_MOST = 100_000
+"""Files to link before folders are linked whole."""
+
+
+def lay_out(root: Path, versions: Versions, version: str, before: float, tree: Path) -> None:
+    """Make `tree` look like the project at `root` when a run started at time `before`.
+
+    A file that has not been touched since is linked: neither the run nor anybody later wrote it.
+    What the run wrote itself is not there, as it was not there then.
+    """
+    tree.mkdir(parents=True, exist_ok=True)
+    versions.export(version, tree)
+    count = 0
+    for relative, entry in _files(root):
+        target = tree / relative
+        if os.path.lexists(target):
+            continue
+        if entry.stat().st_mtime <= before:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.symlink_to(entry.path)
+            count += 1
+            if count >= _MOST:
+                break
+
+
+def _files(root: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    todo = [(str(root), "")]
+    while todo:
+        folder, prefix = todo.pop()
+        try:
+            entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        except OSError:
+            continue
+        if any(entry.name == "pyvenv.cfg" for entry in entries):
+            continue
+        for entry in entries:
+            relative = f"{prefix}{entry.name}"
+            if entry.is_dir(follow_symlinks=False):
+                if entry.name not in _NOT_INPUTS:
+                    todo.append((entry.path, relative + os.sep))
+            else:
+                try:
+                    entry.stat()
+                except OSError:
+                    continue  # a dangling link is nobody's input
+                yield relative, entry

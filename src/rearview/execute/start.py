@@ -1,0 +1,38 @@
+"""How to start a process that runs the user's program with a session around it."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from rearview.model.segment import LAUNCHER, VARIABLE, Control
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A command line, its environment and its folder; whoever has it may start it."""
+
+    command: tuple[str, ...]
+    environment: dict[str, str]
+    folder: Path
+
+
+def start(
+    control: Control, env: Mapping[str, str], folder: Path, *, hash_seed: str | None = None
+) -> Start:
+    """Return how to start what `control` says, in a given environment.
+
+    Python's hashes must be the same when the run is replayed, so their seed is chosen here.
+    """
+    seed = hash_seed or env.get("PYTHONHASHSEED") or str(secrets.randbelow(2**32))
+    if seed == "random":
+        seed = str(secrets.randbelow(2**32))
+    # -P: our own imports must not be shadowed by files in the user's folder
+    command = (sys.executable, "-P", "-m", LAUNCHER)
+    told = msgspec.json.encode(control).decode()
+    return Start(command, {**env, VARIABLE: told, "PYTHONHASHSEED": seed}, folder)

@@ -1,0 +1,93 @@
+"""What a process that runs the user's program is told, and what a replay tells back.
+
+These cross a process border as JSON: recording and executing meet here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+VARIABLE = "REARVIEW_CONTROL"
+"""Environment variable that holds a `Control`; the program's own command line stays its own."""
+LAUNCHER = "rearview.runtime.launch"
+"""Module that reads it."""
+
+
+class Control(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What `rearview run` and the executors tell the process they start."""
+
+    root: str
+    target: str
+    """Path of the script as the user typed it, or the module's name."""
+    module: bool = False
+    args: tuple[str, ...] = ()
+    segment: str | None = None
+    """File that says what to replay; None records."""
+    resume: str | None = None
+    """Run to continue; None starts a new one."""
+    run: str | None = None
+    settings: dict[str, Any] = {}
+    given: dict[str, str] = {}
+    """Values for `rearview.arg`, by name."""
+
+
+class Wanted(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The segment file: what to replay, and where its results go."""
+
+    run: str
+    replay: str
+    report: str
+    """File to publish the report at."""
+    tree: str = ""
+    """Folder that the replay runs in, laid out like the project."""
+    names: tuple[str, ...] = ()
+    chains: list[list[str]] = []
+    """Stacks of loop names, outermost first, that probes may run in."""
+    everywhere: bool = False
+    """A probe may be reached from any loop: none is skipped where something is wanted."""
+    levels: int = 99
+    """Loops, counted from the outermost, that may be entered in the middle."""
+    ranges: dict[str, list[tuple[int, int]]] = {}
+    """Iterations wanted, by loop name; a loop that is not named is wanted whole."""
+    after: bool = False
+    """Something is wanted after the outermost loops too."""
+    until: str | None = None
+    """Loop (site id) at whose entry to stop: all that is wanted stands before it."""
+    probes: dict[str, list[tuple[int, int, list[str]]]] = {}
+    """By file: line and column of each probe, and the live generators it draws from."""
+    ids: dict[str, dict[int, str]] = {}
+    """Ids that loops had in the recorded version, by file and line."""
+
+
+class Report(msgspec.Struct, omit_defaults=True):
+    """What a replay did and whether it was exact."""
+
+    states: int = 0
+    """Recorded checkpoints that the replayed state was equal to."""
+    repeated: int = 0
+    """Recorded values that were logged again, equal."""
+    restored: int = 0
+    skipped: int = 0
+    """Loops that were skipped and restored."""
+    iterations: int = 0
+    """Iterations of outermost loops that were executed."""
+    written: int = 0
+    """New records."""
+    difference: str | None = None
+    """The first variable that differed, and where."""
+    differing: list[str] = msgspec.field(default_factory=list)
+    """Names of recorded values that came out differently."""
+    error: str | None = None
+    seconds: float = 0.0
+    restoring: float = 0.0
+    setup: float = 0.0
+    finished: bool = False
+    """The segment was replayed to its end."""
+
+    @property
+    def proved(self) -> bool:
+        """Whether everything that could be checked was equal, and something was."""
+        checked = self.states + self.repeated + self.restored > 0
+        return self.finished and checked and self.difference is None and not self.differing

@@ -1,0 +1,202 @@
+"""Begin a session: record a new run, go on with one that stopped, or replay a segment."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import platform
+import sys
+import threading
+import warnings
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rearview.config import Settings
+from rearview.errors import VersionError
+from rearview.model import Control, Wanted
+from rearview.runtime import api, entropy, imports, outside, shield
+from rearview.runtime.jumps import Jumps
+from rearview.runtime.outside import View
+from rearview.runtime.policy import Policy
+from rearview.runtime.recorder import Recorder
+from rearview.runtime.replayer import Replayer, recorded_values
+from rearview.runtime.session import Session
+from rearview.runtime.writer import Writer
+from rearview.store.checkpoints import Checkpoints
+from rearview.store.project import Project, root_of
+from rearview.store.records import RecordFile
+from rearview.store.runs import Runs
+from rearview.store.versions import Versions
+
+RUN_VARIABLE = "REARVIEW_RUN"
+"""Names the run that child processes join."""
+
+
+def begin(control: Control) -> Session:
+    """Return the session that `control` asks for, ready to run the program."""
+    if control.segment is not None:
+        return _replay(control)
+    session = _record(control)
+    imports.install(session.compiler)
+    return session
+
+
+def attach() -> Session:
+    """Return a session for a script that was started with plain `python`.
+
+    A child process of a recorded run joins that run: its records land beside the parent's.
+    """
+    script = Path(sys.argv[0] or "<interactive>")
+    root = root_of(script) if script.is_file() else Path.cwd()
+    control = Control(root=str(root), target=str(script), args=tuple(sys.argv[1:]))
+    session = _record(control, watched=False, run=os.environ.get(RUN_VARIABLE))
+    atexit.register(lambda: session.finish(None))
+    return session
+
+
+def _record(control: Control, *, watched: bool = True, run: str | None = None) -> Recorder:
+    project = Project.create(Path(control.root))
+    settings = Settings.read(project.store).changed(control.settings)
+    runs = Runs(project)
+    joins = run is not None
+    key = os.urandom(32)
+    if run is None:
+        run = runs.reserve()
+        runs.start(run, facts(control, project, settings, run, key, watched=watched))
+        os.environ[RUN_VARIABLE] = run
+    checkpoints = Checkpoints(project)
+    session = Recorder(
+        project,
+        run,
+        settings,
+        checkpointing=int(watched),
+        given=dict(control.given),
+        runs=runs,
+        joins=joins,
+        records=RecordFile(runs.folder(run), run, put=checkpoints.objects.put),
+        writer=Writer(checkpoints, settings),
+        policy=Policy(settings),
+    )
+    session.compiler = imports.Compiler(session, autolog=settings.autolog)
+    api.use(session)
+    os.register_at_fork(after_in_child=session.forked)
+    if watched:
+        entropy.install(key)
+        _watch_arguments(session)
+    if not joins:
+        _beat(runs, run, settings.heartbeat)
+    return session
+
+
+def facts(
+    control: Control, project: Project, settings: Settings, run: str, key: bytes, *, watched: bool
+) -> dict[str, Any]:
+    """Return what a replay has to know of how this run was started."""
+    try:
+        version = Versions(project, settings).save(run)
+    except VersionError as exc:
+        warnings.warn(f"The source of this run was not kept: {exc}", RuntimeWarning, stacklevel=2)
+        version = ""
+    return {
+        "version": version,
+        "script": f"-m {control.target}" if control.module else control.target,
+        "argv": list(control.args),
+        "cwd": os.getcwd(),  # noqa: PTH109 - as the program sees it
+        "heartbeat": settings.heartbeat,
+        "target": control.target,
+        "module": control.module,
+        "given": control.given,
+        "watched": watched,
+        "autolog": settings.autolog,
+        "entropy": key.hex(),
+        "hash_seed": os.environ.get("PYTHONHASHSEED", "random"),
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "machine": platform.platform(),
+        "threads": {k: v for k, v in os.environ.items() if k.endswith("_NUM_THREADS")},
+    }
+
+
+def _replay(control: Control) -> Replayer:
+    assert control.segment is not None
+    wanted = msgspec.json.decode(Path(control.segment).read_bytes(), type=Wanted)
+    project = Project.open(Path(control.root))
+    settings = Settings.read(project.store).changed(control.settings)
+    runs = Runs(project)
+    run = runs.get(wanted.run)
+    view = View(os.path.realpath(project.root), wanted.tree)
+    checkpoints = Checkpoints(project)
+    folder = runs.folder(run.id)
+    session = Replayer(
+        project,
+        run.id,
+        settings,
+        checkpointing=1,
+        given=dict(control.given),
+        view=view,
+        wanted=wanted,
+        records=RecordFile(folder, run.id, origin=wanted.replay, put=checkpoints.objects.put),
+        recorded=recorded_values(folder),
+    )
+    session.jumps = Jumps.of(session, checkpoints, run.id)
+    session.compiler = imports.Compiler(
+        session,
+        autolog=bool(run.facts.get("autolog")),
+        ids=wanted.ids,
+        probes={
+            path: {(line, column): tuple(drawn) for line, column, drawn in places}
+            for path, places in wanted.probes.items()
+        },
+        view=view,
+    )
+    api.use(session)
+    os.register_at_fork(after_in_child=session.forked)
+    if run.facts.get("watched", True):
+        entropy.install(bytes.fromhex(run.facts["entropy"]))
+        imports.install(session.compiler)
+    outside.install(view)
+    shield.install(session)
+    return session
+
+
+def _beat(runs: Runs, run: str, seconds: float) -> None:
+    """Give signs of life from a thread of our own, however long an iteration takes."""
+
+    def beat() -> None:
+        while not ended.wait(seconds):
+            try:
+                runs.heartbeat(run)
+            except OSError:
+                return
+
+    ended = threading.Event()
+    atexit.register(ended.set)
+    threading.Thread(target=beat, name="rearview-heartbeat", daemon=True).start()
+
+
+def _watch_arguments(session: Recorder) -> None:
+    """Keep what `argparse` returns as hyper-parameters."""
+    import argparse
+
+    real = argparse.ArgumentParser.parse_known_args
+
+    def parse(self: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> Any:
+        found = real(self, *args, **kwargs)
+        try:
+            session.argument({k: plain(v) for k, v in vars(found[0]).items()})
+        except Exception as exc:
+            session.fail(exc)
+        return found
+
+    argparse.ArgumentParser.parse_known_args = parse  # type: ignore[method-assign]
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON has it, or its text."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return str(value)

@@ -1,0 +1,192 @@
+"""Which buffers hold other bytes than when they were last saved.
+
+Three sound tests, cheapest first: the page tables say that nothing was written (`pages`); the
+hash of the live buffer equals the hash of the saved bytes; the copy is found to be the saved
+object. A buffer whose sampled bytes differ has changed for certain and goes straight to the copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import xxhash
+
+from rearview.model import ObjectRef, Part
+from rearview.runtime.pages import Pages, Watch
+from rearview.store.checkpoints import OBJECT_FROM
+from rearview.store.direct import ALIGN
+from rearview.store.packs import SLICE
+
+TINY = 4096
+"""Buffers below this are gathered in one go; looking at each costs more than its bytes."""
+SMALL = 1 << 16
+"""Buffers below this are always copied: no test of the live bytes is cheaper."""
+MOST_PACKS = 8
+"""Old packs that one checkpoint may lean on; beyond that small parts are written again."""
+SAMPLES = 16
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What is known of one buffer as last saved."""
+
+    ref: ObjectRef
+    sample: bytes
+    hash: bytes | None
+    """Of all bytes; None while it changes at every save, when nobody would look at it."""
+    watch: Watch | None = None
+
+
+@dataclass(slots=True)
+class Staged:
+    """Changed buffers, copied: those above `TINY` one by one, the others end to end."""
+
+    views: dict[str, memoryview] = field(default_factory=dict)
+    tiny: dict[str, int] = field(default_factory=dict)
+    gathered: memoryview = field(default_factory=lambda: memoryview(b""))
+    nbytes: int = 0
+
+    def spread(self) -> None:
+        """Give every tiny buffer its view; not done while training waits."""
+        at = 0
+        for key, size in self.tiny.items():
+            self.views[key] = self.gathered[at : at + size]
+            at += size
+        self.tiny = {}
+
+    def release(self) -> None:
+        """Let go of the staging memory."""
+        for view in (*self.views.values(), self.gathered):
+            view.release()
+        self.views = {}
+
+
+class Changes:
+    """What was saved last, buffer by buffer.
+
+    `split` and `copy` run on the training thread, `parts` and `learn` on the background thread.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[str, _Seen] = {}
+        self._pages = Pages()
+
+    def split(
+        self, buffers: Mapping[str, Any]
+    ) -> tuple[dict[str, ObjectRef], dict[str, memoryview]]:
+        """Return the references of unchanged buffers, and the others as plain bytes."""
+        same: dict[str, ObjectRef] = {}
+        changed: dict[str, memoryview] = {}
+        seen = self._seen
+        for key, buffer in buffers.items():
+            view = _bytes(buffer)
+            if len(view) >= SMALL:
+                known = seen.get(key)
+                if known is not None and self._unchanged(known, view):
+                    same[key] = known.ref
+                    continue
+            changed[key] = view
+        return same, changed
+
+    def copy(self, changed: Mapping[str, memoryview], into: memoryview) -> Staged:
+        """Copy `changed` into staging memory of at least `room(changed)` bytes."""
+        staged = Staged()
+        at = 0
+        tiny: list[memoryview] = []
+        for key, view in changed.items():
+            size = len(view)
+            if size < TINY:
+                tiny.append(view)
+                staged.tiny[key] = size
+                continue
+            at += -at % (ALIGN if size >= OBJECT_FROM else SLICE)
+            place = into[at : at + size]
+            place[:] = view
+            staged.views[key] = place
+            at += size
+        if tiny:
+            gathered = b"".join(tiny)
+            staged.gathered = into[at : at + len(gathered)]
+            staged.gathered[:] = gathered
+            at += len(gathered)
+        staged.nbytes = at
+        return staged
+
+    def parts(self, staged: Staged, same: Mapping[str, ObjectRef]) -> list[Part]:
+        """Return the parts of the checkpoint; small copies that did not change become references."""
+        staged.spread()
+        parts = [Part(key, b"", ref) for key, ref in same.items()]
+        packs: set[str] = set()
+        for key, view in staged.views.items():
+            known = self._seen.get(key)
+            ref = None
+            if known is not None and len(view) < SMALL and known.hash == _hash(view):
+                pack = known.ref.pack or ""
+                if pack in packs or len(packs) < MOST_PACKS:
+                    packs.add(pack)
+                    ref = known.ref
+            parts.append(Part(key, view, ref))
+        return parts
+
+    def learn(self, staged: Staged, refs: Mapping[str, ObjectRef]) -> None:
+        """Take note of what was saved, and of what turned out not to have changed."""
+        for key, view in staged.views.items():
+            known, ref = self._seen.get(key), refs[key]
+            if len(view) < SMALL:
+                if known is None or known.ref is not ref:
+                    self._seen[key] = _Seen(ref, b"", _hash(view))
+            elif known is None or known.ref.oid == ref.oid:
+                self._seen[key] = _Seen(ref, _sample(view), _hash(view))
+            else:
+                self._seen[key] = _Seen(ref, _sample(view), None)
+
+    def forget(self) -> None:
+        """Assume nothing: the next save copies everything."""
+        self._seen = {}
+
+    def close(self) -> None:
+        """End all watches."""
+        self.forget()
+        self._pages.close()
+
+    def _unchanged(self, known: _Seen, view: memoryview) -> bool:
+        if len(view) != known.ref.nbytes:
+            return False
+        if known.watch is not None and self._pages.unwritten(known.watch, view):
+            return True
+        known.watch = None
+        if known.hash is None or _sample(view) != known.sample:
+            return False
+        # watched before it is hashed: a write in between is then seen the next time
+        watch = self._pages.watch(view)
+        if _hash(view) != known.hash:
+            return False
+        known.watch = watch
+        return True
+
+
+def room(changed: Mapping[str, memoryview]) -> int:
+    """Return the bytes of staging memory that a copy of `changed` takes at most."""
+    return sum(
+        size if size < TINY else size + (ALIGN if size >= OBJECT_FROM else SLICE)
+        for size in map(len, changed.values())
+    )
+
+
+def _bytes(buffer: Any) -> memoryview:
+    view = buffer if type(buffer) is memoryview else memoryview(buffer)
+    if view.ndim == 1 and view.format == "B":
+        return view
+    return view.cast("B") if view.nbytes else memoryview(b"")
+
+
+def _hash(view: memoryview) -> bytes:
+    return xxhash.xxh3_128_digest(view)
+
+
+def _sample(view: memoryview) -> bytes:
+    """Return some of the bytes: if these differ, so do the buffers."""
+    step = len(view) // SAMPLES
+    return b"".join(view[at : at + 64] for at in range(0, step * SAMPLES, step))

@@ -1,0 +1,168 @@
+"""Which memory has not been written since: asked of the processor's page tables.
+
+Linux 6.7 can write-protect pages so that the first write to each is noted by the kernel and goes
+on at once. No write path escapes it (libraries in C, other threads, the kernel filling a buffer),
+so "not written" is a proof of "unchanged" at 30 microseconds for 400 MB, where hashing takes 40 ms. Only
+private memory of this process is tracked: shared memory can be written through another mapping,
+memory registered with a device by the device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import struct
+import sys
+from dataclasses import dataclass
+
+import xxhash
+
+PAGE = 4096
+TRACK_FROM = 16 * PAGE
+"""Smaller buffers are cheaper to hash than to ask about."""
+
+_USERFAULTFD = {"x86_64": 323, "aarch64": 282}
+_USER_MODE_ONLY = 1
+_API, _REGISTER, _WRITEPROTECT = 0xC018AA3F, 0xC020AA00, 0xC018AA06
+_FEATURES = (1 << 15) | (1 << 13) | 1  # note writes without a handler, also of absent pages
+_MODE_WP = 2
+_SCAN = 0xC0606610
+_CHECK_TRACKED = 2
+_IS_WRITTEN = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """A buffer under watch: its whole pages, and the hash of the bytes around them."""
+
+    address: int
+    nbytes: int
+    low: int
+    high: int
+    edges: bytes
+
+
+class Pages:
+    """Watches over private memory of this process, where the system offers them."""
+
+    def __init__(self) -> None:
+        self._fd = -1
+        self._map = -1
+        self._pid = os.getpid()
+        with contextlib.suppress(OSError, AttributeError):
+            self._open()
+
+    @property
+    def available(self) -> bool:
+        """Say whether watching works here and now."""
+        return self._fd >= 0 and self._pid == os.getpid() and not _device_in_use()
+
+    def watch(self, view: memoryview) -> Watch | None:
+        """Note every write to `view` from now on; None where that cannot be promised."""
+        if not self.available or len(view) < TRACK_FROM:
+            return None
+        address = address_of(view)
+        low, high = (address + PAGE - 1) & -PAGE, (address + len(view)) & -PAGE
+        if not _private(low, high):
+            return None
+        try:
+            self._ioctl(_REGISTER, struct.pack("QQQQ", low, high - low, _MODE_WP, 0))
+            self._ioctl(_WRITEPROTECT, struct.pack("QQQ", low, high - low, 1))
+        except OSError:
+            return None
+        return Watch(address, len(view), low, high, _edges(view, address, low, high))
+
+    def unwritten(self, watch: Watch, view: memoryview) -> bool:
+        """Say whether `view` is the watched memory and holds the bytes it held then."""
+        if not self.available or len(view) != watch.nbytes or address_of(view) != watch.address:
+            return False
+        if self._written(watch.low, watch.high):
+            return False
+        return _edges(view, watch.address, watch.low, watch.high) == watch.edges
+
+    def close(self) -> None:
+        """End all watches."""
+        for fd in (self._fd, self._map):
+            if fd >= 0 and self._pid == os.getpid():
+                os.close(fd)
+        self._fd = self._map = -1
+
+    def _open(self) -> None:
+        number = _USERFAULTFD.get(os.uname().machine)
+        if number is None or os.sysconf("SC_PAGE_SIZE") != PAGE:
+            return
+        libc = ctypes.CDLL(None, use_errno=True)
+        self._fd = libc.syscall(number, os.O_CLOEXEC | os.O_NONBLOCK | _USER_MODE_ONLY)
+        if self._fd < 0:
+            return
+        try:
+            self._ioctl(_API, struct.pack("QQQ", 0xAA, _FEATURES, 0))
+            self._map = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            self.close()
+
+    def _written(self, low: int, high: int) -> bool:
+        found = (ctypes.c_uint64 * 3)()
+        request = struct.pack(
+            "12Q",
+            *(96, _CHECK_TRACKED, low, high, 0, ctypes.addressof(found), 1, 1),
+            *(0, _IS_WRITTEN, 0, _IS_WRITTEN),
+        )
+        try:
+            return bool(fcntl.ioctl(self._map, _SCAN, bytearray(request)))
+        except OSError:
+            return True  # no longer under watch: unmapped, or mapped anew
+
+    def _ioctl(self, number: int, argument: bytes) -> None:
+        fcntl.ioctl(self._fd, number, bytearray(argument))
+
+
+class _Buffer(ctypes.Structure):
+    _fields_ = (
+        ("buf", ctypes.c_void_p),
+        ("obj", ctypes.py_object),
+        ("len", ctypes.c_ssize_t),
+        ("rest", ctypes.c_char * 128),
+    )
+
+
+def address_of(view: memoryview) -> int:
+    """Return where the bytes of `view`, which may be read-only, are."""
+    buffer = _Buffer()
+    ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(view), ctypes.byref(buffer), 0)
+    try:
+        return int(buffer.buf or 0)
+    finally:
+        ctypes.pythonapi.PyBuffer_Release(ctypes.byref(buffer))
+
+
+def _edges(view: memoryview, address: int, low: int, high: int) -> bytes:
+    """Return the hash of the bytes outside whole pages, which other memory shares pages with."""
+    return xxhash.xxh3_128_digest(bytes(view[: low - address]) + bytes(view[high - address :]))
+
+
+def _private(low: int, high: int) -> bool:
+    """Say whether `low:high` is memory that only this process can reach."""
+    reached = low
+    with open("/proc/self/maps", encoding="ascii", errors="replace") as maps:  # noqa: PTH123 - hot
+        for line in maps:
+            span, mode, _, _, inode = line.split(None, 5)[:5]
+            start, _, end = span.partition("-")
+            first, last = int(start, 16), int(end, 16)
+            if last <= reached:
+                continue
+            if first > reached or mode[3] != "p" or inode != "0":
+                return False
+            reached = last
+            if reached >= high:
+                return True
+    return False
+
+
+def _device_in_use() -> bool:
+    """Say whether an accelerator may write into host memory behind the page tables' back."""
+    torch = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)
+    return bool(cuda is not None and cuda.is_initialized())

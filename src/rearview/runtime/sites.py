@@ -1,0 +1,140 @@
+"""What is known of one loop: how long it computes, what saving at its boundaries costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+RECENT = 0.3
+"""Weight of the newest observation: states grow and machines get busy, so the past fades."""
+PRIOR = 3
+"""Iterations of either kind that it takes for what was measured to outweigh what was assumed."""
+STOLEN = 0.5
+"""Share of background processor time assumed to be lost to training, before it was measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Iteration:
+    """One iteration of the loop has ended."""
+
+    seconds: float
+    """Computing time, without the time that it waited for us."""
+    depth: int = 0
+    overlap: float = 0.0
+    """Seconds of it during which a checkpoint was being written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A checkpoint of this loop is durable."""
+
+    blocking: float
+    """Seconds that training waited, the walk over the state included."""
+    background: float = 0.0
+    """Seconds that threads beside the training took."""
+    cpu: float = 0.0
+    """Processor seconds of those."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """A checkpoint of this loop was loaded and restored."""
+
+    seconds: float
+
+
+Event = Iteration | Saved | Restored
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Statistics of one loop; n, k, C, M and R of the invariant."""
+
+    n: int = 0
+    """Iterations in this run."""
+    k: int = 0
+    """Checkpoints in this run."""
+    computed: float = 0.0
+    """Computing seconds in this run: n times the mean C."""
+    save: float | None = None
+    """M: recent mean of the slowdown that a save causes."""
+    restores: float | None = None
+    """R: recent mean of a restore."""
+    alone: float = 0.0
+    """Mean seconds of iterations with nothing in the background."""
+    alone_count: int = 0
+    beside: float = 0.0
+    """Mean seconds of iterations beside a save."""
+    beside_count: int = 0
+    overlap: float = 0.0
+    """Mean seconds of such iterations during which the save was under way."""
+
+    def observe(self, event: Event) -> Site:
+        """Return these statistics with one event more."""
+        if isinstance(event, Iteration):
+            return self._iterated(event)
+        if isinstance(event, Saved):
+            cost = event.blocking + self.contention(event)
+            return replace(self, k=self.k + 1, save=_mix(self.save, cost))
+        return replace(self, restores=_mix(self.restores, event.seconds))
+
+    def contention(self, event: Saved) -> float:
+        """Return the seconds that training loses to the background part of a save.
+
+        An honest estimate: iterations beside a save are compared with iterations alone, per
+        second of overlap. Until enough of both were seen, half the processor time is assumed.
+        """
+        assumed = STOLEN * event.cpu
+        seen = min(self.alone_count, self.beside_count)
+        if not seen or self.overlap <= 0:
+            return assumed
+        rate = min(1.0, max(0.0, (self.beside - self.alone) / self.overlap))
+        weight = seen / (seen + PRIOR)
+        return (1 - weight) * assumed + weight * rate * event.background
+
+    def facts(self) -> dict[str, Any]:
+        """Return what holds for the next run as well, as plain values."""
+        return {
+            "save": self.save,
+            "restores": self.restores,
+            "alone": self.alone,
+            "alone_count": min(self.alone_count, PRIOR),
+            "beside": self.beside,
+            "beside_count": min(self.beside_count, PRIOR),
+            "overlap": self.overlap,
+        }
+
+    @classmethod
+    def from_facts(cls, facts: Mapping[str, Any]) -> Site:
+        """Return the site that `facts` tell of; what is not a number there is left out."""
+        known = cls().facts()
+        found: dict[str, Any] = {
+            name: value
+            for name, value in facts.items()
+            if name in known and isinstance(value, int | float) and value >= 0
+        }
+        return cls(**found)
+
+    def _iterated(self, event: Iteration) -> Site:
+        grown = replace(self, n=self.n + 1, computed=self.computed + event.seconds)
+        if not self.n:
+            return grown  # the first iteration warms caches and tells little about the others
+        if event.overlap > 0:
+            count = self.beside_count + 1
+            weight = max(RECENT, 1 / count)
+            return replace(
+                grown,
+                beside=self.beside + weight * (event.seconds - self.beside),
+                overlap=self.overlap + weight * (event.overlap - self.overlap),
+                beside_count=count,
+            )
+        count = self.alone_count + 1
+        weight = max(RECENT, 1 / count)
+        return replace(
+            grown, alone=self.alone + weight * (event.seconds - self.alone), alone_count=count
+        )
+
+
+def _mix(mean: float | None, value: float) -> float:
+    return value if mean is None else (1 - RECENT) * mean + RECENT * value

@@ -1,0 +1,153 @@
+"""Memory that changed bytes are copied into while training waits: taken once, used again."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+from collections import deque
+from dataclasses import dataclass
+
+PAGE = 4096
+_NORESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000)
+_POPULATE_WRITE = 23
+"""MADV_POPULATE_WRITE of Linux 5.14: make pages present without writing into them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A stretch of staging memory that one checkpoint in flight holds."""
+
+    start: int
+    end: int
+    view: memoryview
+
+
+class Staging:
+    """One mapping, handed out in order and never larger in memory than its bound.
+
+    The address range is reserved once and costs nothing; a page of it costs memory from its first
+    use until `trim` or `close`. So a state that grows touches only what it grew by, where a larger
+    buffer would be paid for anew: first touch is ten times slower than the copy.
+    """
+
+    def __init__(self, bound: int = 0) -> None:
+        self.bound = bound
+        """Bytes; 0 lets it grow to the largest single request."""
+        self.touched = 0
+        """Bytes of it that are, or were made, present."""
+        self._largest = 0
+        self._map: mmap.mmap | None = None
+        self._leases: deque[Lease] = deque()
+
+    @property
+    def limit(self) -> int:
+        """Bytes that may be in use at once."""
+        return self.bound or self._largest
+
+    @property
+    def depth(self) -> int:
+        """Checkpoints like the largest so far that may be in flight at once."""
+        return max(1, self.bound // self._largest) if self._largest else 1
+
+    def fits(self, need: int) -> bool:
+        """Say whether a request of `need` bytes could ever be met."""
+        return not self.bound or need <= self.bound
+
+    def take(self, need: int) -> Lease | None:
+        """Return `need` bytes, or None while checkpoints in flight hold too much."""
+        need = max(PAGE, need + -need % PAGE)
+        if not self.fits(need):
+            return None
+        if not self._leases:
+            self._largest = max(self._largest, need)
+            start = 0
+        elif self._leases[-1].start >= self._leases[0].start:
+            # in use: one stretch; free: behind it, and before it
+            start = self._leases[-1].end
+            if start + need > self.limit:
+                start = 0
+                if need > self._leases[0].start:
+                    return None
+        else:
+            start = self._leases[-1].end
+            if start + need > self._leases[0].start:
+                return None
+        memory = self.reserve(start + need)
+        lease = Lease(start, start + need, memoryview(memory)[start : start + need])
+        self._leases.append(lease)
+        self.touched = max(self.touched, start + need)
+        return lease
+
+    def release(self, lease: Lease) -> None:
+        """Take back a lease; its memory stays warm for the next."""
+        lease.view.release()
+        self._leases.remove(lease)
+
+    def warm(self, nbytes: int) -> None:
+        """Make `nbytes` present now, so that the first copy into them runs at full speed."""
+        nbytes = min(nbytes + -nbytes % PAGE, self.bound or nbytes + PAGE)
+        if nbytes <= self.touched:
+            return
+        memory = self.reserve(nbytes)
+        base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+        step = 64 << 20
+        for at in range(self.touched & -PAGE, nbytes, step):
+            # through ctypes, because mmap.madvise keeps the interpreter lock
+            if libc.madvise(base + at, min(step, nbytes - at), _POPULATE_WRITE):
+                return
+            self.touched = max(self.touched, min(at + step, nbytes))
+
+    def trim(self, keep: int) -> None:
+        """Give memory back to the system if no more than half of it, `keep` bytes, is needed."""
+        keep += -keep % PAGE
+        if self._map is not None and not self._leases and keep < self.touched // 2:
+            self._map.madvise(mmap.MADV_DONTNEED, keep, self.touched - keep)
+            self.touched = keep
+            self._largest = min(self._largest, keep)
+
+    def close(self) -> None:
+        """Give everything back; harmless twice."""
+        memory, self._map = self._map, None
+        self._leases.clear()
+        self.touched = 0
+        if memory is not None:
+            # a view that somebody still holds keeps the mapping until it is gone
+            with contextlib.suppress(BufferError):
+                memory.close()
+
+    def forget(self) -> None:
+        """Drop the mapping without touching it: after a fork it is not in the child."""
+        self._map = None
+        self._leases = deque()
+
+    def reserve(self, need: int) -> mmap.mmap:
+        """Return the mapping, made if there is none of `need` bytes; costs no memory yet."""
+        if self._map is not None and len(self._map) >= need:
+            return self._map
+        if self._leases:
+            raise MemoryError(f"{need} bytes of staging memory are not to be had")
+        self.close()
+        wanted = self.bound or max(2 * need, _memory())
+        for size in (wanted + -wanted % PAGE, need + -need % PAGE):
+            try:
+                self._map = mmap.mmap(
+                    -1, max(size, need), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
+                )
+                break
+            except (OSError, ValueError):
+                continue  # an address-space limit: ask for exactly what is needed
+        else:
+            raise MemoryError(f"{need} bytes of staging memory are not to be had")
+        for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK", "MADV_DONTDUMP"):
+            with contextlib.suppress(OSError, AttributeError):
+                self._map.madvise(getattr(mmap, advice))
+        return self._map
+
+
+def _memory() -> int:
+    """Return the bytes of memory of this machine."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,317 @@
+"""The write path: training pays for one copy of the changed bytes, a thread does the rest."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rearview.config import Settings
+from rearview.errors import RearviewError
+from rearview.model import Checkpoint, ObjectRef, Part, Point
+from rearview.runtime.changes import Changes, Staged, room
+from rearview.runtime.costs import Costs
+from rearview.runtime.staging import Lease, Staging
+from rearview.store.checkpoints import Checkpoints
+
+SKELETON = "skeleton"
+"""Key of the part that holds everything but the buffers."""
+NICE = 10
+"""How far background threads stand back behind training when cores are short."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    run: str
+    seq: int
+    point: Point
+    edge: str
+    meta: dict[str, Any]
+    complete: bool
+    missing: tuple[str, ...]
+    skeleton: bytes
+    same: dict[str, ObjectRef]
+    staged: Staged
+    lease: Lease
+    blocking: float
+
+
+class Writer:
+    """Saves checkpoints beside the training; never raises into it, never makes it wait for a disk.
+
+    `warn` is called once for each kind of failure; `saved` after each checkpoint that is durable,
+    with what this one cost. Both are called on the background thread.
+    """
+
+    def __init__(
+        self,
+        checkpoints: Checkpoints,
+        settings: Settings,
+        *,
+        warn: Callable[[str], None] | None = None,
+        saved: Callable[[Checkpoint, Costs], None] | None = None,
+    ) -> None:
+        self.costs = Costs()
+        self.reason = ""
+        """Why the last `submit` returned False."""
+        self._checkpoints = checkpoints
+        self._warn = warn or logging.getLogger("rearview").warning
+        self._saved = saved
+        self._staging = Staging(settings.staging)
+        self._changes = Changes()
+        self._jobs: deque[_Job] = deque()
+        self._changed = threading.Condition()
+        self._busy = 0
+        self._warm = 0
+        self._needs: deque[int] = deque(maxlen=4)
+        self._closed = False
+        self._warned: set[str] = set()
+        self._failures = 0
+        self._pause = 0
+        self._thread: threading.Thread | None = None
+        _abandon_in_child(self)
+
+    def prepare(self, nbytes: int) -> None:
+        """Say that `nbytes` of changes are expected, so that memory for them is made ready."""
+        with self._changed:
+            self._warm = max(self._warm, nbytes)
+            self._start()
+            self._changed.notify_all()
+
+    def submit(  # noqa: PLR0917 - in the order of `Checkpoints.save`
+        self,
+        run: str,
+        seq: int,
+        point: Point,
+        edge: str,
+        skeleton: bytes,
+        buffers: Mapping[str, Any],
+        meta: dict[str, Any] | None = None,
+        complete: bool = True,
+        missing: Sequence[str] = (),
+        *,
+        wait: bool = False,
+    ) -> bool:
+        """Take the state as it is now; say whether it will be saved (`reason` says why not).
+
+        With `wait` it blocks until there is room instead of skipping.
+        """
+        began = time.perf_counter()
+        try:
+            took = self._submit(
+                _Job(
+                    *(run, seq, point, edge, meta or {}, complete, tuple(missing), skeleton, {}),
+                    staged=Staged(),
+                    lease=Lease(0, 0, memoryview(b"")),
+                    blocking=began,
+                ),
+                buffers,
+                wait,
+            )
+        except Exception as exc:
+            self._changes.forget()
+            self._report(exc, f"{run}/{seq}")
+            took = False
+            self.reason = f"failed: {exc}"
+        if not took:
+            spent = time.perf_counter() - began
+            with self._changed:
+                self.costs = replace(
+                    self.costs,
+                    skipped=self.costs.skipped + 1,
+                    blocking=self.costs.blocking + spent,
+                )
+        return took
+
+    def drain(self, timeout: float | None = None) -> bool:
+        """Wait until everything submitted is durable (or has failed); False when out of time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._busy, timeout)
+
+    def close(self, timeout: float | None = None) -> bool:
+        """Drain, end the thread and give the memory back; False when out of time."""
+        done = self.drain(timeout)
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            thread, self._thread = self._thread, None
+        if done:
+            if thread is not None:
+                thread.join()
+            self._staging.close()
+            self._changes.close()
+        return done
+
+    @property
+    def staging(self) -> int:
+        """Bytes of staging memory in use or kept warm."""
+        return self._staging.touched
+
+    def _submit(self, job: _Job, buffers: Mapping[str, Any], wait: bool) -> bool:
+        if self._closed:
+            self.reason = "closed: this process no longer saves"
+            return False
+        if self._pause:
+            self._pause -= 1
+            self.reason = f"waiting: the last {self._failures} saves failed"
+            return False
+        if not self._room(wait):
+            self.reason = "busy: the previous checkpoint is still being written"
+            return False
+        same, changed = self._changes.split(buffers)
+        need = room(changed)
+        while (lease := self._take(need)) is None:
+            if not self._staging.fits(need):
+                self.reason = (
+                    f"too large: {need} changed bytes exceed the staging bound of "
+                    f"{self._staging.bound}"
+                )
+                self._warn_once("staging", f"No checkpoint was saved at {job.point}. {self.reason}")
+                return False
+            if not (wait and self._busy):
+                self.reason = "busy: the previous checkpoint is still being written"
+                return False
+            with self._changed:
+                self._changed.wait(1.0)
+        staged = self._changes.copy(changed, lease.view)
+        spent = time.perf_counter() - job.blocking
+        with self._changed:
+            self._jobs.append(replace(job, same=same, staged=staged, lease=lease, blocking=spent))
+            self._busy += 1
+            self._start()
+            self._changed.notify_all()
+        return True
+
+    def _room(self, wait: bool) -> bool:
+        """Say, before anything is looked at, whether a checkpoint like the last one has room."""
+        with self._changed:
+            if self._busy < self._staging.depth:
+                return True
+            return wait and self._changed.wait_for(lambda: self._busy < self._staging.depth)
+
+    def _take(self, need: int) -> Lease | None:
+        with self._changed:
+            return self._staging.take(need)
+
+    def _start(self) -> None:
+        if self._thread is None and not self._closed:
+            self._thread = threading.Thread(target=self._work, name="rearview-writer", daemon=True)
+            self._thread.start()
+
+    def _work(self) -> None:
+        _stand_back()
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._jobs or self._warm or self._closed)
+                warm, self._warm = self._warm, 0
+                job = self._jobs.popleft() if self._jobs else None
+                if job is None and not warm:
+                    return
+                if warm:
+                    with contextlib.suppress(MemoryError):  # said when a checkpoint needs it
+                        self._staging.reserve(warm)
+            if job is None:
+                with contextlib.suppress(MemoryError):
+                    self._staging.warm(warm)
+                continue
+            self._save(job)
+
+    def _save(self, job: _Job) -> None:
+        began, cpu = time.perf_counter(), time.thread_time()
+        hashing = self._checkpoints.hashing
+        checkpoint: Checkpoint | None = None
+        try:
+            parts = self._changes.parts(job.staged, job.same)
+            parts.append(Part(SKELETON, job.skeleton))
+            checkpoint = self._checkpoints.save(
+                job.run, job.seq, job.point, job.edge, parts, job.meta, job.complete, job.missing
+            )
+            self._changes.learn(job.staged, checkpoint.parts)
+            del parts
+        except Exception as exc:
+            self._changes.forget()
+            self._report(exc, f"{job.run}/{job.seq}")
+        copied = job.staged.nbytes
+        job.staged.release()
+        used = time.thread_time() - cpu + self._checkpoints.hashing - hashing
+        spent = Costs(
+            saved=int(checkpoint is not None),
+            failed=int(checkpoint is None),
+            blocking=job.blocking,
+            background=time.perf_counter() - began,
+            cpu=used,
+            logical=checkpoint.nbytes if checkpoint else 0,
+            copied=copied,
+            stored=checkpoint.stored if checkpoint else 0,
+        )
+        if checkpoint is not None:
+            self._failures = 0
+            self._warned.clear()
+            self._notify(checkpoint, spent)
+        with self._changed:
+            self.costs = self.costs + spent
+            self._needs.append(job.lease.end - job.lease.start)
+            self._staging.release(job.lease)
+            self._busy -= 1
+            if not self._busy and len(self._needs) == self._needs.maxlen:
+                # what was needed once, before frozen buffers were known as such, is given back
+                self._staging.trim(max(self._needs))
+            self._changed.notify_all()
+
+    def _notify(self, checkpoint: Checkpoint, spent: Costs) -> None:
+        if self._saved is not None:
+            try:
+                self._saved(checkpoint, spent)
+            except Exception as exc:
+                self._report(exc, checkpoint.id)
+
+    def _report(self, exc: Exception, name: str) -> None:
+        """Warn once per kind of failure, and let more and more boundaries pass while it lasts."""
+        self._failures += 1
+        self._pause = min(64, 2 ** (self._failures - 1)) - 1
+        kind = exc.slug if isinstance(exc, RearviewError) else type(exc).__name__
+        self._warn_once(kind, f"Checkpoint {name} was not saved; training goes on. {exc}")
+
+    def _warn_once(self, kind: str, message: str) -> None:
+        if kind not in self._warned:
+            self._warned.add(kind)
+            try:
+                self._warn(message)
+            except Exception:
+                logging.getLogger("rearview").exception("the warning itself failed: %s", message)
+
+    def abandon(self) -> None:
+        """In a forked child: save nothing, hold nothing; the parent's thread is not here."""
+        self._closed = True
+        self._busy = 0
+        self._thread = None
+        self._jobs = deque()
+        self._changed = threading.Condition()
+        self._staging.forget()
+        self._changes.forget()
+
+
+def _stand_back() -> None:
+    """Let training go first when cores are short; a thread has its own priority on Linux."""
+    try:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+    except OSError:
+        return
+
+
+def _abandon_in_child(writer: Writer) -> None:
+    known = weakref.ref(writer)
+
+    def after() -> None:
+        here = known()
+        if here is not None:
+            here.abandon()
+
+    os.register_at_fork(after_in_child=after)

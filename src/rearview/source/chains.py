@@ -1,0 +1,92 @@
+"""Which loops may be running when a function is entered, as far as the text tells."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+
+from rearview.source.loops import FUNCTIONS, LOOPS, MODULE, loop_name, unique_name
+
+Chains = Mapping[tuple[str, str], tuple[tuple[str, ...], ...]]
+"""(path, function) -> stacks of loop names, outermost first."""
+DEEPEST = 8
+"""Loops on a stack beyond which recursion is not followed."""
+
+
+def chains(trees: Mapping[str, ast.Module], *, limit: int = 16) -> Chains:
+    r"""Return, for each (path, function), the loops that may be running when it is entered.
+
+    Calls are followed by name: `fit(...)` and `anything.fit(...)` may both mean any function
+    called `fit`. A function that nobody calls by name (a callback, `forward`) is not listed:
+    nothing is known about it.
+
+    >>> text = "def step(): pass\ndef fit():\n  for i in x: step()\nfor epoch in y: fit()"
+    >>> chains({"t.py": ast.parse(text)})["t.py", "step"]
+    (('epoch', 'i'),)
+    """
+    calls: dict[str, set[tuple[str, str, tuple[str, ...]]]] = {}
+    functions: set[tuple[str, str]] = set()
+    for path, tree in trees.items():
+        finder = _Finder()
+        functions |= {(path, function) for function in (MODULE, *finder.functions(tree))}
+        for name, function, around in finder.calls(tree, MODULE, "", ()):
+            calls.setdefault(name, set()).add((path, function, around))
+    known: dict[tuple[str, str], set[tuple[str, ...]]] = {
+        key: {()} for key in functions if key[1] == MODULE
+    }
+    changed = True
+    while changed:
+        changed = False
+        for key in functions:
+            mine = known.get(key, set())
+            for path, caller, around in calls.get(_called_as(key[1]), ()):
+                for chain in known.get((path, caller), ()):
+                    longer = (chain + around)[:DEEPEST]
+                    if longer not in mine and len(mine) < limit:
+                        mine = mine | {longer}
+                        changed = True
+            if mine:
+                known[key] = mine
+    return {key: tuple(sorted(found)) for key, found in known.items()}
+
+
+def _called_as(function: str) -> str:
+    parts = function.split(".")
+    return parts[-2] if parts[-1] == "__init__" and len(parts) > 1 else parts[-1]
+
+
+class _Finder:
+    def functions(self, node: ast.AST, prefix: str = "") -> Iterator[str]:
+        """Yield the qualified name of each function below a node."""
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, FUNCTIONS):
+                yield prefix + child.name
+                yield from self.functions(child, f"{prefix}{child.name}.<locals>.")
+            elif isinstance(child, ast.ClassDef):
+                yield from self.functions(child, f"{prefix}{child.name}.")
+            else:
+                yield from self.functions(child, prefix)
+
+    def calls(
+        self, node: ast.AST, function: str, prefix: str, around: tuple[str, ...]
+    ) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+        """Yield (name called, function it is called in, loops of that function around it)."""
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Call):
+                func = child.func
+                if isinstance(func, ast.Attribute | ast.Name):
+                    name = func.attr if isinstance(func, ast.Attribute) else func.id
+                    yield name, function, around
+            if isinstance(child, FUNCTIONS):
+                inner = prefix + child.name
+                yield from self.calls(child, inner, f"{inner}.<locals>.", ())
+            elif isinstance(child, ast.ClassDef):
+                yield from self.calls(child, function, f"{prefix}{child.name}.", around)
+            elif isinstance(child, LOOPS):
+                chain = (*around, unique_name(loop_name(child, function), around))
+                first: ast.expr = child.test if isinstance(child, ast.While) else child.iter
+                yield from self.calls(ast.Expr(first), function, prefix, around)
+                for block, inside in ((child.body, chain), (child.orelse, around)):
+                    yield from self.calls(ast.Module(block, []), function, prefix, inside)
+            else:
+                yield from self.calls(child, function, prefix, around)

@@ -1,0 +1,255 @@
+"""What an edit adds to a recorded program, or why it is more than a look."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Mapping
+
+from rearview.errors import ProbeError, SourceError
+from rearview.source.align import Added, Comparison, compare, parse
+from rearview.source.carry import START, Need, needs
+from rearview.source.chains import Chains, chains
+from rearview.source.edits import class_refusal, lost_refusal, reflection_refusal, shadow_refusals
+from rearview.source.judge import Judge, Refusal
+from rearview.source.logged import Aliases, calls_in
+from rearview.source.loops import FUNCTIONS, LOOPS, LoopId, enclosing, loop_ids
+from rearview.source.probe import Kind, Place, Probe, Probes, fits
+from rearview.source.purity import Facts, Levels, facts
+from rearview.source.scopes import Scopes
+
+__all__ = ["START", "Kind", "Place", "Probe", "Probes", "check", "find", "fits"]
+
+
+def find(
+    old: Mapping[str, str], new: Mapping[str, str], *, used: Collection[str] | None = None
+) -> Probes:
+    """Return what `new` adds to the recorded source `old`; raise if it does more than look.
+
+    `used` names the files that the run executed; edits elsewhere do not matter.
+    """
+    found, refusals = check(old, new, used=used)
+    if refusals:
+        first = refusals[0]
+        more = ", ".join(f"{r.path}:{r.line}" for r in refusals[1:4])
+        rest = (
+            f" The same goes for {more}{' and more' if len(refusals) > 4 else ''}." if more else ""
+        )
+        raise ProbeError(
+            f"{first.path}:{first.line} is not a probe: {first.what}: {first.why}. "
+            f"{first.remedy}{rest}",
+            path=first.path,
+            line=first.line,
+        )
+    return found
+
+
+def check(
+    old: Mapping[str, str], new: Mapping[str, str], *, used: Collection[str] | None = None
+) -> tuple[Probes, tuple[Refusal, ...]]:
+    """Return what an edit adds and every reason to refuse it, without raising for either."""
+    kept = [path for path in old if path.endswith(".py") and (used is None or path in used)]
+    edited = [path for path in kept if path in new and new[path] != old[path]]
+    refusals = [
+        Refusal(path, 1, f"`{path}`", "the run used this file and it is gone", "Bring it back.")
+        for path in kept
+        if path not in new
+    ]
+    trees: dict[str, ast.Module] = {}
+    for path in kept:
+        try:
+            trees[path] = parse(old[path], path)
+        except SourceError:
+            if path in edited:
+                raise
+    context = _Context(trees)
+    work = _Work(context)
+    for path in edited:
+        work.file(path, compare(trees[path], parse(new[path], path)))
+    work.modules_of(old, new)
+    refusals += [*work.refusals, *shadow_refusals(trees, set(new) - set(old))]
+    source = {**old, **{path: new[path] for path in (*edited, *work.modules)}}
+    probes = Probes(tuple(work.probes), source, work.variables, work.loops, tuple(work.modules))
+    return probes, tuple(sorted(set(refusals)))
+
+
+class _Context:
+    """What all recorded files say together."""
+
+    def __init__(self, trees: Mapping[str, ast.Module]) -> None:
+        self.trees = trees
+        self.facts: Facts = facts(list(trees.values()))
+        self.chains: Chains = chains(trees)
+        self.functions: dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef]] = {}
+        self.attributes: set[str] = set()
+        self.methods: set[str] = set()
+        for tree in trees.values():
+            for node in ast.walk(tree):
+                if isinstance(node, FUNCTIONS):
+                    self.functions.setdefault(node.name, []).append(node)
+                elif isinstance(node, ast.Attribute):
+                    self.attributes.add(node.attr)
+                elif isinstance(node, ast.ClassDef):
+                    self.methods |= {s.name for s in node.body if isinstance(s, FUNCTIONS)}
+
+
+class _Work:
+    """Gathers probes file by file."""
+
+    def __init__(self, context: _Context) -> None:
+        self.context = context
+        self.probes: list[Probe] = []
+        self.refusals: list[Refusal] = []
+        self.variables: dict[tuple[str, str], frozenset[str]] = {}
+        self.loops: dict[str, Mapping[int, LoopId]] = {}
+        self.modules: list[str] = []
+        self._imports: list[ast.AST] = []
+
+    def file(self, path: str, found: Comparison) -> None:
+        """Take in one edited file."""
+        self.loops[path] = loop_ids(found.new, path, recorded=found)
+        self.refusals += [lost_refusal(path, lost) for lost in found.lost]
+        extra = [alias for _, aliases in found.widened for alias in aliases]
+        added = [item.node for item in found.added]
+        if not added and not extra:
+            return
+        scopes = Scopes(found.new, {id(node) for node in added}, {id(alias) for alias in extra})
+        aliases = Aliases(found.new)
+        judge = self._judge(path, scopes, added, aliases)
+        for stmt, more in found.widened:
+            narrow: ast.stmt = ast.Import(names=list(more))
+            if isinstance(stmt, ast.ImportFrom):
+                narrow = ast.ImportFrom(stmt.module, list(more), stmt.level)
+            ast.copy_location(narrow, stmt)
+            scopes.of[id(narrow)] = scopes.of[id(stmt)]
+            judge.look(narrow, aliases)
+            self._imports.append(narrow)
+        self.refusals += judge.refusals
+        for item, need in zip(found.added, needs(found.added, scopes, aliases), strict=True):
+            self._imports += ast.walk(item.node)
+            context = self.context
+            refusal = class_refusal(path, item, context.attributes, context.methods)
+            if refusal is not None:
+                self.refusals.append(refusal)
+            reflection = reflection_refusal(path, item, found, scopes.of[id(item.node)])
+            if reflection is not None:
+                self.refusals.append(reflection)
+            self.probes.append(self._probe(item, need, judge, aliases, set(map(id, added))))
+        self._note_variables(path, scopes)
+
+    def _judge(self, path: str, scopes: Scopes, added: list[ast.stmt], aliases: Aliases) -> Judge:
+        levels = Levels(scopes, added)
+        judge = Judge(path, scopes, levels, self.context.facts, self.context.functions)
+        for stmt in added:
+            judge.look(stmt, aliases)
+        return judge
+
+    def _note_variables(self, path: str, scopes: Scopes) -> None:
+        stack = [scopes.top]
+        while stack:
+            scope = stack.pop()
+            stack.extend(scope.children)
+            names = {
+                name
+                for name in scope.added_bound
+                if name not in scope.outer and scope.recorded_use(name) is None
+            }
+            if names and not scope.added:
+                key = (path, scope.name)
+                self.variables[key] = self.variables.get(key, frozenset()) | names
+
+    def _probe(
+        self, item: Added, need: Need, judge: Judge, aliases: Aliases, added: set[int]
+    ) -> Probe:
+        node, path = item.node, judge.path
+        function, loops = enclosing(item.parents)
+        outer = self.context.chains.get((path, function), ())
+        calls = calls_in(node, aliases)
+        decorators = getattr(node, "decorator_list", ())
+        return Probe(
+            path=path,
+            first=min([node.lineno, *(d.lineno for d in decorators)]),
+            last=node.end_lineno or node.lineno,
+            column=node.col_offset,
+            line=node.lineno,
+            kind=_kind(node, logs=any(not c.line for c in calls), prints=bool(calls)),
+            names=tuple(dict.fromkeys(name for call in calls for name in call.names)),
+            function=function,
+            loops=loops,
+            place=_place(item, added),
+            chains=tuple(sorted({chain + loops for chain in outer})),
+            depth=need.depth,
+            feeds=tuple(_chain_names(item.parents, chain) for chain in need.feeds),
+            generators=tuple(ast.unparse(e) for e in judge.generators.get(node.lineno, ())),
+            cautions=tuple(judge.cautions.get(node.lineno, ())),
+        )
+
+    def modules_of(self, old: Mapping[str, str], new: Mapping[str, str]) -> None:
+        """Take in the new files that added code imports."""
+        while self._imports:
+            node = self._imports.pop()
+            for other in _imported(node, set(new) - set(old)):
+                if other in self.modules:
+                    continue
+                self.modules.append(other)
+                tree = parse(new[other], other)
+                body = list(tree.body)
+                scopes = Scopes(tree, {id(stmt) for stmt in body}, set())
+                self.refusals += self._judge(other, scopes, body, Aliases(tree)).refusals
+                self._imports += ast.walk(tree)
+
+
+def _kind(node: ast.stmt, *, logs: bool, prints: bool) -> Kind:
+    if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
+        return Kind.DEFINITION
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return Kind.IMPORT
+    if logs:
+        return Kind.LOG
+    return Kind.PRINT if prints else Kind.VALUE
+
+
+def _chain_names(parents: tuple[ast.AST, ...], chain: tuple[ast.AST, ...]) -> tuple[str, ...]:
+    outside = [node for node in parents if not isinstance(node, LOOPS)]
+    return enclosing((*outside, *chain))[1]
+
+
+def _place(item: Added, added: set[int]) -> Place:
+    level = next(
+        node
+        for node in reversed(item.parents)
+        if isinstance(node, (*LOOPS, *FUNCTIONS, ast.Module))
+    )
+    lines: list[int] = []
+    stack: list[ast.AST] = list(ast.iter_child_nodes(level))
+    while stack:
+        node = stack.pop()
+        if id(node) in added or isinstance(node, (*FUNCTIONS, ast.ClassDef)):
+            continue
+        if isinstance(node, LOOPS):
+            lines.append(node.lineno)
+            continue
+        stack.extend(ast.iter_child_nodes(node))
+    before = any(line < item.node.lineno for line in lines)
+    after = any(line > item.node.lineno for line in lines)
+    if before and after:
+        return Place.BETWEEN
+    if before or after:
+        return Place.AFTER if before else Place.BEFORE
+    return Place.ALONE
+
+
+def _imported(node: ast.AST, candidates: set[str]) -> list[str]:
+    """Return the new files that an import may mean."""
+    wanted: list[str] = []
+    if isinstance(node, ast.Import):
+        wanted = [alias.name for alias in node.names]
+    elif isinstance(node, ast.ImportFrom):
+        base = node.module or ""
+        wanted = [base, *(f"{base}.{alias.name}".strip(".") for alias in node.names)]
+    ends = [
+        f"{name.replace('.', '/')}{end}"
+        for name in wanted
+        if name
+        for end in (".py", "/__init__.py")
+    ]
+    return [c for c in sorted(candidates) if any(c == end or c.endswith(f"/{end}") for end in ends)]

@@ -1,0 +1,76 @@
+"""Probes put under a shield: the program sees no trace of their random draws."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+
+from rearview.source.align import blocks
+from rearview.source.loops import FUNCTIONS
+
+SHIELD = "__rearview_probe__"
+"""Name that the runtime binds: called with the line and the live generators that the probe uses,
+it gives a context manager around the statements of a probe."""
+
+
+Places = Mapping[tuple[int, int], tuple[str, ...]]
+"""(line, column) of a statement -> the live generators it draws from, as expressions."""
+
+
+def shield_tree(tree: ast.Module, places: Places) -> ast.Module:
+    r"""Return the tree with the statements at `places` inside a shield.
+
+    Neighbours share one. Every location stays what it was, so tracebacks show the user's lines.
+    The bodies of functions that probes add are shielded too, since a framework may call them.
+
+    >>> print(ast.unparse(shield_tree(ast.parse("a = 1\nprint(a)"), {(2, 0): ()})))
+    a = 1
+    with __rearview_probe__(2):
+        print(a)
+    """
+    _block(tree.body, places)
+    return tree
+
+
+def _block(block: list[ast.stmt], places: Places) -> None:
+    done: list[ast.stmt] = []
+    group: list[ast.stmt] = []
+    for stmt in block:
+        if (stmt.lineno, stmt.col_offset) in places:
+            if isinstance(stmt, FUNCTIONS):
+                _shield_function(stmt)
+            group.append(stmt)
+            continue
+        if group:
+            done.append(_shielded(group, places))
+            group = []
+        done.append(stmt)
+        for inner in blocks(stmt):
+            _block(inner, places)
+    if group:
+        done.append(_shielded(group, places))
+    block[:] = done
+
+
+def _shield_function(node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+    pauses = (ast.Yield, ast.YieldFrom, ast.Await)
+    if any(isinstance(sub, pauses) for sub in ast.walk(node)):
+        return  # it would be left and entered again in the middle of its shield
+    first = 1 if ast.get_docstring(node, clean=False) is not None else 0
+    if len(node.body) > first:
+        node.body[first:] = [_shielded(node.body[first:], {})]
+
+
+def _shielded(group: list[ast.stmt], places: Places) -> ast.With:
+    first, last = group[0], group[-1]
+    texts = dict.fromkeys(t for s in group for t in places.get((s.lineno, s.col_offset), ()))
+    args: list[ast.expr] = [ast.Constant(first.lineno)]
+    args.extend(ast.parse(text, mode="eval").body for text in texts)
+    call = ast.Call(func=ast.Name(SHIELD, ast.Load()), args=args, keywords=[])
+    node = ast.With(items=[ast.withitem(context_expr=call)], body=group)
+    for sub in (node, *ast.walk(call)):
+        if isinstance(sub, ast.expr | ast.stmt):
+            sub.lineno, sub.col_offset = first.lineno, first.col_offset
+            sub.end_lineno, sub.end_col_offset = first.lineno, first.col_offset
+    node.end_lineno, node.end_col_offset = last.end_lineno, last.end_col_offset
+    return node

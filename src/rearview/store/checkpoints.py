@@ -1,0 +1,249 @@
+"""Checkpoints at rest: objects first, manifest last."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from rearview.errors import DamagedError, StoreError, UsageError
+from rearview.model import Checkpoint, ObjectRef, Part, Point
+from rearview.store.direct import sync_folder, unwritable
+from rearview.store.loaded import Loaded
+from rearview.store.manifest import (
+    INLINE,
+    Body,
+    checkpoint_of,
+    encode,
+    seal,
+    tabulate,
+    unseal,
+)
+from rearview.store.objects import Batch, Objects, digest
+from rearview.store.packs import PackWriter
+from rearview.store.presence import writing
+from rearview.store.project import Project, publish
+
+OBJECT_FROM = 1 << 20
+"""Parts of at least this many bytes are objects of their own; smaller ones share a pack."""
+
+
+_log = logging.getLogger("rearview")
+
+
+class Checkpoints:
+    """The checkpoints of one project. Any number of processes may save and load at once."""
+
+    def __init__(self, project: Project) -> None:
+        self.project = project
+        self.objects = Objects(project)
+        self.hashing = 0.0
+        """Processor seconds that hashing beside a save has used."""
+        self._known: dict[str, dict[str, Checkpoint]] = {}
+
+    def save(  # noqa: PLR0917 - in the order people say it
+        self,
+        run: str,
+        seq: int,
+        point: Point,
+        edge: str,
+        parts: Iterable[Part],
+        meta: dict[str, Any] | None = None,
+        complete: bool = True,
+        missing: Sequence[str] = (),
+    ) -> Checkpoint:
+        """Save `parts` as checkpoint `<run>/<seq>`; when this returns, it survives a power cut.
+
+        Until then it does not exist, and nothing that existed before has changed.
+        """
+        body = Body(
+            run=run,
+            seq=seq,
+            point=[(step.loop, step.index, step.value) for step in point.steps],
+            edge=edge,
+            time=time.time(),
+            complete=complete,
+            missing=list(missing),
+            meta=meta or {},
+        )
+        try:
+            with writing(self.project), Batch(self.objects) as batch:
+                return self._save(batch, body, parts)
+        except OSError as exc:
+            raise unwritable(exc, f"Checkpoint {run}/{seq}", self.project.store) from exc
+
+    def of(self, run: str) -> list[Checkpoint]:
+        """Return the checkpoints of `run`, oldest first."""
+        folder = self.project.checkpoints / run
+        try:
+            with os.scandir(folder) as found:
+                names = sorted(entry.name for entry in found if _is_manifest(entry.name))
+        except FileNotFoundError:
+            return []
+        known = self._known.setdefault(run, {})
+        fresh: dict[str, Checkpoint] = {}
+        for name in names:
+            try:
+                checkpoint = known.get(name) or self._read(folder / name)
+            except DamagedError as exc:
+                # one damaged checkpoint must not hide the others
+                _log.warning("%s", exc)
+                continue
+            if checkpoint is not None:
+                fresh[name] = checkpoint
+        self._known[run] = fresh
+        return sorted(fresh.values(), key=lambda each: each.seq)
+
+    def runs(self) -> list[str]:
+        """Return the runs that have checkpoints."""
+        try:
+            return sorted(entry.name for entry in os.scandir(self.project.checkpoints))
+        except FileNotFoundError:
+            return []
+
+    def get(self, id: str) -> Checkpoint:  # noqa: A002 - the word of the model
+        """Return the checkpoint `id`."""
+        path = self._path(id)
+        found = self._read(path)
+        if found is None:
+            known = ", ".join(checkpoint.id for checkpoint in self.of(id.rpartition("/")[0])[-5:])
+            raise UsageError(
+                f"There is no checkpoint {id!r} in {self.project.store}. "
+                + (f"The last ones of this run are: {known}." if known else "The run has none."),
+                slug="unknown-checkpoint",
+            )
+        return found
+
+    def load(self, checkpoint: Checkpoint) -> Loaded:
+        """Return the bytes of `checkpoint`, read part by part as they are asked for."""
+        return Loaded(self.objects, checkpoint)
+
+    def delete(self, id: str) -> None:  # noqa: A002 - the word of the model
+        """Remove the checkpoint `id`; what only it used is freed by the next sweep."""
+        self._path(id).unlink(missing_ok=True)
+
+    def _save(self, batch: Batch, body: Body, parts: Iterable[Part]) -> Checkpoint:
+        refs: dict[str, ObjectRef] = {}
+        small: list[tuple[str, str, memoryview]] = []
+        alive: set[Path] = set()
+        for part, view, oid in self._hashed(parts):
+            if part.same_as is not None:
+                refs[part.key] = self._reuse(part.same_as, alive)
+            elif len(view) >= OBJECT_FROM:
+                refs[part.key] = batch.put(view, oid)
+            else:
+                small.append((part.key, oid, view))
+        body.count = len(refs) + len(small)
+        if small or len(refs) > INLINE:
+            self._pack(batch, body, refs, small)
+        else:
+            body.parts = tabulate(refs)
+            body.nbytes = sum(ref.nbytes for ref in refs.values())
+        body.stored = batch.stored
+        batch.commit()
+        path = self._path(f"{body.run}/{body.seq}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        publish(path, seal(encode(body)))
+        sync_folder(path.parent)
+        return checkpoint_of(body, self.objects.get)
+
+    def _pack(
+        self,
+        batch: Batch,
+        body: Body,
+        refs: dict[str, ObjectRef],
+        small: list[tuple[str, str, memoryview]],
+    ) -> None:
+        name = f"{body.run}/{body.seq:08d}-{os.urandom(4).hex()}"
+        size = sum(len(view) for _, _, view in small)
+        with batch.sink(self.objects.pack_path(name), size=size) as sink:
+            pack = PackWriter(name, sink)
+            for key, oid, view in small:
+                refs[key] = pack.add(oid, view)
+            body.nbytes = sum(ref.nbytes for ref in refs.values())
+            if len(refs) > INLINE:
+                table = encode(tabulate(refs))
+                ref = pack.add(digest(table), memoryview(table))
+                body.table = (ref.oid, ref.nbytes, name, ref.offset)
+            else:
+                body.parts = tabulate(refs)
+            body.stored = batch.stored + sink.position
+            pack.close(encode(body))
+
+    def _reuse(self, ref: ObjectRef, alive: set[Path]) -> ObjectRef:
+        """Return `ref` if what it names is still there, marked as in use."""
+        file = self.objects.file(ref)
+        if file not in alive:
+            if not self.objects.touch(ref):
+                raise StoreError(
+                    f"Object {ref.oid[:12]}, which this checkpoint shares with an earlier one, was "
+                    f"removed from {self.project.store} meanwhile. The next checkpoint stores it "
+                    "again.",
+                    slug="object-missing",
+                )
+            alive.add(file)
+        return ref
+
+    def _hashed(self, parts: Iterable[Part]) -> Iterator[tuple[Part, memoryview, str]]:
+        """Yield each part with its bytes and oid; large ones are hashed ahead of their writing."""
+        listed = [(part, _view(part)) for part in parts]
+        with ThreadPoolExecutor(1, "rearview-hash") as pool:
+            ahead = {
+                part.key: pool.submit(self._digest, view)
+                for part, view in listed
+                if len(view) >= OBJECT_FROM
+            }
+            try:
+                for part, view in listed:
+                    if part.same_as is not None:
+                        yield part, view, part.same_as.oid
+                    elif part.key in ahead:
+                        yield part, view, ahead[part.key].result()
+                    else:
+                        yield part, view, digest(view)
+            finally:
+                pool.shutdown(cancel_futures=True)
+
+    def _digest(self, view: memoryview) -> str:
+        began = time.thread_time()
+        oid = digest(view)
+        self.hashing += time.thread_time() - began
+        return oid
+
+    def _path(self, id: str) -> Path:  # noqa: A002 - the word of the model
+        run, _, seq = id.rpartition("/")
+        if not run or not seq.isdecimal() or run.startswith((".", "/")):
+            raise UsageError(
+                f"{id!r} does not name a checkpoint. A checkpoint is <run>/<number>; "
+                "`rearview show <run>` lists them.",
+                slug="unknown-checkpoint",
+            )
+        return self.project.checkpoints / run / f"{int(seq):08d}.json"
+
+    def _read(self, path: Path) -> Checkpoint | None:
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as exc:
+            raise StoreError(
+                f"The manifest {path} cannot be read: {exc.strerror or exc}. Make the store "
+                "readable.",
+                slug="store-unreadable",
+            ) from exc
+        return checkpoint_of(unseal(data, f"{path.parent.name}/{int(path.stem)}"), self.objects.get)
+
+
+def _view(part: Part) -> memoryview:
+    if part.same_as is not None:
+        return memoryview(b"")
+    view = memoryview(part.data)
+    return view.cast("B") if view.nbytes else memoryview(b"")
+
+
+def _is_manifest(name: str) -> bool:
+    return name.endswith(".json") and not name.startswith(".")

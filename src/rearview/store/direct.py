@@ -1,0 +1,209 @@
+"""New files, written past the page cache where the file system allows it.
+
+A buffered write of a gigabyte is paid for twice: once into the page cache and once more when the
+kernel writes it back, beside the training that then runs. Direct writes of aligned chunks go to
+the device at its own speed and leave the cache to the training data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+from collections import deque
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from rearview.errors import StoreError
+
+ALIGN = 4096
+"""Alignment of everything large on disk: a page, and no less than any device's block."""
+CHUNK = 8 << 20
+"""Bytes per system call: large enough for full speed, small enough to be interrupted."""
+DIRECT_FROM = 1 << 20
+"""Smaller files are written through the page cache: one call, no padding."""
+PART = ".part-"
+"""How the name of a file begins while it is being written."""
+
+_DIRECT: int = getattr(os, "O_DIRECT", 0)
+_spare: deque[mmap.mmap] = deque(maxlen=4)
+"""Aligned chunks to reuse: first touch of fresh memory costs ten times the copy into it."""
+
+
+class Sink:
+    """A new file that takes bytes in order and appears under its name only when published.
+
+    Until `publish` nothing stands at `path`; left early as a context, it leaves nothing behind.
+    """
+
+    def __init__(self, path: Path, *, size: int) -> None:
+        self.path = path
+        self.temporary = path.with_name(f"{PART}{os.getpid()}-{os.urandom(6).hex()}")
+        self.position = 0
+        """Bytes taken so far."""
+        self._written = 0
+        self._held = 0
+        self._chunk: mmap.mmap | None = None
+        self._direct = bool(_DIRECT) and size >= DIRECT_FROM
+        try:
+            self._fd = self._open()
+        except FileNotFoundError:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._fd = self._open()
+
+    def write(self, view: memoryview) -> None:
+        """Append the bytes of `view`."""
+        self.position += len(view)
+        while view:
+            if not self._held and len(view) >= ALIGN:
+                view = view[self._put(view[: min(len(view) & -ALIGN, CHUNK)]) :]
+                continue
+            chunk = self._chunk = self._chunk or _take()
+            count = min(len(view), CHUNK - self._held)
+            chunk[self._held : self._held + count] = view[:count]
+            self._held += count
+            view = view[count:]
+            if self._held == CHUNK:
+                self._flush()
+
+    def pad(self, alignment: int) -> int:
+        """Fill with zeros up to a multiple of `alignment`; return the position reached."""
+        short = -self.position % alignment
+        if short:
+            self.write(memoryview(bytes(short)))
+        return self.position
+
+    def finish(self) -> None:
+        """Hand every byte to the system. Nothing can be appended after."""
+        self._flush()
+        self._release()
+
+    def sync(self) -> None:
+        """Return when every byte of the finished file is on the device."""
+        if self._fd >= 0:
+            os.fsync(self._fd)
+            self._close()
+
+    def publish(self) -> None:
+        """Make the finished file appear under its name, whole."""
+        self._close()
+        self.temporary.replace(self.path)
+
+    def discard(self) -> None:
+        """Remove what was written; does nothing after `publish`."""
+        self._release()
+        with contextlib.suppress(OSError):
+            self._close()
+        with contextlib.suppress(OSError):
+            self.temporary.unlink()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.discard()
+
+    def _open(self) -> int:
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        if self._direct:
+            try:
+                return os.open(self.temporary, flags | _DIRECT, 0o644)
+            except OSError as exc:
+                if exc.errno != errno.EINVAL:
+                    raise
+                # some file systems make the file before they refuse the flag
+                with contextlib.suppress(FileNotFoundError):
+                    self.temporary.unlink()
+                self._direct = False
+        return os.open(self.temporary, flags, 0o644)
+
+    def _put(self, view: memoryview) -> int:
+        """Write whole blocks at the end of the file; return how many bytes went out."""
+        try:
+            written = os.pwrite(self._fd, view, self._written)
+        except OSError as exc:
+            if exc.errno != errno.EINVAL or not self._direct:
+                raise
+            written = self._refused(view)
+        self._written += written
+        return written
+
+    def _refused(self, view: memoryview) -> int:
+        """Write what the file system would not take directly: aligned, or else buffered."""
+        if self._chunk is None:
+            self._chunk = _take()
+            self._chunk[: len(view)] = view
+            with contextlib.suppress(OSError), memoryview(self._chunk)[: len(view)] as aligned:
+                return os.pwrite(self._fd, aligned, self._written)
+        self._direct = False
+        flags: int = fcntl.fcntl(self._fd, fcntl.F_GETFL)
+        fcntl.fcntl(self._fd, fcntl.F_SETFL, flags & ~_DIRECT)
+        return os.pwrite(self._fd, view, self._written)
+
+    def _flush(self) -> None:
+        """Write what is held. A direct write covers whole blocks, so its tail is cut off after."""
+        if not self._held or self._chunk is None:
+            return
+        length = self._held
+        padded = length + (-length % ALIGN if self._direct else 0)
+        end = self._written + length
+        self._chunk[length:padded] = bytes(padded - length)
+        with memoryview(self._chunk) as chunk:
+            done = 0
+            while done < padded:
+                done += self._put(chunk[done:padded])
+        if padded != length:
+            os.ftruncate(self._fd, end)
+        self._written = end
+        self._held = 0
+
+    def _release(self) -> None:
+        chunk, self._chunk = self._chunk, None
+        if chunk is not None:
+            _spare.append(chunk)
+
+    def _close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+def sync_folder(folder: Path) -> None:
+    """Return when the names in `folder` are on the device."""
+    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError as exc:
+        # some network file systems cannot sync a folder and have no need to
+        if exc.errno not in {errno.EINVAL, errno.ENOTSUP}:
+            raise
+    finally:
+        os.close(fd)
+
+
+def unwritable(exc: OSError, what: str, store: Path) -> StoreError:
+    """Return the error that tells the user why `what` could not be written, and what to do."""
+    if exc.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
+        return StoreError(
+            f"{what} was not written: the disk of {store} is full ({exc.strerror}). What was "
+            "saved before is intact. Free space with `rearview gc --budget 10GB`, or move the "
+            "store to a larger disk.",
+            slug="disk-full",
+        )
+    return StoreError(
+        f"{what} was not written to {store}: {exc.strerror or exc}. What was saved before is "
+        "intact. Make the folder writable, then try again.",
+        slug="store-unwritable",
+    )
+
+
+def _take() -> mmap.mmap:
+    try:
+        return _spare.pop()
+    except IndexError:
+        return mmap.mmap(-1, CHUNK)

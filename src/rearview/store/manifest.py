@@ -1,0 +1,156 @@
+"""The text of a manifest: one JSON document that says what a checkpoint is and where its parts are.
+
+Format 1 is `{"format": 1, "check": …, "body": {…}}`; `check` is the hash of the body's bytes. A
+checkpoint of many parts keeps their table in its pack and names it in the body, so that listing
+ten thousand checkpoints reads ten thousand small files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from rearview.errors import DamagedError, StoreError
+from rearview.model import Checkpoint, ObjectRef, Point, Step
+from rearview.store.objects import digest
+
+FORMAT = 1
+INLINE = 32
+"""Up to so many parts stand in the manifest itself."""
+
+Row = tuple[str, str, int, int | None, int]
+"""key, oid, bytes, number of the pack in the table's list, offset"""
+
+
+class Table(msgspec.Struct):
+    """Where every part of one checkpoint is."""
+
+    packs: list[str]
+    rows: list[Row]
+
+
+class Body(msgspec.Struct, omit_defaults=True):
+    """What a manifest says."""
+
+    run: str
+    seq: int
+    point: list[tuple[str, int, int | float | str | None]]
+    edge: str
+    time: float
+    nbytes: int = 0
+    count: int = 0
+    complete: bool = True
+    missing: list[str] = []
+    meta: dict[str, Any] = {}
+    stored: int = 0
+    parts: Table | None = None
+    table: tuple[str, int, str, int] | None = None
+    """oid, bytes, pack and offset of the table, when it is not inline."""
+
+
+class _File(msgspec.Struct):
+    format: int
+    check: str
+    body: msgspec.Raw
+
+
+def encode(what: Body | Table) -> bytes:
+    """Return the bytes of a body or a table."""
+    return msgspec.json.encode(what)
+
+
+def seal(body: bytes) -> bytes:
+    """Return the bytes of the manifest file around `body`."""
+    return msgspec.json.encode(_File(FORMAT, digest(body), msgspec.Raw(body)))
+
+
+def unseal(data: bytes, name: str) -> Body:
+    """Return what the manifest file says, checked; `name` is for the error."""
+    try:
+        file = msgspec.json.decode(data, type=_File)
+        if file.format > FORMAT:
+            raise StoreError(
+                f"Checkpoint {name} has format {file.format}; this Rearview reads up to {FORMAT}. "
+                "Upgrade with `pip install --upgrade rearview`.",
+                slug="store-newer",
+            )
+        body = bytes(file.body)
+        if digest(body) == file.check:
+            return msgspec.json.decode(body, type=Body)
+        why = "its checksum does not match"
+    except msgspec.MsgspecError as exc:
+        why = str(exc)
+    raise DamagedError(
+        f"The manifest of checkpoint {name} is damaged: {why}. `rearview verify --repair` rebuilds "
+        "it from the checkpoint's pack, or sets it aside.",
+        slug="manifest-damaged",
+    )
+
+
+def tabulate(parts: Mapping[str, ObjectRef]) -> Table:
+    """Return the table of `parts`."""
+    packs: dict[str, int] = {}
+    rows: list[Row] = [
+        (
+            key,
+            ref.oid,
+            ref.nbytes,
+            None if ref.pack is None else packs.setdefault(ref.pack, len(packs)),
+            ref.offset,
+        )
+        for key, ref in parts.items()
+    ]
+    return Table(list(packs), rows)
+
+
+def checkpoint_of(body: Body, read: Callable[[ObjectRef], bytes | bytearray]) -> Checkpoint:
+    """Return the checkpoint that `body` describes; `read` fetches its table when asked for."""
+    return Checkpoint(
+        id=f"{body.run}/{body.seq}",
+        run=body.run,
+        seq=body.seq,
+        point=Point(tuple(Step(*step) for step in body.point)),
+        edge=body.edge,
+        parts=_parts(body.parts) if body.parts is not None else LazyParts(body, read),
+        complete=body.complete,
+        missing=tuple(body.missing),
+        meta=body.meta,
+        time=body.time,
+        stored=body.stored,
+    )
+
+
+class LazyParts(Mapping[str, ObjectRef]):
+    """The parts of a checkpoint, read from its pack when first looked at."""
+
+    def __init__(self, body: Body, read: Callable[[ObjectRef], bytes | bytearray]) -> None:
+        self._count = body.count
+        self._table = body.table
+        self._read = read
+        self._found: dict[str, ObjectRef] | None = None
+
+    def __getitem__(self, key: str) -> ObjectRef:
+        return self._load()[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._load())
+
+    def __len__(self) -> int:
+        return self._count
+
+    def _load(self) -> dict[str, ObjectRef]:
+        if self._found is None:
+            assert self._table is not None
+            data = self._read(ObjectRef(*self._table))
+            self._found = _parts(msgspec.json.decode(data, type=Table))
+        return self._found
+
+
+def _parts(table: Table) -> dict[str, ObjectRef]:
+    packs = table.packs
+    return {
+        key: ObjectRef(oid, nbytes, None if pack is None else packs[pack], offset)
+        for key, oid, nbytes, pack, offset in table.rows
+    }

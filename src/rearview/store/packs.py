@@ -1,0 +1,65 @@
+"""Small parts of one checkpoint in one file, so that 10^5 checkpoints do not make 10^7 files.
+
+::
+
+    RVPACK01                      8 bytes
+    slice, slice, …               each at a multiple of 64, so that any dtype can be mapped
+    body                          a copy of the manifest, from which it can be rebuilt
+    footer                        body's offset and length (two u64, little endian), RVPACKED
+
+Slices carry no header: the manifest says what stands where and under which hash.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+
+from rearview.model import ObjectRef
+from rearview.store.direct import Sink
+
+MAGIC = b"RVPACK01"
+END = b"RVPACKED"
+SLICE = 64
+"""Alignment of slices: a cache line, and more than any dtype asks for."""
+_FOOTER = struct.Struct("<QQ8s")
+
+
+class PackWriter:
+    """Slices on their way into one pack; equal content within it is kept once."""
+
+    def __init__(self, name: str, sink: Sink) -> None:
+        self.name = name
+        self._sink = sink
+        self._seen: dict[str, ObjectRef] = {}
+        sink.write(memoryview(MAGIC))
+
+    def add(self, oid: str, view: memoryview) -> ObjectRef:
+        """Append `view`, whose hash is `oid`, and return where it stands."""
+        ref = self._seen.get(oid)
+        if ref is None:
+            ref = ObjectRef(oid, len(view), self.name, self._sink.pad(SLICE))
+            self._sink.write(view)
+            self._seen[oid] = ref
+        return ref
+
+    def close(self, body: bytes) -> None:
+        """End the pack with a copy of its checkpoint's manifest."""
+        at = self._sink.pad(SLICE)
+        self._sink.write(memoryview(body))
+        self._sink.write(memoryview(_FOOTER.pack(at, len(body), END)))
+
+
+def body_of(path: Path) -> bytes | None:
+    """Return the manifest kept in the pack at `path`, or None if the pack is not whole."""
+    try:
+        with path.open("rb") as file:
+            file.seek(-_FOOTER.size, os.SEEK_END)
+            at, length, end = _FOOTER.unpack(file.read(_FOOTER.size))
+            if end != END or at + length + _FOOTER.size != file.tell():
+                return None
+            file.seek(at)
+            return file.read(length)
+    except (OSError, struct.error):
+        return None

@@ -1,0 +1,267 @@
+"""Any value that is logged, as JSON that brings exactly that value back.
+
+Numbers, text, true, false and null stand for themselves. All that JSON cannot say is an object
+with one marker, so what a user's own dictionary holds is never mistaken for one of ours:
+
+=============================  ========================================================
+`{"$float": "nan"}`            nan, inf, -inf
+`{"$int": "…"}`                a whole number beyond 64 bits, in decimal digits
+`{"$str": "…"}`                text with lone surrogates: base64 of its UTF-8
+`{"$bytes": "…"}`              bytes, in base64
+`{"$json": …}`                 a list or dictionary; the same rules inside
+`{"$repr": "…"}`               anything else, by its `repr`
+`{"$object": oid, "kind": …}`  array, tensor, image, histogram: bytes in the object store
+=============================  ========================================================
+"""
+
+from __future__ import annotations
+
+import base64
+import enum
+import io
+import math
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rearview.model import ObjectRef
+
+Put = Callable[[Any], ObjectRef]
+
+LOW, HIGH = -(2**63), 2**63
+_LONGEST = 10_000
+"""Characters of a `repr` that are kept."""
+
+
+def convert(value: Any, put: Put | None = None) -> Any:
+    """Return what stands for `value` in JSON, by the rules above."""
+    if value is None or value is True or value is False:
+        return value
+    if isinstance(value, enum.Enum) and not isinstance(value, (int, float, str)):
+        return convert(value.value, put)
+    if isinstance(value, float):
+        value = float(value)
+        return value if math.isfinite(value) else {"$float": repr(value)}
+    if isinstance(value, int):
+        value = int(value)
+        return value if LOW <= value < HIGH else {"$int": _digits(value)}
+    if isinstance(value, str):
+        return _text(str.__str__(value))
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return {"$bytes": base64.b64encode(bytes(value)).decode("ascii")}
+    scalar = _scalar(value)
+    if scalar is not value:
+        return convert(scalar, put)
+    stored = _stored(value, put) if put is not None else None
+    if stored is not None:
+        return stored
+    return _nested(value, put)
+
+
+def _nested(value: Any, put: Put | None) -> Any:
+    try:
+        if isinstance(value, Mapping):
+            return {"$json": {_key(key): _inner(item, put) for key, item in value.items()}}
+        if isinstance(value, (list, tuple, set, frozenset, range)):
+            return {"$json": [_inner(item, put) for item in value]}
+    except RecursionError:
+        return _repr(value)
+    if isinstance(value, complex):
+        return {"$json": {"real": _inner(value.real, put), "imag": _inner(value.imag, put)}}
+    if isinstance(value, os.PathLike):
+        return convert(os.fspath(value), put)
+    if hasattr(value, "isoformat"):
+        return str(value.isoformat())
+    return _repr(value)
+
+
+def _inner(value: Any, put: Put | None) -> Any:
+    """Convert below a list or dictionary; only a dictionary with a marker needs one itself."""
+    out = convert(value, put)
+    if isinstance(out, dict) and "$json" in out:
+        plain = out["$json"]
+        if not (isinstance(plain, dict) and any(key.startswith("$") for key in plain)):
+            return plain
+    return out
+
+
+def _key(key: Any) -> str:
+    return _clean(key) if isinstance(key, str) else _clean(str(key))
+
+
+def _clean(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _text(value: str) -> Any:
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        data = value.encode("utf-8", "surrogatepass")
+        return {"$str": base64.b64encode(data).decode("ascii")}
+    return value
+
+
+def _digits(value: int) -> str:
+    sign, value = ("-", -value) if value < 0 else ("", value)
+    try:
+        return sign + str(value)
+    except ValueError:  # longer than the interpreter's limit for decimal digits
+        return sign + hex(value)
+
+
+def _repr(value: Any) -> dict[str, str]:
+    try:
+        text = repr(value)
+    except Exception as exc:  # the user's own __repr__
+        text = f"<{type(value).__name__}, whose repr failed: {type(exc).__name__}>"
+    return {"$repr": _clean(text[:_LONGEST])}
+
+
+def _scalar(value: Any) -> Any:
+    """Return the Python number in a zero-dimensional array, tensor or numpy scalar."""
+    item = getattr(value, "item", None)
+    if callable(item) and getattr(value, "shape", None) in ((), None):
+        try:
+            return item()
+        except (TypeError, ValueError, RuntimeError, NotImplementedError):
+            return value
+    return value
+
+
+def _stored(value: Any, put: Put) -> dict[str, Any] | None:
+    """Put the bytes of an array, tensor, image or histogram; None if it is none of these."""
+    pair = _histogram(value)
+    if pair is not None:
+        counts, edges = pair
+        data = edges.tobytes() + counts.tobytes()
+        return _named(put(data), kind="histogram", dtype="float64", shape=[len(counts)])
+    if hasattr(value, "detach") and hasattr(value, "untyped_storage"):
+        data, dtype, shape = _tensor(value)
+        return _named(put(data), kind="tensor", dtype=dtype, shape=shape)
+    if hasattr(value, "__array_interface__") and hasattr(value, "dtype"):
+        import numpy as np
+
+        array = np.ascontiguousarray(value)
+        if array.dtype.hasobject:
+            return None
+        data = memoryview(array).cast("B") if array.size and array.dtype.kind in "biufc" else None
+        kept = array.tobytes() if data is None else data
+        return _named(put(kept), kind="array", dtype=array.dtype.str, shape=list(array.shape))
+    return _image(value, put)
+
+
+def _tensor(value: Any) -> tuple[Any, str, list[int]]:
+    import torch
+
+    plain = value.detach()
+    if plain.layout is not torch.strided:
+        plain = plain.to_dense()
+    if plain.is_quantized:
+        plain = plain.dequantize()
+    plain = plain.cpu().resolve_conj().resolve_neg().contiguous()
+    dtype = str(plain.dtype).removeprefix("torch.")
+    return plain.reshape(-1).view(torch.uint8).numpy().data, dtype, list(value.shape)
+
+
+def _histogram(value: Any) -> tuple[Any, Any] | None:
+    """Return (counts, edges) of what `numpy.histogram` or `torch.histogram` returns."""
+    if not (isinstance(value, tuple) and len(value) == 2 and "numpy" in sys.modules):
+        return None
+    if not all(hasattr(part, "shape") and len(part.shape) == 1 for part in value):
+        return None
+    if len(value[1]) != len(value[0]) + 1:
+        return None
+    import numpy as np
+
+    parts = [part.detach().cpu() if hasattr(part, "detach") else part for part in value]
+    return np.asarray(parts[0], dtype="<f8"), np.asarray(parts[1], dtype="<f8")
+
+
+def _image(value: Any, put: Put) -> dict[str, Any] | None:
+    """Put a PIL image or a Matplotlib figure as PNG."""
+    out = io.BytesIO()
+    if hasattr(value, "savefig"):
+        value.savefig(out, format="png")
+        return _named(put(out.getvalue()), kind="image", format="png")
+    if hasattr(value, "getbands") and hasattr(value, "save"):
+        plain = (
+            value
+            if value.mode in {"1", "L", "LA", "I", "P", "RGB", "RGBA"}
+            else value.convert("RGB")
+        )
+        plain.save(out, format="png")
+        shape = [value.height, value.width]
+        return _named(put(out.getvalue()), kind="image", format="png", shape=shape)
+    return None
+
+
+def _named(ref: ObjectRef, **facts: Any) -> dict[str, Any]:
+    out = {"$object": ref.oid, "nbytes": ref.nbytes, **facts}
+    if ref.pack is not None:
+        out |= {"pack": ref.pack, "offset": ref.offset}
+    return out
+
+
+def restore(value: Any) -> Any:
+    """Return the value that `convert` was given, as far as its kind brings it back.
+
+    >>> restore(convert([1, float("inf"), {"$odd": b"x"}]))
+    [1, inf, {'$odd': b'x'}]
+    """
+    if isinstance(value, list):
+        return [restore(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    for marker, decode in _DECODE.items():
+        if marker in value and len(value) == 1:
+            return decode(value[marker])
+    if "$object" in value:
+        return value
+    return {key: restore(item) for key, item in value.items()}
+
+
+def _int(text: str) -> int:
+    body = text.removeprefix("-")
+    number = int(body, 16) if body.startswith("0x") else int(body)
+    return -number if text.startswith("-") else number
+
+
+def _json(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: restore(item) for key, item in value.items()}
+    return restore(value)
+
+
+_DECODE: dict[str, Callable[[Any], Any]] = {
+    "$float": float,
+    "$int": _int,
+    "$str": lambda text: base64.b64decode(text).decode("utf-8", "surrogatepass"),
+    "$bytes": base64.b64decode,
+    "$json": _json,
+    "$repr": str,
+}
+
+
+def load(value: Mapping[str, Any], data: bytes) -> Any:
+    """Return the array, tensor, image or histogram that an `$object` value and its bytes are.
+
+    An image comes back as its PNG bytes, a histogram as (counts, edges).
+    """
+    kind = value.get("kind")
+    if kind == "image":
+        return data
+    if kind == "tensor":
+        import torch
+
+        dtype = getattr(torch, value["dtype"])
+        if not data:
+            return torch.empty(value["shape"], dtype=dtype)
+        return torch.frombuffer(bytearray(data), dtype=dtype).reshape(value["shape"])
+    import numpy as np
+
+    if kind == "histogram":
+        edges, counts = np.split(np.frombuffer(data, "<f8"), [value["shape"][0] + 1])
+        return counts, edges
+    return np.frombuffer(data, np.dtype(value["dtype"])).reshape(value["shape"]).copy()

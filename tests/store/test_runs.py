@@ -1,0 +1,187 @@
+"""A run's folder tells the truth about it, whoever died when."""
+
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from rearview.errors import StoreError, UsageError
+from rearview.model import Status
+from rearview.store import alive as alive_module
+from rearview.store.project import Project
+from rearview.store.runs import Runs
+
+SRC = str(Path(__file__).parents[2] / "src")
+
+
+@pytest.fixture
+def runs(tmp_path):
+    return Runs(Project.create(tmp_path))
+
+
+def started(runs: Runs, **facts) -> str:
+    run = runs.reserve()
+    runs.start(run, {"version": "v", "script": "train.py", "argv": ["--lr", "1"], **facts})
+    return run
+
+
+def change(runs: Runs, run: str, **facts) -> None:
+    file = runs.folder(run) / "run.json"
+    file.write_text(json.dumps({**json.loads(file.read_bytes()), **facts}))
+
+
+def test_a_run_comes_back_as_it_was_started(runs):
+    run = started(runs, args={"lr": 0.1, "bad": math.nan}, seed=7, env={"A": "\udce9"}, parent="p")
+    found = runs.get(run)
+    assert re.fullmatch(r"\d{8}-\d{6}-[0-9a-f]{4}", found.id)
+    assert (found.version, found.script, found.argv) == ("v", "train.py", ("--lr", "1"))
+    assert found.facts == {"seed": 7, "env": {"A": "\udce9"}}
+    assert found.args["lr"] == 0.1
+    assert math.isnan(found.args["bad"])
+    assert (found.pid, found.parent, found.ended) == (os.getpid(), "p", None)
+    assert found.status is Status.RUNNING
+
+
+@pytest.mark.parametrize(
+    ("code", "status"), [(0, Status.FINISHED), (1, Status.FAILED), (85, Status.PAUSED)]
+)
+def test_the_exit_code_says_how_a_run_ended(runs, code, status):
+    run = started(runs)
+    runs.end(run, code, {"error": "why"})
+    found = runs.get(run)
+    assert (found.status, found.exit_code) == (status, code)
+    assert found.facts["end"]["error"] == "why"
+    assert found.ended >= found.started
+
+
+def test_a_killed_run_is_dead_at_once(runs, tmp_path):
+    code = (
+        "import sys, time; from pathlib import Path; from rearview.store.project import Project;"
+        "from rearview.store.runs import Runs; r = Runs(Project.create(Path(sys.argv[1])));"
+        "run = r.reserve(); r.start(run, {}); print(run, flush=True); time.sleep(60)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)],
+        env=os.environ | {"PYTHONPATH": SRC},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    run = process.stdout.readline().strip()
+    assert runs.get(run).status is Status.RUNNING
+    process.send_signal(signal.SIGKILL)
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # a zombie is dead too
+    assert runs.get(run).status is Status.DEAD
+    process.wait()
+    process.stdout.close()
+    assert runs.get(run).status is Status.DEAD
+
+
+def test_another_process_with_the_same_number_is_not_the_run(runs):
+    run = started(runs)
+    change(runs, run, born=1)
+    assert runs.get(run).status is Status.DEAD
+    change(runs, run, born=alive_module.identity()["born"], boot="another boot")
+    assert runs.get(run).status is Status.DEAD
+
+
+@pytest.mark.parametrize("elsewhere", [{"host": "far"}, {"space": "pid:[1]"}])
+def test_elsewhere_the_heartbeat_decides(runs, elsewhere):
+    run = started(runs)
+    change(runs, run, **elsewhere)
+    assert runs.get(run).status is Status.RUNNING
+    old = time.time() - 100
+    os.utime(runs.folder(run) / "heartbeat", (old, old))
+    assert runs.get(run).status is Status.DEAD
+    runs.heartbeat(run)
+    assert runs.get(run).status is Status.RUNNING
+
+
+def test_a_paused_run_that_is_resumed_is_the_same_run(runs):
+    run = started(runs)
+    change(runs, run, pid=1, born=0)
+    runs.end(run, 85)
+    assert runs.get(run).status is Status.PAUSED
+    runs.resume(run)
+    assert runs.get(run).status is Status.RUNNING
+    assert runs.get(run).pid == os.getpid()
+    runs.end(run, 0)
+    assert runs.get(run).status is Status.FINISHED
+    assert len(runs.all()) == 1
+
+
+def test_arguments_are_added_and_the_last_one_wins(runs):
+    run = started(runs, args={"lr": 1, "a": 1})
+    runs.update_args(run, {"lr": 2})
+    events = runs.folder(run) / "events.jsonl"
+    events.write_bytes(events.read_bytes() + b'{"event":"args","args":{"lr":9')  # died here
+    runs.update_args(run, {"b": [1, 2]})
+    assert runs.get(run).args == {"lr": 2, "a": 1, "b": [1, 2]}
+
+
+def test_starting_a_run_twice_is_refused(runs):
+    run = started(runs)
+    with pytest.raises(StoreError, match="started before"):
+        runs.start(run, {})
+
+
+def test_eight_starters_get_eight_ids(runs):
+    with ThreadPoolExecutor(8) as pool:
+        ids = list(pool.map(lambda _: runs.reserve(now=0.0), range(400)))
+    assert len(set(ids)) == 400
+    assert runs.all() == []  # reserved is not started
+
+
+def test_a_run_is_found_by_id_part_or_place(runs):
+    ids = [started(runs, started=float(i)) for i in range(3)]
+    assert runs.find(ids[1]).id == ids[1]
+    assert runs.find("latest").id == runs.find("-1").id == ids[2]
+    assert runs.find("-3").id == ids[0]
+    ends = [run[-4:] for run in ids]
+    if len(set(ends)) == 3:
+        assert [runs.find(end).id for end in ends] == ids
+    with pytest.raises(UsageError, match="fits 3 runs"):
+        runs.find(ids[0][:2])
+    with pytest.raises(UsageError, match=f"nearest are .*{ids[1]}"):
+        runs.find(ids[1][:-1] + "x")
+    with pytest.raises(UsageError, match="There are 3 runs"):
+        runs.find("-4")
+
+
+def test_without_runs_the_error_says_so(runs):
+    for text in ("latest", "-1", "x", ""):
+        with pytest.raises(UsageError, match=r"no runs yet|No run has been recorded"):
+            runs.find(text)
+
+
+def test_a_damaged_run_does_not_hide_the_others(runs):
+    bad, good = started(runs), started(runs)
+    (runs.folder(bad) / "run.json").write_bytes(b"{")
+    found = {run.id: run for run in runs.all()}
+    assert found[good].status is Status.RUNNING
+    assert "cannot be read" in found[bad].facts["damaged"]
+
+
+def test_a_run_of_a_newer_format_is_refused(runs):
+    run = started(runs)
+    change(runs, run, format=2)
+    with pytest.raises(StoreError, match=r"format 2.*[Uu]pgrade"):
+        runs.get(run)
+
+
+def test_replays_say_whether_they_were_proved(runs):
+    run = started(runs)
+    runs.start_replay(run, "p1", {"version": "d", "names": ["loss"], "workers": 2})
+    runs.start_replay(run, "p2", {})
+    runs.end_replay(run, "p1", proved=True, facts={"seconds": 1.5})
+    one, two = runs.replays(run)
+    assert (one.id, one.proved, one.names, one.version) == ("p1", True, ("loss",), "d")
+    assert one.facts == {"workers": 2, "seconds": 1.5}
+    assert (two.proved, two.ended) == (None, None)
