@@ -17,6 +17,7 @@ from rearview.store.loaded import Loaded
 from rearview.store.manifest import (
     INLINE,
     Body,
+    LazyParts,
     checkpoint_of,
     encode,
     seal,
@@ -117,6 +118,11 @@ class Checkpoints:
                 slug="unknown-checkpoint",
             )
         return found
+
+    def table(self, checkpoint: Checkpoint) -> ObjectRef | None:
+        """Return where the list of its parts is, when that is not in the manifest itself."""
+        parts = checkpoint.parts
+        return parts.table if isinstance(parts, LazyParts) else None
 
     def load(self, checkpoint: Checkpoint) -> Loaded:
         """Return the bytes of `checkpoint`, read part by part as they are asked for."""

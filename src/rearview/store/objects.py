@@ -67,15 +67,11 @@ class Objects:
                 "The state to restore has another shape than the one saved.",
                 slug="object-size",
             )
-        fd = self._open(ref)
-        try:
-            found = _read_checked(fd, view, ref.offset)
-        except OSError as exc:
-            raise self._damaged(ref, exc.strerror or str(exc)) from exc
-        finally:
-            os.close(fd)
-        if found != ref.oid:
-            raise self._damaged(ref, f"its content has the hash {found[:12]}")
+        self._checked(ref, view)
+
+    def check(self, ref: ObjectRef) -> None:
+        """Read `ref` and raise if it is damaged; takes one chunk of memory, whatever its size."""
+        self._checked(ref, None)
 
     def has(self, oid: str) -> bool:
         """Say whether `oid` is stored as an object of its own."""
@@ -143,6 +139,17 @@ class Objects:
                 "the store readable.",
                 slug="store-unreadable",
             ) from exc
+
+    def _checked(self, ref: ObjectRef, view: memoryview | None) -> None:
+        fd = self._open(ref)
+        try:
+            found = _read_checked(fd, ref, view)
+        except OSError as exc:
+            raise self._damaged(ref, exc.strerror or str(exc)) from exc
+        finally:
+            os.close(fd)
+        if found != ref.oid:
+            raise self._damaged(ref, f"its content has the hash {found[:12]}")
 
     def _damaged(self, ref: ObjectRef, why: str) -> DamagedError:
         return DamagedError(
@@ -223,15 +230,19 @@ class Batch:
         self._open.clear()
 
 
-def _read_checked(fd: int, view: memoryview, offset: int) -> str:
-    """Fill `view` and return its hash, taken from each chunk while it is still in the cache."""
+def _read_checked(fd: int, ref: ObjectRef, into: memoryview | None) -> str:
+    """Fill `into`, if given, and return the hash, taken from each chunk while it is in the cache."""
     hasher = blake3()
+    spare = memoryview(bytearray(min(CHUNK, ref.nbytes))) if into is None else None
     at = 0
-    while at < len(view):
-        count = os.preadv(fd, [view[at : at + CHUNK]], offset + at)
+    while at < ref.nbytes:
+        view = spare if into is None else into[at : at + CHUNK]
+        assert view is not None
+        view = view[: ref.nbytes - at]
+        count = os.preadv(fd, [view], ref.offset + at)
         if not count:
-            raise OSError(0, f"the file ends after {at} of {len(view)} bytes")
-        hasher.update(view[at : at + count])
+            raise OSError(0, f"the file ends after {at} of {ref.nbytes} bytes")
+        hasher.update(view[:count])
         at += count
     return hasher.hexdigest()
 

@@ -5,7 +5,8 @@
     RVPACK01                      8 bytes
     slice, slice, …               each at a multiple of 64, so that any dtype can be mapped
     body                          a copy of the manifest, from which it can be rebuilt
-    footer                        body's offset and length (two u64, little endian), RVPACKED
+    footer                        offset and length of the body (two u64, little endian), its
+                                  BLAKE3 hash, RVPACKED
 
 Slices carry no header: the manifest says what stands where and under which hash.
 """
@@ -16,6 +17,8 @@ import os
 import struct
 from pathlib import Path
 
+from blake3 import blake3
+
 from rearview.model import ObjectRef
 from rearview.store.direct import Sink
 
@@ -23,7 +26,7 @@ MAGIC = b"RVPACK01"
 END = b"RVPACKED"
 SLICE = 64
 """Alignment of slices: a cache line, and more than any dtype asks for."""
-_FOOTER = struct.Struct("<QQ8s")
+_FOOTER = struct.Struct("<QQ32s8s")
 
 
 class PackWriter:
@@ -48,7 +51,7 @@ class PackWriter:
         """End the pack with a copy of its checkpoint's manifest."""
         at = self._sink.pad(SLICE)
         self._sink.write(memoryview(body))
-        self._sink.write(memoryview(_FOOTER.pack(at, len(body), END)))
+        self._sink.write(memoryview(_FOOTER.pack(at, len(body), blake3(body).digest(), END)))
 
 
 def body_of(path: Path) -> bytes | None:
@@ -56,10 +59,11 @@ def body_of(path: Path) -> bytes | None:
     try:
         with path.open("rb") as file:
             file.seek(-_FOOTER.size, os.SEEK_END)
-            at, length, end = _FOOTER.unpack(file.read(_FOOTER.size))
+            at, length, check, end = _FOOTER.unpack(file.read(_FOOTER.size))
             if end != END or at + length + _FOOTER.size != file.tell():
                 return None
             file.seek(at)
-            return file.read(length)
+            body = file.read(length)
+            return body if blake3(body).digest() == check else None
     except (OSError, struct.error):
         return None
