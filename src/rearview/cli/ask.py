@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from itertools import chain, islice
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from rearview.cli import formats, show as shown
+from rearview.cli import formats
+from rearview.cli import show as shown
 from rearview.cli.formats import duration, moment, plural, size
-from rearview.cli.options import Name, RunId, TakesRuns, asked, json_option
+from rearview.cli.options import (
+    TakesRuns,
+    a_run,
+    asked,
+    complete_run,
+    json_option,
+    one_run,
+    some_names,
+    some_runs,
+)
 from rearview.cli.progress import waiting
 
 if TYPE_CHECKING:
-    from rearview.history import RunReport
     from rearview.model import Run
+    from rearview.past import RunReport
     from rearview.store.views import Table
 
 SCREEN = 200
@@ -69,7 +79,7 @@ def _took(run: Run) -> float | None:
 
 
 @click.command(cls=TakesRuns)
-@click.argument("which", metavar="[RUN]", default="latest", type=RunId())
+@one_run
 @json_option
 def show(which: str, as_json: bool) -> None:
     """Show one run: names, loops, checkpoints, cost, and whether it is exact.
@@ -141,12 +151,13 @@ def _format_option(command: Any) -> Any:
 
 
 @click.command(cls=TakesRuns)
-@click.argument("names", nargs=-1, type=Name())
+@some_names(required=False)
 @click.option("--where", metavar="SQL", help="Only rows for which this holds: 'acc < 0.9'.")
-@click.option("--runs", "which", multiple=True, type=RunId(), help="Only this run; repeatable.")
+@some_runs
 @click.option("--limit", type=click.IntRange(1), help="At most this many rows.")
 @_format_option
 def table(
+    *,
     names: tuple[str, ...],
     where: str | None,
     which: tuple[str, ...],
@@ -207,8 +218,10 @@ def emit(found: Table, form: str) -> None:
 
 
 @click.command(cls=TakesRuns)
-@click.argument("first", metavar="[A]", default="latest", type=RunId())
-@click.argument("second", metavar="[B]", default="worktree", type=RunId())
+@click.argument("first", metavar="[A]", default="latest", type=a_run, shell_complete=complete_run)
+@click.argument(
+    "second", metavar="[B]", default="worktree", type=a_run, shell_complete=complete_run
+)
 def diff(first: str, second: str) -> int:
     """Show how the source of run A (the newest) differs from that of run B.
 

@@ -51,10 +51,7 @@ def examine(folder: Path) -> list[Check]:
 def python() -> Iterator[Check]:
     """Check the interpreter and the system."""
     version = platform.python_version()
-    if sys.version_info >= (3, 11):
-        yield Check("ok", "python", f"{version} at {sys.executable}, rearview {__version__}")
-    else:
-        yield Check("fail", "python", version, "Rearview needs Python 3.11 or newer.")
+    yield Check("ok", "python", f"{version} at {sys.executable}, rearview {__version__}")
     if sys.platform != "linux":
         yield Check("warn", "system", platform.platform(), "Only Linux is tested.")
 
@@ -159,8 +156,12 @@ def direct(home: Path) -> Check:
         )
     finally:
         page.close()
-    return Check("ok", "O_DIRECT", "works here") if flag else Check(
-        "warn", "O_DIRECT", "not offered by this system: checkpoints go through the page cache"
+    return (
+        Check("ok", "O_DIRECT", "works here")
+        if flag
+        else Check(
+            "warn", "O_DIRECT", "not offered by this system: checkpoints go through the page cache"
+        )
     )
 
 
@@ -174,7 +175,7 @@ def store(folder: Path) -> Iterator[Check]:
     if project is None:
         yield Check("ok", "store", f"no {FOLDER} here yet; `rearview run` makes it")
         return
-    from rearview.history import history
+    from rearview.past import history
 
     runs = history(folder).runs()
     dead = [run.id for run in runs if run.status.value == "dead"]
@@ -219,9 +220,9 @@ def cpu_quota(text: str) -> float | None:
 
 
 def file_system(folder: Path, mounts: str) -> str:
-    """Return the kind of file system that `folder` is on, by the text of /proc/mounts.
+    r"""Return the kind of file system that `folder` is on, by the text of /proc/mounts.
 
-    >>> file_system(Path("/data/x"), "d / ext4 rw 0 0\\nserver:/data /data nfs4 rw 0 0")
+    >>> file_system(Path("/data/x"), "d / ext4 rw 0 0\nserver:/data /data nfs4 rw 0 0")
     'nfs4'
     """
     folder = folder.resolve()

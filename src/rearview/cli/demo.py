@@ -48,7 +48,10 @@ def demo(folder: Path | None, epochs: int) -> int:
         return code
     show.out(f"\nTrained and recorded in {duration(time.monotonic() - start)}.")
 
-    _step(2, "Hindsight. How did the weights and the gradients grow? Nobody logged them. Log them now.")
+    _step(
+        2,
+        "Hindsight. How did the weights and the gradients grow? Nobody logged them. Log them now.",
+    )
     script.write_text(edited(), "utf-8")
     show.diff("\n".join(_changes(SCRIPT, edited())))
 
@@ -101,9 +104,13 @@ def _do(place: Path, *words: str) -> int:
     show.out(show.paint(f"$ rearview {line}", show.CYAN))
     sys.stdout.flush()
     env = {name: value for name, value in os.environ.items() if name != "REARVIEW_ROOT"}
-    return subprocess.run([sys.executable, "-m", "rearview", *words], cwd=place, env=env, check=False).returncode
+    return subprocess.run(
+        [sys.executable, "-m", "rearview", *words], cwd=place, env=env, check=False
+    ).returncode
 
 
 def _changes(before: str, after: str) -> list[str]:
-    lines = unified_diff(before.splitlines(), after.splitlines(), "train.py", "train.py", "", "", 1, "")
+    lines = unified_diff(
+        before.splitlines(), after.splitlines(), "train.py", "train.py", "", "", 1, ""
+    )
     return list(lines)

@@ -9,29 +9,41 @@ import click
 
 from rearview.cli import show
 from rearview.cli.formats import duration, plural
-from rearview.cli.options import At, Name, RunId, Span, TakesRuns, asked, json_option
+from rearview.cli.options import (
+    TakesRuns,
+    asked,
+    at_option,
+    json_option,
+    one_run,
+    quiet_option,
+    some_names,
+    some_runs,
+    span,
+)
 from rearview.cli.progress import Bar, waiting
 
 if TYPE_CHECKING:
-    from rearview.history import BackfillReport, PlanReport
+    from rearview.model import Segment
+    from rearview.past import BackfillReport, Outcome, PlanReport
 
 ASK_ABOVE = 60.0
 """Predicted seconds above which a person at a terminal is asked first."""
 
 
 @click.command(cls=TakesRuns)
-@click.argument("names", nargs=-1, required=True, type=Name())
+@some_names(required=True)
 @click.option("--where", metavar="SQL", help="Only runs or rows for which this holds: 'acc < 0.9'.")
-@click.option("--runs", "which", multiple=True, type=RunId(), help="Only this run; repeatable.")
-@click.option("--at", type=At(), help="Only these iterations: epoch=3, or epoch=3:5 for 3 and 4.")
+@some_runs
+@at_option
 @click.option("--workers", type=click.IntRange(1), help="Processes at once (default: one a core).")
 @click.option("--on", type=click.Choice(["local", "ray"]), default="local", help="What runs them.")
-@click.option("--budget", type=Span(), help="Stop planning where more time than this is needed.")
+@click.option("--budget", type=span, metavar="TIME", help="Run no more than this takes: 10m.")
 @click.option("--explain", is_flag=True, help="Only show what would run again, and its cost.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask, however long it takes.")
-@click.option("-q", "--quiet", is_flag=True, help="No progress, no remarks.")
+@quiet_option
 @json_option
 def backfill(
+    *,
     names: tuple[str, ...],
     where: str | None,
     which: tuple[str, ...],
@@ -81,9 +93,9 @@ def backfill(
 
 
 @click.command(cls=TakesRuns)
-@click.argument("which", metavar="[RUN]", default="latest", type=RunId())
-@click.option("--at", type=At(), help="Only these iterations: epoch=3, or epoch=3:5 for 3 and 4.")
-@click.option("-q", "--quiet", is_flag=True, help="No progress, no remarks.")
+@one_run
+@at_option
+@quiet_option
 @json_option
 def replay(which: str, at: str | None, quiet: bool, as_json: bool) -> int:
     """Run a past run again from its checkpoints and prove it exact.
@@ -108,8 +120,8 @@ def show_plan(plan: PlanReport, *, to_stderr: bool = False) -> None:
     say = show.note if to_stderr else show.out
     for changed in plan.changed_inputs:
         say(f"changed since: {changed}; the replay reads what is there now")
-    for run, reason in plan.refusals:
-        say(f"refused: {run}: {reason}")
+    for refusal in plan.refusals:
+        say(f"refused: {refusal.run}: {refusal.reason}")
     if plan.nothing:
         say("Nothing to run." if plan.refusals else "Nothing is missing.")
         return
@@ -121,7 +133,13 @@ def show_plan(plan: PlanReport, *, to_stderr: bool = False) -> None:
         show.table(
             ["run", "operator", "iterations", "from", "predicted"],
             [
-                [s.run, s.operator.value, _iterations(s), s.start or "the start", duration(s.seconds)]
+                [
+                    s.run,
+                    s.operator.value,
+                    _iterations(s),
+                    s.start or "the start",
+                    duration(s.seconds),
+                ]
                 for s in segments
             ],
             right=[False, False, False, False, True],
@@ -132,7 +150,7 @@ def show_plan(plan: PlanReport, *, to_stderr: bool = False) -> None:
     )
 
 
-def _iterations(segment: Any) -> str:
+def _iterations(segment: Segment) -> str:
     if segment.loop is None:
         return ""
     last = "" if segment.last is None else segment.last
@@ -144,44 +162,51 @@ def _summary(plan: PlanReport) -> dict[str, Any]:
         "nothing": plan.nothing,
         "missing": plan.missing,
         "seconds": plan.plan.seconds,
-        "refusals": [{"run": run, "reason": reason} for run, reason in plan.refusals],
+        "refusals": plan.refusals,
         "changed_inputs": plan.changed_inputs,
     }
 
 
 def finish(report: BackfillReport, *, as_json: bool) -> int:
     """Print how it went and return the exit code."""
-    exact = all(segment.proved and not segment.error for segment in report.segments)
+    code = 0 if not report.refusals and (report.proved or not report.outcomes) else 1
     if as_json:
-        refusals = [{"run": run, "reason": reason} for run, reason in report.refusals]
         show.json_document(
             {
-                "exact": exact,
+                "exact": report.proved,
                 "written": report.written,
                 "seconds": report.seconds,
                 "recorded_seconds": report.recorded_seconds,
                 "speedup": report.speedup,
                 "proof": report.proof,
-                "segments": report.segments,
-                "refusals": refusals,
+                "segments": [_told(outcome) for outcome in report.outcomes],
+                "refusals": report.refusals,
             }
         )
-        return 0 if exact and not refusals else 1
-    for run, reason in report.refusals:
-        show.out(f"refused: {run}: {reason}")
-    for segment in report.segments:
-        if segment.error or not segment.proved:
-            show.out(f"{show.paint('not exact:', show.RED)} {segment.run}: {_why(segment)}")
-    times = f"{report.speedup:.1f} times faster than " if report.speedup else "against "
-    show.out(
-        f"{plural(report.written, 'record')} written in {duration(report.seconds)}, "
-        f"{times}the {duration(report.recorded_seconds)} the original took"
-    )
-    show.out(show.paint(report.proof, show.GREEN if exact else show.YELLOW))
-    return 0 if exact and not report.refusals else 1
+        return code
+    for refusal in report.refusals:
+        show.out(f"refused: {refusal.run}: {refusal.reason}")
+    for outcome in report.outcomes:
+        if not outcome.proved:
+            show.out(f"{show.paint('not exact:', show.RED)} {outcome.run}: {_why(outcome)}")
+    if report.outcomes:
+        times = f"{report.speedup:.1f} times faster than" if report.speedup else "against"
+        show.out(
+            f"{plural(report.written, 'record')} written in {duration(report.seconds)}, "
+            f"{times} the {duration(report.recorded_seconds)} of recording"
+        )
+    show.out(show.paint(report.proof, show.YELLOW if code else show.GREEN))
+    return code
 
 
-def _why(segment: Any) -> str:
-    first = segment.error or segment.difference or "its end state was not recorded"
-    differing = f" (differing: {', '.join(segment.differing)})" if segment.differing else ""
-    return f"{first}{differing}; its output is in {segment.log}"
+def _told(outcome: Outcome) -> dict[str, Any]:
+    told = {name: getattr(outcome.report, name) for name in outcome.report.__struct_fields__}
+    head = {"run": outcome.run, "replay": outcome.replay, "proved": outcome.proved}
+    return {**head, **told, "log": outcome.log, "tree": outcome.tree}
+
+
+def _why(outcome: Outcome) -> str:
+    report = outcome.report
+    first = report.error or report.difference or "nothing that was recorded could be compared"
+    differing = f" (differing: {', '.join(report.differing)})" if report.differing else ""
+    return f"{first}{differing}; its output is in {outcome.log}"

@@ -53,9 +53,9 @@ def json_text(value: Any, indent: int | None = None) -> str:
 
 
 def json_lines(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]:
-    """Yield a JSON list of objects, one row a line, so that ten million rows need no memory.
+    r"""Yield a JSON list of objects, one row a line, so that ten million rows need no memory.
 
-    >>> print("\\n".join(json_lines(["run", "loss"], [("a", 0.5), ("b", None)])))
+    >>> print("\n".join(json_lines(["run", "loss"], [("a", 0.5), ("b", None)])))
     [
     {"run": "a", "loss": 0.5},
     {"run": "b", "loss": null}
@@ -89,9 +89,9 @@ def _cells(rows: Iterable[Sequence[Any]]) -> Iterator[list[Any]]:
 
 
 def markdown_lines(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]:
-    """Yield a Markdown table with values as people read them.
+    r"""Yield a Markdown table with values as people read them.
 
-    >>> print("\\n".join(markdown_lines(["run", "loss"], [("a", 0.123456789)])))
+    >>> print("\n".join(markdown_lines(["run", "loss"], [("a", 0.123456789)])))
     | run | loss |
     |---|---|
     | a | 0.123457 |

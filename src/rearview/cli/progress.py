@@ -7,13 +7,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from rearview.cli import show
 from rearview.cli.formats import duration
 
 if TYPE_CHECKING:
-    from rearview.history import Event
+    from rearview.past import Event
 
 PATIENCE = 2.0
 """Seconds of silence that need no explanation."""
@@ -103,7 +103,7 @@ class Bar:
         if self._rich is not None:
             self._rich.stop()
 
-    def __enter__(self) -> Bar:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rearview.cli import show
-from rearview.cli.options import Pair, RunId, TakesRuns, asked
+from rearview.cli.options import TakesRuns, asked, one_run, pair, quiet_option
 from rearview.errors import UsageError
 
 if TYPE_CHECKING:
-    from rearview.history import Start
+    from rearview.past import Start
 
 
 class Program(click.Command):
@@ -49,19 +49,23 @@ class Program(click.Command):
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT.PY [ARGS]...")
 @click.option("-m", "module", metavar="MODULE", help="Run a module, as `python -m` does.")
 @click.option(
-    "--arg", "given", type=Pair(), multiple=True, help="Set a `rearview.arg`; may be repeated."
+    "--arg",
+    "given",
+    type=pair,
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="Set a `rearview.arg`; may be repeated.",
 )
 @click.option(
     "--epsilon",
     type=click.FloatRange(0, 1),
     help="Share of training time that recording may cost (default 0.0667); 0: no checkpoints.",
 )
-@click.option(
-    "--every", is_flag=True, help="Checkpoint each outer iteration, whatever it costs."
-)
+@click.option("--every", is_flag=True, help="Checkpoint each outer iteration, whatever it costs.")
 @click.option("--autolog", is_flag=True, help="Log every scalar that is assigned in a loop.")
-@click.option("-q", "--quiet", is_flag=True, help="Say nothing of our own.")
+@quiet_option
 def run(
+    *,
     program: tuple[str, ...],
     module: str | None,
     given: tuple[tuple[str, str], ...],
@@ -83,10 +87,14 @@ def run(
     target, *rest = (module, *program) if module is not None else program
     if module is None:
         _check_script(Path(target))
-    from rearview.history import start
+    from rearview.past import begin
 
-    settings: dict[str, Any] = {"epsilon": epsilon, "every": every or None, "autolog": autolog or None}
-    begun = start(
+    settings: dict[str, Any] = {
+        "epsilon": epsilon,
+        "every": every or None,
+        "autolog": autolog or None,
+    }
+    begun = begin(
         target,
         rest,
         module=module is not None,
@@ -117,8 +125,8 @@ def _check_script(script: Path) -> None:
 
 
 @click.command(cls=TakesRuns)
-@click.argument("which", metavar="[RUN]", default="latest", type=RunId())
-@click.option("-q", "--quiet", is_flag=True, help="Say nothing of our own.")
+@one_run
+@quiet_option
 def resume(which: str, quiet: bool) -> None:
     """Go on with a run that was stopped.
 
@@ -136,11 +144,11 @@ def become(begun: Start) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     try:
-        os.chdir(begun.cwd)
-        os.execve(begun.command[0], list(begun.command), dict(begun.env))  # noqa: S606 - no shell
+        os.chdir(begun.folder)
+        os.execve(begun.command[0], begun.command, begun.environment)  # noqa: S606 - no shell
     except OSError as exc:
         raise UsageError(
-            f"{begun.command[0]} cannot be started in {begun.cwd}: {exc.strerror or exc}. "
+            f"{begun.command[0]} cannot be started in {begun.folder}: {exc.strerror or exc}. "
             "Check that the folder and the interpreter are there.",
             slug="no-start",
         ) from exc
