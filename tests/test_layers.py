@@ -19,11 +19,11 @@ MAY_IMPORT = {
     "store": {"model", "errors", "config", "source", "plan", "remote"},
     "runtime": {"model", "errors", "config", "source", "plan", "remote", "store", "energy"},
     "execute": {"model", "errors", "config", "source", "plan", "remote", "store"},
-    "history": {"model", "errors", "config", "source", "plan", "remote", "store", "execute"},
-    "notebook": {"model", "errors", "config", "source", "plan", "store", "execute", "history"},
+    "past": {"model", "errors", "config", "source", "plan", "remote", "store", "execute"},
+    "notebook": {"model", "errors", "config", "source", "plan", "store", "execute", "past"},
     "frameworks": {"public"},
-    "web": {"model", "errors", "config", "history", "store"},
-    "cli": {"model", "errors", "config", "history", "notebook", "web", "energy", "store", "remote"},
+    "web": {"model", "errors", "config", "past", "store"},
+    "cli": {"model", "errors", "config", "past", "notebook", "web", "energy", "store", "remote"},
 }
 HEAVY = {
     "torch",

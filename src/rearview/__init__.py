@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rearview.history import History, history
+    from rearview.past import History, history
     from rearview.runtime.api import arg, background, checkpointing, log, loop
     from rearview.runtime.checkpointer import Checkpointer
 
@@ -28,11 +28,11 @@ __all__ = [
 
 _HOMES = {
     "Checkpointer": "rearview.runtime.checkpointer",
-    "History": "rearview.history",
+    "History": "rearview.past",
     "arg": "rearview.runtime.api",
     "background": "rearview.runtime.api",
     "checkpointing": "rearview.runtime.api",
-    "history": "rearview.history",
+    "history": "rearview.past",
     "log": "rearview.runtime.api",
     "loop": "rearview.runtime.api",
 }

@@ -19,7 +19,7 @@ from rearview.model import Control, Wanted
 from rearview.runtime import api, entropy, imports, outside, shield
 from rearview.runtime.jumps import Jumps
 from rearview.runtime.outside import View
-from rearview.runtime.policy import Policy
+from rearview.runtime.pulse import Pulse
 from rearview.runtime.recorder import Recorder
 from rearview.runtime.replayer import Replayer, recorded_values
 from rearview.runtime.session import Session
@@ -67,6 +67,7 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
         runs.start(run, facts(control, project, settings, run, key, watched=watched))
         os.environ[RUN_VARIABLE] = run
     checkpoints = Checkpoints(project)
+    pulse = Pulse.begin(settings, project.cache / "policy", control.target)
     session = Recorder(
         project,
         run,
@@ -76,8 +77,8 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
         runs=runs,
         joins=joins,
         records=RecordFile(runs.folder(run), run, put=checkpoints.objects.put),
-        writer=Writer(checkpoints, settings),
-        policy=Policy(settings),
+        writer=Writer(checkpoints, settings, warn=_warn, saved=pulse.saved),
+        pulse=pulse,
     )
     session.compiler = imports.Compiler(session, autolog=settings.autolog)
     api.use(session)
@@ -139,6 +140,7 @@ def _replay(control: Control) -> Replayer:
         wanted=wanted,
         records=RecordFile(folder, run.id, origin=wanted.replay, put=checkpoints.objects.put),
         recorded=recorded_values(folder),
+        put=checkpoints.objects.put,
     )
     session.jumps = Jumps.of(session, checkpoints, run.id)
     session.compiler = imports.Compiler(
@@ -159,6 +161,10 @@ def _replay(control: Control) -> Replayer:
     outside.install(view)
     shield.install(session)
     return session
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, RuntimeWarning, stacklevel=2)
 
 
 def _beat(runs: Runs, run: str, seconds: float) -> None:

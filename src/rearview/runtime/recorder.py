@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import traceback
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,8 +16,8 @@ import msgspec
 from rearview.model import Point, Step
 from rearview.runtime.frames import project_modules, qualified
 from rearview.runtime.loops import Entry
-from rearview.runtime.policy import Policy
-from rearview.runtime.session import Nest, Session, position
+from rearview.runtime.pulse import Pulse
+from rearview.runtime.session import Session, position
 from rearview.runtime.state.capture import capture
 from rearview.runtime.writer import Writer
 from rearview.store.records import RecordFile, encode_point
@@ -28,6 +29,10 @@ _WALKING = 0.01
 """Share of the time so far that walking anchors may take."""
 _FIRST = 0.1
 """Seconds of walking that are always allowed."""
+_BRIEF = 0.001
+"""A loop shorter than this is not worth skipping."""
+_PATIENCE = 0.01
+"""Seconds before a boundary is considered again after one was not worth it."""
 
 
 @dataclass
@@ -37,11 +42,15 @@ class Recorder(Session):
     runs: Runs = field(kw_only=True)
     records: RecordFile = field(kw_only=True)
     writer: Writer = field(kw_only=True)
-    policy: Policy = field(kw_only=True)
+    pulse: Pulse = field(kw_only=True)
+    joins: bool = False
+    """This process is a child of the one that the run is about."""
     seq: int = 0
     due: float = 0.0
     """No checkpoint is considered before this time."""
     failed: bool = False
+    last: float = 0.0
+    """When a boundary was last saved that a replay could start from."""
     finished: bool = False
 
     def __post_init__(self) -> None:
@@ -51,12 +60,12 @@ class Recorder(Session):
 
     def boundary(self, entry: Entry, index: int, frame: FrameType) -> int:
         """Consider a checkpoint before iteration `index`."""
-        if not self.checkpointing or entry.site.loose or self.failed:
-            return index
         nest = self.nest
-        if nest is None:
+        if not self.checkpointing or entry.site.loose or self.failed or nest is None:
             return index
         try:
+            if nest.entry is entry:
+                self.pulse.turn(entry.site.id)
             if nest.anchors is None:
                 if nest.entry is entry and self._may_walk(entry):
                     found, _ = self.roots(frame)
@@ -70,8 +79,7 @@ class Recorder(Session):
 
     def _may_walk(self, entry: Entry) -> bool:
         now = perf_counter()
-        allowed = _FIRST + _WALKING * (now - self.began)
-        if self.walked <= allowed:
+        if self.walked <= _FIRST + _WALKING * (now - self.began):
             return True
         return now - entry.started > 20 * self.walked
 
@@ -91,23 +99,34 @@ class Recorder(Session):
         if not self.checkpointing or self.failed or entry.site.loose or nest is None:
             return
         try:
-            if nest.anchors is not None and (index > 0 or nest.entry is not entry):
+            if nest.anchors is not None and perf_counter() - entry.started > _BRIEF:
                 self.consider(entry, index, END, frame)
         except Exception as exc:
             self.fail(exc)
 
     def consider(self, entry: Entry, index: int, edge: str, frame: FrameType) -> None:
         """Save if the policy finds that it pays."""
-        now = perf_counter()
-        decision = self.decide(entry, edge, now)
-        if decision.save:
-            self.save(entry, index, edge, frame)
+        depth = sum(not other.site.loose for other in self.stack) - 1
+        if edge == END and depth == 1:
+            depth = 0  # what an iteration of the outermost loop leaves to be skipped to
+        begun = perf_counter()
+        since = begun - (entry.started if edge == END else max(entry.started, self.last))
+        decision = self.pulse.decide(entry.site.id + edge, since, depth)
+        if not decision.save:
+            if edge == START:
+                self.due = begun + _PATIENCE
+            return
+        took = self.save(entry, index, edge, frame)
+        if took and edge == START:
+            self.last = perf_counter()
+        self.pulse.paid(perf_counter() - begun)
 
     def save(self, entry: Entry, index: int, edge: str, frame: FrameType) -> bool:
         """Take a checkpoint here; say whether it was taken."""
         nest = self.nest
         assert nest is not None
         assert nest.anchors is not None
+        begun = perf_counter()
         found, frames = self.roots(frame)
         captured = capture(nest.anchors, found)
         anchors = {"names": nest.names, "signature": nest.anchors.signature}
@@ -117,7 +136,9 @@ class Recorder(Session):
             "roots": msgspec.json.encode(places),
             **captured.buffers,
         }
-        return self.writer.submit(
+        self.seq += 1
+        self.pulse.saving(self.seq, entry.site.id + edge, perf_counter() - begun)
+        taken = self.writer.submit(
             self.run,
             self.seq,
             self.place(entry, index),
@@ -131,7 +152,11 @@ class Recorder(Session):
             },
             complete=not captured.missing,
             missing=tuple(captured.missing),
+            wait=self.settings.every,
         )
+        if not taken:
+            self.pulse.skipped(self.seq)
+        return taken
 
     def place(self, entry: Entry, index: int) -> Point:
         """Return the point whose start or end a checkpoint of `entry` marks."""
@@ -160,10 +185,18 @@ class Recorder(Session):
         except Exception as exc:
             self.fail(exc)
 
+    def forked(self) -> None:
+        """Become a child: loops and checkpoints are the parent's, records are our own."""
+        self.watching = False
+        self.checkpointing = 0
+        self.stack = []
+
     def fail(self, exc: BaseException) -> None:
         """Say once that recording has a problem; the program goes on as if it were not recorded."""
         if not self.failed:
             self.failed = True
+            if os.environ.get("REARVIEW_DEBUG"):
+                traceback.print_exception(exc)
             warnings.warn(
                 f"rearview could not go on recording ({type(exc).__name__}: {exc}). Your program "
                 "runs on; what was recorded so far is kept.",
@@ -180,6 +213,9 @@ class Recorder(Session):
         try:
             self.writer.close()
             self.records.close()
+            if self.joins:
+                return
+            self.pulse.keep()
             self.runs.end(self.run, final or 0, self.summary())
         except Exception as exc:
             self.fail(exc)
@@ -188,6 +224,7 @@ class Recorder(Session):
         """Return what the run measured, for planning and for `rearview show`."""
         return {
             "seconds": perf_counter() - self.began,
+            "costs": self.pulse.report(self.writer.costs),
             "loops": {
                 key: {
                     "entries": h.entries,

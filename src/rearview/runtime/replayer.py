@@ -20,7 +20,8 @@ from rearview.runtime.jumps import END, START, Jumps
 from rearview.runtime.loops import Entry
 from rearview.runtime.session import Session, position
 from rearview.store.project import publish
-from rearview.store.records import RecordFile, encode_point, encode_value
+from rearview.store.records import RecordFile, encode_point, recorded
+from rearview.store.values import Put, convert
 
 
 @dataclass
@@ -30,6 +31,7 @@ class Replayer(Session):
     wanted: Wanted = field(kw_only=True)
     jumps: Jumps = field(init=False)
     records: RecordFile = field(kw_only=True)
+    put: Put | None = None
     recorded: Mapping[tuple[Any, ...], list[bytes]] = field(kw_only=True)
     report: Report = field(default_factory=Report)
     seen: Counter[tuple[Any, ...]] = field(default_factory=Counter)
@@ -170,7 +172,8 @@ class Replayer(Session):
                 fresh.append((name, value))
                 continue
             self.seen[key] += 1
-            if occurrence < len(before) and before[occurrence] == encode_value(value):
+            now = msgspec.json.encode(convert(value, self.put))
+            if occurrence < len(before) and before[occurrence] == now:
                 self.report.repeated += 1
             elif name not in self.report.differing:
                 self.report.differing.append(name)
@@ -180,6 +183,11 @@ class Replayer(Session):
 
     def argument(self, values: Mapping[str, Any]) -> None:
         """Leave arguments as they were recorded."""
+
+    def forked(self) -> None:
+        """Become a child, which replays nothing."""
+        self.watching = False
+        self.stack = []
 
     def leave_program(self) -> None:
         """End the process: all that was wanted has been replayed."""
@@ -218,11 +226,9 @@ def _within(names: list[str], chain: list[str]) -> bool:
     return all(name in rest for name in names)
 
 
-def recorded_values(records: Iterator[Any]) -> dict[tuple[Any, ...], list[bytes]]:
-    """Return recorded values by place and name, in order."""
+def recorded_values(folder: Path) -> dict[tuple[Any, ...], list[bytes]]:
+    """Return what a run logged itself, by place and name, in order."""
     found: dict[tuple[Any, ...], list[bytes]] = {}
-    for record in records:
-        point: Point = record.point
-        key = (point.loops, point.indices, record.name)
-        found.setdefault(key, []).append(encode_value(record.value))
+    for loops, indices, name, value in recorded(folder):
+        found.setdefault((loops, indices, name), []).append(msgspec.json.encode(value))
     return found

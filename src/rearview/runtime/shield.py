@@ -3,25 +3,54 @@
 from __future__ import annotations
 
 import builtins
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rearview.runtime.state import randomness
+from rearview.runtime.state.randomness import read_global, write_global
 from rearview.source.shield import SHIELD
 
+if TYPE_CHECKING:
+    from rearview.runtime.replayer import Replayer
 
-def install(session: Any) -> None:
+
+def install(session: Replayer) -> None:
     """Make the context manager that shielded code names known to it."""
 
     @contextmanager
-    def shield() -> Iterator[None]:
-        before = randomness.capture()
+    def shield(line: int, *generators: Any) -> Iterator[None]:
+        del line  # the traceback has it
+        before = read_global()
+        own = [(one, _state(one)) for one in generators]
         session.probing += 1
         try:
             yield
         finally:
             session.probing -= 1
-            randomness.restore(before)
+            write_global(before)
+            for one, state in own:
+                _put_back(one, state)
 
     builtins.__dict__[SHIELD] = shield
+
+
+def _state(generator: Any) -> Any:
+    """Return the state of a generator that the program holds: Python's, NumPy's or torch's."""
+    if hasattr(generator, "bit_generator"):
+        return copy.deepcopy(generator.bit_generator.state)
+    for getter in ("getstate", "get_state"):
+        if hasattr(generator, getter):
+            return copy.deepcopy(getattr(generator, getter)())
+    return None
+
+
+def _put_back(generator: Any, state: Any) -> None:
+    if state is None:
+        return
+    if hasattr(generator, "bit_generator"):
+        generator.bit_generator.state = state
+    elif hasattr(generator, "setstate"):
+        generator.setstate(state)
+    else:
+        generator.set_state(state)

@@ -107,6 +107,11 @@ class RecordFile:
         self._torn = False
         self._odd: set[type] = set()
 
+    @property
+    def position(self) -> int:
+        """Number that the next record of this process gets."""
+        return self._seq if os.getpid() == self._pid else 0
+
     def append(self, prefix: bytes, items: Sequence[tuple[str, Any]]) -> None:
         """Add the records of one log call at the point that `prefix` encodes.
 
@@ -244,6 +249,21 @@ def read(file: Path) -> Iterator[Record]:
         point = Point(tuple(Step(loop, index, restore(value)) for loop, index, value in steps))
         for k, (name, value) in enumerate(zip(line.n, line.v, strict=True)):
             yield Record(header.run, line.s + k, point, name, restore(value), origin, line.t)
+
+
+def recorded(folder: Path) -> Iterator[tuple[tuple[str, ...], tuple[int, ...], str, Any]]:
+    """Yield loops, iterations, name and value, as encoded, of all that a run logged itself."""
+    for file in sorted(folder.glob("records-*.jsonl")):
+        header, data = scan(file)
+        if header.origin != Origin.RECORDED:
+            continue
+        for raw in data.splitlines():
+            try:
+                line = _line(raw)
+            except msgspec.MsgspecError:
+                continue
+            for name, value in zip(line.n, line.v, strict=True):
+                yield tuple(line.l), tuple(line.i), name, value
 
 
 def _name(text: str) -> str:

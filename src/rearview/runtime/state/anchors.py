@@ -1,0 +1,272 @@
+"""Anchors: the objects that existed when a loop was entered, named by a walk in fixed order."""
+
+from __future__ import annotations
+
+import re
+import sys
+import types
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from rearview.errors import StateError
+from rearview.runtime.state.classify import INLINE, THROUGH, VALUE, kind_of
+from rearview.runtime.state.kinds import Kind, Look, Step, steps
+
+Project = Callable[[Any], bool]
+
+_MODULE_STEPS = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]")
+
+
+class Anchors:
+    """Objects that existed when the loop was entered, named by their index in a fixed walk.
+
+    What can be held weakly is: recording must not keep alive what the program lets go.
+    """
+
+    def __init__(self, project: Project) -> None:
+        self.signature: list[str] = []
+        """What each anchor is, in order: replay must find the same again."""
+        self.kinds: list[Kind] = []
+        self.types: list[type] = []
+        self.index: dict[int, int] = {}
+        """Identity of a live anchor to its number; rebuilt by `alive`."""
+        self.block_keys: dict[tuple[int, int], str] = {}
+        """Keys of buffers in the last capture, by address."""
+        self.look = Look(project, self._is_value)
+        self.reducers: dict[type, Any] = {}
+        """How objects born later are pickled, by type; filled by capture."""
+        self._refs: list[Any] = []
+        self._weak: list[bool] = []
+        self._graphs: dict[int, int] = {}
+        self._steps: list[tuple[int, str, object]] = []
+        self._path_of: list[int] = []
+        self._by_type: dict[type, Kind] = {}
+
+    @classmethod
+    def walk(
+        cls,
+        roots: Mapping[str, object],
+        *,
+        project: Project,
+        signature: Sequence[str] | None = None,
+    ) -> Anchors:
+        """Return the anchors reachable from `roots`, numbered breadth first.
+
+        `project` says whether a module, or the name of one, is the user's own: class attributes
+        and function attributes are state there and nowhere else. On replay, `signature` is the
+        recorded one; closure variables that only a probe uses are then left out.
+        """
+        anchors = cls(project)
+        anchors._walk(roots, signature)
+        return anchors
+
+    def __len__(self) -> int:
+        return len(self._refs)
+
+    def _is_value(self, t: type) -> bool:
+        return self._by_type.get(t) is VALUE
+
+    def kind(self, obj: Any) -> Kind:
+        """Return the kind of any object, remembered by type."""
+        t = type(obj)
+        found = self._by_type.get(t)
+        if found is None:
+            found = kind_of(obj, self.look.project)
+            if not isinstance(obj, type):
+                self._by_type[t] = found
+        return found
+
+    def _walk(self, roots: Mapping[str, object], signature: Sequence[str] | None) -> None:
+        queue: deque[tuple[object, int, Kind]] = deque()
+        late: deque[tuple[object, int, Kind]] = deque()
+        through: dict[int, object] = {}
+        by_type = self._by_type
+        index = self.index
+        look = self.look
+
+        def meet(parent: int, step: Step) -> None:
+            child = step.child
+            t = type(child)
+            kind = by_type.get(t) or self.kind(child)
+            if kind is VALUE or kind is INLINE or id(child) in index or id(child) in through:
+                return
+            place = len(self._steps)
+            self._steps.append((parent, step.style, _keep(step.key)))
+            if kind is THROUGH:
+                through[id(child)] = child
+            else:
+                self._add(child, kind, place)
+            queue.append((child, place, kind))
+
+        for name, value in roots.items():
+            meet(-1, Step("", name, value))
+        while queue or late:
+            obj, place, kind = queue.popleft() if queue else late.popleft()
+            if kind is THROUGH:
+                children: Iterable[Step] = inside(obj, look)
+            elif kind.unordered and queue:
+                # Sets may iterate in another order next time: look at all else first.
+                late.append((obj, place, kind))
+                continue
+            else:
+                look.freevars = self._recorded_freevars(obj, signature)
+                children = kind.children(obj, look)
+            try:
+                for step in children:
+                    meet(place, step)
+            except Exception as exc:
+                raise StateError(
+                    f"{self._render(place)} cannot be looked into ({type(exc).__name__}: {exc}). "
+                    "Its class fails when its attributes are read.",
+                    slug="state-walk",
+                ) from exc
+
+    def _recorded_freevars(
+        self, obj: object, signature: Sequence[str] | None
+    ) -> Sequence[str] | None:
+        if signature is None or type(obj) is not types.FunctionType:
+            return None
+        number = self.index[id(obj)]
+        label = signature[number] if number < len(signature) else ""
+        if not label.startswith("function ") or not label.endswith(")"):
+            return None
+        return label[label.rindex("(") + 1 : -1].split(",")
+
+    def _add(self, obj: Any, kind: Kind, place: int) -> None:
+        number = len(self._refs)
+        self.index[id(obj)] = number
+        self.signature.append(kind.label(obj))
+        self.kinds.append(kind)
+        self.types.append(type(obj))
+        self._path_of.append(place)
+        try:
+            self._refs.append(weakref.ref(obj))
+            self._weak.append(True)
+        except TypeError:
+            self._refs.append(obj)
+            self._weak.append(False)
+        if kind.name == "tensor" and not obj.is_leaf:
+            self._graphs[number] = obj._version  # noqa: SLF001
+
+    def get(self, number: int) -> Any:
+        """Return the live object, or None when the program has let it go."""
+        ref = self._refs[number]
+        return ref() if self._weak[number] else ref
+
+    def alive(self) -> list[Any]:
+        """Return all anchors by number, None for those that are gone; `index` follows."""
+        refs = self._refs
+        for number, weak in enumerate(self._weak):
+            if not weak and sys.getrefcount(refs[number]) <= _ALONE:
+                refs[number] = None
+        found = [ref() if weak else ref for ref, weak in zip(refs, self._weak, strict=True)]
+        self.index = {id(obj): i for i, obj in enumerate(found) if obj is not None}
+        return found
+
+    def same_graph(self, tensor: Any) -> bool:
+        """Say whether a tensor with a history has the one it had when the loop was entered."""
+        number = self.index.get(id(tensor), -1)
+        return self._graphs.get(number) == tensor._version  # noqa: SLF001
+
+    def check(self, signature: Sequence[str]) -> None:
+        """Raise unless the recorded walk met the same kinds of objects in the same order."""
+        for number, (then, now) in enumerate(zip(signature, self.signature, strict=False)):
+            if _bare(then) != _bare(now):
+                raise StateError(
+                    f"Set-up came out differently: {self.path(number)} was a {then} when the run "
+                    f"was recorded and is a {now} now. Replay from the start instead, or look at "
+                    "what the set-up reads from outside (files, time, environment).",
+                    slug="state-anchors",
+                )
+        if len(signature) != len(self.signature):
+            more = len(self.signature) > len(signature)
+            number = min(len(signature), len(self.signature))
+            what = f"{self.path(number)} is new" if more else f"a {signature[number]} is gone"
+            raise StateError(
+                f"Set-up came out differently: {what}; {len(signature)} objects when recorded, "
+                f"{len(self.signature)} now. Replay from the start instead.",
+                slug="state-anchors",
+            )
+
+    def path(self, number: int) -> str:
+        """Return how a person would spell the way to an anchor, e.g. `model.layers[2].weight`."""
+        return self._render(self._path_of[number])
+
+    def _render(self, place: int) -> str:
+        parts: list[str] = []
+        while place >= 0:
+            parent, style, key = self._steps[place]
+            parts.append(spell(style, key))
+            place = parent
+        return tidy("".join(reversed(parts)))
+
+
+def inside(obj: Any, look: Look) -> Iterable[Step]:
+    """Yield what stands inside an immutable object."""
+    import functools
+
+    if isinstance(obj, functools.partial):
+        yield Step(".", "func", obj.func)
+        yield from steps("[", enumerate(obj.args))
+        yield from steps("[", obj.keywords.items())
+    elif isinstance(obj, types.MethodType):
+        yield Step(".", "__self__", obj.__self__)
+        yield Step(".", "__func__", obj.__func__)
+    elif isinstance(obj, weakref.ref):
+        # The target counts only if something else holds it; it is met from there.
+        return
+    elif isinstance(obj, slice):
+        yield from steps(".", zip(("start", "stop", "step"), (obj.start, obj.stop, obj.step)))
+    elif not look.boring(obj):
+        style = "{" if isinstance(obj, frozenset) else "["
+        yield from steps(style, enumerate(obj))
+    yield from steps(".", list(getattr(obj, "__dict__", {}).items()))
+
+
+def spell(style: str, key: object) -> str:
+    """Return one step of a path."""
+    if style == "":
+        scope, _, rest = str(key).partition(":")
+        module, _, name = rest.rpartition(":")
+        return f"{module}.{name}" if scope == "global" and module != "__main__" else name or scope
+    if style == ".":
+        return f".{key}"
+    if style == "[":
+        return f"[{key!r}]" if not isinstance(key, _Unnamed) else f"[{key}]"
+    return f"<{key}>" if key else ""
+
+
+def tidy(path: str) -> str:
+    """Return a path with torch's inner dictionaries written as people write them.
+
+    >>> tidy("net._modules['layers']._modules['2']._parameters['weight']")
+    'net.layers[2].weight'
+    """
+    return _MODULE_STEPS.sub(lambda m: f"[{m[1]}]" if m[1].isdigit() else f".{m[1]}", path)
+
+
+class _Unnamed(str):
+    """A key that has no literal, shown by its type."""
+
+    __slots__ = ()
+
+
+def _keep(key: object) -> object:
+    if key is None or isinstance(key, (str, int, float, bytes, bool)):
+        return key
+    return _Unnamed(type(key).__name__)
+
+
+def _bare(label: str) -> str:
+    return label.split("(", 1)[0]
+
+
+def _measure_alone() -> int:
+    probe: list[Any] = [object()]
+    return max(sys.getrefcount(probe[number]) for number in range(1))
+
+
+_ALONE = _measure_alone()
+"""What `getrefcount` says of an object that only a list of ours holds."""

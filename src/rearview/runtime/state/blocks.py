@@ -1,0 +1,178 @@
+"""Memory that arrays and tensors stand on, each piece once, however many views it has."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from rearview.errors import StateError
+
+SMALL = 4096
+"""Pieces up to this many bytes travel inside the skeleton; more of them cost less there."""
+
+
+class Block(NamedTuple):
+    """One piece of memory in a skeleton."""
+
+    key: str | None
+    """Name of its buffer, or None when `data` holds the bytes."""
+    nbytes: int
+    data: bytes | None
+    home: int
+    """The anchor whose live memory it is, or -1 for memory born after the walk."""
+    device: str
+
+
+class Blocks:
+    """The pieces of memory met during one capture.
+
+    `keys` maps an address to the key it had in the checkpoint before, so that memory which stays
+    where it is keeps its name, and the caller can see that it did not change.
+    """
+
+    def __init__(self, keys: dict[tuple[int, int], str]) -> None:
+        self.table: list[Block] = []
+        self.buffers: dict[str, Any] = {}
+        self.keys: dict[tuple[int, int], str] = {}
+        self.owners: list[object] = []
+        self._earlier = keys
+        self._taken = set(keys.values())
+        self._index: dict[tuple[int, int], int] = {}
+
+    def find(self, address: int, nbytes: int) -> int | None:
+        """Return the number of a piece already met, or None."""
+        return self._index.get((address, nbytes))
+
+    def add(
+        self, address: int, nbytes: int, view: Callable[[], Any], *, home: int, device: str = "cpu"
+    ) -> int:
+        """Return the number of a new piece; `view` gives its bytes as a buffer when it is big."""
+        number = len(self.table)
+        if nbytes == 0 or device == "meta":
+            self.table.append(Block(None, nbytes, b"", home, device))
+            return number
+        place = (address, nbytes)
+        self._index[place] = number
+        if nbytes <= SMALL and device == "cpu":
+            data = ctypes.string_at(address, nbytes)
+            self.table.append(Block(None, nbytes, data, home, device))
+            return number
+        key = self._earlier.get(place) if home < 0 else f"a{home}"
+        if key is None or key in self.buffers:
+            key = self._fresh(number)
+        self.keys[place] = key
+        self.buffers[key] = view()
+        self.table.append(Block(key, nbytes, None, home, device))
+        return number
+
+    def add_bytes(self, buffer: Any) -> str:
+        """Return the key of bytes handed over by an object's own pickling."""
+        key = self._fresh(len(self.table))
+        self.buffers[key] = buffer
+        return key
+
+    def _fresh(self, number: int) -> str:
+        key = f"i{number}"
+        while key in self._taken or key in self.buffers:
+            number += 1
+            key = f"i{number}"
+        self._taken.add(key)
+        return key
+
+
+class Memory:
+    """The same pieces on the way back: live memory where an anchor has it, else allocated."""
+
+    def __init__(
+        self,
+        table: list[Block],
+        buffers: Callable[[str], Any],
+        live: Callable[[int], Any],
+        path: Callable[[int], str],
+    ) -> None:
+        self.table = table
+        self._buffers = buffers
+        self._live = live
+        self._path = path
+        self._storages: dict[int, Any] = {}
+        self._arrays: dict[int, Any] = {}
+        self._claimed: set[int] = set()
+
+    def claim(self) -> None:
+        """Match pieces to the live memory of their anchors, each live piece at most once."""
+        for number, block in enumerate(self.table):
+            if block.home >= 0:
+                self._claim(number, block)
+
+    def _claim(self, number: int, block: Block) -> None:
+        from rearview.runtime.state import arrays, tensors
+
+        anchor = self._live(block.home)
+        if anchor is None:
+            return
+        if tensors.is_tensor(anchor):
+            storage = tensors.storage_of(anchor)
+            fits = storage.nbytes() == block.nbytes and str(storage.device) == block.device
+            if fits and storage.data_ptr() not in self._claimed:
+                self._claimed.add(storage.data_ptr())
+                self._storages[number] = storage
+        else:
+            address, nbytes, _ = arrays.extent(anchor)
+            if nbytes == block.nbytes and address not in self._claimed:
+                self._claimed.add(address)
+                self._arrays[number] = arrays.bytes_at(address, nbytes, anchor)
+
+    def storage(self, number: int) -> Any:
+        """Return the piece as a torch storage."""
+        import torch
+
+        if number not in self._storages:
+            block = self.table[number]
+            if number in self._arrays:
+                storage = torch.from_numpy(self._arrays[number]).untyped_storage()
+            else:
+                storage = torch.UntypedStorage(block.nbytes, device=block.device)
+            self._storages[number] = storage
+        return self._storages[number]
+
+    def array(self, number: int) -> Any:
+        """Return the piece as a NumPy array of bytes."""
+        import numpy as np
+
+        if number not in self._arrays:
+            if number in self._storages:
+                from rearview.runtime.state import tensors
+
+                self._arrays[number] = tensors.bytes_of(self._storages[number])
+            else:
+                self._arrays[number] = np.empty(self.table[number].nbytes, np.uint8)
+        return self._arrays[number]
+
+    def fill(self) -> None:
+        """Bring back the bytes of every piece that something stands on."""
+        for number, block in enumerate(self.table):
+            if block.device == "meta" or not block.nbytes:
+                continue
+            if number in self._arrays or number in self._storages:
+                self._fill(number, block)
+
+    def _fill(self, number: int, block: Block) -> None:
+        import numpy as np
+
+        data = block.data if block.key is None else self._buffers(block.key)
+        source = np.frombuffer(data, np.uint8)
+        if source.nbytes != block.nbytes:
+            raise StateError(
+                f"Memory {block.key} of {self._path(block.home)} has {source.nbytes} bytes, "
+                f"not {block.nbytes}: the checkpoint is damaged. Replay from an earlier one.",
+                slug="state-buffer",
+            )
+        if block.device == "cpu":
+            self.array(number)[:] = source
+        else:
+            import torch
+
+            flat = torch.empty(0, dtype=torch.uint8, device=block.device)
+            flat.set_(self._storages[number])
+            flat.copy_(torch.from_numpy(source.copy()))

@@ -1,0 +1,48 @@
+"""Names for what restore knows how to build; a skeleton refers to them, never to our functions."""
+
+from __future__ import annotations
+
+NAMES = (
+    "tensor",
+    "special_tensor",
+    "array",
+    "function",
+    "method",
+    "cell",
+    "weakref",
+    "weak",
+    "fill_weak",
+    "instance",
+    "fill",
+    "file",
+    "lock",
+    "module",
+    "view",
+    "torch_generator",
+    "generator",
+    "lost",
+)
+
+
+class Builder:
+    """Stands for a builder in the stream: pickle insists on something callable."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, *_args: object) -> object:
+        raise NotImplementedError(self.name)
+
+
+BUILDERS = {name: Builder(name) for name in NAMES}
+
+
+def prelude(count: int) -> bytes:
+    """Return pickle opcodes that load `count` persistent objects into the memo, in order.
+
+    Capture fills the memo of its pickler in the same order, so the numbers agree.
+    """
+    out = [b"\x80\x05"]
+    for number in range(count):
+        out.append(b"J" + number.to_bytes(4, "little") + b"Q\x940")
+    return b"".join(out)

@@ -1,0 +1,319 @@
+"""Compare: the first place where two states differ, exactly, by what they mean."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from rearview.runtime.state.anchors import Anchors, spell, tidy
+from rearview.runtime.state.capture import Captured
+from rearview.runtime.state.texts import memory_texts, short
+from rearview.runtime.state.tree import (
+    CONTENT_FIELDS,
+    NODE_FIELDS,
+    Body,
+    Node,
+    OutsideKey,
+    Piece,
+    Ref,
+    Tree,
+)
+
+# Made anew whenever they are asked for, so being the same object or not means nothing.
+_VALUE_LABELS = ("build method", "build weakref", "build module", "build lock", "build view")
+_VALUE_MODULES = ("numpy.", "torch.", "datetime.", "pathlib", "decimal.", "fractions.", "uuid.")
+_QUICK = {int, str, bytes, bool, type(None)}
+# A progress bar shows the time; it never feeds back.
+_CLOCKS = {"start_t", "last_print_t", "last_print_n", "_ema_dn", "_ema_dt", "_ema_miniters"}
+
+Path = tuple[Any, str]
+"""Linked steps: (path of the parent or None, text of this step)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where two states differ, and how."""
+
+    path: str
+    then: str
+    now: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.then} when recorded, {self.now} now"
+
+
+def compare(
+    anchors: Anchors,
+    captured_now: Captured,
+    skeleton_then: bytes,
+    buffers_then: Callable[[str], Any],
+    *,
+    same: Callable[[str, str], bool] | None = None,
+    ignore: Callable[[str], bool] | None = None,
+) -> Difference | None:
+    """Return the first difference between the state now and a recorded one, or None.
+
+    `same` may answer, from hashes, whether the buffer named first (then) equals the one named
+    second (now), so that it need not be read. `ignore` says which paths do not count.
+    """
+    found = differences(
+        anchors, captured_now, skeleton_then, buffers_then, same=same, ignore=ignore
+    )
+    return next(found, None)
+
+
+def differences(
+    anchors: Anchors,
+    captured_now: Captured,
+    skeleton_then: bytes,
+    buffers_then: Callable[[str], Any],
+    *,
+    same: Callable[[str, str], bool] | None = None,
+    ignore: Callable[[str], bool] | None = None,
+) -> Iterator[Difference]:
+    """Yield every difference, outermost variables first."""
+    comparison = _Comparison(
+        anchors,
+        Tree(skeleton_then),
+        Tree(captured_now.skeleton),
+        buffers_then,
+        captured_now.buffers.__getitem__,
+        same,
+    )
+    for difference in comparison.run():
+        if ignore is None or not ignore(difference.path):
+            yield difference
+
+
+class _Comparison:
+    def __init__(
+        self,
+        anchors: Anchors,
+        then: Tree,
+        now: Tree,
+        buffers_then: Callable[[str], Any],
+        buffers_now: Callable[[str], Any],
+        same: Callable[[str, str], bool] | None,
+    ) -> None:
+        self.anchors = anchors
+        self.then, self.now = then, now
+        self.buffers_then, self.buffers_now = buffers_then, buffers_now
+        self.same = same
+        self._partner: dict[int, int] = {}
+        self._back: dict[int, int] = {}
+        self._entered: set[int] = set()
+        self._kept: list[Any] = []
+        """Keeps alive what is known by its id."""
+        self._stack: list[tuple[Any, Any, Path]] = []
+
+    def run(self) -> Iterator[Difference]:
+        """Go through roots, then anchors nobody met, then random state."""
+        yield from self._names()
+        shared = [name for name in self.then.roots if name in self.now.roots]
+        for name in shared:
+            path = (None, spell("", name))
+            yield from self._drain(self.then.roots[name], self.now.roots[name], path)
+        for number in sorted(self.then.contents.keys() & self.now.contents.keys()):
+            path = (None, self.anchors.path(number))
+            yield from self._drain(Ref(number), Ref(number), path)
+        if self.then.rng is not None and self.now.rng is not None:
+            yield from self._drain(self.then.rng, self.now.rng, (None, "<global random state>"))
+
+    def _names(self) -> Iterator[Difference]:
+        for name in self.then.roots.keys() - self.now.roots.keys():
+            yield Difference(spell("", name), "bound", "unbound")
+        for name in self.now.roots.keys() - self.then.roots.keys():
+            yield Difference(spell("", name), "unbound", "bound")
+
+    def _drain(self, then: Any, now: Any, path: Path) -> Iterator[Difference]:
+        self._stack.append((then, now, path))
+        while self._stack:
+            a, b, here = self._stack.pop()
+            before = len(self._stack)
+            found = self._pair(a, b, here)
+            if found is not None:
+                yield found
+            # Children were pushed in order; take them in order.
+            self._stack[before:] = self._stack[before:][::-1]
+
+    def _differ(self, path: Path, then: Any, now: Any) -> Difference:
+        return Difference(render(path), short(then, self.anchors), short(now, self.anchors))
+
+    def _pair(self, a: Any, b: Any, path: Path) -> Difference | None:
+        if type(a) is not type(b):
+            return self._differ(path, a, b)
+        if isinstance(a, Ref):
+            return self._refs(a, b, path)
+        if isinstance(a, Piece):
+            return self._pieces(a, b, path)
+        if isinstance(a, type):
+            return None if a is b else self._differ(path, a, b)
+        if isinstance(a, float):
+            return None if struct.pack("d", a) == struct.pack("d", b) else self._differ(path, a, b)
+        if isinstance(a, complex):
+            both = struct.pack("2d", a.real, a.imag) == struct.pack("2d", b.real, b.imag)
+            return None if both else self._differ(path, a, b)
+        if isinstance(a, (OutsideKey, memoryview)):
+            return self._outside(a, b, path)
+        if isinstance(a, (list, tuple, dict, set, frozenset, Node)):
+            return self._compound(a, b, path)
+        return None if a == b else self._differ(path, a, b)
+
+    def _compound(self, a: Any, b: Any, path: Path) -> Difference | None:
+        met = self._partner.get(id(a))
+        if met == id(b):
+            return None
+        if _has_identity(a) and (met is not None or id(b) in self._back):
+            return Difference(render(path), "one object", "another object that is merely equal")
+        self._marry(a, b)
+        if isinstance(a, dict):
+            return self._dicts(a, b, path)
+        if isinstance(a, (list, tuple)):
+            return self._sequences(a, b, path)
+        if isinstance(a, (set, frozenset)):
+            return self._sets(a, b, path)
+        return self._nodes(a, b, path)
+
+    def _marry(self, a: Any, b: Any) -> None:
+        self._partner[id(a)], self._back[id(b)] = id(b), id(a)
+        self._kept.append((a, b))
+
+    def _fields(self, a: Any, b: Any, path: Path, names: tuple[str, ...]) -> Difference | None:
+        if len(a) != len(b) or len(a) != len(names):
+            return self._sequences(a, b, path)
+        for left, right, name in zip(a, b, names, strict=True):
+            self._stack.append((left, right, (path, name)))
+        return None
+
+    def _sequences(self, a: Any, b: Any, path: Path, style: str = "[") -> Difference | None:
+        if isinstance(a, Body):
+            return self._fields(a, b, path, Body.FIELDS[: len(a)])
+        if len(a) != len(b):
+            return Difference(render(path), f"{len(a)} items", f"{len(b)} items")
+        if set(map(type, a)) <= _QUICK and list(map(type, a)) == list(map(type, b)) and a == b:
+            return None
+        for number, (left, right) in enumerate(zip(a, b, strict=True)):
+            self._stack.append((left, right, (path, spell(style, number))))
+        return None
+
+    def _dicts(self, a: Any, b: Any, path: Path, style: str = "[") -> Difference | None:
+        keys_a, keys_b = list(a), list(b)
+        if set(map(type, keys_a)) <= _QUICK and set(map(type, keys_b)) <= _QUICK:
+            if keys_a != keys_b:
+                return self._keys(keys_a, keys_b, path)
+        elif len(keys_a) != len(keys_b):
+            return Difference(render(path), f"{len(a)} keys", f"{len(b)} keys")
+        else:
+            for left, right in zip(keys_a, keys_b, strict=True):
+                self._stack.append((left, right, (path, f"<key {short(left, self.anchors)}>")))
+        for left, right in zip(keys_a, keys_b, strict=True):
+            text = spell(style, left) if type(left) in _QUICK else f"[{self._name(left)}]"
+            self._stack.append((a[left], b[right], (path, text)))
+        return None
+
+    def _keys(self, a: list[Any], b: list[Any], path: Path) -> Difference:
+        where = render(path)
+        gone = [key for key in a if key not in set(b)]
+        new = [key for key in b if key not in set(a)]
+        if not gone and not new:
+            return Difference(where, f"keys in the order {short(a)}", f"in the order {short(b)}")
+        return Difference(
+            where,
+            f"has the keys {short(gone)}" if gone else "has no such key",
+            f"has the keys {short(new)}" if new else "has no such key",
+        )
+
+    def _sets(self, a: Any, b: Any, path: Path) -> Difference | None:
+        if set(map(type, a)) <= _QUICK:
+            return None if a == b else self._differ(path, a - b, b - a)
+        order_a = sorted(a, key=lambda item: short(item, self.anchors))
+        order_b = sorted(b, key=lambda item: short(item, self.anchors))
+        return self._sequences(order_a, order_b, path, "{")
+
+    def _nodes(self, a: Node, b: Node, path: Path) -> Difference | None:
+        parts_a, parts_b = self.then.parts(a), self.now.parts(b)
+        if a.label in NODE_FIELDS:
+            return self._fields(parts_a, parts_b, path, NODE_FIELDS[a.label])
+        self._stack.append((parts_a, parts_b, path))
+        for left, right in ((a.items, b.items), (a.pairs, b.pairs)):
+            if left or right:
+                self._stack.append((left, right, path))
+        if isinstance(a.state, dict) and isinstance(b.state, dict):
+            return self._dicts(a.state, b.state, path, ".")
+        self._stack.append((a.state, b.state, path))
+        return None
+
+    def _refs(self, a: Ref, b: Ref, path: Path) -> Difference | None:
+        if a.number != b.number:
+            return self._differ(path, a, b)
+        if a.number in self._entered:
+            return None
+        self._entered.add(a.number)
+        kind, left = self.then.contents.get(a.number, ("", None))
+        other, right = self.now.contents.get(a.number, ("", None))
+        if kind != other:
+            return Difference(render(path), kind or "gone", other or "gone")
+        path = (None, self.anchors.path(a.number))
+        if kind == "object" and isinstance(left, dict) and isinstance(right, dict):
+            if self.anchors.signature[a.number].startswith("tqdm."):
+                left = {k: v for k, v in left.items() if k not in _CLOCKS}
+                right = {k: v for k, v in right.items() if k not in _CLOCKS}
+            return self._dicts(left, right, path, ".")
+        if kind == "set" and isinstance(left, list):
+            return self._sets(frozenset(left), frozenset(right), path) if left != right else None
+        if left is not None and right is not None and kind in CONTENT_FIELDS:
+            return self._fields(left, right, path, CONTENT_FIELDS[kind])
+        self._stack.append((left, right, path))
+        return None
+
+    def _pieces(self, a: Piece, b: Piece, path: Path) -> Difference | None:
+        met = self._partner.get(id(a))
+        if met == id(b):
+            return None
+        if met is not None or id(b) in self._back:
+            return Difference(render(path), "memory of its own or shared", "shared otherwise")
+        self._marry(a, b)
+        if a.block.nbytes != b.block.nbytes or a.block.device != b.block.device:
+            texts = [f"{p.block.nbytes} bytes on {p.block.device}" for p in (a, b)]
+            return Difference(render(path), *texts)
+        if a.block.key and b.block.key and self.same is not None:
+            if self.same(a.block.key, b.block.key):
+                return None
+        left, right = self._data(a, self.buffers_then), self._data(b, self.buffers_now)
+        texts = memory_texts(left, right)
+        return None if texts is None else Difference(render(path), *texts)
+
+    @staticmethod
+    def _data(piece: Piece, buffers: Callable[[str], Any]) -> Any:
+        block = piece.block
+        return block.data if block.key is None else buffers(block.key)
+
+    def _outside(self, a: Any, b: Any, path: Path) -> Difference | None:
+        key_a, key_b = bytes(a).decode(), bytes(b).decode()
+        if self.same is not None and self.same(key_a, key_b):
+            return None
+        texts = memory_texts(self.buffers_then(key_a), self.buffers_now(key_b))
+        return None if texts is None else Difference(render(path), *texts)
+
+    def _name(self, key: Any) -> str:
+        return self.anchors.path(key.number) if isinstance(key, Ref) else short(key, self.anchors)
+
+
+def _has_identity(value: Any) -> bool:
+    if isinstance(value, (tuple, frozenset)):
+        return False
+    if isinstance(value, Node):
+        return not value.label.startswith(_VALUE_LABELS + _VALUE_MODULES)
+    return True
+
+
+def render(path: Path) -> str:
+    """Return a path as people write it."""
+    parts = []
+    here: Any = path
+    while here is not None:
+        here, text = here
+        parts.append(text)
+    return tidy("".join(reversed(parts)))

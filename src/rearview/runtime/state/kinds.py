@@ -1,0 +1,74 @@
+"""The contract of a kind of object: what it leads to, how it is read, how it is written in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from rearview.runtime.state.reading import Reading
+    from rearview.runtime.state.writing import Writing
+
+
+class Step(NamedTuple):
+    """One step from an object to what it holds; `style` and `key` make the path people read."""
+
+    style: str
+    """`.` attribute, `[` item, `{` element, `<` something without a spelling of its own."""
+    key: object
+    child: object
+
+
+class Kind:
+    """How one kind of anchor is walked, read and written; this base is a mere reference."""
+
+    name = "ref"
+    late = False
+    """Whether it depends on the hashes of other objects: written after them."""
+    unordered = False
+    """Whether its order may be another in the next process: walked after all the rest."""
+
+    def children(self, obj: Any, look: Look) -> Iterable[Step]:  # noqa: ARG002
+        """Yield what the walk goes on to, always in the same order."""
+        return ()
+
+    def read(self, objs: Sequence[Any], reading: Reading) -> list[Any] | None:  # noqa: ARG002
+        """Return the shallow content of each object, or None when there is none to keep."""
+        return None
+
+    def write(self, obj: Any, content: Any, writing: Writing) -> None:
+        """Make the live object have that content, in place."""
+        raise NotImplementedError
+
+    def label(self, obj: Any) -> str:
+        """Return the text that stands for the object in a signature."""
+        return type_name(type(obj))
+
+
+class Look:
+    """What a walk asks while it goes: is this worth entering, is that module the user's own."""
+
+    def __init__(self, project: Callable[[Any], bool], is_atom: Callable[[type], bool]) -> None:
+        self.project = project
+        self.is_atom = is_atom
+        self.freevars: Sequence[str] | None = None
+        """On replay, the closure variables the function had when recorded."""
+
+    def boring(self, items: Iterable[object]) -> bool:
+        """Say whether all items are values, without a Python call for each of them."""
+        is_atom = self.is_atom
+        return all(is_atom(t) for t in set(map(type, items)))
+
+
+def steps(style: str, pairs: Iterable[tuple[object, object]]) -> Iterator[Step]:
+    """Yield a step for each key and child."""
+    for key, child in pairs:
+        yield Step(style, key, child)
+
+
+def type_name(cls: type) -> str:
+    """Return a name of the class that is the same in the next process."""
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+REF = Kind()

@@ -1,0 +1,202 @@
+"""Objects written in Python: attributes, slots, closure cells, functions and classes."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rearview.runtime.state.containers import fill_dict
+from rearview.runtime.state.kinds import Kind, Look, Step, steps, type_name
+from rearview.runtime.state.layout import Layout
+
+if TYPE_CHECKING:
+    from rearview.runtime.state.reading import Reading
+    from rearview.runtime.state.writing import Writing
+
+
+class ObjectKind(Kind):
+    """An instance of a Python class: `__dict__` and slots, whatever its pickling methods say.
+
+    A class's own `__getstate__` may drop what it can rebuild elsewhere; a replay that goes on in
+    the middle needs all of it, and the attributes *are* all of it.
+    """
+
+    name = "object"
+
+    def __init__(self, layout: Layout) -> None:
+        self.has_dict = layout.has_dict
+        self.slots = layout.slots
+
+    def slot_values(self, obj: Any) -> dict[str, Any]:
+        """Return the slots that are set."""
+        found = {}
+        for slot in self.slots:
+            try:
+                found[slot.__name__] = slot.__get__(obj)
+            except AttributeError:
+                continue
+        return found
+
+    def children(self, obj: Any, look: Look) -> Iterable[Step]:
+        """Yield attributes, then slots."""
+        if self.has_dict:
+            attrs = obj.__dict__
+            if not look.boring(attrs.values()):
+                yield from steps(".", attrs.copy().items())
+        if self.slots:
+            yield from steps(".", self.slot_values(obj).items())
+
+    def read(self, objs: Sequence[Any], reading: Reading) -> list[Any]:
+        """Return the attributes of each: a dict, or (dict, slots) where there are slots."""
+        if not self.slots:
+            return [o.__dict__.copy() for o in objs] if self.has_dict else [{} for _ in objs]
+        if not self.has_dict:
+            return [({}, self.slot_values(o)) for o in objs]
+        return [(o.__dict__.copy(), self.slot_values(o)) for o in objs]
+
+    def write(self, obj: Any, content: Any, writing: Writing) -> None:
+        """Set attributes and slots directly, past any `__setattr__` of the class."""
+        attrs, slots = content if self.slots else (content, {})
+        if self.has_dict:
+            fill_dict(obj.__dict__, attrs)
+        for slot in self.slots:
+            if slot.__name__ in slots:
+                slot.__set__(obj, slots[slot.__name__])
+            else:
+                try:
+                    slot.__delete__(obj)
+                except AttributeError:
+                    continue
+
+
+class CellKind(Kind):
+    """A closure variable, shared by the functions that see it."""
+
+    name = "cell"
+
+    def children(self, obj: Any, look: Look) -> Iterable[Step]:
+        """Yield the value, if there is one yet."""
+        return [Step("<", "", value) for value in self.values(obj)]
+
+    @staticmethod
+    def values(cell: types.CellType) -> tuple[Any, ...]:
+        """Return the value as a tuple of one, or an empty tuple when it is unbound."""
+        try:
+            return (cell.cell_contents,)
+        except ValueError:
+            return ()
+
+    def read(self, objs: Sequence[Any], reading: Reading) -> list[Any]:
+        """Return the value of each, if bound."""
+        return [self.values(o) for o in objs]
+
+    def write(self, obj: Any, content: Any, writing: Writing) -> None:
+        """Bind or unbind the variable."""
+        if content:
+            obj.cell_contents = content[0]
+        elif self.values(obj):
+            del obj.cell_contents
+
+
+class FunctionKind(Kind):
+    """A Python function: its code is the program's, its closure, defaults and attributes are state.
+
+    A probe inside a nested function may add closure variables, so they go by name, and on replay
+    only those that were recorded are entered.
+    """
+
+    name = "function"
+
+    def children(self, obj: Any, look: Look) -> Iterable[Step]:
+        """Yield the closure's cells by name, then defaults and attributes of the user's own."""
+        names = obj.__code__.co_freevars
+        wanted = set(names if look.freevars is None else look.freevars)
+        for name, cell in zip(names, obj.__closure__ or (), strict=True):
+            if name in wanted:
+                yield Step("<", name, cell)
+        if look.project(obj.__module__ or ""):
+            yield from steps("<", (("defaults", d) for d in obj.__defaults__ or ()))
+            yield from steps("<", (obj.__kwdefaults__ or {}).items())
+            yield from steps(".", list(vars(obj).items()))
+
+    def read(self, objs: Sequence[Any], reading: Reading) -> list[Any]:
+        """Return closure, defaults and attributes of each that has any."""
+        project = reading.anchors.look.project
+        return [
+            (
+                dict(zip(o.__code__.co_freevars, o.__closure__ or (), strict=True)),
+                (o.__defaults__, o.__kwdefaults__, vars(o).copy())
+                if project(o.__module__ or "")
+                else None,
+            )
+            for o in objs
+        ]
+
+    def write(self, obj: Any, content: Any, writing: Writing) -> None:
+        """Put back defaults and attributes; the cells are anchors of their own."""
+        own = content[1]
+        if own is None:
+            return
+        defaults, kwdefaults, attrs = own
+        if obj.__defaults__ is not defaults:
+            obj.__defaults__ = defaults
+        if obj.__kwdefaults__ != kwdefaults:
+            obj.__kwdefaults__ = kwdefaults
+        if vars(obj) or attrs:
+            fill_dict(vars(obj), attrs)
+
+    def label(self, obj: Any) -> str:
+        """Return the name with the closure variables, which replay must find again."""
+        free = ",".join(obj.__code__.co_freevars)
+        return f"function {obj.__module__}.{obj.__qualname__}({free})"
+
+
+class ClassKind(Kind):
+    """A class of the project: its data attributes are state, its functions are program text."""
+
+    name = "class"
+    _PROGRAM = (
+        types.FunctionType,
+        types.BuiltinFunctionType,
+        types.GetSetDescriptorType,
+        types.MemberDescriptorType,
+        types.WrapperDescriptorType,
+        types.MethodDescriptorType,
+        types.ClassMethodDescriptorType,
+        staticmethod,
+        classmethod,
+        property,
+        types.ModuleType,
+    )
+
+    def data(self, cls: type) -> dict[str, Any]:
+        """Return the attributes that are neither functions nor the interpreter's own."""
+        return {
+            name: value
+            for name, value in vars(cls).items()
+            if not isinstance(value, self._PROGRAM)
+            and not (name.startswith("__") and name.endswith("__"))
+            and not name.startswith("_abc_")
+        }
+
+    def children(self, obj: Any, look: Look) -> Iterable[Step]:
+        """Yield the data attributes."""
+        return steps(".", self.data(obj).items())
+
+    def read(self, objs: Sequence[Any], reading: Reading) -> list[Any]:
+        """Return the data attributes of each."""
+        return [self.data(o) for o in objs]
+
+    def write(self, obj: Any, content: Any, writing: Writing) -> None:
+        """Set those that differ, remove those that did not exist."""
+        live = self.data(obj)
+        for name in live.keys() - content.keys():
+            type.__delattr__(obj, name)
+        for name, value in content.items():
+            if name not in live or live[name] is not value:
+                type.__setattr__(obj, name, value)
+
+    def label(self, obj: Any) -> str:
+        """Return the name of the class itself."""
+        return f"class {type_name(obj)}"

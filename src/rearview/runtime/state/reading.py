@@ -1,0 +1,136 @@
+"""One capture under way: the pickler, the memory met, and what could not be kept."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import types
+from collections.abc import Mapping
+from typing import Any
+
+from rearview.runtime.state.anchors import Anchors
+from rearview.runtime.state.blocks import SMALL, Blocks
+from rearview.runtime.state.builders import BUILDERS
+from rearview.runtime.state.objects import CellKind
+from rearview.runtime.state.reduce import reducer_for
+
+PLAIN = object()
+"""Marks a type that C pickling handles with no help."""
+
+
+class StatePickler(pickle.Pickler):
+    """Pickles what was born after the walk; anchors and builders come out as memo references.
+
+    The memo is filled beforehand, so a reference to an anchor costs no Python call, and neither do
+    the numbers and strings in a long list.
+    """
+
+    def __init__(self, out: io.BytesIO, reading: Reading) -> None:
+        super().__init__(out, protocol=5, buffer_callback=reading.take_buffer)
+        self.reading = reading
+        self.reducers = reading.anchors.reducers
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Return how to rebuild an object that plain pickling would get wrong."""
+        t = type(obj)
+        how = self.reducers.get(t)
+        if how is None:
+            how = reducer_for(obj, self.reading) or PLAIN
+            self.reducers[t] = how
+        if how is PLAIN:
+            return NotImplemented
+        return how(obj, self.reading)
+
+
+class Reading:
+    """The state of one capture."""
+
+    def __init__(self, anchors: Anchors, roots: Mapping[str, object]) -> None:
+        self.anchors = anchors
+        self.roots = roots
+        self.blocks = Blocks(anchors.block_keys)
+        self.missing: list[str] = []
+        self.lost: dict[int, Any] = {}
+        self.oob: list[str] = []
+        self.cells: list[types.CellType] = []
+        """Closure variables met but not yet written."""
+        self._objects = anchors.alive()
+        self._stand_ins: list[object] = []
+
+    def miss(self, obj: object, reason: str) -> None:
+        """Note that the capture is partial because of `obj`."""
+        if id(obj) not in self.lost:
+            self.lost[id(obj)] = obj
+            self.missing.append(f"{self.path(obj)}: {reason}")
+
+    def path(self, obj: object) -> str:
+        """Return the way to an object, anchor or not, or its type when none is found."""
+        number = self.anchors.index.get(id(obj))
+        if number is not None:
+            return self.anchors.path(number)
+        from rearview.runtime.state.find import find_path
+
+        return find_path(self.anchors, self.roots, obj) or f"a {type(obj).__name__}"
+
+    def take_buffer(self, buffer: pickle.PickleBuffer) -> bool:
+        """Say whether a buffer from an object's own pickling stays in the skeleton."""
+        raw = buffer.raw()
+        if raw.nbytes <= SMALL:
+            return True
+        self.oob.append(self.blocks.add_bytes(raw))
+        return False
+
+    def contents(self) -> list[tuple[str, list[int], list[Any]]]:
+        """Return the shallow contents of all live anchors, grouped by kind."""
+        groups: dict[int, tuple[Any, list[int], list[Any]]] = {}
+        kinds = self.anchors.kinds
+        for number, obj in enumerate(self._objects):
+            if obj is None:
+                continue
+            kind = kinds[number]
+            group = groups.get(id(kind))
+            if group is None:
+                group = groups[id(kind)] = (kind, [], [])
+            group[1].append(number)
+            group[2].append(obj)
+        found = []
+        for kind, numbers, objs in groups.values():
+            content = kind.read(objs, self)
+            if content is not None:
+                found.append((kind.name, numbers, content))
+        return found
+
+    def changed_classes(self) -> list[tuple[int, type]]:
+        """Return the anchors whose `__class__` was assigned since the walk."""
+        pairs = zip(self._objects, self.anchors.types, strict=True)
+        return [
+            (number, type(obj))
+            for number, (obj, then) in enumerate(pairs)
+            if type(obj) is not then and obj is not None
+        ]
+
+    def dump(self, body: object) -> bytes:
+        """Return the pickle of `body`, then of closure variables met on the way, then of None."""
+        out = io.BytesIO()
+        pickler = StatePickler(out, self)
+        pickler.memo = self._memo()
+        pickler.dump(body)
+        while self.cells:
+            batch = [(cell, CellKind.values(cell)) for cell in self.cells]
+            self.cells = []
+            pickler.dump(batch)
+        pickler.dump(None)
+        return out.getvalue()
+
+    def _memo(self) -> dict[int, tuple[int, Any]]:
+        memo: dict[int, tuple[int, Any]] = {}
+        for number, builder in enumerate(BUILDERS.values()):
+            memo[id(builder)] = (number, builder)
+        first = len(memo)
+        for number, obj in enumerate(self._objects):
+            if obj is None:
+                # Its number must not be given to another object.
+                obj = types.SimpleNamespace()  # noqa: PLW2901
+                self._stand_ins.append(obj)
+            memo[id(obj)] = (first + number, obj)
+        return memo

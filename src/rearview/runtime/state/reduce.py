@@ -1,0 +1,199 @@
+"""How an object born after the walk goes into the skeleton, by its type."""
+
+from __future__ import annotations
+
+import sys
+import types
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from rearview.runtime.state import arrays, programs, tensors
+from rearview.runtime.state.builders import BUILDERS
+from rearview.runtime.state.classify import holds_handle
+from rearview.runtime.state.containers import WEAK_CONTAINERS
+from rearview.runtime.state.layout import Layout, layout_of
+from rearview.runtime.state.objects import ObjectKind
+from rearview.runtime.state.streams import FileKind, GeneratorKind, file_state, generator_over
+from rearview.runtime.state.streams import stream_kind as stream
+
+if TYPE_CHECKING:
+    from rearview.runtime.state.reading import Reading
+
+Reducer = Callable[[Any, "Reading"], Any]
+
+_LOCKS = {"lock", "RLock"}
+_VIEWS = {type({}.keys()): "keys", type({}.values()): "values", type({}.items()): "items"}
+
+
+def lose(obj: Any, reading: Reading, reason: str) -> Any:
+    """Put a mark in place of an object that cannot be kept, and say so."""
+    reading.miss(obj, reason)
+    return BUILDERS["lost"], (f"{type(obj).__name__}: {reason}",)
+
+
+def reducer_for(obj: Any, reading: Reading) -> Reducer | None:
+    """Return how objects of that type are reduced, or None when C pickling is right and safe."""
+    cls = type(obj)
+    if tensors.is_tensor(obj):
+        return _tensor
+    if arrays.is_array(obj):
+        return _array if _plain_array(obj) else _own
+    for known, reducer in _BY_TYPE.items():
+        if isinstance(obj, known):
+            return reducer
+    if cls in _VIEWS:
+        return _view
+    if cls.__module__ in {"_thread", "threading"} and cls.__name__ in _LOCKS:
+        return _lock
+    if isinstance(obj, tuple(WEAK_CONTAINERS)):
+        return _weak
+    if _is_torch_generator(obj):
+        return _torch_generator
+    if isinstance(stream(obj), FileKind):
+        return _file
+    layout = layout_of(cls)
+    if layout.plain and not holds_handle(obj):
+        return _instance(layout) if _customised(cls) else None
+    return _own
+
+
+def _plain_array(obj: Any) -> bool:
+    import numpy as np
+
+    return type(obj) is np.ndarray
+
+
+def _customised(cls: type) -> bool:
+    return (
+        hasattr(cls, "__setstate__")
+        or hasattr(cls, "__getnewargs__")
+        or hasattr(cls, "__getnewargs_ex__")
+        or getattr(cls, "__getstate__", None) is not getattr(object, "__getstate__", None)
+        or cls.__reduce__ is not object.__reduce__
+        or cls.__reduce_ex__ is not object.__reduce_ex__
+    )
+
+
+def _own(obj: Any, reading: Reading) -> Any:
+    try:
+        return obj.__reduce_ex__(5)
+    except Exception as exc:
+        return lose(obj, reading, f"its own pickling fails ({exc})")
+
+
+def _instance(layout: Layout) -> Reducer:
+    kind = ObjectKind(layout)
+
+    def reduce(obj: Any, reading: Reading) -> Any:
+        content = kind.read([obj], reading)[0]
+        return BUILDERS["instance"], (type(obj),), content, None, None, BUILDERS["fill"]
+
+    return reduce
+
+
+def _tensor(obj: Any, reading: Reading) -> Any:
+    try:
+        carried = not obj.is_leaf
+        grad = None if carried else obj.grad
+        extra = tensors.extras(obj, carried=carried)
+        cls = type(obj)
+        if tensors.needs_form(obj):
+            form = tensors.special(obj)
+            return BUILDERS["special_tensor"], (cls, form, obj.requires_grad, grad, extra)
+        body = tensors.describe(obj, reading.blocks, -1)
+    except Exception as exc:
+        return lose(obj, reading, f"the tensor cannot be read ({exc})")
+    return BUILDERS["tensor"], (cls, *body, obj.requires_grad, grad, extra)
+
+
+def _array(obj: Any, reading: Reading) -> Any:
+    if obj.dtype.hasobject:
+        return _own(obj, reading)
+    return BUILDERS["array"], arrays.describe(obj, reading.blocks, -1)
+
+
+def _function(obj: Any, reading: Reading) -> Any:
+    if programs.importable(obj):
+        return NotImplemented
+    place = programs.locate(obj)
+    if place is None:
+        return lose(obj, reading, "its code is not found in its module")
+    closure = obj.__closure__ or ()
+    own = (obj.__defaults__, obj.__kwdefaults__, vars(obj).copy())
+    return BUILDERS["function"], (place, obj.__code__.co_freevars, closure, *own)
+
+
+def _class(obj: Any, reading: Reading) -> Any:
+    if obj.__module__ == "builtins" or programs.importable(obj):
+        return NotImplemented
+    return lose(obj, reading, "the class was made inside a function after the loop began")
+
+
+def _cell(obj: Any, reading: Reading) -> Any:
+    # Filled at the end: a function may stand in its own closure.
+    reading.cells.append(obj)
+    return BUILDERS["cell"], ()
+
+
+def _method(obj: Any, reading: Reading) -> Any:  # noqa: ARG001
+    return BUILDERS["method"], (obj.__func__, obj.__self__)
+
+
+def _module(obj: Any, reading: Reading) -> Any:
+    if sys.modules.get(obj.__name__) is not obj:
+        return lose(obj, reading, "the module is not in sys.modules")
+    return BUILDERS["module"], (obj.__name__,)
+
+
+def _weakref(obj: Any, reading: Reading) -> Any:  # noqa: ARG001
+    return BUILDERS["weakref"], (obj(),)
+
+
+def _weak(obj: Any, reading: Reading) -> Any:
+    kind = next(kind for base, kind in WEAK_CONTAINERS.items() if isinstance(obj, base))
+    content = (kind.read([obj], reading) or [None])[0]
+    return BUILDERS["weak"], (type(obj),), content, None, None, BUILDERS["fill_weak"]
+
+
+def _view(obj: Any, reading: Reading) -> Any:  # noqa: ARG001
+    # A view shows its dict through a proxy; the dict itself is not to be had.
+    return BUILDERS["view"], (dict(obj.mapping), _VIEWS[type(obj)])
+
+
+def _lock(obj: Any, reading: Reading) -> Any:
+    if getattr(obj, "locked", lambda: False)():
+        return lose(obj, reading, "a lock is held")
+    return BUILDERS["lock"], (type(obj).__name__,)
+
+
+def _is_torch_generator(obj: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(obj, getattr(torch, "Generator", ()))
+
+
+def _torch_generator(obj: Any, reading: Reading) -> Any:  # noqa: ARG001
+    return BUILDERS["torch_generator"], (str(obj.device), obj.get_state().numpy().tobytes())
+
+
+def _file(obj: Any, reading: Reading) -> Any:
+    return BUILDERS["file"], (file_state(obj, reading),)
+
+
+def _generator(obj: Any, reading: Reading) -> Any:
+    if isinstance(obj, types.GeneratorType) and generator_over(obj, reading):
+        return BUILDERS["generator"], ()
+    return lose(obj, reading, f"a {GeneratorKind.name} cannot be saved")
+
+
+_BY_TYPE: dict[type, Reducer] = {
+    types.FunctionType: _function,
+    type: _class,
+    types.CellType: _cell,
+    types.MethodType: _method,
+    types.ModuleType: _module,
+    weakref.ref: _weakref,
+    types.GeneratorType: _generator,
+    types.CoroutineType: _generator,
+    types.AsyncGeneratorType: _generator,
+}

@@ -1,0 +1,115 @@
+"""Restore: recorded state written into the live objects, in place."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from rearview.errors import StateError
+from rearview.runtime.state.anchors import Anchors
+from rearview.runtime.state.blocks import Block, Memory
+from rearview.runtime.state.builders import NAMES, prelude
+from rearview.runtime.state.capture import split
+from rearview.runtime.state.randomness import write_global
+from rearview.runtime.state.writing import Writing
+
+
+class StateUnpickler(pickle.Unpickler):
+    """Reads a skeleton's stream; numbers below `len(NAMES)` are builders, the rest anchors."""
+
+    def __init__(self, stream: io.BytesIO, objects: Sequence[Any], buffers: Iterator[Any]) -> None:
+        super().__init__(stream, buffers=buffers)
+        self._objects = objects
+
+    def persistent_load(self, pid: Any) -> Any:
+        """Return a builder or a live anchor."""
+        return self._objects[pid]
+
+
+def restore(
+    anchors: Anchors,
+    roots: Mapping[str, object],  # noqa: ARG001
+    skeleton: bytes,
+    buffers: Callable[[str], Any],
+) -> dict[str, object]:
+    """Write the state into the live anchors and return the values of the roots, by name.
+
+    Names that were unbound at capture are absent. Everything is read before anything is written,
+    so a skeleton that cannot be read leaves the program as it is.
+    """
+    header, stream = split(skeleton)
+    if header["anchors"] != len(anchors):
+        raise StateError(
+            f"The checkpoint was taken over {header['anchors']} objects and {len(anchors)} exist "
+            "now: set-up came out differently. Replay from the start instead.",
+            slug="state-anchors",
+        )
+    alive = anchors.alive()
+    table = [Block(*row) for row in header["blocks"]]
+    memory = Memory(table, buffers, lambda number: alive[number], anchors.path)
+    writing = Writing(anchors, memory)
+    memory.claim()
+    try:
+        values, contents, classes, rng, cells = _read(header, stream, alive, writing, buffers)
+    except StateError:
+        raise
+    except Exception as exc:
+        raise StateError(
+            f"The state cannot be read back ({type(exc).__name__}: {exc}). "
+            "Replay from an earlier checkpoint.",
+            slug="state-read",
+        ) from exc
+    for number, cls in classes:
+        object.__setattr__(alive[number], "__class__", cls)
+    _write(anchors, alive, contents, writing)
+    for cell, held in cells:
+        if held:
+            cell.cell_contents = held[0]
+    memory.fill()
+    for action in writing.afterwards:
+        action()
+    if rng is not None:
+        write_global(rng)
+    return dict(values)
+
+
+def _read(
+    header: dict[str, Any],
+    stream: memoryview,
+    alive: Sequence[Any],
+    writing: Writing,
+    buffers: Callable[[str], Any],
+) -> tuple[Any, ...]:
+    builders = [getattr(writing, f"build_{name}") for name in NAMES]
+    outside = (bytearray(buffers(key)) for key in header["outside"])
+    objects = [*builders, *alive]
+    data = io.BytesIO(prelude(len(objects)) + bytes(stream))
+    unpickler = StateUnpickler(data, objects, outside)
+    body = unpickler.load()
+    cells: list[Any] = []
+    while (batch := unpickler.load()) is not None:
+        cells.extend(batch)
+    return *body, cells
+
+
+def _write(
+    anchors: Anchors, alive: Sequence[Any], contents: Sequence[Any], writing: Writing
+) -> None:
+    for late in (False, True):
+        for _, numbers, group in contents:
+            for number, content in zip(numbers, group, strict=True):
+                obj, kind = alive[number], anchors.kinds[number]
+                if kind.late is not late or obj is None:
+                    continue
+                try:
+                    kind.write(obj, content, writing)
+                except StateError:
+                    raise
+                except Exception as exc:
+                    raise StateError(
+                        f"{anchors.path(number)} cannot be given its recorded state "
+                        f"({type(exc).__name__}: {exc}). Replay from the start of the loop.",
+                        slug="state-write",
+                    ) from exc

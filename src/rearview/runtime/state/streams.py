@@ -1,0 +1,167 @@
+"""Files, buffers and generators: what is set back to its position, and what cannot be kept."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import sys
+import types
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rearview.errors import StateError
+from rearview.runtime.state.kinds import Kind
+
+if TYPE_CHECKING:
+    from rearview.runtime.state.reading import Reading
+    from rearview.runtime.state.writing import Writing
+
+
+class BufferKind(Kind):
+    """A StringIO or BytesIO: text or bytes, and the position."""
+
+    name = "buffer"
+
+    def read(self, objs: Sequence[Any], reading: Reading) -> list[Any]:
+        """Return content and position of each, or None once closed."""
+        return [None if o.closed else (o.getvalue(), o.tell()) for o in objs]
+
+    def write(self, obj: Any, content: Any, writing: Writing) -> None:
+        """Replace the content and seek."""
+        if content is None:
+            obj.close()
+            return
+        obj.seek(0)
+        obj.truncate()
+        obj.write(content[0])
+        obj.seek(content[1])
+
+
+class FileKind(Kind):
+    """A file: where it stands. Its bytes are the outside world's."""
+
+    name = "file"
+
+    def read(self, objs: Sequence[Any], reading: Reading) -> list[Any]:
+        """Return the position of each, or None once closed."""
+        return [file_state(o, reading) for o in objs]
+
+    def write(self, obj: Any, content: Any, writing: Writing) -> None:
+        """Seek to the position; cut off or make up what stands behind it in a file being written."""
+        if content is None:
+            obj.close()
+        elif content[0] is not None:
+            seek(obj, content[0])
+
+
+def file_state(file: Any, reading: Reading) -> tuple[Any, ...] | None:
+    """Return (position, path, mode, encoding, newline), or None for a closed file."""
+    if file.closed:
+        return None
+    if is_standard(file):
+        return None, None, None, None, None
+    try:
+        position = file.tell() if file.seekable() else None
+    except (OSError, ValueError) as exc:
+        reading.miss(file, f"the position in this file is not known ({exc})")
+        return None, None, None, None, None
+    if position is None:
+        reading.miss(file, "this is a pipe or terminal, which cannot be set back")
+    path = getattr(file, "name", None)
+    text = (getattr(file, "encoding", None), getattr(file, "errors", None))
+    return position, path, getattr(file, "mode", None), *text
+
+
+def is_standard(file: object) -> bool:
+    """Say whether it is one of the streams every process has."""
+    return any(
+        file is stream or file is getattr(stream, "buffer", None)
+        for stream in (sys.stdin, sys.stdout, sys.stderr)
+        + (sys.__stdin__, sys.__stdout__, sys.__stderr__)
+    )
+
+
+def seek(file: Any, position: int) -> None:
+    """Set a file to a position as if everything before it had been written."""
+    if file.writable():
+        file.flush()
+        if "a" not in str(getattr(file, "mode", "")):
+            file.seek(position)
+        file.truncate(position)
+        if "a" in str(getattr(file, "mode", "")):
+            file.seek(0, io.SEEK_END)
+    else:
+        file.seek(position)
+
+
+def reopen(state: Sequence[Any]) -> Any:
+    """Return a file that was opened after the walk, open again where it stood."""
+    position, path, mode, encoding, errors = state
+    if not isinstance(path, (str, bytes)) or mode is None:
+        raise StateError(
+            f"The file {path!r} cannot be opened again: it has no path. "
+            "Replay from the start of the loop.",
+            slug="state-file",
+        )
+    again = str(mode).replace("w", "r+").replace("x", "r+").replace("++", "+")
+    try:
+        file = open(path, again, encoding=encoding, errors=errors)  # noqa: PTH123, SIM115
+    except FileNotFoundError:
+        if "r" in str(mode):
+            raise
+        file = open(path, mode, encoding=encoding, errors=errors)  # noqa: PTH123, SIM115
+    seek(file, position)
+    return file
+
+
+class GeneratorKind(Kind):
+    """A generator or coroutine: not started or finished is known, in between is not."""
+
+    name = "generator"
+
+    def read(self, objs: Sequence[Any], reading: Reading) -> list[Any]:
+        """Return whether each is over; report those that are suspended in the middle."""
+        return [generator_over(o, reading) for o in objs]
+
+    def write(self, obj: Any, content: Any, writing: Writing) -> None:
+        """Close what was over."""
+        if content and isinstance(obj, types.GeneratorType):
+            obj.close()
+
+
+def generator_over(obj: Any, reading: Reading) -> bool:
+    """Say whether a generator is finished; one in the middle is reported."""
+    if isinstance(obj, types.GeneratorType):
+        state = inspect.getgeneratorstate(obj)
+        if state == inspect.GEN_CLOSED:
+            return True
+        if state == inspect.GEN_CREATED:
+            return False
+    name = getattr(obj, "__qualname__", type(obj).__name__)
+    reading.miss(obj, f"the generator {name} is suspended in the middle, which cannot be saved")
+    return False
+
+
+class UnkeptKind(Kind):
+    """Something whose state lies outside the process: a socket, a database, a child process."""
+
+    name = "unkept"
+
+    def read(self, objs: Sequence[Any], reading: Reading) -> list[Any] | None:
+        """Report each."""
+        for obj in objs:
+            reading.miss(obj, f"the state of a {type(obj).__name__} lies outside this process")
+        return None
+
+
+GENERATOR = GeneratorKind()
+UNKEPT = UnkeptKind()
+
+
+def stream_kind(obj: object) -> Kind | None:
+    """Return the kind of a file or buffer, or None."""
+    if isinstance(obj, (io.StringIO, io.BytesIO)):
+        return BufferKind()
+    if isinstance(obj, (io.TextIOWrapper, io.BufferedIOBase, io.FileIO)):
+        return FileKind()
+    return None

@@ -1,0 +1,269 @@
+"""Torch tensors, read at storage level so that views and tied weights stay what they are."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rearview.errors import StateError
+from rearview.runtime.state.blocks import Blocks, Memory
+from rearview.runtime.state.kinds import Kind, Look, Step
+
+if TYPE_CHECKING:
+    from rearview.runtime.state.reading import Reading
+    from rearview.runtime.state.writing import Writing
+
+
+def is_tensor(obj: object) -> bool:
+    """Say whether it is a tensor, without importing torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(obj, torch.Tensor)
+
+
+def storage_of(tensor: Any) -> Any:
+    """Return the storage under a tensor, whatever the subclass makes of attribute access."""
+    import torch
+
+    return torch.Tensor.untyped_storage(tensor)
+
+
+def bytes_of(storage: Any) -> Any:
+    """Return the bytes of a CPU storage as a NumPy array, without copying."""
+    import torch
+
+    return torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+
+
+def _host_bytes(storage: Any) -> Any:
+    return bytes_of(storage if storage.device.type == "cpu" else storage.cpu())
+
+
+def describe(tensor: Any, blocks: Blocks, home: int) -> tuple[Any, ...]:
+    """Return (block, dtype, shape, stride, offset) of a strided tensor."""
+    storage = tensor.untyped_storage()
+    nbytes = storage.nbytes()
+    device = tensor.device
+    address = 0 if device.type == "meta" else storage.data_ptr()
+    block = blocks.find(address, nbytes) if nbytes else None
+    if block is None:
+        block = blocks.add(
+            address, nbytes, lambda: _host_bytes(storage), home=home, device=str(device)
+        )
+        blocks.owners.append(storage)
+    return block, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+
+
+def extras(tensor: Any, *, carried: bool) -> tuple[Any, ...] | None:
+    """Return hooks, attributes and flags, or None for the many tensors that have none."""
+    attrs = tensor.__dict__
+    hooks = tensor._backward_hooks  # noqa: SLF001
+    late_hooks = tensor._post_accumulate_grad_hooks if not carried else None  # noqa: SLF001
+    flags = (tensor.is_conj(), tensor.is_neg())
+    if attrs or hooks or late_hooks or carried or flags != (False, False):
+        return dict(attrs), hooks, late_hooks, carried, flags
+    return None
+
+
+def special(tensor: Any) -> tuple[Any, ...] | None:
+    """Return another representation for a tensor that does not stand on one storage."""
+    import torch
+
+    cls = type(tensor)
+    if hasattr(cls, "__tensor_flatten__"):
+        names, meta = tensor.__tensor_flatten__()
+        inner = {name: getattr(tensor, name) for name in names}
+        return "wrapper", cls, inner, meta, tuple(tensor.shape), tensor.stride()
+    if tensor.layout is torch.sparse_coo:
+        plain = tensor.detach()
+        return "coo", plain._indices(), plain._values(), tuple(plain.shape), plain.is_coalesced()  # noqa: SLF001
+    if tensor.layout in {torch.sparse_csr, torch.sparse_bsr}:
+        plain = tensor.detach()
+        return "rows", plain.crow_indices(), plain.col_indices(), plain.values(), *_form(plain)
+    if tensor.layout in {torch.sparse_csc, torch.sparse_bsc}:
+        plain = tensor.detach()
+        return "columns", plain.ccol_indices(), plain.row_indices(), plain.values(), *_form(plain)
+    if tensor.is_quantized:
+        if tensor.qscheme() in {torch.per_tensor_affine, torch.per_tensor_symmetric}:
+            return "quantized", tensor.int_repr(), tensor.q_scale(), tensor.q_zero_point()
+        return (
+            "channels",
+            tensor.int_repr(),
+            tensor.q_per_channel_scales(),
+            tensor.q_per_channel_zero_points(),
+            tensor.q_per_channel_axis(),
+        )
+    return None
+
+
+def _form(tensor: Any) -> tuple[Any, ...]:
+    return tuple(tensor.shape), tensor.layout
+
+
+def from_special(form: Sequence[Any]) -> Any:
+    """Return the tensor that `special` took apart."""
+    import torch
+
+    match form:
+        case ("wrapper", cls, inner, meta, shape, stride):
+            return cls.__tensor_unflatten__(inner, meta, torch.Size(shape), stride)
+        case ("coo", indices, values, shape, coalesced):
+            return torch.sparse_coo_tensor(indices, values, shape, is_coalesced=coalesced)
+        case ("rows" | "columns", outer, inner, values, shape, layout):
+            return torch.sparse_compressed_tensor(outer, inner, values, shape, layout=layout)
+        case ("quantized", ints, scale, zero):
+            return torch._make_per_tensor_quantized_tensor(ints, scale, zero)  # noqa: SLF001
+        case ("channels", ints, scales, zeros, axis):
+            return torch._make_per_channel_quantized_tensor(ints, scales, zeros, axis)  # noqa: SLF001
+    raise StateError(
+        f"A tensor of the form {form[0]!r} was recorded by another version of Rearview. "
+        "Replay with the version that recorded the run.",
+        slug="state-format",
+    )
+
+
+def over(memory: Memory, body: Sequence[Any]) -> Any:
+    """Return a new tensor on the memory that `describe` named."""
+    import torch
+
+    block, dtype, shape, stride, offset = body
+    device = memory.table[block].device
+    tensor = torch.empty(0, dtype=dtype, device=device)
+    return tensor.set_(memory.storage(block), offset, shape, stride)
+
+
+def severed(value: Any) -> Any:
+    """Return `value` with a history that refuses to be differentiated.
+
+    A tensor with a graph, such as the last loss, is alive at most boundaries and never used again.
+    Its value comes back; its graph cannot. If the program does go on through it, that must be an
+    error, not a gradient that is quietly smaller.
+    """
+    import torch
+
+    class CarriedGraph(torch.autograd.Function):  # type: ignore[misc, name-defined]
+        @staticmethod
+        def forward(_ctx: Any, _source: Any, held: Any) -> Any:
+            return held.detach()
+
+        @staticmethod
+        def backward(_ctx: Any, *_grads: Any) -> Any:
+            raise StateError(
+                "A gradient flows through the iteration boundary at which this replay started, "
+                "and an autograd graph cannot be saved. Replay from the start of the loop.",
+                slug="state-graph",
+            )
+
+    with torch.enable_grad():
+        return CarriedGraph.apply(torch.zeros((), requires_grad=True), value)
+
+
+class TensorKind(Kind):
+    """A tensor that existed when the loop was entered."""
+
+    name = "tensor"
+
+    def children(self, obj: Any, look: Look) -> Iterable[Step]:
+        """Yield the gradient, hooks, attributes, and the parts of a wrapper."""
+        if obj.is_leaf and obj.grad is not None:
+            yield Step(".", "grad", obj.grad)
+        for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+            held = getattr(obj, name) if obj.is_leaf or name == "_backward_hooks" else None
+            if held is not None:
+                yield Step(".", name, held)
+        for name, value in obj.__dict__.items():
+            yield Step(".", name, value)
+        if hasattr(type(obj), "__tensor_flatten__"):
+            for name in obj.__tensor_flatten__()[0]:
+                yield Step(".", name, getattr(obj, name))
+
+    def read(self, objs: Sequence[Any], reading: Reading) -> list[Any]:
+        """Return form, gradient need, gradient and extras of each."""
+        return [self._read(obj, reading) for obj in objs]
+
+    @staticmethod
+    def _read(obj: Any, reading: Reading) -> tuple[Any, ...] | None:
+        try:
+            leaf = obj.is_leaf
+            carried = not leaf and not reading.anchors.same_graph(obj)
+            form = special(obj) if needs_form(obj) else None
+            home = reading.anchors.index[id(obj)]
+            body = describe(obj, reading.blocks, home) if form is None else form
+            grad = obj.grad if leaf else None
+            return body, obj.requires_grad, grad, extras(obj, carried=carried)
+        except Exception as exc:
+            reading.miss(obj, f"the tensor cannot be read ({exc})")
+            return None
+
+    def write(self, obj: Any, content: Any, writing: Writing) -> None:
+        """Put the tensor back onto its memory, then its gradient, hooks and attributes."""
+        import torch
+
+        if content is None:
+            return
+        body, requires_grad, grad, extra = content
+        attrs, hooks, late_hooks, carried, _ = extra or ({}, None, None, False, None)
+        with torch.no_grad():
+            if isinstance(body[0], str):
+                _write_special(obj, body)
+            else:
+                _write_body(obj, body, writing.memory)
+        if carried:
+            _graft(obj, writing)
+        elif obj.is_leaf:
+            if obj.requires_grad != requires_grad:
+                obj.requires_grad_(requires_grad)
+            if obj.grad is not grad:
+                obj.grad = grad
+            if hooks is not obj._backward_hooks:  # noqa: SLF001
+                obj._backward_hooks = hooks  # noqa: SLF001
+            if late_hooks is not obj._post_accumulate_grad_hooks:  # noqa: SLF001
+                obj._post_accumulate_grad_hooks = late_hooks  # noqa: SLF001
+        if obj.__dict__ or attrs:
+            obj.__dict__.clear()
+            obj.__dict__.update(attrs)
+
+
+def needs_form(tensor: Any) -> bool:
+    """Say whether the tensor does not simply stand on one strided storage."""
+    import torch
+
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        return True
+    cls = type(tensor)
+    plain = cls is torch.Tensor or cls is torch.nn.Parameter
+    return not plain and hasattr(cls, "__tensor_flatten__")
+
+
+def _graft(obj: Any, writing: Writing) -> None:
+    import torch
+
+    def later() -> None:
+        value = obj.detach().clone()
+        obj.detach_()
+        with torch.enable_grad():
+            obj.copy_(severed(value))
+
+    writing.afterwards.append(later)
+
+
+def _write_body(obj: Any, body: Sequence[Any], memory: Memory) -> None:
+    block, dtype, shape, stride, offset = body
+    same = (
+        obj.dtype == dtype
+        and tuple(obj.shape) == shape
+        and obj.stride() == stride
+        and obj.storage_offset() == offset
+        and obj.untyped_storage()._cdata == memory.storage(block)._cdata  # noqa: SLF001
+    )
+    if not same:
+        obj.data = over(memory, body)
+
+
+def _write_special(obj: Any, form: Sequence[Any]) -> None:
+    if form[0] == "wrapper":
+        for name, inner in form[2].items():
+            if getattr(obj, name) is not inner:
+                setattr(obj, name, inner)
+        return
+    obj.data = from_special(form)

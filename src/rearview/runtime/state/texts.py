@@ -1,0 +1,57 @@
+"""Short texts for people: what an object in a state is, and where memory differs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rearview.runtime.state.anchors import Anchors
+from rearview.runtime.state.tree import Node, Piece, Ref
+
+_WIDTH = 80
+
+
+def short(value: Any, anchors: Anchors | None = None) -> str:
+    """Return a value in at most a line.
+
+    >>> short([1, 2.5, "three"])
+    "[1, 2.5, 'three']"
+    """
+    text = _text(value, anchors, 0)
+    return text if len(text) <= _WIDTH else text[: _WIDTH - 1] + "…"
+
+
+def _text(value: Any, anchors: Anchors | None, depth: int) -> str:
+    if isinstance(value, Ref):
+        return f"the object at {anchors.path(value.number)}" if anchors else "an older object"
+    if isinstance(value, Piece):
+        return f"{value.block.nbytes} bytes"
+    if isinstance(value, type):
+        return str(getattr(value, "label", "") or value.__qualname__)
+    if isinstance(value, Node):
+        label = value.label.removeprefix("build ")
+        parts = [] if depth > 2 else [_text(part, anchors, depth + 1) for part in value.args[:4]]
+        return f"{label}({', '.join(parts)})"
+    if isinstance(value, (list, tuple, set, frozenset)) and depth <= 2:
+        inner = ", ".join(_text(item, anchors, depth + 1) for item in list(value)[:8])
+        opening, closing = {list: "[]", tuple: "()"}.get(type(value), "{}")
+        return f"{opening}{inner}{', …' if len(value) > 8 else ''}{closing}"
+    if isinstance(value, dict):
+        return f"a dict of {len(value)}"
+    return repr(value)
+
+
+def memory_texts(then: Any, now: Any) -> tuple[str, str] | None:
+    """Return how two pieces of memory differ, or None when they are equal byte for byte."""
+    import numpy as np
+
+    left, right = np.frombuffer(then, np.uint8), np.frombuffer(now, np.uint8)
+    if left.nbytes != right.nbytes:
+        return f"{left.nbytes} bytes", f"{right.nbytes} bytes"
+    if np.array_equal(left, right):
+        return None
+    unequal = np.flatnonzero(left != right)
+    first = int(unequal[0])
+    return (
+        f"byte {first} is {int(left[first]):#04x}",
+        f"{int(right[first]):#04x} ({unequal.size} of {left.nbytes} bytes differ)",
+    )

@@ -1,0 +1,169 @@
+"""A skeleton read as a neutral tree: what stands in it, with none of the program's code run."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+from rearview.runtime.state.blocks import Block
+from rearview.runtime.state.builders import NAMES, prelude
+from rearview.runtime.state.capture import split
+
+
+class Ref:
+    """A reference to an anchor."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+class Piece:
+    """A piece of memory."""
+
+    __slots__ = ("block",)
+
+    def __init__(self, block: Block) -> None:
+        self.block = block
+
+
+class Body(tuple[Any, ...]):
+    """How a tensor or array stands on its piece of memory."""
+
+    __slots__ = ()
+    FIELDS = ("", ".dtype", ".shape", ".stride", ".offset", ".writeable")
+
+
+_DRESS = (".requires_grad", ".grad", "<hooks and attributes>")
+CONTENT_FIELDS = {
+    "tensor": ("", *_DRESS),
+    "array": ("", "", ".shape", "<attributes>"),
+    "cell": ("",),
+    "defaultdict": ("", ".default_factory"),
+}
+NODE_FIELDS = {
+    "build tensor": ("<type>", "", *_DRESS),
+    "build array": ("",),
+    "build special_tensor": ("<type>", "", *_DRESS),
+}
+
+
+class OutsideKey(bytes):
+    """The key of a buffer that an object's own pickling handed over."""
+
+
+class Node:
+    """Any other object: what it is made by, and everything given to it."""
+
+    label: ClassVar[str] = ""
+    items: list[Any]
+    pairs: list[tuple[Any, Any]]
+    args: tuple[Any, ...]
+    state: Any
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Node:
+        node = object.__new__(cls)
+        node.args = (*args, kwargs) if kwargs else args
+        node.state = None
+        node.items = []
+        node.pairs = []
+        return node
+
+    def __init__(self, *_args: Any, **_kwargs: Any) -> None:
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+    def append(self, item: Any) -> None:
+        """Take an item, as pickle gives them."""
+        self.items.append(item)
+
+    def extend(self, items: Any) -> None:
+        """Take items."""
+        self.items.extend(items)
+
+    add = append
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.pairs.append((key, value))
+
+
+class FillNode(Node):
+    """Gives its second argument to its first as state."""
+
+    def __new__(cls, *args: Any, **_kwargs: Any) -> Node:
+        target, state = args
+        target.state = state
+        return object.__new__(cls)
+
+
+_CLASSES: dict[str, type[Node]] = {}
+
+
+def node_class(label: str) -> type[Node]:
+    """Return the node class for a name in the program, always the same one."""
+    if label not in _CLASSES:
+        base = FillNode if label in {"build fill", "build fill_weak"} else Node
+        _CLASSES[label] = type("Node", (base,), {"label": label})
+    return _CLASSES[label]
+
+
+class TreeUnpickler(pickle.Unpickler):
+    """Reads a stream with every name in it replaced by a node class."""
+
+    def __init__(self, stream: io.BytesIO, buffers: Iterator[Any]) -> None:
+        super().__init__(stream, buffers=buffers)
+
+    def find_class(self, module: str, name: str, /) -> Any:
+        """Return a stand-in, never the thing itself."""
+        return node_class(f"{module}.{name}")
+
+    def persistent_load(self, pid: Any) -> Any:
+        """Return a builder's node class or an anchor's reference."""
+        return node_class(f"build {NAMES[pid]}") if pid < len(NAMES) else Ref(pid - len(NAMES))
+
+
+class Tree:
+    """The whole of a skeleton: roots, contents by anchor, random state."""
+
+    def __init__(self, skeleton: bytes) -> None:
+        header, stream = split(skeleton)
+        self.pieces = [Piece(Block(*row)) for row in header["blocks"]]
+        outside = iter([OutsideKey(key.encode()) for key in header["outside"]])
+        data = prelude(len(NAMES) + header["anchors"]) + bytes(stream)
+        unpickler = TreeUnpickler(io.BytesIO(data), outside)
+        self.roots, contents, self.classes, self.rng = unpickler.load()
+        self.contents: dict[int, tuple[str, Any]] = {}
+        for kind, numbers, group in contents:
+            for number, content in zip(numbers, group, strict=True):
+                self.contents[number] = (kind, self._content(kind, content))
+        self._cells(unpickler)
+
+    @staticmethod
+    def _cells(unpickler: TreeUnpickler) -> None:
+        while (batch := unpickler.load()) is not None:
+            for cell, held in batch:
+                cell.state = held
+
+    def _content(self, kind: str, content: Any) -> Any:
+        if kind == "tensor" and content is not None and not isinstance(content[0][0], str):
+            return (self.body(content[0]), *content[1:])
+        if kind == "array" and content[0] == "memory":
+            return (content[0], self.body(content[1]), *content[2:])
+        return content
+
+    def body(self, body: Sequence[Any]) -> Body:
+        """Return the description of a tensor or array with its piece of memory in place."""
+        return Body((self.pieces[body[0]], *body[1:]))
+
+    def parts(self, node: Node) -> tuple[Any, ...]:
+        """Return the arguments of a node, memory in place of its number."""
+        if node.label == "build tensor":
+            return (node.args[0], self.body(node.args[1:6]), *node.args[6:])
+        if node.label == "build array":
+            return (self.body(node.args),)
+        return node.args

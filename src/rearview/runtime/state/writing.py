@@ -1,0 +1,189 @@
+"""One restore under way: what the builders of a skeleton do, and what is left for the end."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+import types
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from rearview.errors import StateError
+from rearview.runtime.state import arrays, programs, streams, tensors
+from rearview.runtime.state.anchors import Anchors
+from rearview.runtime.state.blocks import Memory
+from rearview.runtime.state.containers import WEAK_CONTAINERS
+from rearview.runtime.state.layout import layout_of
+from rearview.runtime.state.objects import ObjectKind
+
+
+class Lost:
+    """Stands where an object could not be kept; any use of it is an error, never a guess."""
+
+    def __init__(self, reason: str) -> None:
+        object.__setattr__(self, "_reason", reason)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in {"__class__", "__reduce_ex__", "__reduce__"}:
+            return object.__getattribute__(self, name)
+        raise StateError(
+            f"This object was not part of the checkpoint ({object.__getattribute__(self, '_reason')}). "
+            "Replay from the start of the loop.",
+            slug="state-lost",
+        )
+
+    def _refuse(self, *_args: object) -> Any:
+        return Lost.__getattribute__(self, "use")
+
+    __call__ = __iter__ = __next__ = __len__ = __getitem__ = __bool__ = _refuse
+
+
+class Writing:
+    """The state of one restore; `build_…` methods are what a skeleton's builders stand for."""
+
+    def __init__(self, anchors: Anchors, memory: Memory) -> None:
+        self.anchors = anchors
+        self.memory = memory
+        self.afterwards: list[Callable[[], None]] = []
+        """What needs the memory to be filled."""
+        self.cells: list[types.CellType] = []
+
+    def path(self, obj: object) -> str:
+        """Return the way to an anchor."""
+        number = self.anchors.index.get(id(obj))
+        return "an object born in the loop" if number is None else self.anchors.path(number)
+
+    def build_tensor(self, cls: type, *rest: Any) -> Any:
+        """Return a tensor on its memory."""
+        *body, requires_grad, grad, extra = rest
+        return self._dress(cls, tensors.over(self.memory, body), requires_grad, grad, extra)
+
+    def build_special_tensor(
+        self, cls: type, form: Sequence[Any], requires_grad: bool, grad: Any, extra: Any
+    ) -> Any:
+        """Return a sparse, quantized or wrapped tensor; made once the memory is filled."""
+        import torch
+
+        self.memory.fill()
+        wrapped = form[0] == "wrapper"
+        tensor = tensors.from_special(form)
+        return self._dress(torch.Tensor if wrapped else cls, tensor, requires_grad, grad, extra)
+
+    def _dress(self, cls: type, tensor: Any, requires_grad: bool, grad: Any, extra: Any) -> Any:
+        import torch
+
+        attrs, hooks, late_hooks, carried, flags = extra or ({}, None, None, False, (False, False))
+        if cls is not torch.Tensor:
+            tensor = torch.Tensor._make_subclass(cls, tensor, requires_grad and not carried)  # noqa: SLF001
+        if flags[0]:
+            torch._C._set_conj(tensor, True)  # noqa: SLF001, FBT003
+        if flags[1]:
+            torch._C._set_neg(tensor, True)  # noqa: SLF001, FBT003
+        if carried:
+            tensor = tensors.severed(tensor)
+        elif requires_grad:
+            tensor.requires_grad_(True)
+        if grad is not None:
+            self.afterwards.append(lambda: setattr(tensor, "grad", grad))
+        if attrs:
+            tensor.__dict__.update(attrs)
+        if hooks is not None and not carried:
+            tensor._backward_hooks = hooks  # noqa: SLF001
+        if late_hooks is not None:
+            tensor._post_accumulate_grad_hooks = late_hooks  # noqa: SLF001
+        return tensor
+
+    def build_array(self, *body: Any) -> Any:
+        """Return an array on its memory."""
+        return arrays.over(self.memory, body)
+
+    def build_function(
+        self,
+        place: programs.Place,
+        names: Sequence[str],
+        cells: Sequence[types.CellType],
+        defaults: Any,
+        kwdefaults: Any,
+        attrs: dict[str, Any],
+    ) -> Any:
+        """Return a nested function: the live program's code with the recorded closure."""
+        code = programs.code_at(place)
+        by_name = dict(zip(names, cells, strict=True))
+        closure = tuple(by_name.get(name) or types.CellType() for name in code.co_freevars)
+        module = vars(importlib.import_module(place[0]))
+        function = types.FunctionType(code, module, code.co_name, defaults, closure)
+        function.__kwdefaults__ = kwdefaults
+        function.__dict__.update(attrs)
+        return function
+
+    def build_cell(self) -> types.CellType:
+        """Return a closure variable, filled at the end."""
+        return types.CellType()
+
+    def build_method(self, function: Any, owner: Any) -> Any:
+        """Return a bound method."""
+        return types.MethodType(function, owner)
+
+    def build_weakref(self, target: Any) -> Any:
+        """Return a weak reference."""
+        return weakref.ref(_Nothing() if target is None else target)
+
+    def build_weak(self, cls: type) -> Any:
+        """Return an empty weak container."""
+        return cls()
+
+    def build_fill_weak(self, obj: Any, content: Any) -> None:
+        """Fill it."""
+        kind = next(kind for base, kind in WEAK_CONTAINERS.items() if isinstance(obj, base))
+        kind.write(obj, content, self)
+
+    def build_instance(self, cls: type) -> Any:
+        """Return an instance without attributes."""
+        return object.__new__(cls)
+
+    def build_fill(self, obj: Any, content: Any) -> None:
+        """Give it its attributes."""
+        ObjectKind(layout_of(type(obj))).write(obj, content, self)
+
+    def build_file(self, state: Sequence[Any] | None) -> Any:
+        """Return a file opened again where it stood, or a closed one."""
+        if state is None:
+            import io
+
+            closed = io.StringIO()
+            closed.close()
+            return closed
+        return streams.reopen(state)
+
+    def build_lock(self, name: str) -> Any:
+        """Return a fresh lock."""
+        return threading.RLock() if name == "RLock" else threading.Lock()
+
+    def build_module(self, name: str) -> Any:
+        """Return a module."""
+        return importlib.import_module(name)
+
+    def build_view(self, mapping: dict[Any, Any], name: str) -> Any:
+        """Return a view of a dict."""
+        return getattr(mapping, name)()
+
+    def build_torch_generator(self, device: str, state: bytes) -> Any:
+        """Return a torch generator in that state."""
+        import torch
+
+        generator = torch.Generator(device)
+        generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+        return generator
+
+    def build_generator(self) -> Iterator[None]:
+        """Return a generator that is over."""
+        return (None for _ in ())
+
+    def build_lost(self, reason: str) -> Lost:
+        """Return the mark of an object that was not kept."""
+        return Lost(reason)
+
+
+class _Nothing:
+    """The target of a reference whose target is gone."""
