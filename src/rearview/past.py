@@ -17,7 +17,7 @@ from rearview.execute.executor import Task
 from rearview.execute.local import Local
 from rearview.execute.replays import Outcome, Progress, Replays
 from rearview.execute.start import Start, start
-from rearview.model import Checkpoint, Control, Run, Wanted
+from rearview.model import Checkpoint, Control, Run, Status, Wanted
 from rearview.source.probes import START, Place, Probe, Probes, find
 from rearview.store.checkpoints import Checkpoints
 from rearview.store.project import Project, root_of
@@ -207,6 +207,32 @@ class History:
         return BackfillReport(
             outcomes, [], time.monotonic() - begun, recorded_seconds=_seconds(run)
         )
+
+    def resume(self, which: str = "latest") -> Start:
+        """Return how to go on with a run that was stopped, in the place where it ran."""
+        run = self.run(which)
+        if run.status in {Status.RUNNING, Status.FINISHED}:
+            raise UsageError(
+                f"Run {run.id} is {run.status.value}; there is nothing to go on with. "
+                "`rearview runs` shows which were stopped.",
+                slug="not-stopped",
+            )
+        if not run.facts.get("watched", True):
+            raise UsageError(
+                f"Run {run.id} was started with plain `python`, which cannot be resumed hands-free. "
+                "Start it with `rearview run`.",
+                slug="not-watched",
+            )
+        control = Control(
+            root=str(self.project.root),
+            target=str(run.facts["target"]),
+            module=bool(run.facts.get("module")),
+            args=run.argv,
+            resume=run.id,
+            given=dict(run.facts.get("given", {})),
+        )
+        env = {**os.environ, **run.facts.get("threads", {})}
+        return start(control, env, Path(run.cwd), hash_seed=str(run.facts["hash_seed"]))
 
     def _segment(self, run: Run, names: tuple[str, ...], at: str | None) -> tuple[str, Wanted] | None:
         probes = self.probes(run)

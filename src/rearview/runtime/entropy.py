@@ -6,12 +6,17 @@ system's own entropy is put back, so that siblings never draw the same "random" 
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import importlib.util
 import os
 import random
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
 
 _real_urandom = os.urandom
 _real_seed = random.Random.seed
@@ -45,7 +50,61 @@ def install(key: bytes) -> Stream:
     _use(stream.read)
     random.seed(int.from_bytes(stream.read(32), "big"))
     os.register_at_fork(after_in_child=remove)
+    after_import("torch", functools.partial(_seed_torch, key=key))
     return stream
+
+
+def _seed_torch(torch: ModuleType, *, key: bytes) -> None:
+    """Let torch's default generator, which seeds itself from the system, follow `key` too."""
+
+    def chosen() -> int:
+        return int.from_bytes(os.urandom(8), "big") >> 1
+
+    def seed() -> int:
+        number = chosen()
+        torch.manual_seed(number)
+        return number
+
+    torch.manual_seed(int.from_bytes(hashlib.sha256(key + b"torch").digest()[:8], "big") >> 1)
+    for module in (torch, getattr(torch, "random", None)):
+        if module is not None:
+            module.seed = seed  # type: ignore[attr-defined]
+
+
+def after_import(name: str, act: Callable[[ModuleType], None]) -> None:
+    """Call `act` with the module `name` when it has been imported, now or later."""
+    module = sys.modules.get(name)
+    if module is not None:
+        act(module)
+    else:
+        finder: Any = _Once(name, act)
+        sys.meta_path.insert(0, finder)
+
+
+class _Once:
+    """Finds one module as the other finders do, and acts when it is loaded."""
+
+    def __init__(self, name: str, act: Callable[[ModuleType], None]) -> None:
+        self.name = name
+        self.act = act
+
+    def find_spec(
+        self, name: str, path: object = None, target: object = None
+    ) -> ModuleSpec | None:
+        del path, target
+        if name != self.name:
+            return None
+        sys.meta_path.remove(self)  # type: ignore[arg-type]  # a finder by its only method
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def load(module: ModuleType) -> None:
+                execute(module)
+                self.act(module)
+
+            spec.loader.exec_module = load  # type: ignore[method-assign]
+        return spec
 
 
 def remove() -> None:

@@ -34,12 +34,15 @@ class Compiler:
     """Per file, by line: ids of loops in the version that was recorded."""
     probes: Mapping[str, Places] = field(default_factory=dict)
     """Per file: where probes stand, which are shielded."""
+    sources: Mapping[str, bytes] = field(default_factory=dict)
+    """Text of files as it was recorded, where that is what has to run."""
     view: View | None = None
     """Where a replay's files seem to be; None when recording."""
 
     def compile(self, data: bytes, path: str) -> CodeType:
         """Return the code of a source file; raises what plain Python would raise."""
         relative = os.path.relpath(os.path.realpath(path), self.session.root)
+        data = self.sources.get(relative, data)
         tree = ast.parse(data, path)
         shielded = self.probes.get(relative)
         if shielded:

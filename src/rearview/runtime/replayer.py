@@ -113,7 +113,7 @@ class Replayer(Session):
             return False
         self.jumps.restore(checkpoint, frame)
         self.report.skipped += 1
-        self.moved = False
+        self.moved = True  # what follows the loop is executed
         return True
 
     def advance(

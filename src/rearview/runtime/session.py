@@ -100,7 +100,7 @@ class Session:
         known = self._belongs.get(file)
         if known is None:
             path = os.path.realpath(file)
-            inside = path.startswith(self.root)
+            inside = os.path.isabs(file) and path.startswith(self.root)  # not "<frozen runpy>"
             installed = "site-packages" in path or any(
                 path.startswith(lib) and not self.root.startswith(lib) for lib in self.libraries
             )

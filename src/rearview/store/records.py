@@ -62,6 +62,8 @@ class Header(msgspec.Struct):
     """Start time and number of the process: orders the processes of a run."""
     attempt: int = 0
     """How often the run had been resumed before this process."""
+    since: int = 0
+    """Records of earlier attempts from this number on are repeated here, and do not count there."""
 
 
 _line = msgspec.json.Decoder(Line).decode
@@ -93,10 +95,11 @@ class RecordFile:
         *,
         put: Put | None = None,
         attempt: int = 0,
+        since: int = 0,
         part: int = PART,
     ) -> None:
         self._folder = folder
-        self._about = (run, origin, attempt)
+        self._about = (run, origin, attempt, since)
         self._put = put
         self._part = part
         self._lock = threading.Lock()
@@ -110,7 +113,7 @@ class RecordFile:
     @property
     def position(self) -> int:
         """Number that the next record of this process gets."""
-        return self._seq if os.getpid() == self._pid else 0
+        return self._seq if os.getpid() == self._pid else self._about[3]
 
     def append(self, prefix: bytes, items: Sequence[tuple[str, Any]]) -> None:
         """Add the records of one log call at the point that `prefix` encodes.
@@ -186,7 +189,8 @@ class RecordFile:
         self._lock = threading.Lock()  # another thread of the parent may have held the old one
         if self._fd >= 0:
             os.close(self._fd)
-        self._fd, self._left, self._seq, self._torn = -1, 0, 0, False
+        first = self._about[3] if not self._pid else 0
+        self._fd, self._left, self._seq, self._torn = -1, 0, first, False
         self._pid, self._born = os.getpid(), time.time_ns()
 
     def _open(self) -> None:
@@ -208,9 +212,9 @@ class RecordFile:
                     slug="records-unwritable",
                 ) from exc
             n += 1
-        run, origin, attempt = self._about
+        run, origin, attempt, since = self._about
         process = f"{self._born:020d}-{self._pid}"
-        self._write(_encode(Header(FORMAT, run, origin, process, attempt)) + b"\n")
+        self._write(_encode(Header(FORMAT, run, origin, process, attempt, since)) + b"\n")
         self._left = self._part
 
 
@@ -253,15 +257,17 @@ def read(file: Path) -> Iterator[Record]:
 
 def recorded(folder: Path) -> Iterator[tuple[tuple[str, ...], tuple[int, ...], str, Any]]:
     """Yield loops, iterations, name and value, as encoded, of all that a run logged itself."""
-    for file in sorted(folder.glob("records-*.jsonl")):
-        header, data = scan(file)
-        if header.origin != Origin.RECORDED:
-            continue
+    found = [scan(file) for file in sorted(folder.glob("records-*.jsonl"))]
+    own = [(header, data) for header, data in found if header.origin == Origin.RECORDED]
+    for header, data in sorted(own, key=lambda one: (one[0].attempt, one[0].process)):
+        later = [other.since for other, _ in own if other.attempt > header.attempt]
         for raw in data.splitlines():
             try:
                 line = _line(raw)
             except msgspec.MsgspecError:
                 continue
+            if later and line.s >= min(later):
+                break
             for name, value in zip(line.n, line.v, strict=True):
                 yield tuple(line.l), tuple(line.i), name, value
 

@@ -16,6 +16,7 @@ from rearview.runtime.state.kinds import Kind, Look, Step, steps
 
 Project = Callable[[Any], bool]
 
+_LITERAL = (str, int, float, bytes, bool)
 _MODULE_STEPS = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]")
 
 
@@ -37,6 +38,8 @@ class Anchors:
         self.look = Look(project, self._is_value)
         self.reducers: dict[type, Any] = {}
         """How objects born later are pickled, by type; filled by capture."""
+        self.shares_arrays = False
+        """Whether small arrays born later were seen to share memory with others."""
         self._refs: list[Any] = []
         self._weak: list[bool] = []
         self._graphs: dict[int, int] = {}
@@ -65,8 +68,11 @@ class Anchors:
     def __len__(self) -> int:
         return len(self._refs)
 
-    def _is_value(self, t: type) -> bool:
-        return self._by_type.get(t) is VALUE
+    def _is_value(self, t: type, items: Iterable[object]) -> bool:
+        found = self._by_type.get(t)
+        if found is None:
+            found = self.kind(next(item for item in items if type(item) is t))
+        return found is VALUE
 
     def kind(self, obj: Any) -> Kind:
         """Return the kind of any object, remembered by type."""
@@ -86,16 +92,22 @@ class Anchors:
         index = self.index
         look = self.look
 
+        places = self._steps
+
         def meet(parent: int, step: Step) -> None:
-            child = step.child
-            t = type(child)
-            kind = by_type.get(t) or self.kind(child)
-            if kind is VALUE or kind is INLINE or id(child) in index or id(child) in through:
+            style, key, child = step
+            kind = by_type.get(type(child)) or self.kind(child)
+            if kind is VALUE or kind is INLINE:
                 return
-            place = len(self._steps)
-            self._steps.append((parent, step.style, _keep(step.key)))
+            known = id(child)
+            if known in index or known in through:
+                return
+            place = len(places)
+            if key is not None and type(key) not in _LITERAL:
+                key = _Unnamed(type(key).__name__)
+            places.append((parent, style, key))
             if kind is THROUGH:
-                through[id(child)] = child
+                through[known] = child
             else:
                 self._add(child, kind, place)
             queue.append((child, place, kind))
@@ -251,12 +263,6 @@ class _Unnamed(str):
     """A key that has no literal, shown by its type."""
 
     __slots__ = ()
-
-
-def _keep(key: object) -> object:
-    if key is None or isinstance(key, (str, int, float, bytes, bool)):
-        return key
-    return _Unnamed(type(key).__name__)
 
 
 def _bare(label: str) -> str:

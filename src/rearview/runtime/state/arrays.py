@@ -57,10 +57,9 @@ def bytes_at(address: int, nbytes: int, owner: object) -> Any:
 def describe(array: Any, blocks: Blocks, home: int) -> tuple[Any, ...]:
     """Return (block, dtype, shape, strides, offset, writeable) of an array of plain values."""
     address, nbytes, root = extent(array)
-    block = blocks.find(address, nbytes) if nbytes else None
+    block = blocks.index.get((address, nbytes)) if nbytes else None
     if block is None:
         block = blocks.add(address, nbytes, lambda: bytes_at(address, nbytes, root), home=home)
-        blocks.owners.append(root)
     start = address if array is root else array.__array_interface__["data"][0]
     offset = start - address
     return block, array.dtype, array.shape, array.strides, offset, array.flags.writeable
@@ -72,6 +71,15 @@ def over(memory: Memory, body: Sequence[Any]) -> Any:
 
     block, dtype, shape, strides, offset, writeable = body
     array = np.ndarray(shape, dtype, memory.array(block), offset, strides)
+    array.flags.writeable = writeable
+    return array
+
+
+def small(data: bytes, dtype: Any, shape: Any, strides: Any, writeable: bool) -> Any:
+    """Return a new array that shares its memory with nobody."""
+    import numpy as np
+
+    array = np.ndarray(shape, dtype, data, 0, strides).copy("K")
     array.flags.writeable = writeable
     return array
 

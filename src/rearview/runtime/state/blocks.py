@@ -24,6 +24,9 @@ class Block(NamedTuple):
     device: str
 
 
+Row = tuple[str | None, int, bytes | None, int, str]
+
+
 class Blocks:
     """The pieces of memory met during one capture.
 
@@ -32,17 +35,14 @@ class Blocks:
     """
 
     def __init__(self, keys: dict[tuple[int, int], str]) -> None:
-        self.table: list[Block] = []
+        self.table: list[Row] = []
+        """The fields of a Block each; plain tuples, since there are thousands."""
         self.buffers: dict[str, Any] = {}
         self.keys: dict[tuple[int, int], str] = {}
-        self.owners: list[object] = []
+        self.index: dict[tuple[int, int], int] = {}
+        """Address and size to the number of a piece already met."""
         self._earlier = keys
         self._taken = set(keys.values())
-        self._index: dict[tuple[int, int], int] = {}
-
-    def find(self, address: int, nbytes: int) -> int | None:
-        """Return the number of a piece already met, or None."""
-        return self._index.get((address, nbytes))
 
     def add(
         self, address: int, nbytes: int, view: Callable[[], Any], *, home: int, device: str = "cpu"
@@ -50,20 +50,20 @@ class Blocks:
         """Return the number of a new piece; `view` gives its bytes as a buffer when it is big."""
         number = len(self.table)
         if nbytes == 0 or device == "meta":
-            self.table.append(Block(None, nbytes, b"", home, device))
+            self.table.append((None, nbytes, b"", home, device))
             return number
         place = (address, nbytes)
-        self._index[place] = number
+        self.index[place] = number
         if nbytes <= SMALL and device == "cpu":
             data = ctypes.string_at(address, nbytes)
-            self.table.append(Block(None, nbytes, data, home, device))
+            self.table.append((None, nbytes, data, home, device))
             return number
         key = self._earlier.get(place) if home < 0 else f"a{home}"
         if key is None or key in self.buffers:
             key = self._fresh(number)
         self.keys[place] = key
         self.buffers[key] = view()
-        self.table.append(Block(key, nbytes, None, home, device))
+        self.table.append((key, nbytes, None, home, device))
         return number
 
     def add_bytes(self, buffer: Any) -> str:

@@ -6,6 +6,7 @@ NAMES = (
     "tensor",
     "special_tensor",
     "array",
+    "small_array",
     "function",
     "method",
     "cell",

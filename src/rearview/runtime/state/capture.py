@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from rearview.errors import StateError
@@ -28,8 +29,6 @@ class Captured:
     buffers: dict[str, Any]
     missing: list[str]
     """Why the capture is partial: where and what, one reason each; empty when complete."""
-    owners: list[object] = field(repr=False)
-    """Keeps the memory under `buffers` alive."""
 
 
 def capture(anchors: Anchors, roots: Mapping[str, object], *, rng: bool = True) -> Captured:
@@ -39,23 +38,32 @@ def capture(anchors: Anchors, roots: Mapping[str, object], *, rng: bool = True) 
     in the program changes, and one object that cannot be kept does not spoil the rest: it is named
     in `missing`.
     """
-    reading = Reading(anchors, roots)
-    contents = reading.contents()
-    classes = reading.changed_classes()
-    body = (dict(roots), contents, classes, read_global() if rng else None)
-    stream = reading.dump(body)
+    collecting = gc.isenabled()
+    # Thousands of short-lived tuples would set off collections that look at the whole program.
+    gc.disable()
+    try:
+        reading, stream = _read(anchors, roots, rng=rng)
+    finally:
+        if collecting:
+            gc.enable()
     blocks = reading.blocks
     anchors.block_keys = blocks.keys
     header = pickle.dumps(
-        {
-            "anchors": len(anchors),
-            "blocks": [tuple(block) for block in blocks.table],
-            "outside": reading.oob,
-        },
-        protocol=5,
+        {"anchors": len(anchors), "blocks": blocks.table, "outside": reading.oob}, protocol=5
     )
     skeleton = b"".join((MAGIC, _LENGTH.pack(len(header)), header, stream))
-    return Captured(skeleton, blocks.buffers, reading.missing, blocks.owners)
+    return Captured(skeleton, blocks.buffers, reading.missing)
+
+
+def _read(anchors: Anchors, roots: Mapping[str, object], *, rng: bool) -> tuple[Reading, bytes]:
+    state = read_global() if rng else None
+    while True:
+        reading = Reading(anchors, roots, careful=anchors.shares_arrays)
+        body = (dict(roots), reading.contents(), reading.changed_classes(), state)
+        stream = reading.dump(body)
+        if anchors.shares_arrays or not reading.shared():
+            return reading, stream
+        anchors.shares_arrays = True
 
 
 def split(skeleton: bytes) -> tuple[dict[str, Any], memoryview]:

@@ -142,7 +142,7 @@ class _Comparison:
         return Difference(render(path), short(then, self.anchors), short(now, self.anchors))
 
     def _pair(self, a: Any, b: Any, path: Path) -> Difference | None:
-        if type(a) is not type(b):
+        if type(a) is not type(b) and not (_is_array(a) and _is_array(b)):
             return self._differ(path, a, b)
         if isinstance(a, Ref):
             return self._refs(a, b, path)
@@ -299,6 +299,10 @@ class _Comparison:
 
     def _name(self, key: Any) -> str:
         return self.anchors.path(key.number) if isinstance(key, Ref) else short(key, self.anchors)
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, Node) and value.label in {"build array", "build small_array"}
 
 
 def _has_identity(value: Any) -> bool:

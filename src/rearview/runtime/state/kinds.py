@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -48,16 +49,21 @@ class Kind:
 class Look:
     """What a walk asks while it goes: is this worth entering, is that module the user's own."""
 
-    def __init__(self, project: Callable[[Any], bool], is_atom: Callable[[type], bool]) -> None:
+    def __init__(self, project: Callable[[Any], bool], is_atom: Callable[[type, Iterable[object]], bool]) -> None:
         self.project = project
         self.is_atom = is_atom
         self.freevars: Sequence[str] | None = None
         """On replay, the closure variables the function had when recorded."""
 
-    def boring(self, items: Iterable[object]) -> bool:
+    def boring(self, items: Collection[object]) -> bool:
         """Say whether all items are values, without a Python call for each of them."""
-        is_atom = self.is_atom
-        return all(is_atom(t) for t in set(map(type, items)))
+        types = set(map(type, items))
+        if tuple in types:
+            types.discard(tuple)
+            inner = list(chain.from_iterable(item for item in items if type(item) is tuple))
+            if not self.boring(inner):
+                return False
+        return all(self.is_atom(t, items) for t in types)
 
 
 def steps(style: str, pairs: Iterable[tuple[object, object]]) -> Iterator[Step]:

@@ -8,6 +8,7 @@ import types
 from collections.abc import Mapping
 from typing import Any
 
+from rearview.runtime.state import arrays
 from rearview.runtime.state.anchors import Anchors
 from rearview.runtime.state.blocks import SMALL, Blocks
 from rearview.runtime.state.builders import BUILDERS
@@ -45,8 +46,16 @@ class StatePickler(pickle.Pickler):
 class Reading:
     """The state of one capture."""
 
-    def __init__(self, anchors: Anchors, roots: Mapping[str, object]) -> None:
+    def __init__(
+        self, anchors: Anchors, roots: Mapping[str, object], *, careful: bool = False
+    ) -> None:
         self.anchors = anchors
+        self.careful = careful
+        """Whether small arrays are looked at for memory they may share."""
+        self.loose: dict[int, Any] = {}
+        """Small arrays taken to share their memory with nobody."""
+        self.viewed: set[int] = set()
+        """Arrays that others are views of."""
         self.roots = roots
         self.blocks = Blocks(anchors.block_keys)
         self.missing: list[str] = []
@@ -108,6 +117,19 @@ class Reading:
             for number, (obj, then) in enumerate(pairs)
             if type(obj) is not then and obj is not None
         ]
+
+    def shared(self) -> bool:
+        """Say whether an array that was taken to stand alone shares its memory after all."""
+        if not self.loose:
+            return False
+        if not self.loose.keys().isdisjoint(self.viewed):
+            return True
+        sizes = {nbytes for _, nbytes in self.blocks.index}
+        return any(
+            arrays.extent(array)[:2] in self.blocks.index
+            for array in self.loose.values()
+            if array.nbytes in sizes
+        )
 
     def dump(self, body: object) -> bytes:
         """Return the pickle of `body`, then of closure variables met on the way, then of None."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import sys
 import types
 import weakref
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from rearview.runtime.state import arrays, programs, tensors
+from rearview.runtime.state.blocks import SMALL
 from rearview.runtime.state.builders import BUILDERS
 from rearview.runtime.state.classify import holds_handle
 from rearview.runtime.state.containers import WEAK_CONTAINERS
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 Reducer = Callable[[Any, "Reading"], Any]
 
+_SMALL_ARRAY = BUILDERS["small_array"]
 _LOCKS = {"lock", "RLock"}
 _VIEWS = {type({}.keys()): "keys", type({}.values()): "values", type({}.items()): "items"}
 
@@ -77,7 +80,8 @@ def _customised(cls: type) -> bool:
 
 def _own(obj: Any, reading: Reading) -> Any:
     try:
-        return obj.__reduce_ex__(5)
+        registered = copyreg.dispatch_table.get(type(obj))
+        return registered(obj) if registered is not None else obj.__reduce_ex__(5)
     except Exception as exc:
         return lose(obj, reading, f"its own pickling fails ({exc})")
 
@@ -110,6 +114,13 @@ def _tensor(obj: Any, reading: Reading) -> Any:
 def _array(obj: Any, reading: Reading) -> Any:
     if obj.dtype.hasobject:
         return _own(obj, reading)
+    if obj.base is not None:
+        reading.viewed.add(id(arrays.root_of(obj)))
+    elif obj.nbytes <= SMALL and not reading.careful:
+        # Asking NumPy for an address takes longer than all the rest; see `Reading.shared`.
+        reading.loose[id(obj)] = obj
+        form = (obj.dtype, obj.shape, obj.strides, obj.flags.writeable)
+        return _SMALL_ARRAY, (obj.tobytes("A"), *form)
     return BUILDERS["array"], arrays.describe(obj, reading.blocks, -1)
 
 

@@ -43,14 +43,17 @@ def describe(tensor: Any, blocks: Blocks, home: int) -> tuple[Any, ...]:
     """Return (block, dtype, shape, stride, offset) of a strided tensor."""
     storage = tensor.untyped_storage()
     nbytes = storage.nbytes()
-    device = tensor.device
-    address = 0 if device.type == "meta" else storage.data_ptr()
-    block = blocks.find(address, nbytes) if nbytes else None
+    if tensor.is_cpu:
+        address, device = storage.data_ptr(), "cpu"
+    elif tensor.is_meta:
+        address, device = 0, "meta"
+    else:
+        address, device = storage.data_ptr(), str(tensor.device)
+    block = blocks.index.get((address, nbytes)) if address else None
     if block is None:
         block = blocks.add(
-            address, nbytes, lambda: _host_bytes(storage), home=home, device=str(device)
+            address, nbytes, lambda: _host_bytes(storage), home=home, device=device
         )
-        blocks.owners.append(storage)
     return block, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
 
 
@@ -58,10 +61,11 @@ def extras(tensor: Any, *, carried: bool) -> tuple[Any, ...] | None:
     """Return hooks, attributes and flags, or None for the many tensors that have none."""
     attrs = tensor.__dict__
     hooks = tensor._backward_hooks  # noqa: SLF001
-    late_hooks = tensor._post_accumulate_grad_hooks if not carried else None  # noqa: SLF001
-    flags = (tensor.is_conj(), tensor.is_neg())
-    if attrs or hooks or late_hooks or carried or flags != (False, False):
-        return dict(attrs), hooks, late_hooks, carried, flags
+    late_hooks = None if carried else tensor._post_accumulate_grad_hooks  # noqa: SLF001
+    conj = tensor.dtype.is_complex and tensor.is_conj()
+    neg = tensor.is_neg()
+    if carried or conj or neg or attrs or hooks is not None or late_hooks is not None:
+        return dict(attrs), hooks, late_hooks, carried, (conj, neg)
     return None
 
 

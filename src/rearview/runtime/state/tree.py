@@ -47,6 +47,7 @@ CONTENT_FIELDS = {
 NODE_FIELDS = {
     "build tensor": ("<type>", "", *_DRESS),
     "build array": ("",),
+    "build small_array": ("",),
     "build special_tensor": ("<type>", "", *_DRESS),
 }
 
@@ -166,4 +167,8 @@ class Tree:
             return (node.args[0], self.body(node.args[1:6]), *node.args[6:])
         if node.label == "build array":
             return (self.body(node.args),)
+        if node.label == "build small_array":
+            data, dtype, shape, strides, writeable = node.args
+            piece = Piece(Block(None, len(data), data, -1, "cpu"))
+            return (Body((piece, dtype, shape, strides, 0, writeable)),)
         return node.args

@@ -98,6 +98,10 @@ class Writing:
         """Return an array on its memory."""
         return arrays.over(self.memory, body)
 
+    def build_small_array(self, *form: Any) -> Any:
+        """Return an array that nothing else shares."""
+        return arrays.small(*form)
+
     def build_function(
         self,
         place: programs.Place,
