@@ -39,7 +39,7 @@ STATUS = {
 
 
 @click.command()
-@click.option("-n", "--limit", type=click.IntRange(1), help="Only the newest N.")
+@click.option("-n", "--limit", type=click.IntRange(1), metavar="N", help="Only the newest N.")
 @json_option
 def runs(limit: int | None, as_json: bool) -> None:
     """List the runs of this project, oldest first."""
@@ -154,7 +154,7 @@ def _format_option(command: Any) -> Any:
 @some_names(required=False)
 @click.option("--where", metavar="SQL", help="Only rows for which this holds: 'acc < 0.9'.")
 @some_runs
-@click.option("--limit", type=click.IntRange(1), help="At most this many rows.")
+@click.option("--limit", type=click.IntRange(1), metavar="N", help="At most this many rows.")
 @_format_option
 def table(
     *,
@@ -223,9 +223,9 @@ def emit(found: Table, form: str) -> None:
     "second", metavar="[B]", default="worktree", type=a_run, shell_complete=complete_run
 )
 def diff(first: str, second: str) -> int:
-    """Show how the source of run A (the newest) differs from that of run B.
+    """Show how the source of two runs differs.
 
-    Without B, from the files as they are now (`worktree`). Exit code 0: no difference, 1: some.
+    From run A (the newest) to run B; without B, to the files as they are now (`worktree`). Exit code 0: no difference, 1: some.
     """
     text = asked().diff(first, second)
     shown.diff(text)

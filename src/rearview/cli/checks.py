@@ -20,7 +20,7 @@ from rearview.cli.formats import plural, size
 from rearview.errors import RearviewError
 from rearview.store.project import FOLDER, FORMAT, Project
 
-CORE = ("click", "cloudpickle", "duckdb", "msgspec", "rich", "xxhash")
+CORE = ("blake3", "click", "cloudpickle", "duckdb", "msgspec", "rich", "xxhash")
 OBSERVED = ("torch", "numpy", "scikit-learn", "pandas", "polars", "pyarrow", "ray", "lightning",
             "keras", "transformers", "tensorboard", "mlflow", "wandb")  # fmt: skip
 NETWORK = {"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "afs", "ceph", "9p"}

@@ -23,7 +23,9 @@ NEEDS = {"torch": "torch", "sklearn": "scikit-learn"}
 
 @click.command()
 @click.argument("folder", required=False, type=click.Path(path_type=Path, file_okay=False))
-@click.option("--epochs", type=click.IntRange(2), default=20, show_default=True)
+@click.option(
+    "--epochs", type=click.IntRange(2), metavar="N", default=20, help="How long to train (20)."
+)
 def demo(folder: Path | None, epochs: int) -> int:
     """See it happen: record, edit, backfill, in under a minute.
 

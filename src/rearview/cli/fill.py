@@ -23,8 +23,9 @@ from rearview.cli.options import (
 from rearview.cli.progress import Bar, waiting
 
 if TYPE_CHECKING:
+    from rearview.execute.replays import Outcome
     from rearview.model import Segment
-    from rearview.past import BackfillReport, Outcome, PlanReport
+    from rearview.past import BackfillReport, PlanReport
 
 ASK_ABOVE = 60.0
 """Predicted seconds above which a person at a terminal is asked first."""
@@ -35,7 +36,7 @@ ASK_ABOVE = 60.0
 @click.option("--where", metavar="SQL", help="Only runs or rows for which this holds: 'acc < 0.9'.")
 @some_runs
 @at_option
-@click.option("--workers", type=click.IntRange(1), help="Processes at once (default: one a core).")
+@click.option("--workers", type=click.IntRange(1), metavar="N", help="Processes at once.")
 @click.option("--on", type=click.Choice(["local", "ray"]), default="local", help="What runs them.")
 @click.option("--budget", type=span, metavar="TIME", help="Run no more than this takes: 10m.")
 @click.option("--explain", is_flag=True, help="Only show what would run again, and its cost.")

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
 from enum import Enum
+from itertools import chain
 from typing import Any
 
 FORMATS = ("table", "json", "csv", "markdown")
@@ -75,10 +76,10 @@ def json_lines(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterato
 def csv_lines(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]:
     """Yield CSV with a header; nothing is an empty field, an object is its JSON."""
     buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="")
-    for row in (columns, *_cells(rows)):
+    writer = csv.writer(buffer, lineterminator="\r\n")  # so that it quotes both of these
+    for row in chain([columns], _cells(rows)):
         writer.writerow(row)
-        yield buffer.getvalue()
+        yield buffer.getvalue()[:-2]
         buffer.seek(0)
         buffer.truncate()
 
@@ -138,7 +139,7 @@ def duration(seconds: float | None) -> str:
     """Return a time span in at most two units.
 
     >>> [duration(s) for s in (0.0123, 5.25, 75, 4000, 200_000)]
-    ['12 ms', '5.2 s', '1 min 15 s', '1 h 7 min', '2 d 8 h']
+    ['12 ms', '5.2 s', '1 min 15 s', '1 h 6 min', '2 d 7 h']
     """
     if seconds is None:
         return ""

@@ -96,7 +96,7 @@ def _problem(problem: Problem) -> None:
     shell_complete=complete_run,
     help="So does this one; may be repeated.",
 )
-@click.option("--dry-run", is_flag=True, help="Only say what would be freed.")
+@click.option("--dry-run", "--dry", "dry_run", is_flag=True, help="Only say what would be freed.")
 @json_option
 def gc(
     *, budget: int | None, keep: int | None, kept: tuple[str, ...], dry_run: bool, as_json: bool

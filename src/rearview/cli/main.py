@@ -113,7 +113,7 @@ def _run(words: list[str]) -> int:
     except (KeyboardInterrupt, click.Abort):
         show.note("")
         return INTERRUPTED
-    except BrokenPipeError:
+    except (BrokenPipeError, show.ReaderGone):
         # who reads us went away: say nothing, and keep the interpreter from flushing into it
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return PIPE

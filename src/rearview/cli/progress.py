@@ -13,7 +13,7 @@ from rearview.cli import show
 from rearview.cli.formats import duration
 
 if TYPE_CHECKING:
-    from rearview.past import Event
+    from rearview.execute.replays import Event
 
 PATIENCE = 2.0
 """Seconds of silence that need no explanation."""
@@ -52,63 +52,74 @@ def _spin(text: str, done: threading.Event) -> None:
 
 
 class Bar:
-    """Turns the events of a backfill into one progress bar, or into lines without a terminal."""
+    """Turns the events of a backfill into one progress bar, or into lines without a terminal.
+
+    A thread of its own shows that time passes while no event comes; only it draws.
+    """
 
     def __init__(self, *, quiet: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
         self._quiet = quiet
         self._clock = clock
         self._start = self._last = clock()
+        self._event: Event | None = None
+        self._finished = 0
         self._rich: Any = None
         self._task: Any = None
-        self._parts: dict[int, float] = {}
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def __call__(self, event: Event) -> None:
         """Take in one event."""
-        self._parts[event.segment] = 1.0 if event.kind == "finished" else event.done
-        now = self._clock()
-        if self._quiet or now - self._start < PATIENCE:
+        self._finished += event.kind == "finished"
+        self._event = event
+
+    def tick(self) -> None:
+        """Show how far it is, if it has gone on for long enough."""
+        now, event = self._clock(), self._event
+        if event is None or now - self._start < PATIENCE:
             return
-        share = min(1.0, sum(self._parts.values()) / max(event.total, 1))
         if sys.stderr.isatty():
-            self._draw(event, share)
+            self._draw(event)
         elif now - self._last >= PLAIN_EVERY:
             self._last = now
-            show.said(f"{share:.0%} of {event.total} segments{_left(event)}")
+            left = "" if event.left is None else f", about {duration(event.left)} left"
+            show.said(f"{event.done:.0%} done, {self._finished} of {event.total} segments{left}")
 
-    def _draw(self, event: Event, share: float) -> None:
+    def _draw(self, event: Event) -> None:
         if self._rich is None:
             from rich.console import Console
-            from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
             self._rich = Progress(
                 TextColumn("{task.description}"),
                 BarColumn(),
-                TaskProgressColumn(),
+                TextColumn("{task.percentage:>3.0f}%"),
+                TimeElapsedColumn(),
                 TextColumn("{task.fields[left]}"),
                 console=Console(stderr=True),
                 transient=True,
             )
             self._rich.start()
-            self._task = self._rich.add_task("replaying", total=1.0, left="")
-        finished = sum(done >= 1.0 for done in self._parts.values())
+            self._task = self._rich.add_task("", total=1.0, left="")
         self._rich.update(
             self._task,
-            completed=share,
-            description=f"segment {min(finished + 1, event.total)} of {event.total}",
-            left=_left(event).removeprefix(", "),
+            completed=event.done,
+            description=f"segment {min(self._finished + 1, event.total)} of {event.total}",
+            left="" if event.left is None else f"about {duration(event.left)} left",
         )
 
-    def close(self) -> None:
-        """Take the bar away."""
-        if self._rich is not None:
-            self._rich.stop()
+    def _watch(self) -> None:
+        while not self._done.wait(0.5):
+            self.tick()
 
     def __enter__(self) -> Self:
+        if not self._quiet:
+            self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def _left(event: Event) -> str:
-    return "" if event.left is None else f", about {duration(event.left)} left"
+        self._done.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        if self._rich is not None:
+            self._rich.stop()

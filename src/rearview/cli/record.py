@@ -14,7 +14,7 @@ from rearview.cli.options import TakesRuns, asked, one_run, pair, quiet_option
 from rearview.errors import UsageError
 
 if TYPE_CHECKING:
-    from rearview.past import Start
+    from rearview.execute.start import Start
 
 
 class Program(click.Command):
@@ -59,6 +59,7 @@ class Program(click.Command):
 @click.option(
     "--epsilon",
     type=click.FloatRange(0, 1),
+    metavar="SHARE",
     help="Share of training time that recording may cost (default 0.0667); 0: no checkpoints.",
 )
 @click.option("--every", is_flag=True, help="Checkpoint each outer iteration, whatever it costs.")

@@ -29,9 +29,16 @@ def paint(text: str, code: str, stream: TextIO | None = None) -> str:
     return f"\x1b[{code}m{text}\x1b[0m" if colored(stream or sys.stdout) else text
 
 
+class ReaderGone(Exception):  # noqa: N818 - no error: `rearview table | head` is fine
+    """Whoever read our output went away."""
+
+
 def out(text: str = "") -> None:
     """Print one line of an answer."""
-    print(text)
+    try:
+        print(text)
+    except BrokenPipeError as exc:
+        raise ReaderGone from exc
 
 
 def note(text: str) -> None:
