@@ -83,6 +83,8 @@ class Summary(msgspec.Struct, frozen=True):
     damaged: int
     """Lines that could not be read."""
     names: list[Name]
+    since: int = 0
+    """Where in the earlier attempts this one began."""
     labels: dict[str, list[str]] = {}
     """By path, what the values of its loops are where they differ from the iteration number."""
 
@@ -180,6 +182,7 @@ def _summary(con: Duck, header: Header, table: str, rows: int, damaged: int) -> 
         run=header.run,
         process=header.process,
         attempt=header.attempt,
+        since=header.since,
         replay=None if header.origin == "recorded" else header.origin,
         rows=rows,
         unique=con.execute(distinct).fetchone()[0] == rows,
