@@ -71,7 +71,7 @@ class Recorder(Session):
         outermost = self.nest is not None and self.nest.entry is entry
         super().leave(entry, frame, ended=ended)
         if outermost:
-            self.timeline.leave()
+            self.timeline.leave(entry.sequence)
         elif len(self.stack) == 1:
             self.timeline.inside(
                 entry.site.id, perf_counter() - entry.started, max(0, entry.now + 1)

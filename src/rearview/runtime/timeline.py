@@ -50,6 +50,7 @@ class Nest:
     """By site: seconds and iterations of inner loops in each iteration of this one."""
     index: int = 0
     now: float = 0.0
+    sequence: range | None = None
     within: dict[str, tuple[float, int]] = field(default_factory=dict)
 
 
@@ -84,10 +85,11 @@ class Timeline:
             before, already = self.nests[-1].within.get(site, (0.0, 0))
             self.nests[-1].within[site] = (before + seconds, already + count)
 
-    def leave(self) -> None:
-        """The outermost loop has ended."""
+    def leave(self, sequence: range | None) -> None:
+        """The outermost loop, over `sequence` if that is known, has ended."""
         if self.nests:
             self.nests[-1].left = perf_counter() - self.began
+            self.nests[-1].sequence = sequence
 
     def facts(self) -> dict[str, Any]:
         """Return the main loop's durations, as plain values; {} without loops."""
@@ -104,4 +106,5 @@ class Timeline:
             "iterations": main.iterations.pairs,
             "inner": main.inner,
             "alone": same == 1,
+            "range": [s.start, s.stop, s.step] if (s := main.sequence) is not None else None,
         }
