@@ -8,18 +8,18 @@ from collections.abc import Callable, Iterable
 
 from rearview.errors import UsageError
 from rearview.model import Checkpoint, Point, Step
-from rearview.store.ask import WORD, Ask
-from rearview.store.catalogue import (
+from rearview.store.project import Project
+from rearview.store.tables.ask import WORD, Ask
+from rearview.store.tables.catalogue import (
     Sources,
     Virtual,
     load_checkpoints,
     load_runs,
     load_versions,
 )
-from rearview.store.duck import Duck
-from rearview.store.parts import Shelf, gather
-from rearview.store.project import Project
-from rearview.store.table import Table, refused
+from rearview.store.tables.duck import Duck
+from rearview.store.tables.parts import Shelf, gather
+from rearview.store.tables.table import Table, refused
 from rearview.store.values import restore
 from rearview.store.versions import Versions
 

@@ -7,7 +7,7 @@ _KINDS = (
     "lone surrogates, in base64), bytes (in base64), json, object, repr"
 )
 _ASK = (
-    "Made from `rearview.store.schema`; `python -m rearview.store.schema` prints it. Ask with "
+    "Made from `rearview.store.tables.schema`; `python -m rearview.store.tables.schema` prints it. Ask with "
     "`rearview sql` or `rearview.history().sql(...)`; only questions are allowed, nothing can be "
     "written and no other file can be read. The dialect is DuckDB's.\n"
 )

@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 
 from rearview.errors import DamagedError
-from rearview.store.duck import Duck, quoted
 from rearview.store.records import Header, Line, scan
+from rearview.store.tables.duck import Duck, quoted
 
 FORMAT = 1
 MARK = "rearview"

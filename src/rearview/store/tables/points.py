@@ -14,12 +14,12 @@ from pathlib import Path
 
 import msgspec
 
-from rearview.store.duck import Duck, files, quoted
-from rearview.store.kinds import unify
-from rearview.store.parts import Part
-from rearview.store.pivot import PLAIN, WINNERS, depth, wide
 from rearview.store.project import Project, publish
 from rearview.store.runs import Replay
+from rearview.store.tables.duck import Duck, files, quoted
+from rearview.store.tables.kinds import unify
+from rearview.store.tables.parts import Part
+from rearview.store.tables.pivot import PLAIN, WINNERS, depth, wide
 
 FORMAT = 1
 ENOUGH = 5_000
@@ -32,7 +32,9 @@ class Depth(msgspec.Struct, frozen=True):
     path: str
     file: str
     kinds: dict[str, str]
-    """Kind of the column by name; `$origins` among them says that origins are there too."""
+    """Kind of the column by name."""
+    origins: list[str]
+    """Names that have a column of origins: there, a null was logged or a value replayed."""
 
 
 class Points(msgspec.Struct, frozen=True):
@@ -44,8 +46,8 @@ class Points(msgspec.Struct, frozen=True):
 
 def points(
     project: Project, con: Duck, run: str, parts: Sequence[Part], replays: Sequence[Replay]
-) -> dict[str, tuple[Path, dict[str, str]]] | None:
-    """Return file and kinds by path, made now if need be; None where that is not worth it.
+) -> dict[str, tuple[Path, Depth]] | None:
+    """Return what there is by path, made now if need be; None where that is not worth it.
 
     A run that is still written to, or of which a replay is, is not pivoted.
     """
@@ -62,7 +64,7 @@ def points(
         return None
     if found.format != FORMAT:
         return None
-    return {one.path: (folder / one.file, one.kinds) for one in found.depths}
+    return {one.path: (folder / one.file, one) for one in found.depths}
 
 
 def long(parts: Sequence[Part]) -> str:
@@ -98,21 +100,21 @@ def _make(folder: Path, con: Duck, parts: Sequence[Part]) -> None:
             if not found.name.startswith("$"):
                 kinds = names.setdefault(found.path, {}).setdefault(found.name, set())
                 kinds.update(found.kinds)
-    origins = any(part.summary.replay is not None for part in parts)
+    replayed = any(part.summary.replay is not None for part in parts)
     aside = folder.with_name(f".{folder.name}.{os.getpid()}.{os.urandom(4).hex()}")
     aside.mkdir(parents=True)
     try:
         depths = []
         for k, (path, columns) in enumerate(names.items()):
             kinds_of = {name: unify(kinds) for name, kinds in columns.items()}
-            sql = wide(source, path, kinds_of, origins=origins)
+            origins = [name for name in columns if replayed or "null" in columns[name]]
+            sql = wide(source, path, kinds_of, origins)
             keys = ", ".join([*(f"i{n}" for n in range(1, depth(path) + 1)), "occ"])
             con.execute(
                 f"COPY ({sql} ORDER BY {keys}) TO {quoted(aside / f'{k}.parquet')} (FORMAT parquet, "
                 "COMPRESSION zstd, PARQUET_VERSION v2)"
             )
-            marks = {"$origins": "str"} if origins else {}
-            depths.append(Depth(path, f"{k}.parquet", {**kinds_of, **marks}))
+            depths.append(Depth(path, f"{k}.parquet", kinds_of, origins))
         publish(aside / "points.json", msgspec.json.encode(Points(FORMAT, depths)), durable=False)
         for old in folder.parent.iterdir():
             if old != aside and not old.name.startswith("."):

@@ -6,11 +6,11 @@ occurrence. `n:` and `o:` before a name are its value and origin at one depth.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rearview.store.duck import ident, quoted
-from rearview.store.kinds import TYPES, cell, unify
+from rearview.store.tables.duck import ident, quoted
+from rearview.store.tables.kinds import TYPES, cell, unify
 
 WINNERS = """
   SELECT *, row_number() OVER (PARTITION BY run, path, indices, name ORDER BY process, seq) - 1 AS occ
@@ -111,8 +111,11 @@ def hidden(deepest: int) -> list[str]:
     return ["$path", *(f"${c}{k}" for k in range(1, deepest + 1) for c in "rix"), "$occ"]
 
 
-def wide(source: str, path: str, names: Mapping[str, str], *, origins: bool) -> str:
-    """Return one row per point and occurrence of `path`, with the named values as columns."""
+def wide(source: str, path: str, names: Mapping[str, str], origins: Container[str]) -> str:
+    """Return one row per point and occurrence of `path`, with the named values as columns.
+
+    Names in `origins` have their origin as a column too.
+    """
     n = range(1, depth(path) + 1)
     keys = "".join(f", indices[{k}] AS i{k}" for k in n)
     labels = "".join(f", {label(k, 'any_value(labels)')} AS x{k}" for k in n)
@@ -120,7 +123,7 @@ def wide(source: str, path: str, names: Mapping[str, str], *, origins: bool) -> 
     for name, kind in names.items():
         only = f"FILTER (WHERE name = {quoted(name)})"
         cells += f", any_value({cell(kind)}) {only} AS {ident('n:' + name)}"
-        if origins:
+        if name in origins:
             cells += f", any_value(origin) {only} AS {ident('o:' + name)}"
     wanted = f" AND name IN ({', '.join(map(quoted, names))})" if names else " AND false"
     group = ", ".join(["run", "occ", *(f"indices[{k}]" for k in n)])

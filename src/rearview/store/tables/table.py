@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rearview.errors import UsageError
-from rearview.store.duck import Duck
-from rearview.store.kinds import decode
+from rearview.store.tables.duck import Duck
+from rearview.store.tables.kinds import decode
 
 
 class Table:

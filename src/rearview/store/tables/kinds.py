@@ -82,7 +82,7 @@ def cell(kind: str) -> str:
         "float": "number",
         "int": "whole",
         "bool": "CAST(number AS BOOLEAN)",
-        "bytes": 'from_base64("text")',
+        "bytes": """CASE kind WHEN 'bytes' THEN from_base64("text") END""",
         "bigint": 'coalesce("text", CAST(whole AS VARCHAR))',
     }.get(kind, '"text"')
 

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from rearview.errors import UsageError
-from rearview.store.catalogue import Sources
-from rearview.store.duck import ident
-from rearview.store.kinds import TYPES
-from rearview.store.pivot import (
+from rearview.store.tables.catalogue import Sources
+from rearview.store.tables.duck import ident
+from rearview.store.tables.kinds import TYPES
+from rearview.store.tables.pivot import (
     Catalogue,
     Rows,
     branches,
@@ -85,13 +85,14 @@ class Ask:
         return None
 
     def _nearest(self, text: str) -> str:
+        if not self._cat.names and not self._sources.args:
+            return "No run has logged anything yet."
         every = [*self._cat.names, *self._sources.args, *self._all_loops, *RUN_COLUMNS]
         lower = {name.lower(): name for name in reversed(every)}
         near = [lower[n] for n in difflib.get_close_matches(text.lower(), lower, n=3, cutoff=0.5)]
         if near:
             return f"The nearest known are {', '.join(near)}."
-        some = ", ".join(list(self._cat.names)[:8])
-        return f"Logged were: {some}." if some else "No run has logged anything yet."
+        return f"Logged were: {', '.join(list(self._cat.names)[:8])}."
 
     def explain(self, message: str) -> UsageError | None:
         """Return a better error for a column that DuckDB did not find."""
@@ -122,6 +123,13 @@ class Ask:
             if column.startswith("n:") and name not in self._logged:
                 fits = all(any(inside(q, p) for q in rows.paths) for p in self._cat.names[name])
                 (inline if fits else apart).append(name)
+        for text in order:
+            if self.known(text.lstrip("-")).removeprefix("n:") in apart:
+                raise UsageError(
+                    f"Rows cannot be ordered by {text.lstrip('-')!r}: it has several values in each "
+                    "of them, as it is logged in a loop inside. Add it to the names.",
+                    slug="order",
+                )
         facts = [*self._facts, *(c for c in extra if c[:2] in ("a:", "r:"))]
         deepest = max((depth(path) for path in rows.paths), default=0)
         place = [f"$r{k}" for k in range(1, deepest + 1)], [f"$i{k}" for k in range(1, deepest + 1)]

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from rearview.model import Checkpoint, Run
-from rearview.store import schema
-from rearview.store.duck import Duck, files, ident, quoted
-from rearview.store.kinds import TYPES, encode, recast, unify
-from rearview.store.parts import Part, Shelf
-from rearview.store.pivot import PLAIN, WINNERS, Catalogue, depth, inside, label, wide
-from rearview.store.points import long, plain, points
 from rearview.store.project import Project
+from rearview.store.tables import schema
+from rearview.store.tables.duck import Duck, files, ident, quoted
+from rearview.store.tables.kinds import TYPES, encode, recast, unify
+from rearview.store.tables.parts import Part, Shelf
+from rearview.store.tables.pivot import PLAIN, WINNERS, Catalogue, depth, inside, label, wide
+from rearview.store.tables.points import Depth, long, plain, points
 from rearview.store.values import convert
 from rearview.store.versions import Versions
 
@@ -32,7 +32,7 @@ class Sources:
         self._virtual = {(name, "/".join(loops)) for name, loops in virtual}
         self._simple: list[Part] = []
         self._ranked: list[Part] = []
-        self._pivoted: list[dict[str, tuple[Path, dict[str, str]]]] = []
+        self._pivoted: list[dict[str, tuple[Path, Depth]]] = []
         kinds: dict[str, set[str]] = {}
         for run in runs:
             parts = shelf.parts.get(run.id, [])
@@ -65,7 +65,7 @@ class Sources:
         for parts, form in ((self._simple, PLAIN), (self._ranked, WINNERS)):
             if parts:
                 source = form.format(source=long(parts))
-                out.append(wide(source, path, names, origins=origins))
+                out.append(wide(source, path, names, names if origins else ()))
         out += self._stored(path, names, origins=origins)
         found = " UNION ALL BY NAME ".join(out) or self._nothing(path, names, origins=origins)
         virtual = any((name, path) in self._virtual for name in names)
@@ -87,30 +87,27 @@ class Sources:
         groups: dict[str, list[Path]] = {}
         keys = "".join(f", i{k}, x{k}" for k in range(1, depth(path) + 1))
         for run in self._pivoted:
-            file, kinds = run.get(path, (None, {}))
-            if file is None or not kinds.keys() & names.keys():
+            if path not in run or not run[path][1].kinds.keys() & names.keys():
                 continue
-            cells = ""
+            file, held = run[path]
+            cells, present = "", []
             for name, kind in names.items():
                 column, origin = ident("n:" + name), ident("o:" + name)
-                value = recast(column, kinds[name], kind) if name in kinds else "NULL"
+                there, source = f"{column} IS NOT NULL", "'recorded'"
+                if name in held.origins:
+                    there, source = f"{origin} IS NOT NULL", origin
+                value = recast(column, held.kinds[name], kind) if name in held.kinds else "NULL"
                 cells += f", CAST({value} AS {TYPES[kind]}) AS {column}"
+                if name in held.kinds:
+                    present.append(there)
                 if origins:
-                    cells += f", CASE WHEN {column} IS NOT NULL THEN "
-                    cells += f"{self._origin(run, path, name)} END AS {origin}"
-            present = " OR ".join(
-                f"{ident('n:' + name)} IS NOT NULL" for name in names if name in kinds
-            )
-            groups.setdefault(f"SELECT run{keys}, occ{cells} FROM {{}} WHERE {present}", []).append(
-                file
-            )
+                    known = f"CASE WHEN {there} THEN {source} END" if name in held.kinds else "NULL"
+                    cells += f", CAST({known} AS VARCHAR) AS {origin}"
+            text = f"SELECT run{keys}, occ{cells} FROM {{}} WHERE {' OR '.join(present)}"
+            groups.setdefault(text, []).append(file)
         return [
             text.replace("{}", f"read_parquet({files(paths)})", 1) for text, paths in groups.items()
         ]
-
-    @staticmethod
-    def _origin(run: dict[str, tuple[Path, dict[str, str]]], path: str, name: str) -> str:
-        return ident("o:" + name) if run[path][1].get("$origins") else "'recorded'"
 
     def _known(self, path: str) -> str:
         """Return every known point at `path`: one that holds records, or has some inside."""

@@ -6,16 +6,17 @@ import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from rearview.errors import RearviewError
 from rearview.model import Run, Status
-from rearview.store.duck import Duck, files
 from rearview.store.lines import check_format
 from rearview.store.project import Project
 from rearview.store.runs import Replay, Runs
-from rearview.store.seal import FORMAT, MARK, Summary, loaded, seal
+from rearview.store.tables.duck import Duck, files
+from rearview.store.tables.seal import FORMAT, MARK, Summary, loaded, seal
 
 LONG = (
     "run VARCHAR, process VARCHAR, attempt INTEGER, replay VARCHAR, seq BIGINT, time DOUBLE, "
@@ -40,7 +41,7 @@ class Shelf:
     runs: list[Run] = field(default_factory=list)
     replays: dict[str, list[Replay]] = field(default_factory=dict)
     parts: dict[str, list[Part]] = field(default_factory=dict)
-    pivoted: dict[str, dict[str, tuple[Path, dict[str, str]]] | None] = field(default_factory=dict)
+    pivoted: dict[str, Any] = field(default_factory=dict)
     """What `store.points` has of each run that was asked about."""
     problems: list[str] = field(default_factory=list)
     """Files that could not be read, one sentence each."""
