@@ -152,9 +152,13 @@ class Miner:
         taken: list[Case] = []
         seen: dict[tuple, int] = {}
         while cases and len(taken) < count:
+
             def crowd(case: Case) -> tuple:
-                statement = "\n".join(case.new.split("\n")[case.lines[0] - 1 : case.lines[1]]).strip()
+                statement = "\n".join(
+                    case.new.split("\n")[case.lines[0] - 1 : case.lines[1]]
+                ).strip()
                 return (seen.get((case.path, statement), 0), seen.get((case.kind, case.distance), 0) * (1 if case.kind != "plain" else 2), seen.get(("p", case.path), 0))  # fmt: skip
+
             best = min(cases, key=crowd)
             cases.remove(best)
             statement = "\n".join(best.new.split("\n")[best.lines[0] - 1 : best.lines[1]]).strip()
@@ -205,12 +209,18 @@ class Miner:
             if 0 not in moved and moved == list(range(moved[0], moved[0] + len(moved))):
                 span = moved
                 continue
-            twin = self.renamed(history[i + step], history[i + step + 1], trees[i + step + 1], mapping, span)
+            twin = self.renamed(
+                history[i + step], history[i + step + 1], trees[i + step + 1], mapping, span
+            )
             if twin is None:
                 return None
             kind, span = "renamed", twin
         old = history[j].text.split("\n")
-        there = [s for s, _, _ in statements(trees[j], old) if (s.lineno, s.end_lineno) == (span[0], span[-1])]
+        there = [
+            s
+            for s, _, _ in statements(trees[j], old)
+            if (s.lineno, s.end_lineno) == (span[0], span[-1])
+        ]
         if len(there) != 1 or type(there[0]) is not type(node):
             return None
         text = "\n".join(old[span[0] - 1 : span[-1]])
@@ -227,14 +237,17 @@ class Miner:
             return None
         before = next((mapping.older[x] for x in range(span[0] - 1, 0, -1) if mapping.older[x]), 0)
         after = next((mapping.older[x] for x in range(span[-1] + 1, len(mapping.older)) if mapping.older[x]), older.text.count("\n") + 2)  # fmt: skip
-        mine = tokens(newer.text and "\n".join(newer.text.split("\n")[span[0] - 1 : span[-1]]).strip())
+        mine = tokens(
+            newer.text and "\n".join(newer.text.split("\n")[span[0] - 1 : span[-1]]).strip()
+        )
         lines = older.text.split("\n")
         twins = []
         for node, _, _ in statements(tree, lines):
             if before < node.lineno and node.end_lineno < after:
                 theirs = tokens("\n".join(lines[node.lineno - 1 : node.end_lineno]).strip())
                 if len(mine) == len(theirs) and all(
-                    a == b or (a[0] == b[0] == tokenize.NAME) for a, b in zip(mine, theirs, strict=True)
+                    a == b or (a[0] == b[0] == tokenize.NAME)
+                    for a, b in zip(mine, theirs, strict=True)
                 ):
                     twins.append(list(range(node.lineno, node.end_lineno + 1)))
         return twins[0] if len(twins) == 1 else None
@@ -270,7 +283,12 @@ class Miner:
         """Name what the statement needs and the older text cannot have, or None if unsure."""
         if track(node.lineno, maps)[1] is None:
             return None
-        mine = [t for _, t in tokens("\n".join(new.text.split("\n")[node.lineno - 1 : node.end_lineno]).strip())]
+        mine = [
+            t
+            for _, t in tokens(
+                "\n".join(new.text.split("\n")[node.lineno - 1 : node.end_lineno]).strip()
+            )
+        ]
         if len(mine) < 5 or " ".join(mine[:6]) in " ".join(t for _, t in tokens(old.text)):
             return None
         old_lines = {line.strip() for line in old.text.split("\n")}

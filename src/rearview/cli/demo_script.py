@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset, random_split
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=20)
 parser.add_argument("--lr", type=float, default=2e-3)
-parser.add_argument("--width", type=int, default=32)
+parser.add_argument("--width", type=int, default=40)
 args = parser.parse_args()
 torch.set_num_threads(1)  # the network is small
 
