@@ -25,7 +25,7 @@ from rearview.cli.progress import waiting
 if TYPE_CHECKING:
     from rearview.model import Run
     from rearview.past import RunReport
-    from rearview.store.views import Table
+    from rearview.store.tables.table import Table
 
 SCREEN = 200
 """Rows of a table for people; more are counted, not shown."""
@@ -199,10 +199,10 @@ def emit(found: Table, form: str) -> None:
             "csv": formats.csv_lines,
             "markdown": formats.markdown_lines,
         }[form]
-        for line in lines(columns, found.rows()):
+        for line in lines(columns, (tuple(row.values()) for row in found)):
             shown.out(line)
         return
-    rows = iter(found.rows())
+    rows = (tuple(row.values()) for row in found)
     head = list(islice(rows, SCREEN))
     right = [formats.numeric(column) for column in zip(*head, strict=True)] if head else []
     cells = [[formats.cell(value) for value in row] for row in head]
