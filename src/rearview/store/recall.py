@@ -46,7 +46,7 @@ def recorded(folder: Path) -> Iterator[Logged]:
 
 def _open(folder: Path) -> Iterator[_Part]:
     for file in sorted(folder.glob("records-*.jsonl")):
-        header, data = scan(file)
+        header, data, _ = scan(file)
         if header.origin == Origin.RECORDED:
             yield _Part(header.attempt, header.process, header.since, _lines(data))
 

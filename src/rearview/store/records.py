@@ -65,13 +65,10 @@ class Header(msgspec.Struct):
     """Start time and number of the process: orders the processes of a run."""
     attempt: int = 0
     """How often the run had been resumed before this process."""
-<<<<<<< HEAD
-    since: int = 0
-    """Records of earlier attempts from this number on are repeated here, and do not count there."""
-=======
     writer: dict[str, Any] = {}
     """Identity of the process, as `store.alive` tells whether it still lives."""
->>>>>>> records
+    since: int = 0
+    """Records of earlier attempts from this number on are repeated here, and do not count there."""
 
 
 line_of = msgspec.json.Decoder(Line).decode
@@ -225,12 +222,8 @@ class RecordFile:
             n += 1
         run, origin, attempt, since = self._about
         process = f"{self._born:020d}-{self._pid}"
-<<<<<<< HEAD
-        self._write(_encode(Header(FORMAT, run, origin, process, attempt, since)) + b"\n")
-=======
-        header = Header(FORMAT, run, origin, process, attempt, identity())
+        header = Header(FORMAT, run, origin, process, attempt, identity(), since)
         self._write(_encode(header) + b"\n")
->>>>>>> records
         self._left = self._part
 
 

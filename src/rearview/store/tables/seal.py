@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +122,7 @@ def load(
     """
     import duckdb
 
-    headers, rows, damaged, longest = [], [], [], 0
+    headers, rows, damaged, since, longest = [], [], [], [], 0
     with tempfile.TemporaryDirectory(dir=con.folder) as folder:
         for k, path in enumerate(paths):
             header, data, _ = scan(path)
@@ -140,6 +140,7 @@ def load(
             origin = None if header.origin == "recorded" else header.origin
             headers.append({"filename": str(source), "k": k, "run": header.run, "replay": origin,
                             "process": header.process, "attempt": header.attempt})  # fmt: skip
+            since.append(header.since)
         con.load("own.headers", _HEADERS, headers)
         sql = _LONG.format(
             kind=_KIND,
@@ -154,35 +155,18 @@ def load(
     found = dict(con.execute("SELECT file, count(*) FROM own.loaded GROUP BY file").fetchall())
     if [found.get(k, 0) for k in range(len(paths))] != rows:
         raise _unsound(paths, f"it has {list(found.values())} records, not {rows}")
-    return _summaries(con, paths, headers, rows, damaged)
+    loaded = _summaries(con, paths, headers, rows, damaged)
+    return [
+        replace(one, summary=msgspec.structs.replace(one.summary, since=number))
+        for one, number in zip(loaded, since, strict=True)
+    ]
 
 
-<<<<<<< HEAD
-def _summary(con: Duck, header: Header, table: str, rows: int, damaged: int) -> Summary:
-    names: dict[tuple[str, str], dict[str, int]] = {}
-    sql = f"SELECT path, name, kind, count(*) FROM {table} GROUP BY ALL ORDER BY min(seq), kind"
-    for path, name, kind, number in con.execute(sql).fetchall():
-        names.setdefault((path, name), {})[kind] = number
-    distinct = f"SELECT count(DISTINCT hash(path, indices, name)) FROM {table}"
-    return Summary(
-        format=FORMAT,
-        run=header.run,
-        process=header.process,
-        attempt=header.attempt,
-        since=header.since,
-        replay=None if header.origin == "recorded" else header.origin,
-        rows=rows,
-        unique=con.execute(distinct).fetchone()[0] == rows,
-        damaged=damaged,
-        names=[Name(path, name, kinds) for (path, name), kinds in names.items()],
-        labels=_labels(con, table),
-=======
 def _unsound(paths: Sequence[Path], why: str) -> DamagedError:
     return DamagedError(
         f"The records in {', '.join(map(str, paths[:3]))} cannot be read as they stand: {why}. They "
         "are untouched; `rearview verify` says more.",
         slug="records-damaged",
->>>>>>> records
     )
 
 
