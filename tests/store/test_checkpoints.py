@@ -65,7 +65,7 @@ def test_only_what_is_new_is_stored(checkpoints):
 def test_a_shared_object_that_is_gone_is_not_pretended(checkpoints):
     first = checkpoints.save("r", 0, POINT, "start", [Part("big", b"a" * OBJECT_FROM)])
     checkpoints.objects.delete(first.parts["big"].oid)
-    with pytest.raises(StoreError, match="removed from .* meanwhile"):
+    with pytest.raises(StoreError, match=r"removed from .* meanwhile"):
         checkpoints.save("r", 1, POINT, "start", [Part("big", b"", first.parts["big"])])
     assert [each.id for each in checkpoints.of("r")] == ["r/0"]
 
@@ -110,7 +110,7 @@ def test_parts_are_read_one_by_one_or_together(checkpoints, save, state):
 
 def test_a_part_is_read_without_the_others(checkpoints, save, state):
     saved = save(9)
-    os.unlink(checkpoints.objects.path(saved.parts["large"].oid))
+    checkpoints.objects.path(saved.parts["large"].oid).unlink()
     loaded = checkpoints.load(saved)
     assert loaded["odd"] == state(9)["odd"]
     with pytest.raises(DamagedError):
@@ -120,13 +120,13 @@ def test_a_part_is_read_without_the_others(checkpoints, save, state):
 
 
 def test_an_unknown_part_names_the_known_ones(checkpoints, save):
-    with pytest.raises(UsageError, match="no part 'weights'.*large, odd"):
+    with pytest.raises(UsageError, match=r"no part 'weights'.*large, odd"):
         checkpoints.load(save(1))["weights"]
 
 
 def test_an_unknown_checkpoint_names_the_known_ones(checkpoints, save):
     save(1)
-    with pytest.raises(UsageError, match="no checkpoint 'r/2'.*r/1"):
+    with pytest.raises(UsageError, match=r"no checkpoint 'r/2'.*r/1"):
         checkpoints.get("r/2")
     with pytest.raises(UsageError, match="The run has none"):
         checkpoints.get("q/2")
@@ -167,7 +167,7 @@ def test_a_read_only_folder_is_said_to_be_so(checkpoints, save, holds, monkeypat
         return real(path, flags, *rest, **more)
 
     monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(StoreError, match="Permission denied.*intact") as caught:
+    with pytest.raises(StoreError, match=r"Permission denied.*intact") as caught:
         save(1)
     assert caught.value.slug == "store-unwritable"
     assert holds(0)

@@ -69,7 +69,7 @@ def test_nothing_is_there_before_it_is_published(tmp_path):
         sink.write(memoryview(b"0123456789"))
         sink.finish()
         assert not (tmp_path / "file").exists()
-    assert os.listdir(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("refused", ["open", "unaligned", "every"])

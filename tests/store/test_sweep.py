@@ -1,4 +1,5 @@
 import os
+from pathlib import Path
 
 import pytest
 
@@ -17,7 +18,7 @@ def old(project):
     def age():
         for folder, _, names in os.walk(project.store):
             for name in names:
-                os.utime(os.path.join(folder, name), (1e9, 1e9))
+                os.utime(Path(folder, name), (1e9, 1e9))
 
     return age
 

@@ -52,7 +52,7 @@ def test_repair_sets_aside_and_keeps_the_rest(project, checkpoints, three, holds
 def test_an_object_is_brought_back_from_elsewhere(project, checkpoints, three, state, holds):
     ref = three[1].parts["large"]
     flip(checkpoints.objects.path(ref.oid))
-    os.unlink(checkpoints.objects.path(three[2].parts["odd"].oid))
+    checkpoints.objects.path(three[2].parts["odd"].oid).unlink()
     elsewhere = {ref.oid: state(1)["large"], three[2].parts["odd"].oid: state(2)["odd"]}
     report = verify(project, repair=True, fetch=elsewhere.get)
     assert report.ok

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -13,7 +13,7 @@ import msgspec
 from rearview.execute.executor import Executor, Job, Task
 from rearview.execute.scratch import lay_out
 from rearview.execute.start import start
-from rearview.model import Control, Report, Run, Wanted
+from rearview.model import Control, Report, Run, Segment, Wanted
 from rearview.store.project import Project, publish
 from rearview.store.runs import Runs
 from rearview.store.versions import Versions
@@ -65,7 +65,7 @@ class Replays:
     runs: Runs
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
-    def prepare(self, run: Run, version: str, wanted: Wanted, *, seconds: float = 0.0) -> Task:
+    def prepare(self, run: Run, version: str, wanted: Wanted, segment: Segment) -> Task:
         """Return a task that replays what is wanted of `run` with the source `version`."""
         folder = self.project.replays / wanted.replay
         tree = folder / "tree"
@@ -73,15 +73,15 @@ class Replays:
         wanted = msgspec.structs.replace(
             wanted, tree=str(tree), report=str(folder / "report.json")
         )
-        segment = folder / "segment.json"
-        publish(segment, msgspec.json.encode(wanted), durable=False)
+        file = folder / "segment.json"
+        publish(file, msgspec.json.encode(wanted), durable=False)
         facts = run.facts
         control = Control(
             root=str(self.project.root),
             target=str(facts.get("target", run.script)),
             module=bool(facts.get("module")),
             args=run.argv,
-            segment=str(segment),
+            segment=str(file),
             given=dict(facts.get("given", {})),
         )
         relative = os.path.relpath(run.cwd or self.project.root, self.project.root)
@@ -93,7 +93,10 @@ class Replays:
             hash_seed=str(facts.get("hash_seed", "0")),
         )
         how.folder.mkdir(parents=True, exist_ok=True)
-        self.runs.start_replay(run.id, wanted.replay, {"version": version, "names": wanted.names})
+        covered = [segment.first, (1 << 62) if segment.last is None else segment.last]
+        about = {"version": version, "names": wanted.names, "operator": segment.operator.value}
+        about |= {"covered": covered, "only": segment.only, "predicted": segment.seconds}
+        self.runs.start_replay(run.id, wanted.replay, about)
         return Task(
             id=wanted.replay,
             command=how.command,
@@ -101,7 +104,7 @@ class Replays:
             folder=how.folder,
             log=folder / "output.txt",
             report=folder / "report.json",
-            seconds=seconds,
+            seconds=segment.seconds,
         )
 
     def carry_out(
@@ -158,8 +161,3 @@ class Replays:
             run.id, task.id, proved=outcome.proved, facts={"report": msgspec.to_builtins(report)}
         )
         return outcome
-
-
-def renamed(task: Task, number: int) -> Task:
-    """Return `task` for another try: its replay gets a name of its own."""
-    return replace(task, id=f"{task.id}.{number}")

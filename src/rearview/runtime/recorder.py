@@ -19,6 +19,7 @@ from rearview.runtime.loops import Entry
 from rearview.runtime.pulse import Pulse
 from rearview.runtime.session import Session, position
 from rearview.runtime.state.capture import capture
+from rearview.runtime.timeline import Timeline
 from rearview.runtime.writer import Writer
 from rearview.store.records import RecordFile, encode_point
 from rearview.store.runs import Runs
@@ -57,6 +58,24 @@ class Recorder(Session):
         super().__post_init__()
         self.began = perf_counter()
         self.walked = 0.0
+        self.timeline = Timeline()
+
+    def push(self, entry: Entry) -> None:
+        """Note when an outermost loop begins."""
+        super().push(entry)
+        if self.nest is not None and self.nest.entry is entry:
+            self.timeline.enter(entry.site.id, entry.site.name)
+
+    def leave(self, entry: Entry, frame: FrameType | None, *, ended: bool) -> None:
+        """Note what a loop took."""
+        outermost = self.nest is not None and self.nest.entry is entry
+        super().leave(entry, frame, ended=ended)
+        if outermost:
+            self.timeline.leave(entry.sequence)
+        elif len(self.stack) == 1:
+            self.timeline.inside(
+                entry.site.id, perf_counter() - entry.started, max(0, entry.now + 1)
+            )
 
     def boundary(self, entry: Entry, index: int, frame: FrameType) -> int:
         """Consider a checkpoint before iteration `index`."""
@@ -65,6 +84,7 @@ class Recorder(Session):
             return index
         try:
             if nest.entry is entry:
+                self.timeline.turn(index, self.pulse.waited)
                 self.pulse.turn(entry.site.id)
             if nest.anchors is None:
                 if nest.entry is entry and self._may_walk(entry):
@@ -149,6 +169,7 @@ class Recorder(Session):
                 "path": self.path(entry, index),
                 "anchored": nest.at,
                 "records": self.records.position,
+                "seconds": begun - self.began,
             },
             complete=not captured.missing,
             missing=tuple(captured.missing),
@@ -225,6 +246,7 @@ class Recorder(Session):
         return {
             "seconds": perf_counter() - self.began,
             "costs": self.pulse.report(self.writer.costs),
+            "main": self.timeline.facts(),
             "loops": {
                 key: {
                     "entries": h.entries,

@@ -20,7 +20,8 @@ from rearview.runtime.jumps import END, START, Jumps
 from rearview.runtime.loops import Entry
 from rearview.runtime.session import Session, position
 from rearview.store.project import publish
-from rearview.store.records import RecordFile, encode_point, recorded
+from rearview.store.recall import recorded
+from rearview.store.records import RecordFile, encode_point
 from rearview.store.values import Put, convert
 
 

@@ -9,25 +9,19 @@ from types import FrameType
 from typing import Any
 
 from rearview.model import Checkpoint
-from rearview.runtime.jumps import END, START, Jumps, key_of
+from rearview.runtime.jumps import END, Jumps
 from rearview.runtime.loops import Entry
 from rearview.runtime.recorder import Recorder
 
 
 def last_usable(checkpoints: list[Checkpoint]) -> Checkpoint | None:
-    """Return the newest checkpoint that a program can be brought to from its start.
+    """Return the newest complete checkpoint.
 
-    Loops around it are entered at a checkpoint of their own, or in their first iteration: only
-    then is what runs between their heads and the checkpoint the same as it was.
+    Any can be reached: loops around it are entered at the nearest checkpoint of their own, and
+    what lies between runs again, skipping inner loops whose end was saved.
     """
     complete = [one for one in checkpoints if one.complete]
-    starts = {key_of(START, one.meta["path"]) for one in complete if one.edge == START}
-    for one in sorted(complete, key=lambda each: each.seq, reverse=True):
-        path = one.meta["path"]
-        above = [path[: depth + 1] for depth in range(len(path) - 1)]
-        if all(part[-1][2] == 0 or key_of(START, part) in starts for part in above):
-            return one
-    return None
+    return max(complete, key=lambda each: each.seq, default=None)
 
 
 @dataclass
@@ -64,9 +58,10 @@ class Resumer(Recorder):
             return None
         goal: int = wanted[depth - 1][2]
         if goal > index:
-            self.jumps.pending = self.jumps.at(START, [*path[:-1], [*path[-1][:2], goal]])
+            self.jumps.pending = self.jumps.nearest(path, goal)
             if self.jumps.pending is not None:
-                return goal
+                target: int = self.jumps.pending.meta["path"][-1][2]
+                return target
         return index
 
     def advance(

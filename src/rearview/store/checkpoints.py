@@ -7,12 +7,13 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rearview.errors import DamagedError, StoreError, UsageError
 from rearview.model import Checkpoint, ObjectRef, Part, Point
-from rearview.store.direct import sync_folder, unwritable
+from rearview.store.direct import unwritable
 from rearview.store.loaded import Loaded
 from rearview.store.manifest import (
     INLINE,
@@ -24,10 +25,10 @@ from rearview.store.manifest import (
     tabulate,
     unseal,
 )
-from rearview.store.objects import Batch, Objects, digest
+from rearview.store.objects import Batch, Objects, digest, plain
 from rearview.store.packs import PackWriter
 from rearview.store.presence import writing
-from rearview.store.project import Project, publish
+from rearview.store.project import Project
 
 OBJECT_FROM = 1 << 20
 """Parts of at least this many bytes are objects of their own; smaller ones share a pack."""
@@ -135,7 +136,7 @@ class Checkpoints:
     def _save(self, batch: Batch, body: Body, parts: Iterable[Part]) -> Checkpoint:
         refs: dict[str, ObjectRef] = {}
         small: list[tuple[str, str, memoryview]] = []
-        alive: set[Path] = set()
+        alive: set[str] = set()
         for part, view, oid in self._hashed(parts):
             if part.same_as is not None:
                 refs[part.key] = self._reuse(part.same_as, alive)
@@ -150,12 +151,12 @@ class Checkpoints:
             body.parts = tabulate(refs)
             body.nbytes = sum(ref.nbytes for ref in refs.values())
         body.stored = batch.stored
+        manifest = seal(encode(body))
+        # last in the batch, so that it is named last; synced with the rest, once
+        with batch.sink(self._path(f"{body.run}/{body.seq}"), size=0) as sink:
+            sink.write(memoryview(manifest))
         batch.commit()
-        path = self._path(f"{body.run}/{body.seq}")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        publish(path, seal(encode(body)))
-        sync_folder(path.parent)
-        return checkpoint_of(body, self.objects.get)
+        return replace(checkpoint_of(body, self.objects.get), parts=refs)
 
     def _pack(
         self,
@@ -180,9 +181,9 @@ class Checkpoints:
             body.stored = batch.stored + sink.position
             pack.close(encode(body))
 
-    def _reuse(self, ref: ObjectRef, alive: set[Path]) -> ObjectRef:
+    def _reuse(self, ref: ObjectRef, alive: set[str]) -> ObjectRef:
         """Return `ref` if what it names is still there, marked as in use."""
-        file = self.objects.file(ref)
+        file = ref.pack or ref.oid
         if file not in alive:
             if not self.objects.touch(ref):
                 raise StoreError(
@@ -247,8 +248,7 @@ class Checkpoints:
 def _view(part: Part) -> memoryview:
     if part.same_as is not None:
         return memoryview(b"")
-    view = memoryview(part.data)
-    return view.cast("B") if view.nbytes else memoryview(b"")
+    return plain(part.data)
 
 
 def _is_manifest(name: str) -> bool:

@@ -30,6 +30,14 @@ def digest(data: Any) -> str:
     return blake3(data).hexdigest()
 
 
+def plain(buffer: Any) -> memoryview:
+    """Return the bytes of any contiguous buffer."""
+    view = buffer if type(buffer) is memoryview else memoryview(buffer)
+    if view.format == "B" and view.ndim == 1:
+        return view
+    return view.cast("B") if view.nbytes else memoryview(b"")
+
+
 class Objects:
     """The objects of one project. Any number of processes may put and get at once."""
 
@@ -59,8 +67,7 @@ class Objects:
 
     def read_into(self, ref: ObjectRef, buffer: Any) -> None:
         """Fill `buffer`, which must have exactly the right size, and check what was read."""
-        view = memoryview(buffer)
-        view = view.cast("B") if view.nbytes else memoryview(bytearray())
+        view = plain(buffer)
         if len(view) != ref.nbytes:
             raise StoreError(
                 f"A buffer of {len(view)} bytes cannot take object {ref.oid[:12]} of {ref.nbytes}. "
@@ -175,8 +182,7 @@ class Batch:
 
     def put(self, data: Any, oid: str | None = None) -> ObjectRef:
         """Take `data`, whose hash is `oid` if that is known already."""
-        view = memoryview(data)
-        view = view.cast("B") if view.nbytes else memoryview(b"")
+        view = plain(data)
         ref = ObjectRef(oid or digest(view), len(view))
         with self.explained(f"Object {ref.oid[:12]} ({ref.nbytes} bytes)"):
             if ref.oid in self._names or self.objects.touch(ref):

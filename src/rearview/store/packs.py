@@ -26,6 +26,9 @@ MAGIC = b"RVPACK01"
 END = b"RVPACKED"
 SLICE = 64
 """Alignment of slices: a cache line, and more than any dtype asks for."""
+GATHER = 1 << 20
+"""Bytes of slices that are handed on at once."""
+_ZEROS = bytes(SLICE)
 _FOOTER = struct.Struct("<QQ32s8s")
 
 
@@ -35,23 +38,40 @@ class PackWriter:
     def __init__(self, name: str, sink: Sink) -> None:
         self.name = name
         self._sink = sink
+        self._at = len(MAGIC)
         self._seen: dict[str, ObjectRef] = {}
-        sink.write(memoryview(MAGIC))
+        self._held: list[memoryview | bytes] = [MAGIC]
+        self._pending = 0
 
     def add(self, oid: str, view: memoryview) -> ObjectRef:
         """Append `view`, whose hash is `oid`, and return where it stands."""
         ref = self._seen.get(oid)
         if ref is None:
-            ref = ObjectRef(oid, len(view), self.name, self._sink.pad(SLICE))
-            self._sink.write(view)
-            self._seen[oid] = ref
+            self._append(view)
+            size = len(view)
+            ref = self._seen[oid] = ObjectRef(oid, size, self.name, self._at - size)
         return ref
 
     def close(self, body: bytes) -> None:
         """End the pack with a copy of its checkpoint's manifest."""
-        at = self._sink.pad(SLICE)
-        self._sink.write(memoryview(body))
-        self._sink.write(memoryview(_FOOTER.pack(at, len(body), blake3(body).digest(), END)))
+        self._append(memoryview(body))
+        check = blake3(body).digest()
+        self._held.append(_FOOTER.pack(self._at - len(body), len(body), check, END))
+        self._flush()
+
+    def _append(self, view: memoryview) -> None:
+        pad = -self._at % SLICE
+        self._held += (_ZEROS[:pad], view)
+        self._at += pad + len(view)
+        self._pending += pad + len(view)
+        if self._pending >= GATHER:
+            self._flush()
+
+    def _flush(self) -> None:
+        # one copy in C of many small slices, instead of one call for each
+        self._sink.write(memoryview(b"".join(self._held)))
+        self._held = []
+        self._pending = 0
 
 
 def body_of(path: Path) -> bytes | None:

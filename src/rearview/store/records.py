@@ -66,7 +66,7 @@ class Header(msgspec.Struct):
     """Records of earlier attempts from this number on are repeated here, and do not count there."""
 
 
-_line = msgspec.json.Decoder(Line).decode
+line_of = msgspec.json.Decoder(Line).decode
 
 
 def encode_point(point: Point) -> bytes:
@@ -245,7 +245,7 @@ def read(file: Path) -> Iterator[Record]:
         if not raw:
             continue
         try:
-            line = _line(raw)
+            line = line_of(raw)
         except msgspec.MsgspecError:
             continue  # torn by a full disk, and closed by the line after it
         shown = line.x or [None] * len(line.l)
@@ -253,23 +253,6 @@ def read(file: Path) -> Iterator[Record]:
         point = Point(tuple(Step(loop, index, restore(value)) for loop, index, value in steps))
         for k, (name, value) in enumerate(zip(line.n, line.v, strict=True)):
             yield Record(header.run, line.s + k, point, name, restore(value), origin, line.t)
-
-
-def recorded(folder: Path) -> Iterator[tuple[tuple[str, ...], tuple[int, ...], str, Any]]:
-    """Yield loops, iterations, name and value, as encoded, of all that a run logged itself."""
-    found = [scan(file) for file in sorted(folder.glob("records-*.jsonl"))]
-    own = [(header, data) for header, data in found if header.origin == Origin.RECORDED]
-    for header, data in sorted(own, key=lambda one: (one[0].attempt, one[0].process)):
-        later = [other.since for other, _ in own if other.attempt > header.attempt]
-        for raw in data.splitlines():
-            try:
-                line = _line(raw)
-            except msgspec.MsgspecError:
-                continue
-            if later and line.s >= min(later):
-                break
-            for name, value in zip(line.n, line.v, strict=True):
-                yield tuple(line.l), tuple(line.i), name, value
 
 
 def _name(text: str) -> str:

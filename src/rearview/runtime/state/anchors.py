@@ -13,6 +13,7 @@ from typing import Any
 from rearview.errors import StateError
 from rearview.runtime.state.classify import INLINE, THROUGH, VALUE, kind_of
 from rearview.runtime.state.kinds import Kind, Look, Step, steps
+from rearview.runtime.state.tensors import plain_access
 
 Project = Callable[[Any], bool]
 
@@ -62,7 +63,8 @@ class Anchors:
         recorded one; closure variables that only a probe uses are then left out.
         """
         anchors = cls(project)
-        anchors._walk(roots, signature)
+        with plain_access():
+            anchors._walk(roots, signature)
         return anchors
 
     def __len__(self) -> int:

@@ -112,7 +112,7 @@ class Memory:
         if anchor is None:
             return
         if tensors.is_tensor(anchor):
-            storage = tensors.storage_of(anchor)
+            storage = anchor.untyped_storage()
             fits = storage.nbytes() == block.nbytes and str(storage.device) == block.device
             if fits and storage.data_ptr() not in self._claimed:
                 self._claimed.add(storage.data_ptr())

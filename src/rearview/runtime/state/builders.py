@@ -18,6 +18,7 @@ NAMES = (
     "file",
     "lock",
     "module",
+    "named",
     "view",
     "torch_generator",
     "generator",

@@ -13,6 +13,7 @@ from rearview.errors import StateError
 from rearview.runtime.state.anchors import Anchors
 from rearview.runtime.state.randomness import read_global
 from rearview.runtime.state.reading import Reading
+from rearview.runtime.state.tensors import plain_access
 
 MAGIC = b"RVSTATE1"
 _LENGTH = struct.Struct("<Q")
@@ -42,7 +43,8 @@ def capture(anchors: Anchors, roots: Mapping[str, object], *, rng: bool = True) 
     # Thousands of short-lived tuples would set off collections that look at the whole program.
     gc.disable()
     try:
-        reading, stream = _read(anchors, roots, rng=rng)
+        with plain_access():
+            reading, stream = _read(anchors, roots, rng=rng)
     finally:
         if collecting:
             gc.enable()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import struct
+from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from rearview.runtime.state.anchors import Anchors, spell, tidy
-from rearview.runtime.state.capture import Captured
+from rearview.runtime.state.capture import Captured, split
 from rearview.runtime.state.texts import memory_texts, short
 from rearview.runtime.state.tree import (
     CONTENT_FIELDS,
@@ -74,6 +75,8 @@ def differences(
     ignore: Callable[[str], bool] | None = None,
 ) -> Iterator[Difference]:
     """Yield every difference, outermost variables first."""
+    if _plainly_equal(captured_now, skeleton_then, buffers_then, same):
+        return
     comparison = _Comparison(
         anchors,
         Tree(skeleton_then),
@@ -85,6 +88,32 @@ def differences(
     for difference in comparison.run():
         if ignore is None or not ignore(difference.path):
             yield difference
+
+
+def _plainly_equal(
+    now: Captured,
+    skeleton_then: bytes,
+    buffers_then: Callable[[str], Any],
+    same: Callable[[str, str], bool] | None,
+) -> bool:
+    """Say whether the very bytes agree, as they mostly do; if not, the states may still be equal."""
+    head_then, stream_then = split(skeleton_then)
+    head_now, stream_now = split(now.skeleton)
+    if len(head_then["blocks"]) != len(head_now["blocks"]) or stream_then != stream_now:
+        return False
+    pairs = zip(head_then["outside"], head_now["outside"], strict=True)
+    outside = [((a, 0, None), (b, 0, None)) for a, b in pairs]
+    blocks = zip(head_then["blocks"], head_now["blocks"], strict=True)
+    for then, here in [*blocks, *outside]:
+        if then[1] != here[1] or (then[0] is None) != (here[0] is None):
+            return False
+        if then[0] is None:
+            if then[2] != here[2]:
+                return False
+        elif not (same and same(then[0], here[0])):
+            if memory_texts(buffers_then(then[0]), now.buffers[here[0]]) is not None:
+                return False
+    return True
 
 
 class _Comparison:
@@ -192,7 +221,7 @@ class _Comparison:
             return self._fields(a, b, path, Body.FIELDS[: len(a)])
         if len(a) != len(b):
             return Difference(render(path), f"{len(a)} items", f"{len(b)} items")
-        if set(map(type, a)) <= _QUICK and list(map(type, a)) == list(map(type, b)) and a == b:
+        if _same_values(a, b):
             return None
         for number, (left, right) in enumerate(zip(a, b, strict=True)):
             self._stack.append((left, right, (path, spell(style, number))))
@@ -299,6 +328,20 @@ class _Comparison:
 
     def _name(self, key: Any) -> str:
         return self.anchors.path(key.number) if isinstance(key, Ref) else short(key, self.anchors)
+
+
+def _same_values(a: Any, b: Any) -> bool:
+    """Say, without a Python call for each item, whether two sequences hold the same values."""
+    kinds = list(map(type, a))
+    unique = set(kinds)
+    if not unique <= _QUICK | {float} or kinds != list(map(type, b)):
+        return False
+    if float not in unique:
+        return bool(a == b)
+    # `==` takes -0.0 for 0.0 and no NaN for itself, so floats go by their bits.
+    bits = [array("d", [x for x in side if type(x) is float]).tobytes() for side in (a, b)]
+    rest = [[x for x in side if type(x) is not float] for side in (a, b)]
+    return bits[0] == bits[1] and rest[0] == rest[1]
 
 
 def _is_array(value: Any) -> bool:

@@ -51,6 +51,8 @@ def reducer_for(obj: Any, reading: Reading) -> Reducer | None:
         return _lock
     if isinstance(obj, tuple(WEAK_CONTAINERS)):
         return _weak
+    if cls.__module__ == "torch" and cls.__name__ in {"layout", "memory_format", "qscheme"}:
+        return _torch_constant
     if _is_torch_generator(obj):
         return _torch_generator
     if isinstance(stream(obj), FileKind):
@@ -176,6 +178,10 @@ def _lock(obj: Any, reading: Reading) -> Any:
     if getattr(obj, "locked", lambda: False)():
         return lose(obj, reading, "a lock is held")
     return BUILDERS["lock"], (type(obj).__name__,)
+
+
+def _torch_constant(obj: Any, reading: Reading) -> Any:  # noqa: ARG001
+    return BUILDERS["named"], ("torch", str(obj).rpartition(".")[2])
 
 
 def _is_torch_generator(obj: Any) -> bool:

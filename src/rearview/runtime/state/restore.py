@@ -13,6 +13,7 @@ from rearview.runtime.state.blocks import Block, Memory
 from rearview.runtime.state.builders import NAMES, prelude
 from rearview.runtime.state.capture import split
 from rearview.runtime.state.randomness import write_global
+from rearview.runtime.state.tensors import plain_access
 from rearview.runtime.state.writing import Writing
 
 
@@ -46,6 +47,13 @@ def restore(
             "now: set-up came out differently. Replay from the start instead.",
             slug="state-anchors",
         )
+    with plain_access():
+        return _restore(anchors, header, stream, buffers)
+
+
+def _restore(
+    anchors: Anchors, header: dict[str, Any], stream: memoryview, buffers: Callable[[str], Any]
+) -> dict[str, object]:
     alive = anchors.alive()
     table = [Block(*row) for row in header["blocks"]]
     memory = Memory(table, buffers, lambda number: alive[number], anchors.path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from rearview.errors import StateError
@@ -21,11 +22,12 @@ def is_tensor(obj: object) -> bool:
     return torch is not None and isinstance(obj, torch.Tensor)
 
 
-def storage_of(tensor: Any) -> Any:
-    """Return the storage under a tensor, whatever the subclass makes of attribute access."""
-    import torch
-
-    return torch.Tensor.untyped_storage(tensor)
+def plain_access() -> AbstractContextManager[Any]:
+    """Return a context in which tensor subclasses answer as plain tensors do."""
+    torch = sys.modules.get("torch")
+    found = getattr(getattr(torch, "_C", None), "DisableTorchFunctionSubclass", nullcontext)
+    context: AbstractContextManager[Any] = found()
+    return context
 
 
 def bytes_of(storage: Any) -> Any:
@@ -89,15 +91,23 @@ def special(tensor: Any) -> tuple[Any, ...] | None:
         return "columns", plain.ccol_indices(), plain.row_indices(), plain.values(), *_form(plain)
     if tensor.is_quantized:
         if tensor.qscheme() in {torch.per_tensor_affine, torch.per_tensor_symmetric}:
-            return "quantized", tensor.int_repr(), tensor.q_scale(), tensor.q_zero_point()
-        return (
-            "channels",
-            tensor.int_repr(),
-            tensor.q_per_channel_scales(),
-            tensor.q_per_channel_zero_points(),
-            tensor.q_per_channel_axis(),
-        )
+            return "quantized", _flat(tensor.int_repr()), tensor.q_scale(), tensor.q_zero_point()
+        scales, zeros = tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points()
+        parts = (_flat(tensor.int_repr()), _flat(scales), _flat(zeros))
+        return "channels", *parts, tensor.q_per_channel_axis()
     return None
+
+
+def _flat(tensor: Any) -> tuple[Any, ...]:
+    # By value: a quantized tensor is made from numbers, not from memory that is filled later.
+    return tensor.contiguous().numpy().tobytes(), tensor.dtype, tuple(tensor.shape)
+
+
+def _unflat(form: Sequence[Any]) -> Any:
+    import torch
+
+    data, dtype, shape = form
+    return torch.frombuffer(bytearray(data), dtype=dtype).view(shape)
 
 
 def _form(tensor: Any) -> tuple[Any, ...]:
@@ -112,13 +122,19 @@ def from_special(form: Sequence[Any]) -> Any:
         case ("wrapper", cls, inner, meta, shape, stride):
             return cls.__tensor_unflatten__(inner, meta, torch.Size(shape), stride)
         case ("coo", indices, values, shape, coalesced):
-            return torch.sparse_coo_tensor(indices, values, shape, is_coalesced=coalesced)
+            # Checks would read indices whose memory is filled later.
+            return torch.sparse_coo_tensor(
+                indices, values, shape, is_coalesced=coalesced, check_invariants=False
+            )
         case ("rows" | "columns", outer, inner, values, shape, layout):
-            return torch.sparse_compressed_tensor(outer, inner, values, shape, layout=layout)
+            return torch.sparse_compressed_tensor(
+                outer, inner, values, shape, layout=layout, check_invariants=False
+            )
         case ("quantized", ints, scale, zero):
-            return torch._make_per_tensor_quantized_tensor(ints, scale, zero)  # noqa: SLF001
+            return torch._make_per_tensor_quantized_tensor(_unflat(ints), scale, zero)  # noqa: SLF001
         case ("channels", ints, scales, zeros, axis):
-            return torch._make_per_channel_quantized_tensor(ints, scales, zeros, axis)  # noqa: SLF001
+            parts = (_unflat(ints), _unflat(scales), _unflat(zeros))
+            return torch._make_per_channel_quantized_tensor(*parts, axis)  # noqa: SLF001
     raise StateError(
         f"A tensor of the form {form[0]!r} was recorded by another version of Rearview. "
         "Replay with the version that recorded the run.",

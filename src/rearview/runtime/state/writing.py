@@ -62,10 +62,9 @@ class Writing:
     def build_special_tensor(
         self, cls: type, form: Sequence[Any], requires_grad: bool, grad: Any, extra: Any
     ) -> Any:
-        """Return a sparse, quantized or wrapped tensor; made once the memory is filled."""
+        """Return a sparse, quantized or wrapped tensor."""
         import torch
 
-        self.memory.fill()
         wrapped = form[0] == "wrapper"
         tensor = tensors.from_special(form)
         return self._dress(torch.Tensor if wrapped else cls, tensor, requires_grad, grad, extra)
@@ -167,6 +166,10 @@ class Writing:
     def build_module(self, name: str) -> Any:
         """Return a module."""
         return importlib.import_module(name)
+
+    def build_named(self, module: str, name: str) -> Any:
+        """Return a constant of a library."""
+        return getattr(importlib.import_module(module), name)
 
     def build_view(self, mapping: dict[Any, Any], name: str) -> Any:
         """Return a view of a dict."""
