@@ -40,7 +40,9 @@ def main():
     print("|---|---|---|---|")
     for name, times in spent.items():
         wall, cpu = min(wall for wall, _ in times), statistics.median(cpu for _, cpu in times)
-        print(f"| {name} | {wall * 1e3:.0f} ms | {cpu * 1e3:.0f} ms | {(cpu - bare) * 1e3:.0f} ms |")
+        print(
+            f"| {name} | {wall * 1e3:.0f} ms | {cpu * 1e3:.0f} ms | {(cpu - bare) * 1e3:.0f} ms |"
+        )
 
 
 def measure(words, env):
