@@ -29,18 +29,21 @@ class Recorded:
         """Record a run: each call is (point, {name: value}) or (point, [(name, value), …])."""
         run = self.runs.reserve()
         self.runs.start(run, {"version": "v", "script": "train.py", **facts})
-        self.add(run, *calls, origin=origin)
+        self.add(run, *calls, origin=origin, close=over)
         if over:
             self.runs.end(run, 0)
         return run
 
-    def add(self, run, *calls, origin="recorded", attempt=0, **options) -> None:
+    def add(self, run, *calls, origin="recorded", attempt=0, close=True, **options) -> None:
         """Add records to a run from a process of their own."""
         out = RecordFile(self.runs.folder(run), run, origin, attempt=attempt, **options)
         for point, items in calls:
             pairs = list(items.items()) if isinstance(items, dict) else items
             out.append(encode_point(point), pairs)
-        out.close()
+        if close:
+            out.close()
+        else:
+            self.open = out
 
     def replay(self, run, name, *calls, proved=True) -> None:
         """Add the records of a replay that has ended."""

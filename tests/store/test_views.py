@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -250,11 +251,14 @@ def test_a_resumed_run_shows_its_last_attempt_and_all_of_its_processes(store):
 def test_a_running_run_and_one_with_a_torn_end_are_in_the_table(store):
     run = store.run(*training(1), over=False)
     assert len(rows(store, ["loss"])) == 2
-    (file,) = store.runs.folder(run).glob("records-*.jsonl")  # still open: not sealed
+    (file,) = store.runs.folder(run).glob("records-*.jsonl")  # its writer lives: not sealed
     data = file.read_bytes()
     file.write_bytes(data[:-20])
     assert Tables(store.project).names().keys() == {"seed", "loss", "acc"}
     store.runs.end(run, 1)
+    assert len(rows(store, ["loss"])) == 2
+    assert file.exists()
+    file.write_bytes(re.sub(rb'"born":\d+', b'"born":1', data[:-20]))  # and now it is dead
     assert len(rows(store, ["loss"])) == 2
     assert not file.exists()
 

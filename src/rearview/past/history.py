@@ -28,7 +28,7 @@ from rearview.store.project import Project
 from rearview.store.runs import Runs
 from rearview.store.sweep import Freed
 from rearview.store.sweep import gc as sweep
-from rearview.store.table import Table
+from rearview.store.tables.table import Table
 from rearview.store.verify import Report, verify
 from rearview.store.versions import Versions
 from rearview.store.views import Tables

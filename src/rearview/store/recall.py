@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 
 from rearview.model import Origin
-from rearview.store.duck import quoted
-from rearview.store.kinds import cell
+from rearview.store.tables.duck import quoted
+from rearview.store.tables.kinds import cell
 from rearview.store.records import line_of, scan
-from rearview.store.seal import MARK
+from rearview.store.tables.seal import MARK
 
 Logged = tuple[tuple[str, ...], tuple[int, ...], str, Any]
 """Loops, iterations, name, and the value as `store.values` converts it."""

@@ -2,7 +2,7 @@
 
 A file is named `records-<pid>-<n>.jsonl`. Its first line says whose it is::
 
-    {"format":1,"run":"…","origin":"recorded","process":"…","attempt":0}
+    {"format":1,"run":"…","origin":"recorded","process":"…","attempt":0,"writer":{…}}
 
 Every further line is one log call: loops (`l`), iterations (`i`) and, where they have other names
 than their numbers, their values (`x`); the number of its first record (`s`), the time (`t`), and
@@ -10,12 +10,13 @@ the names (`n`) and values (`v`) it logged::
 
     {"l":["epoch","step"],"i":[3,20],"s":96,"t":1731690000.5,"n":["loss","acc"],"v":[0.25,0.9]}
 
-A line is there once the write has returned, whatever becomes of the process; a last line without
+A process that is done with a file says so in its last line, `{"end":true}`. A line is there once the write has returned, whatever becomes of the process; a last line without
 its end was never acknowledged and is not read. After `PART` bytes a process goes on in a new file.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -28,11 +29,13 @@ import msgspec
 
 from rearview.errors import DamagedError, StoreError
 from rearview.model import Origin, Point, Record, Step
+from rearview.store.alive import identity
 from rearview.store.lines import check_format
 from rearview.store.values import HIGH, LOW, Put, convert, restore
 
 FORMAT = 1
 PART = 64 << 20
+END = b'{"end":true}\n'
 STDOUT = "$stdout"
 """Reserved name under which printed lines are kept; names that begin with `$` are no columns."""
 
@@ -62,8 +65,13 @@ class Header(msgspec.Struct):
     """Start time and number of the process: orders the processes of a run."""
     attempt: int = 0
     """How often the run had been resumed before this process."""
+<<<<<<< HEAD
     since: int = 0
     """Records of earlier attempts from this number on are repeated here, and do not count there."""
+=======
+    writer: dict[str, Any] = {}
+    """Identity of the process, as `store.alive` tells whether it still lives."""
+>>>>>>> records
 
 
 line_of = msgspec.json.Decoder(Line).decode
@@ -150,9 +158,11 @@ class RecordFile:
     def close(self) -> None:
         """Close the file; a later append opens another one."""
         with self._lock:
-            if self._fd >= 0:
+            if self._fd >= 0 and self._pid == os.getpid():
+                with contextlib.suppress(StoreError):
+                    self._write(END)
                 os.close(self._fd)
-            self._fd, self._left = -1, 0
+                self._fd, self._left = -1, 0
 
     def _convert(self, value: Any) -> Any:
         out = convert(value, self._put)
@@ -195,6 +205,7 @@ class RecordFile:
 
     def _open(self) -> None:
         if self._fd >= 0:
+            self._write(END)
             os.close(self._fd)
         self._fd, n = -1, 0
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
@@ -214,14 +225,20 @@ class RecordFile:
             n += 1
         run, origin, attempt, since = self._about
         process = f"{self._born:020d}-{self._pid}"
+<<<<<<< HEAD
         self._write(_encode(Header(FORMAT, run, origin, process, attempt, since)) + b"\n")
+=======
+        header = Header(FORMAT, run, origin, process, attempt, identity())
+        self._write(_encode(header) + b"\n")
+>>>>>>> records
         self._left = self._part
 
 
-def scan(file: Path) -> tuple[Header, bytes]:
-    """Return whose records a file holds, and all its whole lines after the first."""
-    data = file.read_bytes()
-    first, _, rest = data.partition(b"\n")
+def scan(file: Path) -> tuple[Header, bytes, bool]:
+    """Return whose records a file holds, all its whole lines of records, and whether it is ended."""
+    first, ended, rest = file.read_bytes().partition(b"\n")
+    if not ended:  # its process died before the first line was out: nothing was acknowledged
+        return Header(FORMAT, file.parent.name), b"", False
     try:
         facts = msgspec.json.decode(first)
         check_format(facts, FORMAT, file)
@@ -231,7 +248,8 @@ def scan(file: Path) -> tuple[Header, bytes]:
             f"{file} does not begin with a header line ({exc}). `rearview verify` says more.",
             slug="records-damaged",
         ) from exc
-    return header, rest[: rest.rfind(b"\n") + 1]
+    whole = rest[: rest.rfind(b"\n") + 1]
+    return header, whole.removesuffix(END), whole.endswith(END)
 
 
 def read(file: Path) -> Iterator[Record]:
@@ -239,7 +257,7 @@ def read(file: Path) -> Iterator[Record]:
 
     Records of a replay say `unproved`: whether it was proved is known to the run's replays.
     """
-    header, data = scan(file)
+    header, data, _ = scan(file)
     origin = Origin.RECORDED if header.origin == Origin.RECORDED else Origin.UNPROVED
     for raw in data.splitlines():
         if not raw:

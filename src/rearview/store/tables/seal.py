@@ -8,19 +8,33 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from rearview.errors import DamagedError
-from rearview.store.records import Header, Line, scan
-from rearview.store.tables.duck import Duck, quoted
+from rearview.store.records import Line, scan
+from rearview.store.tables.duck import Duck, files, quoted
 
 FORMAT = 1
 MARK = "rearview"
 """Key under which a Parquet file carries its `Summary`."""
 _EXACT = 2**53
+_BIG = 16 << 20
+"""Bytes of a line from which on DuckDB must be told."""
+_HEADERS = {
+    "filename": "VARCHAR",
+    "k": "INTEGER",
+    "run": "VARCHAR",
+    "process": "VARCHAR",
+    "attempt": "INTEGER",
+    "replay": "VARCHAR",
+}
 
 # what stands in a line, as DuckDB reads it
 _LINE = (
@@ -39,7 +53,7 @@ _KIND = f"""CASE json_type(v)
     WHEN 'BIGINT' THEN CASE WHEN CAST(v AS BIGINT) >= -{_EXACT} THEN 'int' ELSE 'long' END
     ELSE 'null' END"""
 _LONG = """
-  SELECT run, process, attempt, replay, seq, time, path, indices, labels, name, kind,
+  SELECT file, run, process, attempt, replay, seq, time, path, indices, labels, name, kind,
     CASE kind WHEN 'float' THEN coalesce(TRY_CAST(v AS DOUBLE),
            CAST(json_extract_string(v, '/$float') AS DOUBLE))
          WHEN 'int' THEN CAST(v AS DOUBLE) WHEN 'long' THEN CAST(v AS DOUBLE)
@@ -53,12 +67,12 @@ _LONG = """
          WHEN 'json' THEN CAST(json_extract(v, '/$json') AS VARCHAR)
          WHEN 'object' THEN CAST(v AS VARCHAR) END AS "text"
   FROM (SELECT *, {kind} AS kind FROM (
-    SELECT $run AS run, $process AS process, CAST($attempt AS INTEGER) AS attempt,
-      CAST($replay AS VARCHAR) AS replay, s + generate_subscripts(n, 1) - 1 AS seq, t AS time,
+    SELECT k AS file, h.run AS run, h.process AS process, h.attempt AS attempt,
+      h.replay AS replay, s + generate_subscripts(n, 1) - 1 AS seq, t AS time,
       coalesce(array_to_string(l, '/'), '') AS path, coalesce(i, []) AS indices,
       CAST(to_json(x) AS VARCHAR) AS labels, unnest(n) AS name, unnest(v) AS v
-    FROM read_json($file, format = 'newline_delimited', columns = {line},
-      maximum_object_size = {most})))"""
+    FROM read_json({files}, format = 'newline_delimited', columns = {line}, filename = true,
+      maximum_object_size = {most}) JOIN own.headers h USING (filename)))"""
 
 
 class Name(msgspec.Struct, frozen=True):
@@ -89,88 +103,61 @@ class Summary(msgspec.Struct, frozen=True):
     """By path, what the values of its loops are where they differ from the iteration number."""
 
 
-def seal(file: Path, con: Duck) -> Path:
-    """Turn a records file that is complete into Parquet beside it; return the new file."""
-    target = file.with_suffix(".parquet")
-    with loaded(con, file, "sealing") as summary:
-        aside = target.with_name(f".{target.name}.{os.getpid()}.{os.urandom(4).hex()}")
-        about = quoted(msgspec.json.encode(summary).decode())
-        try:
-            con.execute(
-                f"COPY (SELECT * FROM sealing ORDER BY path, name, seq) TO {quoted(aside)} (FORMAT "
-                f"parquet, COMPRESSION zstd, PARQUET_VERSION v2, KV_METADATA {{{MARK}: {about}}})"
-            )
-            check = "SELECT count(*), bit_xor(hash(COLUMNS(*))) FROM "
-            wanted = con.execute(f"{check} sealing").fetchall()
-            found = con.execute(f"{check} read_parquet({quoted(aside)})").fetchall()
-            if wanted != found:
-                raise DamagedError(
-                    f"{aside} does not hold what was written to it. The records stay in {file}; "
-                    "check the disk.",
-                    slug="records-damaged",
-                )
-            with aside.open("rb") as written:
-                os.fsync(written.fileno())
-            aside.replace(target)
-        finally:
-            aside.unlink(missing_ok=True)
-    if summary.damaged:
-        file.rename(file.with_suffix(".damaged"))
-    else:
-        file.unlink()
-    return target
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A records file whose rows are in DuckDB: those of `own.loaded` with `file = number`."""
+
+    file: Path
+    number: int
+    summary: Summary
 
 
-@contextlib.contextmanager
-def loaded(con: Duck, file: Path, table: str) -> Iterator[Summary]:
-    """Hold the records of one file as a table in DuckDB; a torn end is left out."""
-    header, data = scan(file)
-    damaged = 0
-    rows = _load(con, header, data, table)
-    if rows is None:
-        data, damaged = _clean(data)
-        rows = _load(con, header, data, table, count=_count(data))
-    if rows is None:
-        raise DamagedError(
-            f"The records of {file} cannot be read by DuckDB as they stand. They are untouched; "
-            "`rearview verify` says more.",
-            slug="records-damaged",
-        )
-    try:
-        yield _summary(con, header, table, rows, damaged)
-    finally:
-        con.execute(f"DROP TABLE IF EXISTS {table}")
+def load(
+    con: Duck, paths: Sequence[Path], *, growing: bool = False, clean: bool = False
+) -> list[Loaded]:
+    """Bring records files into the table `own.loaded`; a torn end is left out.
 
-
-def _load(
-    con: Duck, header: Header, data: bytes, table: str, count: int | None = None
-) -> int | None:
-    """Fill the table; return its rows, or None if they are not those that were written."""
+    Files that are still `growing` are read as they are now. With `clean`, lines that cannot be
+    read are left out and counted; without, they are an error.
+    """
     import duckdb
 
-    count = _expected(data) if count is None else count
-    with con.text_file() as lines:
-        lines.write(data)
-        lines.flush()
-        most = 16 << 20
-        if len(data) > most:
-            most = max(most, *map(len, data.split(b"\n"))) + 1024
-        sql = _LONG.format(kind=_KIND, line=_LINE, most=most)
-        values = {
-            "run": header.run,
-            "process": header.process,
-            "attempt": header.attempt,
-            "replay": None if header.origin == "recorded" else header.origin,
-            "file": lines.name,
-        }
+    headers, rows, damaged, longest = [], [], [], 0
+    with tempfile.TemporaryDirectory(dir=con.folder) as folder:
+        for k, path in enumerate(paths):
+            header, data, _ = scan(path)
+            bad = 0
+            if clean:
+                data, bad = _clean(data)
+            source = path
+            if growing or clean or not _whole(path):
+                source = Path(folder, f"{k}.jsonl")
+                source.write_bytes(data)
+            if len(data) > _BIG:
+                longest = max(longest, *map(len, data.split(b"\n")))
+            rows.append(_count(data) if clean else _expected(data))
+            damaged.append(bad)
+            origin = None if header.origin == "recorded" else header.origin
+            headers.append({"filename": str(source), "k": k, "run": header.run, "replay": origin,
+                            "process": header.process, "attempt": header.attempt})  # fmt: skip
+        con.load("own.headers", _HEADERS, headers)
+        sql = _LONG.format(
+            kind=_KIND,
+            line=_LINE,
+            most=max(_BIG, longest + 1024),
+            files=files(str(row["filename"]) for row in headers),
+        )
         try:
-            con.execute(f"CREATE OR REPLACE TEMP TABLE {table} AS {sql}", values)
-        except duckdb.Error:
-            return None
-    (rows,) = con.execute(f"SELECT count(*) FROM {table}").fetchone()
-    return int(rows) if rows == count else None
+            con.execute(f"CREATE OR REPLACE TABLE own.loaded AS {sql}")
+        except duckdb.Error as exc:
+            raise _unsound(paths, str(exc)) from exc
+    found = dict(con.execute("SELECT file, count(*) FROM own.loaded GROUP BY file").fetchall())
+    if [found.get(k, 0) for k in range(len(paths))] != rows:
+        raise _unsound(paths, f"it has {list(found.values())} records, not {rows}")
+    return _summaries(con, paths, headers, rows, damaged)
 
 
+<<<<<<< HEAD
 def _summary(con: Duck, header: Header, table: str, rows: int, damaged: int) -> Summary:
     names: dict[tuple[str, str], dict[str, int]] = {}
     sql = f"SELECT path, name, kind, count(*) FROM {table} GROUP BY ALL ORDER BY min(seq), kind"
@@ -189,23 +176,123 @@ def _summary(con: Duck, header: Header, table: str, rows: int, damaged: int) -> 
         damaged=damaged,
         names=[Name(path, name, kinds) for (path, name), kinds in names.items()],
         labels=_labels(con, table),
+=======
+def _unsound(paths: Sequence[Path], why: str) -> DamagedError:
+    return DamagedError(
+        f"The records in {', '.join(map(str, paths[:3]))} cannot be read as they stand: {why}. They "
+        "are untouched; `rearview verify` says more.",
+        slug="records-damaged",
+>>>>>>> records
     )
 
 
-def _labels(con: Duck, table: str) -> dict[str, list[str]]:
-    """Return per path and loop: empty, `int`, `float` or `str`."""
-    out: dict[str, list[str]] = {}
-    sql = f"SELECT DISTINCT path FROM {table} WHERE labels IS NOT NULL"
-    for (path,) in con.execute(sql).fetchall():
-        types = f"SELECT DISTINCT json_type(labels, ?) FROM {table} WHERE path = ?"
-        out[path] = []
-        for k in range(path.count("/") + 1):
-            found = {row[0] for row in con.execute(types, [f"/{k}", path]).fetchall()}
-            found -= {None, "NULL"}
-            whole = found <= {"UBIGINT", "BIGINT"}
-            number = found <= {"UBIGINT", "BIGINT", "DOUBLE"}
-            out[path].append(("int" if whole else "float" if number else "str") if found else "")
+def seal(con: Duck, loaded: Sequence[Loaded]) -> list[Path]:
+    """Write files that were loaded and are complete as Parquet beside them; return the new files.
+
+    The lines are removed once everything has been read back and found equal.
+    """
+    aside: dict[Path, Path] = {}
+    check = "count(*), bit_xor(hash(COLUMNS(* EXCLUDE ({0})))) FROM {1} GROUP BY {0}"
+    try:
+        for one in loaded:
+            new = one.file.with_name(
+                f".{one.file.stem}.{os.getpid()}.{os.urandom(4).hex()}.parquet"
+            )
+            aside[one.file] = new
+            about = quoted(msgspec.json.encode(one.summary).decode())
+            con.execute(
+                f"COPY (SELECT * EXCLUDE (file) FROM own.loaded WHERE file = {one.number} ORDER BY "
+                f"path, name, seq) TO {quoted(new)} (FORMAT parquet, COMPRESSION zstd, "
+                f"PARQUET_VERSION v2, KV_METADATA {{{MARK}: {about}}})"
+            )
+        wanted = con.execute("SELECT file, " + check.format("file", "own.loaded")).fetchall()
+        source = f"read_parquet({files(aside.values())}, filename = true)"
+        read = con.execute("SELECT filename, " + check.format("filename", source)).fetchall()
+        found = {row[0]: row[1:] for row in read}
+        expected = {row[0]: row[1:] for row in wanted}
+        for one in loaded:
+            name = str(aside[one.file])
+            if one.summary.rows and found.get(name) != expected.get(one.number):
+                raise _unsound([one.file], f"{name} does not hold what was written; check the disk")
+            _publish(aside[one.file], one.file.with_suffix(".parquet"))
+            if one.summary.damaged:
+                shutil.copyfile(one.file, one.file.with_suffix(".damaged"))
+            one.file.unlink(missing_ok=True)
+    finally:
+        for new in aside.values():
+            new.unlink(missing_ok=True)
+    return [one.file.with_suffix(".parquet") for one in loaded]
+
+
+def _publish(new: Path, target: Path) -> None:
+    """Rename a file into place so that it is on the disk before anything is removed."""
+    with new.open("rb") as written:
+        os.fsync(written.fileno())
+    new.replace(target)
+    folder = os.open(target.parent, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # not every file system can
+            os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _summaries(
+    con: Duck,
+    paths: Sequence[Path],
+    headers: Sequence[dict[str, Any]],
+    rows: Sequence[int],
+    damaged: Sequence[int],
+) -> list[Loaded]:
+    names: list[dict[tuple[str, str], dict[str, int]]] = [{} for _ in paths]
+    sql = "SELECT file, path, name, kind, count(*) FROM own.loaded GROUP BY ALL ORDER BY min(seq), kind"
+    for file, path, name, kind, number in con.execute(sql).fetchall():
+        names[file].setdefault((path, name), {})[kind] = number
+    distinct = (
+        "SELECT file, count(DISTINCT hash(path, indices, name)) FROM own.loaded GROUP BY file"
+    )
+    unique = dict(con.execute(distinct).fetchall())
+    labels = _labels(con)
+    return [
+        Loaded(
+            path,
+            k,
+            Summary(
+                format=FORMAT,
+                run=headers[k]["run"],
+                process=headers[k]["process"],
+                attempt=headers[k]["attempt"],
+                replay=headers[k]["replay"],
+                rows=rows[k],
+                unique=unique.get(k, 0) == rows[k],
+                damaged=damaged[k],
+                names=[Name(at, name, kinds) for (at, name), kinds in names[k].items()],
+                labels=labels.get(k, {}),
+            ),
+        )
+        for k, path in enumerate(paths)
+    ]
+
+
+def _labels(con: Duck) -> dict[int, dict[str, list[str]]]:
+    """Return per file, path and loop: empty, `int`, `float` or `str`."""
+    out: dict[int, dict[str, list[str]]] = {}
+    sql = """SELECT file, path, k, list(DISTINCT json_type(labels, '/' || k)) FROM (
+      SELECT file, path, labels, unnest(range(len(indices))) AS k FROM own.loaded
+      WHERE labels IS NOT NULL) GROUP BY ALL ORDER BY k"""
+    for file, path, _, types in con.execute(sql).fetchall():
+        found = set(types) - {None, "NULL"}
+        whole = found <= {"UBIGINT", "BIGINT"}
+        number = found <= {"UBIGINT", "BIGINT", "DOUBLE"}
+        kind = ("int" if whole else "float" if number else "str") if found else ""
+        out.setdefault(file, {}).setdefault(path, []).append(kind)
     return out
+
+
+def _whole(file: Path) -> bool:
+    with file.open("rb") as lines:
+        lines.seek(-1, os.SEEK_END)
+        return lines.read(1) == b"\n"
 
 
 _decode = msgspec.json.Decoder(Line).decode
