@@ -52,7 +52,7 @@ demo-env:
 
 test: test-env
 	@if [ -x tests/servers/install ]; then
-	  tests/servers/install $(VENV) || echo "Some servers are not there; their tests say which." >&2
+	  tests/servers/install "$$PWD/$(BIN)/python" || echo "Some servers are not there; the tests say which." >&2
 	fi
 	$(MAKE) --no-print-directory lint
 	$(BIN)/python -m pytest -n 2

@@ -16,8 +16,8 @@ class FakeTable:
         self.columns = columns
         self._rows = rows
 
-    def rows(self):
-        return iter(self._rows)
+    def __iter__(self):
+        return (dict(zip(self.columns, row, strict=True)) for row in self._rows)
 
 
 def a_run(number: int = 1, status: Status = Status.FINISHED, **changes: Any) -> Run:

@@ -109,10 +109,12 @@ def test_ctrl_c_ends_without_a_traceback(command, past, monkeypatch):
 def test_a_reader_that_goes_away_is_no_error(tmp_path):
     script = tmp_path / "many.py"
     script.write_text(
-        "import rearview.cli.options as options, rearview.cli.ask as ask\n"
-        "from types import SimpleNamespace as S\n"
-        "table = S(columns=['n'], rows=lambda: iter([(i,) for i in range(200000)]))\n"
-        "ask.asked = lambda: S(sql=lambda query: table)\n"
+        "import rearview.cli.ask as ask\n"
+        "from types import SimpleNamespace\n"
+        "class Table(list):\n"
+        "    columns = ['n']\n"
+        "table = Table({'n': n} for n in range(200000))\n"
+        "ask.asked = lambda: SimpleNamespace(sql=lambda query: table)\n"
         "from rearview.cli.main import main\n"
         "main(['sql', 'select 1', '--format', 'csv'])\n"
     )

@@ -182,8 +182,8 @@ def table(
 def sql(query: str, form: str) -> None:
     """Ask the records and runs in SQL.
 
-    DuckDB's dialect. The views are described in docs/quickstart.md: `rearview sql "select run,
-    max(acc) from wide group by run"`.
+    DuckDB's dialect. The tables are described in docs/schema.md: `rearview sql "select run,
+    max(acc) from full_pivot group by run"`.
     """
     with waiting("asking"):
         found = asked().sql(query)
@@ -193,16 +193,16 @@ def sql(query: str, form: str) -> None:
 def emit(found: Table, form: str) -> None:
     """Print a table in the form asked for."""
     columns = list(found.columns)
+    rows = (tuple(row.values()) for row in found)
     if form != "table":
         lines = {
             "json": formats.json_lines,
             "csv": formats.csv_lines,
             "markdown": formats.markdown_lines,
         }[form]
-        for line in lines(columns, (tuple(row.values()) for row in found)):
+        for line in lines(columns, rows):
             shown.out(line)
         return
-    rows = (tuple(row.values()) for row in found)
     head = list(islice(rows, SCREEN))
     right = [formats.numeric(column) for column in zip(*head, strict=True)] if head else []
     cells = [[formats.cell(value) for value in row] for row in head]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 BOLD, DIM, RED, GREEN, YELLOW, CYAN = "1", "2", "31", "32", "33", "36"
 COLORS = {"ok": GREEN, "warn": YELLOW, "fail": RED}
@@ -98,6 +99,8 @@ def overview(version: str) -> None:
 
 
 def _here() -> tuple[int, Path | None]:
+    from pathlib import Path
+
     from rearview.errors import RearviewError
     from rearview.store.project import Project
 
@@ -129,6 +132,8 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Seque
     if not sys.stdout.isatty():
         _plain(columns, rows, right)
         return
+    import shutil
+
     from rich import box
     from rich.console import Console
     from rich.table import Table
