@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rearview.model import Checkpoint, Run, Segment, Wanted
 from rearview.plan import facts as planning
@@ -116,10 +117,11 @@ def _ranges(segment: Segment) -> dict[str, list[tuple[int, int]]]:
 def run_facts(run: Run, version: str, checkpoints: Sequence[Checkpoint]) -> planning.RunFacts:
     """Return what a run measured about itself, as the planner takes it."""
     end = run.facts.get("end", {})
-    main = end.get("main") or _from_checkpoints(checkpoints)
-    if not main:
+    main: dict[str, Any] = end.get("main") or _from_checkpoints(checkpoints)
+    began = float(main.get("start", 0.0))
+    if "site" not in main:
         seconds = float(end.get("seconds", 0.0))
-        return planning.RunFacts(run.id, version, setup=seconds, finished=run.ended is not None)
+        return planning.RunFacts(run.id, version, start=began, setup=seconds, finished=bool(end))
     iterations = [each for count, each in main["iterations"] for _ in range(count)]
     loops = [planning.LoopFacts(main["name"], iterations, values=_values(main, len(iterations)))]
     for site, spent in main.get("inner", {}).items():
@@ -134,6 +136,7 @@ def run_facts(run: Run, version: str, checkpoints: Sequence[Checkpoint]) -> plan
         run.id,
         version,
         loops=tuple(loops),
+        start=began,
         setup=float(main["entered"]),
         after=max(0.0, whole - float(main["left"])) if whole else 0.0,
         checkpoints=tuple(_of_main(main["site"], checkpoints)),
@@ -141,7 +144,7 @@ def run_facts(run: Run, version: str, checkpoints: Sequence[Checkpoint]) -> plan
     )
 
 
-def _values(main: dict[str, object], count: int) -> list[int] | None:
+def _values(main: dict[str, Any], count: int) -> list[int] | None:
     """Return what the target held in each iteration, where that is not the index."""
     span = main.get("range")
     if not isinstance(span, list) or span[:1] + span[2:] == [0, 1]:
@@ -158,7 +161,7 @@ def _of_main(site: str, checkpoints: Iterable[Checkpoint]) -> Iterable[planning.
             )
 
 
-def _from_checkpoints(checkpoints: Sequence[Checkpoint]) -> dict[str, object]:
+def _from_checkpoints(checkpoints: Sequence[Checkpoint]) -> dict[str, Any]:
     """Return the main loop of a run that never said how it ended, as its checkpoints tell."""
     known = [one for one in checkpoints if "path" in one.meta]
     if not known:

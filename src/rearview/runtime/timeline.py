@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from time import perf_counter
 from typing import Any
+
+def age() -> float:
+    """Return how many seconds ago this process was started; 0 where that is not told."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        up = float(Path("/proc/uptime").read_text().split()[0])
+        return max(0.0, up - ticks / os.sysconf("SC_CLK_TCK"))
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
 
 _MOST = 4096
 """Stretches kept apart; beyond that neighbours are merged, so that a long run stays small."""
@@ -59,6 +71,7 @@ class Timeline:
 
     def __init__(self) -> None:
         self.began = perf_counter()
+        self.start = age()
         self.nests: list[Nest] = []
 
     def enter(self, site: str, name: str) -> None:
@@ -95,10 +108,11 @@ class Timeline:
         """Return the main loop's durations, as plain values; {} without loops."""
         long = [nest for nest in self.nests if nest.iterations.pairs]
         if not long:
-            return {}
+            return {"start": self.start}
         main = max(long, key=lambda nest: sum(n * each for n, each in nest.iterations.pairs))
         same = sum(nest.name == main.name for nest in long)
         return {
+            "start": self.start,
             "site": main.site,
             "name": main.name,
             "entered": main.entered,
