@@ -41,7 +41,7 @@ class Prepared:
                     planning.Wanted(
                         names=self.names,
                         loops=chain,
-                        place=probe.place.value,
+                        place=self._place(probe, chain),
                         depth=-1 if probe.depth == START else depth,
                         feeds=bool(probe.feeds),
                         at=self.at,
@@ -51,6 +51,16 @@ class Prepared:
         if not self.asked:
             wanted.append(planning.Wanted((), self._deepest(), at=self.at))
         return planning.Question(self.facts, tuple(wanted))
+
+    def _place(self, probe: Probe, chain: tuple[str, ...]) -> str:
+        """Return where a statement stands among the inner loops.
+
+        Inner loops in functions that its function calls are not seen in the text, but were in
+        the run: the statement may stand before or after them.
+        """
+        if probe.place is Place.ALONE and 0 < len(chain) < len(self.facts.loops):
+            return Place.BETWEEN.value
+        return probe.place.value
 
     def _deepest(self) -> tuple[str, ...]:
         """Return the loops that may be around a statement of which nothing is known."""
