@@ -8,6 +8,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+
 def age() -> float:
     """Return how many seconds ago this process was started; 0 where that is not told."""
     try:
@@ -38,9 +39,7 @@ class Stretches:
         """Add `count` iterations that took `seconds` together."""
         self.pairs.append((count, seconds / max(1, count)))
         if len(self.pairs) > _MOST:
-            self.pairs = [
-                _merged(*self.pairs[at : at + 2]) for at in range(0, len(self.pairs), 2)
-            ]
+            self.pairs = [_merged(*self.pairs[at : at + 2]) for at in range(0, len(self.pairs), 2)]
 
 
 def _merged(*pairs: tuple[int, float]) -> tuple[int, float]:
@@ -75,12 +74,12 @@ class Timeline:
         self.nests: list[Nest] = []
 
     def enter(self, site: str, name: str) -> None:
-        """An outermost loop begins."""
+        """Note that an outermost loop begins."""
         now = perf_counter()
         self.nests.append(Nest(site, name, now - self.began, now=now))
 
     def turn(self, index: int, waited: float) -> None:
-        """Iteration `index` of the outermost loop begins; `waited` seconds were ours."""
+        """Note that iteration `index` of the outermost loop begins; `waited` seconds were ours."""
         nest = self.nests[-1]
         now = perf_counter()
         if index > nest.index:
@@ -93,13 +92,13 @@ class Timeline:
         nest.index, nest.now, nest.within = index, now, {}
 
     def inside(self, site: str, seconds: float, count: int) -> None:
-        """An inner loop has ended."""
+        """Note that an inner loop has ended."""
         if self.nests:
             before, already = self.nests[-1].within.get(site, (0.0, 0))
             self.nests[-1].within[site] = (before + seconds, already + count)
 
     def leave(self, sequence: range | None) -> None:
-        """The outermost loop, over `sequence` if that is known, has ended."""
+        """Note that the outermost loop, over `sequence` if that is known, has ended."""
         if self.nests:
             self.nests[-1].left = perf_counter() - self.began
             self.nests[-1].sequence = sequence
