@@ -1,0 +1,364 @@
+"""Which parts of a run must be replayed for what is wanted, and by which operator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from rearview.model import Operator
+from rearview.plan.axis import BITS, Axis, Stop
+from rearview.plan.cost import Corrections, CostModel, Prediction
+from rearview.plan.facts import CheckpointFacts, Machine, Question, RunFacts, Wanted
+
+# what must happen in one iteration of the outermost loop: plain numbers, there are many of them
+NONE = 0
+HEAD = 1
+"""What stands before its inner loop."""
+TAIL = 2
+"""What stands after it."""
+RUN = 4
+"""The inner loop itself, or all of an iteration that has none."""
+
+Checkpoints = tuple[CheckpointFacts, ...]
+
+
+@dataclass(slots=True)
+class Work:
+    """What one run has to do: atoms in the order of the run, as columns.
+
+    An atom is one iteration of the outermost loop, or what follows the loop. `going` is its cost
+    for a process that did the atom before it, `cold` for one that begins here.
+    """
+
+    facts: RunFacts
+    cost: CostModel
+    names: tuple[str, ...]
+    startup: Prediction
+    iterations: list[int] = field(default_factory=list)
+    needs: list[int] = field(default_factory=list)
+    going: list[float] = field(default_factory=list)
+    cold: list[float] = field(default_factory=list)
+    going_restores: list[Checkpoints] = field(default_factory=list)
+    cold_restores: list[Checkpoints] = field(default_factory=list)
+    cuts: list[int] = field(default_factory=list)
+    """Atoms at which another process can begin without repeating work."""
+    inner: tuple[tuple[str, int, int | None], ...] = ()
+    whole: bool = False
+    """A probe carries values over iterations: nothing can be skipped."""
+    tail: bool = False
+    """The last atom is what follows the loop."""
+    lead: float = 0.0
+    """Seconds that run only to get to what is wanted."""
+    noise: float = 0.0
+    """Variance per second of computing."""
+    cells: int = 0
+    nbytes: int = 0
+    """Bytes that the new values will take."""
+
+    def add(
+        self,
+        iteration: int,
+        need: int,
+        going: tuple[float, Checkpoints],
+        cold: tuple[float, Checkpoints],
+    ) -> None:
+        """Add the next atom: what it costs, and what it restores, going on and cold."""
+        self.iterations.append(iteration)
+        self.needs.append(need)
+        self.going.append(going[0])
+        self.going_restores.append(going[1])
+        self.cold.append(cold[0])
+        self.cold_restores.append(cold[1])
+
+    @property
+    def seconds(self) -> float:
+        """Predicted seconds in one process, before corrections."""
+        first = self.cold[0] if self.cold else 0.0
+        return self.startup.seconds + first + sum(self.going[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What all runs have to do, and which cannot."""
+
+    work: tuple[Work, ...]
+    refusals: tuple[tuple[str, str], ...]
+
+
+def survey(
+    questions: Iterable[Question],
+    *,
+    here: Machine | None = None,
+    known: Corrections | None = None,
+) -> Survey:
+    """Return what has to be replayed to answer the questions."""
+    work: list[Work] = []
+    refusals: list[tuple[str, str]] = []
+    for question in questions:
+        reason = question.facts.blocked
+        if not reason:
+            done = _run(question, CostModel(question.facts, here=here, known=known))
+            if isinstance(done, Work):
+                work.append(done)
+                continue
+            reason = done
+        if reason:
+            refusals.append((question.facts.run, reason))
+    return Survey(tuple(work), tuple(refusals))
+
+
+class _Needs:
+    """Collects what is wanted of one run, iteration by iteration."""
+
+    def __init__(self, axis: Axis, facts: RunFacts) -> None:
+        self.axis = axis
+        self.facts = facts
+        self.by: dict[int, int] = {}
+        self.low: dict[int, int] = {}
+        self.high: dict[int, int | None] = {}
+        self.inner: dict[str, tuple[int, int | None]] = {}
+        self.fenced: set[int] = set()
+        """Iterations that may not be entered in the middle."""
+        self.setup = self.after = self.whole = False
+        self.cells = self.nbytes = 0
+
+    def add(self, wanted: Wanted) -> str:
+        """Take in one wish; return why it cannot be met, or nothing."""
+        if not wanted.loops:
+            self.cells += 1
+            self.nbytes += wanted.cell_bytes
+            if wanted.place == "before" or self.axis.name is None:
+                self.setup = True
+                return ""
+            if not self.facts.finished:
+                return (
+                    f"run {self.facts.run} never finished, so what follows "
+                    f"its loop `{self.axis.name}` was never reached"
+                )
+            self.after = True
+            self.whole |= wanted.depth is not None and wanted.depth < 0
+            # fed by the loop: its iterations must run
+            self.whole |= wanted.feeds
+            return ""
+        return self._in_loops(wanted)
+
+    def _in_loops(self, wanted: Wanted) -> str:
+        axis = self.axis
+        if axis.name != wanted.loops[0]:
+            return (
+                f"run {self.facts.run} has no loop `{wanted.loops[0]}` "
+                f"(its outermost loop is `{axis.name}`)"
+            )
+        outer = next((at for at in wanted.at if at.loop == axis.name), None)
+        chosen: Iterable[int] = range(axis.count)
+        if outer is not None:
+            values = self.facts.loops[0].values
+            chosen = outer.indices(axis.count, values)
+            if not chosen:
+                return f"run {self.facts.run} has no iteration {outer}: it has {axis.count}"
+        if wanted.missing is not None:
+            chosen = [k for k in chosen if k in wanted.missing]
+        strange = [
+            at.loop for at in wanted.at if at.loop not in wanted.loops and at.loop != axis.name
+        ]
+        if strange:
+            return f"`{wanted.names[0]}` is not logged in a loop `{strange[0]}`"
+        self.whole |= wanted.depth is not None and wanted.depth < 1 and bool(chosen)
+        inner = [at for at in wanted.at if at.loop != axis.name]
+        if len(wanted.loops) == 1:
+            need = {"before": HEAD, "after": TAIL, "between": TAIL}.get(wanted.place, RUN)
+            self._note(chosen, RUN if wanted.feeds else need, wanted)
+            return ""
+        if not inner:
+            self._note(chosen, RUN, wanted)
+            return ""
+        return self._inner(chosen, wanted)
+
+    def _note(self, chosen: Iterable[int], need: int, wanted: Wanted) -> None:
+        deep = len(wanted.loops) > 1
+        by, counts = self.by, self.axis.counts
+        cells = 0
+        for k in chosen:
+            by[k] = by.get(k, NONE) | need
+            cells += (counts[k] or 1) if deep else 1
+        if need == RUN:
+            self.low.update(dict.fromkeys(chosen, 0))
+            self.high.update(dict.fromkeys(chosen))
+        self.cells += cells
+        self.nbytes += cells * wanted.cell_bytes
+        if deep and wanted.depth == 1:
+            self.fenced.update(chosen)
+
+    def _inner(self, chosen: Iterable[int], wanted: Wanted) -> str:
+        loop = wanted.loops[1]
+        at = next((a for a in wanted.at if a.loop == loop), None)
+        facts = next((f for f in self.facts.loops if f.name == loop), None)
+        values = facts.values if facts is not None else None
+        met = False
+        for k in chosen:
+            count = self.axis.counts[k]
+            picked = at.indices(count, values) if at is not None else list(range(count))
+            if not picked:
+                continue
+            met = True
+            low, high = picked[0], picked[-1] + 1
+            known = k in self.low
+            self.by[k] = self.by.get(k, NONE) | RUN
+            last = self.high.get(k, 0) if known else high
+            self.low[k] = min(low, self.low[k]) if known else low
+            self.high[k] = None if last is None else max(high, last)
+            self.cells += len(picked)
+            self.nbytes += wanted.cell_bytes * len(picked)
+            if wanted.depth == 1:
+                self.fenced.add(k)
+            for other in wanted.at:
+                if other.loop != self.axis.name:
+                    self.inner[other.loop] = (low, high) if other.loop == loop else (0, None)
+        if not met and at is not None:
+            most = max(self.axis.counts, default=0)
+            return (
+                f"run {self.facts.run} has no iteration {at}: "
+                f"`{loop}` has at most {most} in each `{self.axis.name}`"
+            )
+        return ""
+
+
+def _run(question: Question, cost: CostModel) -> Work | str:
+    """Return the work of one run, or why it cannot be done; nothing to do gives no reason."""
+    axis = Axis(cost)
+    needs = _Needs(axis, question.facts)
+    reasons = [reason for wanted in question.wanted if (reason := needs.add(wanted))]
+    if not (needs.by or needs.setup or needs.after):
+        return reasons[0] if reasons else ""
+    names = tuple(dict.fromkeys(name for wanted in question.wanted for name in wanted.names))
+    work = Work(question.facts, cost, names, cost.startup())
+    work.whole = needs.whole
+    work.cells, work.nbytes = needs.cells, needs.nbytes
+    work.inner = tuple((loop, *span) for loop, span in needs.inner.items())
+    work.noise = _noise(axis.seconds)
+    if needs.by or needs.after:
+        axis.lay_out()
+    if needs.whole:
+        _whole(work, axis, needs)
+    else:
+        _atoms(work, axis, needs)
+    return work
+
+
+def _noise(seconds: list[float]) -> float:
+    """Return the variance per second, from neighbours, so that a trend is not taken for noise."""
+    count, total = len(seconds) - 1, sum(seconds)
+    if count < 1 or total <= 0:
+        return 0.0
+    square = sum((b - a) ** 2 for a, b in pairwise(seconds)) / (2 * count)
+    return square * len(seconds) / total
+
+
+def _whole(work: Work, axis: Axis, needs: _Needs) -> None:
+    """Run everything from the start to the last that is wanted."""
+    last = axis.count - 1 if needs.after else max(needs.by)
+    work.cuts.append(0)
+    for k in range(last + 1):
+        work.add(k, RUN, (axis.seconds[k], ()), (axis.edges[k + 1], ()))
+    work.lead = sum(axis.seconds[k] for k in range(last + 1) if k not in needs.by)
+    if needs.after:
+        work.tail = True
+        _add_after(work, axis, axis.count << BITS, axis.edges[-1])
+
+
+def _atoms(work: Work, axis: Axis, needs: _Needs) -> None:
+    edges, inner, seconds = axis.edges, axis.inner, axis.seconds
+    by, partial, restore = needs.by, axis.partial, work.cost.restore
+    place = 0
+    position = lead = 0.0
+    fresh = True
+    for k in sorted(by):
+        need = by[k]
+        begin, end, extra = edges[k], edges[k + 1], 0.0
+        here, then = k << BITS, (k + 1) << BITS
+        if need & RUN:
+            high = needs.high.get(k)
+            stop = axis.at_begin[k]
+            if high is not None and not need & TAIL:
+                pace, low = axis.pace(k), needs.low[k]
+                begin, end, then = edges[k] + low * pace, edges[k] + high * pace, here + high + 1
+                if k not in needs.fenced:
+                    stop = axis.before(k, low)
+        elif need == HEAD:
+            extra, end, then = seconds[k] - inner[k], begin, here
+            stop = axis.at_begin[k]
+        else:
+            begin += inner[k]
+            stop = axis.at_end[k]
+            if need & HEAD and stop[0] > here:
+                stop = _both_ends(axis, k, stop)
+        key, time, paid, chain = stop
+        cold = paid + end - time + extra
+        cold_from: Checkpoints = chain
+        if cold > end + extra:
+            cold, cold_from, paid = end + extra, (), 0.0
+        if fresh:
+            work.cuts.append(0)
+            lead += cold - paid - extra - end + begin
+            work.add(k, need, (cold, cold_from), (cold, cold_from))
+        else:
+            going, going_from = cold, cold_from
+            if k in partial and place == here and need == TAIL:
+                skip = restore(partial[k]) + seconds[k] - inner[k]
+                if skip < going:
+                    going, going_from, paid = skip, (partial[k],), restore(partial[k])
+            if end - position + extra <= going:
+                going, going_from, paid = end - position + extra, (), 0.0
+            if cold_from and key >= place:
+                work.cuts.append(len(work.iterations))
+            lead += going - paid - extra - end + begin
+            work.add(k, need, (going, going_from), (cold, cold_from))
+        place, position, fresh = then, end, False
+    work.lead = max(0.0, lead)
+    if needs.after:
+        work.tail = True
+        _add_after(work, axis, place, position)
+
+
+def _both_ends(axis: Axis, k: int, stop: Stop) -> Stop:
+    """Return how to do what stands before the inner loop of `k` and then skip that loop."""
+    key, begun, paid, chain = axis.at_begin[k]
+    spent = paid + axis.edges[k] - begun + axis.seconds[k] - axis.inner[k] + stop[2]
+    return key, stop[1], spent, chain + stop[3][-1:]
+
+
+def _add_after(work: Work, axis: Axis, place: int, position: float) -> None:
+    """Add what follows the loop as the last atom."""
+    own = work.facts.after * work.cost.speed.compute
+    end = axis.edges[-1]
+    stop = axis.at_begin[0 if work.whole else axis.count]
+    key, time, paid, chain = stop
+    cold, cold_from = paid + end - time + own, chain
+    if work.whole or cold > end + own:
+        cold, cold_from, paid = end + own, (), 0.0
+    going, going_from = cold, cold_from
+    if work.iterations and end - position + own <= going:
+        going, going_from, paid = end - position + own, (), 0.0
+    if not work.iterations or (key >= place and cold_from):
+        work.cuts.append(len(work.iterations))
+    work.lead += max(0.0, going - own - paid)
+    work.add(axis.count, NONE, (going, going_from), (cold, cold_from))
+
+
+def operator_of(work: Work, first: int, last: int) -> Operator:
+    """Return the operator that replays the atoms `first <= i < last`."""
+    if not work.iterations:
+        return Operator.SETUP
+    if work.whole:
+        return Operator.FULL
+    begun = bool(work.cold_restores[first])
+    if not begun and work.cold[first] > work.going[first] + 1e-9 and first:
+        return Operator.FULL
+    needs = work.needs[first:last]
+    if any(need & RUN for need in needs):
+        idle = not begun and work.iterations[first] > 0
+        return Operator.FULL if idle else Operator.INNER
+    if not any(needs):
+        return Operator.AFTER if begun or work.iterations[first] == 0 else Operator.FULL
+    return Operator.OUTER
