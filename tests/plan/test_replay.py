@@ -1,5 +1,7 @@
 """The operator follows from where the probe stands; the least that must run is what runs."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -255,6 +257,34 @@ def test_no_other_way_through_the_checkpoints_is_cheaper(data):
         wanted = Wanted(("n",), ("epoch", "step"), at=parse_at(f"step={low}:{low + 2}"), **more)
         atoms = [((k, low), edges[k] + (low + 2) * inner[k] / 10, 0.0) for k in chosen]
     assert only(facts, wanted).seconds == pytest.approx(brute(facts, atoms))
+
+
+def two_loops(checkpoints):
+    facts = run(EPOCHS, checkpoints, inner=[6.0] * 5)
+    val = LoopFacts("val", [3.0] * 5, [4] * 5)
+    return replace(facts, loops=(*facts.loops, val))
+
+
+def val_end(k):
+    return CheckpointFacts(f"v{k}", Point((Step("epoch", k), Step("val", 4))), "end", restore=1.0)
+
+
+def test_after_two_inner_loops_the_one_whose_end_is_recorded_is_skipped():
+    facts = two_loops([val_end(k) for k in range(5)])
+    assert only(facts, TAIL).start == "v0"
+
+
+def test_between_two_inner_loops_the_end_of_the_second_is_too_late():
+    facts = two_loops([val_end(k) for k in range(5)])
+    between = Wanted(("n",), ("epoch",), place="between")
+    assert only(facts, between).restores == ()
+
+
+def test_a_range_of_the_second_inner_loop_is_counted_by_its_own_iterations():
+    wanted = Wanted(("n",), ("epoch", "val"), at=parse_at("val=3"))
+    assert only(two_loops([]), wanted).inner == (("val", 3, 4),)
+    far = Wanted(("n",), ("epoch", "val"), at=parse_at("val=7"))
+    assert "at most 4" in plan(two_loops([]), far).refusals[0][1]
 
 
 def test_checkpoints_of_other_loops_are_left_alone():

@@ -29,10 +29,11 @@ START: Stop = (0, 0.0, 0.0, ())
 class Axis:
     """The outermost loop of a run in seconds, and the stops along it.
 
-    Within an iteration the inner loop is taken to come first and what is outside of it last.
+    Of several inner loops one is looked at; within an iteration it is taken to come first, and
+    what is outside of it last.
     """
 
-    def __init__(self, cost: CostModel) -> None:
+    def __init__(self, cost: CostModel, inner_name: str | None = None) -> None:
         facts, pace = cost.facts, cost.speed.compute
         self.cost = cost
         main = facts.loops[0] if facts.loops else None
@@ -40,7 +41,8 @@ class Axis:
         self.seconds = [value * pace for value in main.seconds] if main else []
         self.edges = list(accumulate(self.seconds, initial=0.0))
         count = len(self.seconds)
-        inner = facts.loops[1] if len(facts.loops) > 1 else None
+        named = [loop for loop in facts.loops[1:] if loop.name == inner_name]
+        inner = next(iter(named or facts.loops[1:]), None)
         self.inner_name = inner.name if inner else None
         self.inner = [0.0] * count
         self.counts: Sequence[int] = [0] * count

@@ -81,7 +81,7 @@ class RunFacts:
     version: str
     """Version to execute: with the probes in it."""
     loops: tuple[LoopFacts, ...] = ()
-    """The outermost loop and those inside it, outermost first."""
+    """The outermost loop, then those directly inside it in the order the program comes to them."""
     start: float = 0.0
     """Seconds of interpreter start and imports."""
     setup: float = 0.0

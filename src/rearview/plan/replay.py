@@ -226,7 +226,7 @@ class _Needs:
 
 def _run(question: Question, cost: CostModel) -> Work | str:
     """Return the work of one run, or why it cannot be done; nothing to do gives no reason."""
-    axis = Axis(cost)
+    axis = Axis(cost, _inner_loop(question))
     needs = _Needs(axis, question.facts)
     reasons = [reason for wanted in question.wanted if (reason := needs.add(wanted))]
     if not (needs.by or needs.setup or needs.after):
@@ -244,6 +244,22 @@ def _run(question: Question, cost: CostModel) -> Work | str:
     else:
         _atoms(work, axis, needs)
     return work
+
+
+def _inner_loop(question: Question) -> str | None:
+    """Return the inner loop to look at: the one asked about, or one whose end is recorded."""
+    loops = question.facts.loops[1:]
+    deep = [w.loops[1] for w in question.wanted if len(w.loops) > 1]
+    if deep or len(loops) < 2:
+        return deep[0] if deep else None
+    if any(w.place != "after" for w in question.wanted if w.loops):
+        return loops[0].name  # a statement between two loops comes after the first for certain
+    counts = dict.fromkeys((loop.name for loop in loops), 0)
+    for checkpoint in question.facts.checkpoints:
+        steps = checkpoint.point.steps
+        if len(steps) == 2 and checkpoint.edge == "end" and steps[1].loop in counts:
+            counts[steps[1].loop] += 1
+    return max(loops, key=lambda loop: (counts[loop.name], sum(loop.seconds))).name
 
 
 def _noise(seconds: list[float]) -> float:
