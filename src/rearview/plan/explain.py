@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from rearview.model import Operator, Plan, Segment
 from rearview.plan.balance import schedule
+from rearview.plan.needs import RUN
 from rearview.plan.partition import divide, least
 from rearview.plan.replay import Survey, Work
 
@@ -139,7 +140,7 @@ def _deep(all_work: Sequence[Work]) -> list[Cheaper]:
     inner = [
         work
         for work in all_work
-        if len(work.facts.loops) > 1 and work.inner == () and any(n & 4 for n in work.needs)
+        if len(work.facts.loops) > 1 and work.inner == () and any(need & RUN for need in work.needs)
     ]
     if not inner:
         return []
