@@ -1,0 +1,189 @@
+"""One statement of the newest source, put where it belongs in older ones, or a refusal."""
+
+import ast
+from dataclasses import dataclass
+
+from rearview.source.flow import uses
+from rearview.source.gaps import comment_above, idle, line_at, step
+from rearview.source.match import Matching, match
+from rearview.source.names import Votes, absent_members, imports_for, overwritten, resolve
+from rearview.source.place import Nowhere, Place, Spot, anywhere, locate
+from rearview.source.splice import indent_of, put, render
+from rearview.source.text import Parsed, newline, parse
+from rearview.source.tree import Node, Tree, blocks_of, first_line, grow, last_line
+
+SURE = 0.5  # below this a place is a guess, and a guess is refused
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """Where the text goes: before 1-based `line` of the old text; `line` is None if refused."""
+
+    line: int | None
+    text: str
+    confidence: float
+    reasons: tuple[str, ...]
+    reason: str = ""
+
+    @property
+    def refused(self) -> bool:
+        """Say whether there is no place for it."""
+        return self.line is None
+
+    def into(self, old: str) -> str:
+        """Return the old text with the statement in it."""
+        return old if self.line is None else put(old, self.line, self.text)
+
+
+def refuse(reason: str, *reasons: str, confidence: float = 0.0) -> Carried:
+    """Return a refusal with its reason."""
+    return Carried(None, "", confidence, reasons, reason)
+
+
+def carry(new: str, lines: tuple[int, int], old: str) -> Carried:
+    """Return where the statements on `lines` of the new text belong in the old one, and as what text.
+
+    Lines are 1-based and inclusive. Every other byte of the old text stays. Where a variable is not
+    there, two places are equally good, or the code around it did not exist yet, the answer is a
+    refusal that says so.
+
+    >>> new = "for x in data:\\n    cost = f(x)\\n    print(cost)\\n    step(cost)\\n"
+    >>> old = "for x in data:\\n    loss = f(x)\\n    step(loss)\\n"
+    >>> found = carry(new, (3, 3), old)
+    >>> found.line, found.text
+    (3, '    print(loss)\\n')
+    >>> carry(new, (3, 3), "for x in data:\\n    pass\\n").reason
+    'the statements around it did not exist yet'
+    """
+    here, there = parse(new), parse(old)
+    if isinstance(here, str):
+        return refuse(f"the new text cannot be read: {here}")
+    if isinstance(there, str):
+        return refuse(f"the old text cannot be read: {there}")
+    chosen = chosen_statements(here, lines)
+    if isinstance(chosen, str):
+        return refuse(chosen)
+    if is_notebook(old):
+        return refuse("the old text is a notebook; carry into the text of its cells")
+    one = grow(here, without=lines)
+    two = grow(there)
+    found = match(one, two)
+    spot = Spot(*_spot(one, chosen[0]), uses(chosen), comment_above(here, lines))
+    place = locate(found, spot)
+    if isinstance(place, Nowhere):
+        loose = anywhere(chosen, spot, two)
+        if loose is None:
+            return refuse(place.reason)
+        place = loose
+    return _write(here, lines, chosen, found, spot, place)
+
+
+def chosen_statements(parsed: Parsed, lines: tuple[int, int]) -> list[ast.stmt] | str:
+    """Return the whole statements on the lines, all of one block, or why they are not that."""
+    start, end = lines
+    todo: list[list[ast.stmt]] = [parsed.tree.body]
+    while todo:
+        body = todo.pop()
+        inside = [s for s in body if start <= first_line(s) and last_line(s) <= end]
+        cut = [s for s in body if s not in inside and first_line(s) <= end and last_line(s) >= start]
+        if inside and not cut:
+            held = {at for s in inside for at in range(first_line(s), last_line(s) + 1)}
+            rest = [at for at in range(start, min(end, len(parsed.lines)) + 1) if at not in held]
+            if all(idle(parsed.lines[at - 1]) for at in rest if at > 0):
+                return inside
+            return f"lines {start} to {end} of the new text hold more than whole statements"
+        if inside or len(cut) > 1:
+            return f"lines {start} to {end} of the new text do not hold whole statements of one block"
+        for stmt in cut:
+            todo.extend(inner for _, _, inner in blocks_of(stmt))
+    return f"lines {start} to {end} of the new text do not hold whole statements"
+
+
+def is_notebook(text: str) -> bool:
+    """Say whether a text is a notebook file, which parses as Python but is data."""
+    return text.lstrip("\ufeff \r\n\t").startswith("{") and '"cells"' in text and '"nbformat"' in text
+
+
+def _spot(tree: Tree, stmt: ast.stmt) -> tuple[Node, int]:
+    """Return the block and index at which a statement left out of the tree stands."""
+    for node in tree.nodes:
+        if not node.is_block:
+            continue
+        owner, role = node.tree, node.role if node.role in {"orelse", "finalbody"} else "body"
+        body = getattr(owner, role, [])
+        if any(each is stmt for each in body):
+            line = first_line(stmt)
+            return node, sum(1 for child in node.children if child.start < line)
+    raise AssertionError("a statement stands in some block")
+
+
+def _write(
+    here: Parsed,
+    lines: tuple[int, int],
+    chosen: list[ast.stmt],
+    found: Matching,
+    spot: Spot,
+    place: Place,
+) -> Carried:
+    used = spot.used
+    old = found.old
+    names = resolve(found, Votes(found), used, (spot.block, spot.index), (place.block, place.index))
+    imports = imports_for(names.missing, found)
+    unknown = [name for name in names.missing if name not in imports]
+    if unknown:
+        return refuse(_absent([f"`{name}`" for name in unknown]), *place.reasons)
+    absent = absent_members(found, used)
+    if absent:
+        return refuse(_absent([f"`{root}.{member}`" for root, member in absent]), *place.reasons)
+    clash = overwritten(used, found, (spot.block, place.block))
+    if clash:
+        return refuse(f"it would overwrite `{clash}`, which the old text uses for something else")
+    confidence = place.confidence * names.certainty
+    if confidence < SURE:
+        return refuse("no place is certain enough", *place.reasons, confidence=confidence)
+    block, index = place.block, place.index
+    indent = _indent(old, block, index)
+    if indent is None:
+        return refuse("a place inside a one-line block would change that line")
+    line = line_at(here, lines, old.parsed, block, index)
+    if line == 1 and old.parsed.text.startswith("\ufeff"):
+        return refuse("it would stand before the byte order mark")
+    there = old.parsed.lines
+    end = newline(there, min(line, len(there)) - 1)
+    text = "".join(f"{indent}{each}{end}" for each in sorted(set(imports.values())))
+    text += render(here, lines, chosen, renamed=names.renamed, indent=indent, unit=step(old), end=end)
+    if line == len(there) + 1 and there and not there[-1].endswith(("\n", "\r")):
+        text = end + text.removesuffix(end)
+    broken = _still_parses(old, line, text)
+    if broken is not None:
+        return refuse(f"the old text would no longer parse: {broken}")
+    reasons = (*place.reasons, *names.reasons, *(f"`{each}` comes with it" for each in imports.values()))
+    return Carried(line, text, confidence, reasons)
+
+
+def _absent(listed: list[str]) -> str:
+    return f"{', '.join(listed)} {'is' if len(listed) == 1 else 'are'} not there"
+
+
+def _indent(old: Tree, block: Node, index: int) -> str | None:
+    """Return the indentation of a block, None where no whole line can go at the index."""
+    if not block.children:
+        return ""
+    for at in {0, min(index, len(block.children) - 1)}:
+        if not block.children[at].leads:
+            return None
+    first = old.parsed.lines[block.children[0].start - 1]
+    return indent_of(first)
+
+
+def _still_parses(old: Tree, line: int, text: str) -> str | None:
+    """Say what breaks if lines are put before a line; only the top statement there is read again."""
+    lines = old.parsed.code_lines
+    around = next((n for n in reversed(old.root.children) if n.start < line), None)
+    if around is None:
+        result = parse(text)
+    else:
+        stop = max(around.end, line - 1)
+        kept = [*lines[around.start - 1 : line - 1], text, *lines[line - 1 : stop]]
+        result = parse("".join(kept))
+    return result if isinstance(result, str) else None
