@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 
 from rearview.errors import ProbeError, SourceError
 from rearview.source.align import Added, Comparison, compare, parse
-from rearview.source.carry import START, Need, needs
+from rearview.source.needs import START, Need, needs
 from rearview.source.chains import Chains, called_name, chains, loopers
 from rearview.source.edits import class_refusal, lost_refusal, reflection_refusal, shadow_refusals
 from rearview.source.judge import Judge, Refusal
