@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -14,6 +15,7 @@ from rearview.execute.executor import Executor, Job, Task
 from rearview.execute.scratch import lay_out
 from rearview.execute.start import start
 from rearview.model import Control, Report, Run, Segment, Wanted
+from rearview.model.segment import VARIABLE
 from rearview.store.project import Project, publish
 from rearview.store.runs import Runs
 from rearview.store.versions import Versions
@@ -56,6 +58,19 @@ class Event:
 Progress = Callable[[Event], None]
 
 
+def doubtful(report: Report) -> bool:
+    """Say whether a run from the start would tell more than this replay did.
+
+    >>> doubtful(Report(retry=True)), doubtful(Report(difference="w", restored=0))
+    (True, False)
+    """
+    return report.retry or (report.difference is not None and report.restored > 0)
+
+
+def _untold(event: Event) -> None:
+    """Take progress that nobody asked to see."""
+
+
 @dataclass
 class Replays:
     """The replays of one project."""
@@ -70,9 +85,7 @@ class Replays:
         folder = self.project.replays / wanted.replay
         tree = folder / "tree"
         lay_out(self.project.root, self.versions, version, run.started, tree)
-        wanted = msgspec.structs.replace(
-            wanted, tree=str(tree), report=str(folder / "report.json")
-        )
+        wanted = msgspec.structs.replace(wanted, tree=str(tree), report=str(folder / "report.json"))
         file = folder / "segment.json"
         publish(file, msgspec.json.encode(wanted), durable=False)
         facts = run.facts
@@ -94,7 +107,11 @@ class Replays:
         )
         how.folder.mkdir(parents=True, exist_ok=True)
         covered = [segment.first, (1 << 62) if segment.last is None else segment.last]
-        about = {"version": version, "names": wanted.names, "operator": segment.operator.value}
+        about: dict[str, Any] = {
+            "version": version,
+            "names": wanted.names,
+            "operator": segment.operator.value,
+        }
         about |= {"covered": covered, "only": segment.only, "predicted": segment.seconds}
         self.runs.start_replay(run.id, wanted.replay, about)
         return Task(
@@ -114,12 +131,13 @@ class Replays:
         progress: Progress | None = None,
     ) -> list[Outcome]:
         """Run tasks in their order, as many at once as the executor has slots."""
-        tell = progress or (lambda event: None)
+        tell = progress or _untold
         waiting = list(enumerate(tasks))
         running: dict[int, tuple[int, Run, Job, float]] = {}
         outcomes: dict[int, Outcome] = {}
         total = sum(task.seconds for _, task in tasks) or 1.0
         done = 0.0
+        again: set[int] = set()
         try:
             while waiting or running:
                 free = [slot for slot in range(executor.slots) if slot not in running]
@@ -133,19 +151,43 @@ class Replays:
                     if code is None:
                         continue
                     del running[slot]
-                    outcomes[number] = self.judge(run, job.task, code)
+                    outcomes[number] = outcome = self.judge(run, job.task, code)
+                    if doubtful(outcome.report) and number not in again:
+                        again.add(number)
+                        waiting.insert(0, (number, (run, self.from_the_start(run, job.task))))
+                        continue
                     done += job.task.seconds
                     spent = time.monotonic() - begun
-                    tell(
-                        Event(
-                            "finished", number, len(tasks), run.id, done / total, seconds=spent
-                        )
-                    )
+                    tell(Event("finished", number, len(tasks), run.id, done / total, seconds=spent))
         finally:
             for _, _, job, _ in running.values():
                 job.stop()
             executor.close()
         return [outcomes[number] for number in sorted(outcomes)]
+
+    def from_the_start(self, run: Run, task: Task) -> Task:
+        """Return a task that replays the same without trusting any checkpoint."""
+        old = self.project.replays / task.id
+        wanted = msgspec.json.decode((old / "segment.json").read_bytes(), type=Wanted)
+        folder = self.project.replays / f"{task.id}-again"
+        folder.mkdir(parents=True, exist_ok=True)
+        wanted = msgspec.structs.replace(
+            wanted, replay=folder.name, report=str(folder / "report.json"), jump=False
+        )
+        publish(folder / "segment.json", msgspec.json.encode(wanted), durable=False)
+        control = msgspec.json.decode(task.environment[VARIABLE], type=Control)
+        control = msgspec.structs.replace(control, segment=str(folder / "segment.json"))
+        about = next(one for one in self.runs.replays(run.id) if one.id == task.id)
+        told = {k: v for k, v in about.facts.items() if k in {"covered", "only", "operator"}}
+        told |= {"version": about.version, "names": list(about.names)}
+        self.runs.start_replay(run.id, folder.name, told)
+        return replace(
+            task,
+            id=folder.name,
+            environment={**task.environment, VARIABLE: msgspec.json.encode(control).decode()},
+            log=folder / "output.txt",
+            report=folder / "report.json",
+        )
 
     def judge(self, run: Run, task: Task, code: int) -> Outcome:
         """Read what a task reports and keep the verdict with the run."""

@@ -28,6 +28,7 @@ from rearview.store.project import Project
 from rearview.store.runs import Runs
 from rearview.store.sweep import Freed
 from rearview.store.sweep import gc as sweep
+from rearview.store.tables.duck import quoted
 from rearview.store.tables.table import Table
 from rearview.store.verify import Report, verify
 from rearview.store.versions import Versions
@@ -54,7 +55,7 @@ class History:
         return self._runs.all()
 
     def run(self, which: str = "latest") -> Run:
-        """Return one run: by id, the beginning or end of one, `latest`, or `-1`, `-2`, …"""
+        """Return one run: by id, the beginning or end of one, `latest`, or -1, -2 and so on."""
         return self._runs.find(which)
 
     @cached_property
@@ -118,7 +119,8 @@ class History:
         checkpoints = self._checkpoints.of(run.id)
         end = run.facts.get("end", {})
         counts = self.sql(
-            f"SELECT name, count(*) AS n FROM records WHERE run = '{run.id}' GROUP BY name ORDER BY name"
+            f"SELECT name, count(*) AS n FROM records WHERE run = {quoted(run.id)} "  # noqa: S608
+            "GROUP BY name ORDER BY name"
         )
         loops = {
             key.rpartition(":")[2]: int(loop["iterations"])
@@ -231,10 +233,9 @@ class History:
         """Say whether a run logged `name` itself."""
         if name not in recorded:
             return False
-        quoted = name.replace("'", "''")
         rows = self._tables.sql(
-            f"SELECT count(*) AS n FROM records WHERE run = '{run.id}' AND name = '{quoted}' "
-            "AND origin = 'recorded'"
+            f"SELECT count(*) AS n FROM records WHERE run = {quoted(run.id)} "  # noqa: S608
+            f"AND name = {quoted(name)} AND origin = 'recorded'"
         )
         return bool(next(iter(rows))["n"])
 
@@ -321,7 +322,9 @@ class History:
         work: list[tuple[Run, Task]] = []
         for segment in report.plan.segments:
             one = prepared[segment.run]
-            work.append((one.run, replays.prepare(one.run, one.version, one.wanted(segment), segment)))
+            work.append(
+                (one.run, replays.prepare(one.run, one.version, one.wanted(segment), segment))
+            )
         outcomes = replays.carry_out(work, self._executor(on, workers), progress)
         return BackfillReport(
             outcomes=outcomes,
@@ -373,9 +376,7 @@ class History:
     ) -> Freed:
         """Free what nothing refers to, and thin checkpoints until `budget` bytes suffice."""
         bound = budget if budget is not None else self.settings.budget or None
-        return sweep(
-            self.project, referenced=self._referenced, budget=bound, keep=keep, dry=dry
-        )
+        return sweep(self.project, referenced=self._referenced, budget=bound, keep=keep, dry=dry)
 
     def _referenced(self) -> list[str]:
         """Return the objects that records name."""

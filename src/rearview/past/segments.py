@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rearview.model import Checkpoint, Run, Segment, Wanted
 from rearview.plan import facts as planning
@@ -40,7 +41,7 @@ class Prepared:
                     planning.Wanted(
                         names=self.names,
                         loops=chain,
-                        place=probe.place.value,
+                        place=self._place(probe, chain),
                         depth=-1 if probe.depth == START else depth,
                         feeds=bool(probe.feeds),
                         at=self.at,
@@ -50,6 +51,16 @@ class Prepared:
         if not self.asked:
             wanted.append(planning.Wanted((), self._deepest(), at=self.at))
         return planning.Question(self.facts, tuple(wanted))
+
+    def _place(self, probe: Probe, chain: tuple[str, ...]) -> str:
+        """Return where a statement stands among the inner loops.
+
+        Inner loops in functions that its function calls are not seen in the text, but were in
+        the run: the statement may stand before or after them.
+        """
+        if probe.place is Place.ALONE and 0 < len(chain) < len(self.facts.loops):
+            return Place.BETWEEN.value
+        return probe.place.value
 
     def _deepest(self) -> tuple[str, ...]:
         """Return the loops that may be around a statement of which nothing is known."""
@@ -116,10 +127,11 @@ def _ranges(segment: Segment) -> dict[str, list[tuple[int, int]]]:
 def run_facts(run: Run, version: str, checkpoints: Sequence[Checkpoint]) -> planning.RunFacts:
     """Return what a run measured about itself, as the planner takes it."""
     end = run.facts.get("end", {})
-    main = end.get("main") or _from_checkpoints(checkpoints)
-    if not main:
+    main: dict[str, Any] = end.get("main") or _from_checkpoints(checkpoints)
+    began = float(main.get("start", 0.0))
+    if "site" not in main:
         seconds = float(end.get("seconds", 0.0))
-        return planning.RunFacts(run.id, version, setup=seconds, finished=run.ended is not None)
+        return planning.RunFacts(run.id, version, start=began, setup=seconds, finished=bool(end))
     iterations = [each for count, each in main["iterations"] for _ in range(count)]
     loops = [planning.LoopFacts(main["name"], iterations, values=_values(main, len(iterations)))]
     for site, spent in main.get("inner", {}).items():
@@ -134,6 +146,7 @@ def run_facts(run: Run, version: str, checkpoints: Sequence[Checkpoint]) -> plan
         run.id,
         version,
         loops=tuple(loops),
+        start=began,
         setup=float(main["entered"]),
         after=max(0.0, whole - float(main["left"])) if whole else 0.0,
         checkpoints=tuple(_of_main(main["site"], checkpoints)),
@@ -141,7 +154,7 @@ def run_facts(run: Run, version: str, checkpoints: Sequence[Checkpoint]) -> plan
     )
 
 
-def _values(main: dict[str, object], count: int) -> list[int] | None:
+def _values(main: dict[str, Any], count: int) -> list[int] | None:
     """Return what the target held in each iteration, where that is not the index."""
     span = main.get("range")
     if not isinstance(span, list) or span[:1] + span[2:] == [0, 1]:
@@ -158,7 +171,7 @@ def _of_main(site: str, checkpoints: Iterable[Checkpoint]) -> Iterable[planning.
             )
 
 
-def _from_checkpoints(checkpoints: Sequence[Checkpoint]) -> dict[str, object]:
+def _from_checkpoints(checkpoints: Sequence[Checkpoint]) -> dict[str, Any]:
     """Return the main loop of a run that never said how it ended, as its checkpoints tell."""
     known = [one for one in checkpoints if "path" in one.meta]
     if not known:

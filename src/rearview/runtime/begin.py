@@ -81,6 +81,7 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
         checkpointing=int(watched),
         given=dict(control.given),
         runs=runs,
+        script="" if control.module else os.path.abspath(control.target),  # noqa: PTH100
         joins=joins,
         records=RecordFile(runs.folder(run), run, put=checkpoints.objects.put),
         writer=Writer(checkpoints, settings, warn=_warn, saved=pulse.saved),
@@ -193,6 +194,7 @@ def _replay(control: Control) -> Replayer:
     session.compiler = imports.Compiler(
         session,
         autolog=bool(run.facts.get("autolog")),
+        watched=bool(run.facts.get("watched", True)),
         ids=wanted.ids,
         probes={
             path: {(line, column): tuple(drawn) for line, column, drawn in places}
@@ -202,9 +204,9 @@ def _replay(control: Control) -> Replayer:
     )
     api.use(session)
     os.register_at_fork(after_in_child=session.forked)
-    if run.facts.get("watched", True):
+    if session.compiler.watched:
         session.declared[CHANCE] = entropy.install(bytes.fromhex(run.facts["entropy"]))
-        imports.install(session.compiler)
+    imports.install(session.compiler)
     outside.install(view)
     shield.install(session)
     return session

@@ -56,7 +56,7 @@ class Checkpointer:
     with `checkpoint_exit_code`. Every parameter is explained in docs/checkpointer.md.
     """
 
-    def __init__(  # noqa: PLR0917  the published signature, which existing programs call
+    def __init__(
         self,
         local_checkpoint_file: str | os.PathLike[str],
         checkpoint_function: Callable[[Path, Any], Any] | None = None,

@@ -30,6 +30,8 @@ class Compiler:
 
     session: Session
     autolog: bool = False
+    watched: bool = True
+    """False for a program that names its loops itself: its text stays as it is."""
     ids: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
     """Per file, by line: ids of loops in the version that was recorded."""
     probes: Mapping[str, Places] = field(default_factory=dict)
@@ -47,8 +49,10 @@ class Compiler:
         shielded = self.probes.get(relative)
         if shielded:
             tree = shield_tree(tree, shielded)
-        for site in instrument(tree, relative, ids=self.ids.get(relative), autolog=self.autolog):
-            self.session.habits.setdefault(site.id, Habit(site))
+        if self.watched:
+            ids = self.ids.get(relative)
+            for site in instrument(tree, relative, ids=ids, autolog=self.autolog):
+                self.session.habits.setdefault(site.id, Habit(site))
         if self.view is not None:
             # Tracebacks show the text that runs, which is not the one in the user's tree.
             lines = importlib.util.decode_source(data).splitlines(keepends=True)

@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rearview.store.project import FOLDER
@@ -87,7 +88,7 @@ def keep_outputs(pending: Callable[[], bool]) -> None:
     @functools.wraps(real)
     def call(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
         if pending() and ("w" in mode or "x" in mode) and not isinstance(file, int):
-            if os.path.isfile(file):
+            if Path(file).is_file():
                 mode = mode.replace("w", "r").replace("x", "r").replace("+", "") + "+"
         return real(file, mode, *args, **kwargs)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
 import traceback
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
 from types import FrameType
@@ -44,6 +45,7 @@ class Recorder(Session):
     records: RecordFile = field(kw_only=True)
     writer: Writer = field(kw_only=True)
     pulse: Pulse = field(kw_only=True)
+    script: str = ""
     joins: bool = False
     """This process is a child of the one that the run is about."""
     seq: int = 0
@@ -59,6 +61,7 @@ class Recorder(Session):
         self.began = perf_counter()
         self.walked = 0.0
         self.timeline = Timeline()
+        self._heads: dict[tuple[str, ...], bytes] = {(): encode_point(Point())}
 
     def push(self, entry: Entry) -> None:
         """Note when an outermost loop begins."""
@@ -196,8 +199,22 @@ class Recorder(Session):
             self.fail(exc)
 
     def prefix(self) -> bytes:
-        """Return the current point as records spell it."""
-        return encode_point(self.point())
+        """Return the current point as records spell it; the common case without building it."""
+        stack = self.stack
+        if self.loose or threading.get_ident() != self.thread:
+            return encode_point(self.point())
+        indices = [entry.now for entry in stack]
+        for entry, index in zip(stack, indices, strict=True):
+            if entry.label(index) is not None:
+                return encode_point(self.point())
+        names = tuple([entry.habit.site.name for entry in stack])
+        head = self._heads.get(names)
+        if head is None:
+            zeros = encode_point(Point(tuple(Step(name, 0) for name in names)))
+            head = self._heads[names] = zeros[: zeros.rfind(b"[") + 1]
+        if not indices:
+            return head
+        return b"%b%b]," % (head, ",".join(map(str, indices)).encode())
 
     def argument(self, values: Mapping[str, Any]) -> None:
         """Keep hyper-parameters of the run."""
@@ -257,8 +274,15 @@ class Recorder(Session):
                 for key, h in self.habits.items()
                 if h.entries and not h.quiet
             },
-            "files": sorted(
-                os.path.relpath(str(module.__file__), self.root)
-                for _, module in project_modules(self.belongs)
-            ),
+            "files": sorted({os.path.relpath(file, self.root) for file in self._files()}),
         }
+
+    def _files(self) -> Iterator[str]:
+        """Yield the project's files that were loaded.
+
+        Python forgets the name of the script when it has run, so that is told us at the start.
+        """
+        if self.script and self.belongs(self.script):
+            yield self.script
+        for _, module in project_modules(self.belongs):
+            yield str(module.__file__)

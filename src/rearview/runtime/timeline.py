@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from time import perf_counter
 from typing import Any
+
+
+def age() -> float:
+    """Return how many seconds ago this process was started; 0 where that is not told."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        up = float(Path("/proc/uptime").read_text().split()[0])
+        return max(0.0, up - ticks / os.sysconf("SC_CLK_TCK"))
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
 
 _MOST = 4096
 """Stretches kept apart; beyond that neighbours are merged, so that a long run stays small."""
@@ -26,9 +39,7 @@ class Stretches:
         """Add `count` iterations that took `seconds` together."""
         self.pairs.append((count, seconds / max(1, count)))
         if len(self.pairs) > _MOST:
-            self.pairs = [
-                _merged(*self.pairs[at : at + 2]) for at in range(0, len(self.pairs), 2)
-            ]
+            self.pairs = [_merged(*self.pairs[at : at + 2]) for at in range(0, len(self.pairs), 2)]
 
 
 def _merged(*pairs: tuple[int, float]) -> tuple[int, float]:
@@ -59,15 +70,16 @@ class Timeline:
 
     def __init__(self) -> None:
         self.began = perf_counter()
+        self.start = age()
         self.nests: list[Nest] = []
 
     def enter(self, site: str, name: str) -> None:
-        """An outermost loop begins."""
+        """Note that an outermost loop begins."""
         now = perf_counter()
         self.nests.append(Nest(site, name, now - self.began, now=now))
 
     def turn(self, index: int, waited: float) -> None:
-        """Iteration `index` of the outermost loop begins; `waited` seconds were ours."""
+        """Note that iteration `index` of the outermost loop begins; `waited` seconds were ours."""
         nest = self.nests[-1]
         now = perf_counter()
         if index > nest.index:
@@ -80,13 +92,13 @@ class Timeline:
         nest.index, nest.now, nest.within = index, now, {}
 
     def inside(self, site: str, seconds: float, count: int) -> None:
-        """An inner loop has ended."""
+        """Note that an inner loop has ended."""
         if self.nests:
             before, already = self.nests[-1].within.get(site, (0.0, 0))
             self.nests[-1].within[site] = (before + seconds, already + count)
 
     def leave(self, sequence: range | None) -> None:
-        """The outermost loop, over `sequence` if that is known, has ended."""
+        """Note that the outermost loop, over `sequence` if that is known, has ended."""
         if self.nests:
             self.nests[-1].left = perf_counter() - self.began
             self.nests[-1].sequence = sequence
@@ -95,10 +107,11 @@ class Timeline:
         """Return the main loop's durations, as plain values; {} without loops."""
         long = [nest for nest in self.nests if nest.iterations.pairs]
         if not long:
-            return {}
+            return {"start": self.start}
         main = max(long, key=lambda nest: sum(n * each for n, each in nest.iterations.pairs))
         same = sum(nest.name == main.name for nest in long)
         return {
+            "start": self.start,
             "site": main.site,
             "name": main.name,
             "entered": main.entered,

@@ -85,7 +85,7 @@ class Writer:
             self._start()
             self._changed.notify_all()
 
-    def submit(  # noqa: PLR0917 - in the order of `Checkpoints.save`
+    def submit(
         self,
         run: str,
         seq: int,

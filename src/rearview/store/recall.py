@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from rearview.model import Origin
+from rearview.store.records import line_of, scan
 from rearview.store.tables.duck import quoted
 from rearview.store.tables.kinds import cell
-from rearview.store.records import line_of, scan
 from rearview.store.tables.seal import MARK
 
 Logged = tuple[tuple[str, ...], tuple[int, ...], str, Any]
