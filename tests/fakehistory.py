@@ -109,7 +109,15 @@ class FakeHistory:
             partial=["epoch=3: a generator"],
             logical=2_000_000,
             stored=500_000,
-            costs={"overhead": 0.02},
+            costs={
+                "overhead": 0.02,
+                "computed": 60.0,
+                "blocking": 0.5,
+                "stored": 500_000,
+                "saved": 20,
+                "skipped_because": {"the disk is busy": 3},
+                "odd": 1,
+            },
             replays=[],
             exact="exact: 20 states equal",
         )

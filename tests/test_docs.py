@@ -86,6 +86,12 @@ def test_commands_in_the_documents_exist(page):
     assert not set(shown) - set(COMMANDS)
 
 
+def test_every_page_is_in_the_index():
+    index = (DOCS / "index.md").read_text("utf-8")
+    pages = {page.name for page in DOCS.glob("*.md")} - {"index.md"}
+    assert not {page for page in pages if f"({page})" not in index}
+
+
 def test_the_first_sections_a_newcomer_needs_are_there():
     readme = (ROOT / "README.md").read_text("utf-8")
     for needed in ("make demo", "make test", "rearview run", "rearview backfill", "picture.svg"):

@@ -34,6 +34,14 @@ def test_show_tells_what_there_is_to_a_run(command, past):
     for told in ("loss (20 records)", "epoch (20 iterations)", "a generator", "exact: 20 states"):
         assert told in out
     assert "2.0 MB of state, 500.0 kB stored" in out
+    for cost in (
+        "2.00% beside 1 min 0 s",
+        "500 ms blocking",
+        "20 saved",
+        "the disk is busy",
+        "odd: 1",
+    ):
+        assert cost in out
 
 
 def test_show_as_json(command, past):

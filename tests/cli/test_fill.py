@@ -10,7 +10,7 @@ def test_backfill_says_what_it_did_and_how_sure_it_is(command, past):
     code, out, err = command("backfill", "g")
     assert code == 0
     assert "1 segment of 1 run, about 4.0 s of computing (3.0 s to 6.0 s)" in err
-    assert "5 records written in 2.0 s, 10.0 times faster than the 20.0 s" in out
+    assert "5 records written in 2.0 s; that is 10.0 times faster than the 20.0 s" in out
     assert "exact: 1 states restored, 3 states and 4 recorded values equal" in out
 
 

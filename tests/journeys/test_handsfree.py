@@ -19,10 +19,10 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=6)
 args = parser.parse_args()
 
-weights = [random.random() for _ in range(4)]
+weights = [random.random() for _ in range(2000)]
 history = []
 for epoch in range(args.epochs):
-    order = list(range(5))
+    order = list(range(20))
     random.shuffle(order)
     for step, sample in enumerate(order):
         noise = random.gauss(0.0, 1.0)
@@ -107,7 +107,7 @@ def test_a_probe_in_the_inner_loop_fills_only_the_epochs_asked_for(project):
     assert (done.returncode, told["exact"]) == (0, True), done.stderr
     filled = [row for row in rows(project, "norm") if row["norm"] is not None]
     assert [(row["epoch"], row["step"]) for row in filled] == [
-        (epoch, step) for epoch in (2, 3) for step in range(5)
+        (epoch, step) for epoch in (2, 3) for step in range(20)
     ]
     assert {"run", "epoch", "step", "norm"} <= set(filled[0])
 

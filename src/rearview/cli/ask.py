@@ -110,7 +110,7 @@ def _show(report: RunReport) -> None:
         ("names", "\n".join(names)),
         ("checkpoints", _checkpoints(report)),
         ("partial", "\n".join(report.partial)),
-        ("cost", "\n".join(f"{name}: {_cost(value)}" for name, value in report.costs.items())),
+        ("cost", "\n".join(_costs(dict(report.costs)))),
         ("replays", "\n".join(_replay(replay) for replay in report.replays)),
         ("exact", report.exact),
     ]
@@ -130,8 +130,29 @@ def _checkpoints(report: RunReport) -> str:
     )
 
 
-def _cost(value: Any) -> str:
-    return formats.cell(value)
+def _costs(costs: dict[str, Any]) -> list[str]:
+    """Return what recording cost, in sentences; what they do not know follows as it is."""
+    lines = []
+    if "overhead" in costs and "computed" in costs:
+        share, computed = costs.pop("overhead"), costs.pop("computed")
+        lines.append(f"{share:.2%} beside {duration(computed)} of computing")
+    times = [
+        f"{duration(costs.pop(name))} {name}"
+        for name in ("blocking", "background", "cpu")
+        if name in costs
+    ]
+    sizes = [
+        f"{size(costs.pop(name))} {name}"
+        for name in ("logical", "copied", "stored")
+        if name in costs
+    ]
+    counts = [
+        f"{costs.pop(name)} {name}" for name in ("saved", "skipped", "failed") if name in costs
+    ]
+    lines += [", ".join(some) for some in (times, sizes, counts) if some]
+    because = costs.pop("skipped_because", {})
+    lines += [f"skipped {count} times: {reason}" for reason, count in because.items()]
+    return lines + [f"{name}: {formats.cell(value)}" for name, value in costs.items()]
 
 
 def _replay(replay: Any) -> str:

@@ -57,7 +57,7 @@ def demo(folder: Path | None, epochs: int) -> int:
     script.write_text(edited(), "utf-8")
     show.diff("\n".join(_changes(SCRIPT, edited())))
 
-    _step(3, "Backfill. The weights' norm, once an epoch: no batch is trained again.")
+    _step(3, "Backfill. The weights' norm, once an epoch: epochs are restored, not trained again.")
     code = _do(place, "backfill", "weight_norm", "--quiet")
 
     middle = epochs // 2

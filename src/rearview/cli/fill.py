@@ -189,13 +189,19 @@ def finish(report: BackfillReport, *, as_json: bool) -> int:
         if not outcome.proved:
             show.out(f"{show.paint('not exact:', show.RED)} {outcome.run}: {_why(outcome)}")
     if report.outcomes:
-        times = f"{report.speedup:.1f} times faster than" if report.speedup else "against"
         show.out(
-            f"{plural(report.written, 'record')} written in {duration(report.seconds)}, "
-            f"{times} the {duration(report.recorded_seconds)} of recording"
+            f"{plural(report.written, 'record')} written in {duration(report.seconds)}; "
+            f"{_compared(report)}"
         )
     show.out(show.paint(report.proof, show.YELLOW if code else show.GREEN))
     return code
+
+
+def _compared(report: BackfillReport) -> str:
+    took = duration(report.recorded_seconds)
+    if report.speedup is not None and report.speedup >= 1.05:
+        return f"that is {report.speedup:.1f} times faster than the {took} of training"
+    return f"the training itself took {took}"
 
 
 def _told(outcome: Outcome) -> dict[str, Any]:

@@ -150,11 +150,14 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Seque
 
 def _plain(columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool]) -> None:
     widths = [
-        max([len(name), *(len(row[index]) for row in rows)]) for index, name in enumerate(columns)
+        max([len(name), *(len(click.unstyle(row[index])) for row in rows)])
+        for index, name in enumerate(columns)
     ]
     for row in (columns, *rows):
         cells = (
-            cell.rjust(width) if numeric else cell.ljust(width)
+            " " * (width - len(click.unstyle(cell))) + cell
+            if numeric
+            else cell + " " * (width - len(click.unstyle(cell)))
             for cell, width, numeric in zip(row, widths, right, strict=True)
         )
         out("  ".join(cells).rstrip())
