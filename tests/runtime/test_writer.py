@@ -451,6 +451,7 @@ big = {f"b{i}": bytes([i]) * (1 << 20) for i in range(30)}
 for seq in range(2):
     assert writer.submit("r", seq, Point(), "start", b"", big, wait=True)
 """
-    subprocess.run([sys.executable, "-W", "error", "-c", program, tmp_path], check=True)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-W", "error", "-c", program, tmp_path], check=True, env=env)
     found = Checkpoints(Project.open(tmp_path)).of("r")
     assert [each.seq for each in found] == [0, 1]
