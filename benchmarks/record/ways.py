@@ -181,7 +181,7 @@ class Rearview(Way):
         self.since = 0.0
         self.mark = time.perf_counter()
 
-    def _saved(self, checkpoint, cost):
+    def _saved(self, _, cost):
         from rearview.runtime.sites import Saved
 
         self.events.append(Saved(cost.blocking, cost.background, cost.cpu))
