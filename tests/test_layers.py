@@ -16,7 +16,7 @@ MAY_IMPORT = {
     "plan": {"model", "errors"},
     "remote": {"model", "errors", "config"},
     "energy": {"errors", "config"},
-    "store": {"model", "errors", "config", "source", "remote"},
+    "store": {"model", "errors", "config", "source", "plan", "remote"},
     "runtime": {"model", "errors", "config", "source", "plan", "remote", "store", "energy"},
     "execute": {"model", "errors", "config", "source", "plan", "remote", "store"},
     "past": {"model", "errors", "config", "source", "plan", "remote", "store", "execute"},

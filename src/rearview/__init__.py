@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rearview.past import History, history
-    from rearview.runtime.api import arg, background, checkpointing, log, loop
+    from rearview.runtime.api import arg, checkpointing, log, loop
     from rearview.runtime.checkpointer import Checkpointer
 
 __version__ = "0.1.0"
@@ -19,7 +19,6 @@ __all__ = [
     "Checkpointer",
     "History",
     "arg",
-    "background",
     "checkpointing",
     "history",
     "log",
@@ -30,7 +29,6 @@ _HOMES = {
     "Checkpointer": "rearview.runtime.checkpointer",
     "History": "rearview.past",
     "arg": "rearview.runtime.api",
-    "background": "rearview.runtime.api",
     "checkpointing": "rearview.runtime.api",
     "history": "rearview.past",
     "log": "rearview.runtime.api",

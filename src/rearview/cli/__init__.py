@@ -1,1 +1,1 @@
-"""The command line: parse, ask history, show."""
+"""The command line: parses, calls history, shows what comes back."""

@@ -7,13 +7,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from rearview.execute.executor import Executor, Job, Task
 from rearview.execute.scratch import lay_out
 from rearview.execute.start import start
-from rearview.model import Control, Report, Run, Wanted
+from rearview.model import Control, Report, Run, Segment, Wanted
+from rearview.model.segment import VARIABLE
 from rearview.store.project import Project, publish
 from rearview.store.runs import Runs
 from rearview.store.versions import Versions
@@ -56,6 +58,19 @@ class Event:
 Progress = Callable[[Event], None]
 
 
+def doubtful(report: Report) -> bool:
+    """Say whether a run from the start would tell more than this replay did.
+
+    >>> doubtful(Report(retry=True)), doubtful(Report(difference="w", restored=0))
+    (True, False)
+    """
+    return report.retry or (report.difference is not None and report.restored > 0)
+
+
+def _untold(event: Event) -> None:
+    """Take progress that nobody asked to see."""
+
+
 @dataclass
 class Replays:
     """The replays of one project."""
@@ -65,23 +80,21 @@ class Replays:
     runs: Runs
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
-    def prepare(self, run: Run, version: str, wanted: Wanted, *, seconds: float = 0.0) -> Task:
+    def prepare(self, run: Run, version: str, wanted: Wanted, segment: Segment) -> Task:
         """Return a task that replays what is wanted of `run` with the source `version`."""
         folder = self.project.replays / wanted.replay
         tree = folder / "tree"
         lay_out(self.project.root, self.versions, version, run.started, tree)
-        wanted = msgspec.structs.replace(
-            wanted, tree=str(tree), report=str(folder / "report.json")
-        )
-        segment = folder / "segment.json"
-        publish(segment, msgspec.json.encode(wanted), durable=False)
+        wanted = msgspec.structs.replace(wanted, tree=str(tree), report=str(folder / "report.json"))
+        file = folder / "segment.json"
+        publish(file, msgspec.json.encode(wanted), durable=False)
         facts = run.facts
         control = Control(
             root=str(self.project.root),
             target=str(facts.get("target", run.script)),
             module=bool(facts.get("module")),
             args=run.argv,
-            segment=str(segment),
+            segment=str(file),
             given=dict(facts.get("given", {})),
         )
         relative = os.path.relpath(run.cwd or self.project.root, self.project.root)
@@ -93,7 +106,14 @@ class Replays:
             hash_seed=str(facts.get("hash_seed", "0")),
         )
         how.folder.mkdir(parents=True, exist_ok=True)
-        self.runs.start_replay(run.id, wanted.replay, {"version": version, "names": wanted.names})
+        covered = [segment.first, (1 << 62) if segment.last is None else segment.last]
+        about: dict[str, Any] = {
+            "version": version,
+            "names": wanted.names,
+            "operator": segment.operator.value,
+        }
+        about |= {"covered": covered, "only": segment.only, "predicted": segment.seconds}
+        self.runs.start_replay(run.id, wanted.replay, about)
         return Task(
             id=wanted.replay,
             command=how.command,
@@ -101,7 +121,7 @@ class Replays:
             folder=how.folder,
             log=folder / "output.txt",
             report=folder / "report.json",
-            seconds=seconds,
+            seconds=segment.seconds,
         )
 
     def carry_out(
@@ -111,12 +131,13 @@ class Replays:
         progress: Progress | None = None,
     ) -> list[Outcome]:
         """Run tasks in their order, as many at once as the executor has slots."""
-        tell = progress or (lambda event: None)
+        tell = progress or _untold
         waiting = list(enumerate(tasks))
         running: dict[int, tuple[int, Run, Job, float]] = {}
         outcomes: dict[int, Outcome] = {}
         total = sum(task.seconds for _, task in tasks) or 1.0
         done = 0.0
+        again: set[int] = set()
         try:
             while waiting or running:
                 free = [slot for slot in range(executor.slots) if slot not in running]
@@ -130,19 +151,43 @@ class Replays:
                     if code is None:
                         continue
                     del running[slot]
-                    outcomes[number] = self.judge(run, job.task, code)
+                    outcomes[number] = outcome = self.judge(run, job.task, code)
+                    if doubtful(outcome.report) and number not in again:
+                        again.add(number)
+                        waiting.insert(0, (number, (run, self.from_the_start(run, job.task))))
+                        continue
                     done += job.task.seconds
                     spent = time.monotonic() - begun
-                    tell(
-                        Event(
-                            "finished", number, len(tasks), run.id, done / total, seconds=spent
-                        )
-                    )
+                    tell(Event("finished", number, len(tasks), run.id, done / total, seconds=spent))
         finally:
             for _, _, job, _ in running.values():
                 job.stop()
             executor.close()
         return [outcomes[number] for number in sorted(outcomes)]
+
+    def from_the_start(self, run: Run, task: Task) -> Task:
+        """Return a task that replays the same without trusting any checkpoint."""
+        old = self.project.replays / task.id
+        wanted = msgspec.json.decode((old / "segment.json").read_bytes(), type=Wanted)
+        folder = self.project.replays / f"{task.id}-again"
+        folder.mkdir(parents=True, exist_ok=True)
+        wanted = msgspec.structs.replace(
+            wanted, replay=folder.name, report=str(folder / "report.json"), jump=False
+        )
+        publish(folder / "segment.json", msgspec.json.encode(wanted), durable=False)
+        control = msgspec.json.decode(task.environment[VARIABLE], type=Control)
+        control = msgspec.structs.replace(control, segment=str(folder / "segment.json"))
+        about = next(one for one in self.runs.replays(run.id) if one.id == task.id)
+        told = {k: v for k, v in about.facts.items() if k in {"covered", "only", "operator"}}
+        told |= {"version": about.version, "names": list(about.names)}
+        self.runs.start_replay(run.id, folder.name, told)
+        return replace(
+            task,
+            id=folder.name,
+            environment={**task.environment, VARIABLE: msgspec.json.encode(control).decode()},
+            log=folder / "output.txt",
+            report=folder / "report.json",
+        )
 
     def judge(self, run: Run, task: Task, code: int) -> Outcome:
         """Read what a task reports and keep the verdict with the run."""
@@ -158,8 +203,3 @@ class Replays:
             run.id, task.id, proved=outcome.proved, facts={"report": msgspec.to_builtins(report)}
         )
         return outcome
-
-
-def renamed(task: Task, number: int) -> Task:
-    """Return `task` for another try: its replay gets a name of its own."""
-    return replace(task, id=f"{task.id}.{number}")

@@ -47,6 +47,8 @@ class Wanted(msgspec.Struct, frozen=True, omit_defaults=True):
     """Stacks of loop names, outermost first, that probes may run in."""
     everywhere: bool = False
     """A probe may be reached from any loop: none is skipped where something is wanted."""
+    jump: bool = True
+    """Begin from checkpoints; False runs from the start, and only compares with them."""
     levels: int = 99
     """Loops, counted from the outermost, that may be entered in the middle."""
     ranges: dict[str, list[tuple[int, int]]] = {}
@@ -75,6 +77,8 @@ class Report(msgspec.Struct, omit_defaults=True):
     """Iterations of outermost loops that were executed."""
     written: int = 0
     """New records."""
+    retry: bool = False
+    """A checkpoint could not be restored: only a run from the start will tell."""
     difference: str | None = None
     """The first variable that differed, and where."""
     differing: list[str] = msgspec.field(default_factory=list)

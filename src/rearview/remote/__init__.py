@@ -1,1 +1,1 @@
-"""Away: other places for bytes."""
+"""Other places for bytes: one protocol of five methods, whatever stands behind it."""

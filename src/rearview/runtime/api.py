@@ -50,6 +50,9 @@ def log(name: str | Mapping[str, Any], value: Any = None) -> Any:
     if type(name) is str:
         session.log({name: value})
         return value
+    if type(name) is dict and all(type(key) is str for key in name):
+        session.log(name)
+        return None
     if not isinstance(name, Mapping):
         raise UsageError(
             f"rearview.log was given {name!r} as the name. Names are strings: "

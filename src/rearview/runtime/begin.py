@@ -22,6 +22,7 @@ from rearview.runtime.outside import View
 from rearview.runtime.pulse import Pulse
 from rearview.runtime.recorder import Recorder
 from rearview.runtime.replayer import Replayer, recorded_values
+from rearview.runtime.resumer import Resumer, last_usable
 from rearview.runtime.session import Session
 from rearview.runtime.writer import Writer
 from rearview.store.checkpoints import Checkpoints
@@ -32,6 +33,8 @@ from rearview.store.versions import Versions
 
 RUN_VARIABLE = "REARVIEW_RUN"
 """Names the run that child processes join."""
+CHANCE = "$chance"
+"""Root under which the position in the stream of chance is part of the state."""
 ENTROPY_VARIABLE = "REARVIEW_ENTROPY"
 """Hexadecimal key from which everything random follows: two runs with the same one are alike."""
 
@@ -40,7 +43,7 @@ def begin(control: Control) -> Session:
     """Return the session that `control` asks for, ready to run the program."""
     if control.segment is not None:
         return _replay(control)
-    session = _record(control)
+    session = _record(control) if control.resume is None else _resume(control)
     imports.install(session.compiler)
     return session
 
@@ -78,6 +81,7 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
         checkpointing=int(watched),
         given=dict(control.given),
         runs=runs,
+        script="" if control.module else os.path.abspath(control.target),  # noqa: PTH100
         joins=joins,
         records=RecordFile(runs.folder(run), run, put=checkpoints.objects.put),
         writer=Writer(checkpoints, settings, warn=_warn, saved=pulse.saved),
@@ -87,10 +91,51 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
     api.use(session)
     os.register_at_fork(after_in_child=session.forked)
     if watched:
-        entropy.install(key)
+        session.declared[CHANCE] = entropy.install(key)
         _watch_arguments(session)
     if not joins:
         _beat(runs, run, settings.heartbeat)
+    return session
+
+
+def _resume(control: Control) -> Resumer:
+    assert control.resume is not None
+    project = Project.open(Path(control.root))
+    settings = Settings.read(project.store).changed(control.settings)
+    runs = Runs(project)
+    run = runs.get(control.resume)
+    checkpoints = Checkpoints(project)
+    saved = checkpoints.of(run.id)
+    target = last_usable(saved)
+    pulse = Pulse.begin(settings, project.cache / "policy", control.target)
+    since = int(target.meta["records"]) if target is not None else 0
+    attempt = 1 + int(run.facts.get("attempts", 0))
+    runs.resume(run.id, {"heartbeat": settings.heartbeat, "since": since})
+    os.environ[RUN_VARIABLE] = run.id
+    folder = runs.folder(run.id)
+    put = checkpoints.objects.put
+    session = Resumer(
+        project,
+        run.id,
+        settings,
+        checkpointing=1,
+        given=dict(control.given),
+        runs=runs,
+        records=RecordFile(folder, run.id, put=put, attempt=attempt, since=since),
+        writer=Writer(checkpoints, settings, warn=_warn, saved=pulse.saved),
+        pulse=pulse,
+        seq=max((one.seq for one in saved), default=0),
+        target=target,
+    )
+    session.jumps = Jumps.of(session, checkpoints, run.id)
+    sources = Versions(project, settings).files(run.version) if run.version else {}
+    session.compiler = imports.Compiler(session, autolog=settings.autolog, sources=sources)
+    api.use(session)
+    os.register_at_fork(after_in_child=session.forked)
+    session.declared[CHANCE] = entropy.install(bytes.fromhex(run.facts["entropy"]))
+    if target is not None:
+        outside.keep_outputs(lambda: session.pending)
+    _beat(runs, run.id, settings.heartbeat)
     return session
 
 
@@ -149,6 +194,7 @@ def _replay(control: Control) -> Replayer:
     session.compiler = imports.Compiler(
         session,
         autolog=bool(run.facts.get("autolog")),
+        watched=bool(run.facts.get("watched", True)),
         ids=wanted.ids,
         probes={
             path: {(line, column): tuple(drawn) for line, column, drawn in places}
@@ -158,9 +204,9 @@ def _replay(control: Control) -> Replayer:
     )
     api.use(session)
     os.register_at_fork(after_in_child=session.forked)
-    if run.facts.get("watched", True):
-        entropy.install(bytes.fromhex(run.facts["entropy"]))
-        imports.install(session.compiler)
+    if session.compiler.watched:
+        session.declared[CHANCE] = entropy.install(bytes.fromhex(run.facts["entropy"]))
+    imports.install(session.compiler)
     outside.install(view)
     shield.install(session)
     return session

@@ -17,6 +17,7 @@ from rearview.model import ObjectRef, Part
 from rearview.runtime.pages import Pages, Watch
 from rearview.store.checkpoints import OBJECT_FROM
 from rearview.store.direct import ALIGN
+from rearview.store.objects import plain
 from rearview.store.packs import SLICE
 
 TINY = 4096
@@ -81,7 +82,7 @@ class Changes:
         changed: dict[str, memoryview] = {}
         seen = self._seen
         for key, buffer in buffers.items():
-            view = _bytes(buffer)
+            view = plain(buffer)
             if len(view) >= SMALL:
                 known = seen.get(key)
                 if known is not None and self._unchanged(known, view):
@@ -173,13 +174,6 @@ def room(changed: Mapping[str, memoryview]) -> int:
         size if size < TINY else size + (ALIGN if size >= OBJECT_FROM else SLICE)
         for size in map(len, changed.values())
     )
-
-
-def _bytes(buffer: Any) -> memoryview:
-    view = buffer if type(buffer) is memoryview else memoryview(buffer)
-    if view.ndim == 1 and view.format == "B":
-        return view
-    return view.cast("B") if view.nbytes else memoryview(b"")
 
 
 def _hash(view: memoryview) -> bytes:

@@ -68,7 +68,7 @@ def _seed_torch(torch: ModuleType, *, key: bytes) -> None:
     torch.manual_seed(int.from_bytes(hashlib.sha256(key + b"torch").digest()[:8], "big") >> 1)
     for module in (torch, getattr(torch, "random", None)):
         if module is not None:
-            module.seed = seed  # type: ignore[attr-defined]
+            vars(module)["seed"] = seed
 
 
 def after_import(name: str, act: Callable[[ModuleType], None]) -> None:
@@ -88,13 +88,11 @@ class _Once:
         self.name = name
         self.act = act
 
-    def find_spec(
-        self, name: str, path: object = None, target: object = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         del path, target
         if name != self.name:
             return None
-        sys.meta_path.remove(self)  # type: ignore[arg-type]  # a finder by its only method
+        sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
@@ -118,11 +116,12 @@ def _use(urandom: Callable[[int], bytes]) -> None:
     for name in ("uuid", "secrets", "tempfile"):
         module = sys.modules.get(name)
         if module is not None and hasattr(module, "_urandom"):
-            module._urandom = urandom
+            vars(module)["_urandom"] = urandom
 
     def seed(self: random.Random, a: object = None, version: int = 2) -> None:
         if a is None and urandom is not _real_urandom and type(self) is not random.SystemRandom:
             a = int.from_bytes(urandom(2500), "big")
         _real_seed(self, a, version)  # type: ignore[arg-type]  # whatever the caller gave
 
-    random.Random.seed = seed if urandom is not _real_urandom else _real_seed  # type: ignore[method-assign,assignment]
+    chosen: Any = seed if urandom is not _real_urandom else _real_seed
+    random.Random.seed = chosen  # type: ignore[method-assign]

@@ -65,9 +65,7 @@ def qualified(code: CodeType) -> str:
     return code.co_qualname
 
 
-def rebind(
-    values: Mapping[str, Any], before: Mapping[str, Any], frames: list[FrameType]
-) -> None:
+def rebind(values: Mapping[str, Any], before: Mapping[str, Any], frames: list[FrameType]) -> None:
     """Bind the names of `values` (as `roots` spells them) in their modules and frames.
 
     A global of `before` that is not in `values` did not exist then, and is removed.

@@ -30,22 +30,29 @@ class Compiler:
 
     session: Session
     autolog: bool = False
+    watched: bool = True
+    """False for a program that names its loops itself: its text stays as it is."""
     ids: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
     """Per file, by line: ids of loops in the version that was recorded."""
     probes: Mapping[str, Places] = field(default_factory=dict)
     """Per file: where probes stand, which are shielded."""
+    sources: Mapping[str, bytes] = field(default_factory=dict)
+    """Text of files as it was recorded, where that is what has to run."""
     view: View | None = None
     """Where a replay's files seem to be; None when recording."""
 
     def compile(self, data: bytes, path: str) -> CodeType:
         """Return the code of a source file; raises what plain Python would raise."""
         relative = os.path.relpath(os.path.realpath(path), self.session.root)
+        data = self.sources.get(relative, data)
         tree = ast.parse(data, path)
         shielded = self.probes.get(relative)
         if shielded:
             tree = shield_tree(tree, shielded)
-        for site in instrument(tree, relative, ids=self.ids.get(relative), autolog=self.autolog):
-            self.session.habits.setdefault(site.id, Habit(site))
+        if self.watched:
+            ids = self.ids.get(relative)
+            for site in instrument(tree, relative, ids=ids, autolog=self.autolog):
+                self.session.habits.setdefault(site.id, Habit(site))
         if self.view is not None:
             # Tracebacks show the text that runs, which is not the one in the user's tree.
             lines = importlib.util.decode_source(data).splitlines(keepends=True)

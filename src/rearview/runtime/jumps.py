@@ -83,9 +83,8 @@ class Jumps:
                         "and does not exist now. The program took another way; was an input changed?",
                         slug="anchors",
                     )
-                self.session.anchor(nest, index, {name: found[name] for name in then["names"]})
-                assert nest.anchors is not None
-                nest.anchors.check(then["signature"])
+                mine = {name: found[name] for name in then["names"]}
+                self.session.anchor(nest, index, mine).check(then["signature"])
                 return
 
     def _of_loop(self, head: tuple[str, int]) -> Iterator[tuple[Key, Checkpoint]]:
@@ -150,9 +149,7 @@ class Jumps:
         found, _ = self.session.roots(frame)
         now = {name: found[name] for name in then["names"] if name in found}
         captured = capture(nest.anchors, now)
-        return compare(
-            nest.anchors, captured, bytes(loaded["skeleton"]), lambda key: loaded[key]
-        )
+        return compare(nest.anchors, captured, bytes(loaded["skeleton"]), lambda key: loaded[key])
 
 
 def _loop(steps: tuple[tuple[str, int, int], ...]) -> tuple[Any, ...]:

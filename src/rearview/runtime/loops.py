@@ -72,15 +72,20 @@ class Entry:
             return self.index
         return self.index + self.sliced - length_hint(self.counter)
 
-    def step(self) -> Step:
-        """Return where this loop is, as points carry it."""
-        index = self.now
-        value = self.value
+    def label(self, index: int) -> Any:
+        """Return what the target holds in iteration `index`, where that is not the index."""
         if self.sequence is not None:
             value = self.sequence[index] if 0 <= index < len(self.sequence) else None
         elif self.counter is not None and index != self.index:
-            value = None
-        return Step(self.site.name, index, None if value == index else value)
+            return None  # in the middle of a slice nobody looked
+        else:
+            value = self.value
+        return None if value == index else value
+
+    def step(self) -> Step:
+        """Return where this loop is, as points carry it."""
+        index = self.now
+        return Step(self.site.name, index, self.label(index))
 
 
 def iterate(session: Session, entry: Entry, iterable: Any) -> Generator[Iterable[Any], None, None]:

@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rearview.store.project import FOLDER
@@ -74,6 +75,25 @@ def install(view: View) -> None:
     here = os.getcwd
     os.getcwd = lambda: view.seeming(here())
     sys.addaudithook(functools.partial(_watch, view))
+
+
+def keep_outputs(pending: Callable[[], bool]) -> None:
+    """Open files for writing without emptying them, while `pending` says so.
+
+    A run that goes on sets itself up again before it is put where it stopped. What it had written
+    until then must still be there: the files are cut to their recorded length afterwards.
+    """
+    real = io.open
+
+    @functools.wraps(real)
+    def call(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        if pending() and ("w" in mode or "x" in mode) and not isinstance(file, int):
+            if Path(file).is_file():
+                mode = mode.replace("w", "r").replace("x", "r").replace("+", "") + "+"
+        return real(file, mode, *args, **kwargs)
+
+    builtins.open = call
+    io.open = call
 
 
 def _redirected(real: Callable[..., Any], view: View, *, paths: int) -> Callable[..., Any]:

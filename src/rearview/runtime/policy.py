@@ -22,8 +22,10 @@ NAIVE = 1.38
 """Restore over save time, before one was seen: the mean over the paper's workloads."""
 COPY = 4e9
 """Bytes per second assumed for the copy, before one was seen."""
-UNKNOWN = 0.01
-"""Seconds assumed for a save of which nothing is known."""
+FIXED = 5e-4
+"""Seconds assumed for what a save costs whatever its size, before one was seen."""
+UNKNOWN = 2e-3
+"""Seconds assumed for a save of which not even the size is known."""
 OUTER_SHARE = 1e-4
 """A checkpoint must save at least this share of the run so far: 10^4 of them, then ever fewer."""
 INNER_SHARE = 5e-3
@@ -130,7 +132,7 @@ class Policy:
         known = [other.save for other in self.sites.values() if other.save is not None]
         if known:
             return max(known)
-        return nbytes / COPY if nbytes else UNKNOWN
+        return FIXED + nbytes / COPY if nbytes else UNKNOWN
 
     def restore(self, name: str, nbytes: int = 0) -> float:
         """Return R: what a restore is expected to cost; c M until one was seen."""

@@ -20,6 +20,8 @@ from rearview.store.project import publish
 
 _RUNNING = ""
 """Site under which computing time is counted that no finished iteration accounts for yet."""
+_IN_FLIGHT = 2
+"""Saves that may be under way at once: the end of an inner loop and the boundary after it."""
 
 
 @dataclass
@@ -71,7 +73,7 @@ class Pulse:
     def decide(self, site: str, since: float, depth: int) -> Decision:
         """Say whether to save at a site now."""
         self._count()
-        decision = self.policy.decide(site, Facts(since, depth, busy=self.inflight > 0))
+        decision = self.policy.decide(site, Facts(since, depth, busy=self.inflight >= _IN_FLIGHT))
         if not decision.save:
             self.reasons[decision.reason.partition(";")[0].split(" of ")[0]] += 1
         return decision

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
 import traceback
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
 from types import FrameType
@@ -19,6 +20,7 @@ from rearview.runtime.loops import Entry
 from rearview.runtime.pulse import Pulse
 from rearview.runtime.session import Session, position
 from rearview.runtime.state.capture import capture
+from rearview.runtime.timeline import Timeline
 from rearview.runtime.writer import Writer
 from rearview.store.records import RecordFile, encode_point
 from rearview.store.runs import Runs
@@ -43,6 +45,7 @@ class Recorder(Session):
     records: RecordFile = field(kw_only=True)
     writer: Writer = field(kw_only=True)
     pulse: Pulse = field(kw_only=True)
+    script: str = ""
     joins: bool = False
     """This process is a child of the one that the run is about."""
     seq: int = 0
@@ -57,6 +60,25 @@ class Recorder(Session):
         super().__post_init__()
         self.began = perf_counter()
         self.walked = 0.0
+        self.timeline = Timeline()
+        self._heads: dict[tuple[str, ...], bytes] = {(): encode_point(Point())}
+
+    def push(self, entry: Entry) -> None:
+        """Note when an outermost loop begins."""
+        super().push(entry)
+        if self.nest is not None and self.nest.entry is entry:
+            self.timeline.enter(entry.site.id, entry.site.name)
+
+    def leave(self, entry: Entry, frame: FrameType | None, *, ended: bool) -> None:
+        """Note what a loop took."""
+        outermost = self.nest is not None and self.nest.entry is entry
+        super().leave(entry, frame, ended=ended)
+        if outermost:
+            self.timeline.leave(entry.sequence)
+        elif len(self.stack) == 1:
+            self.timeline.inside(
+                entry.site.id, perf_counter() - entry.started, max(0, entry.now + 1)
+            )
 
     def boundary(self, entry: Entry, index: int, frame: FrameType) -> int:
         """Consider a checkpoint before iteration `index`."""
@@ -65,6 +87,7 @@ class Recorder(Session):
             return index
         try:
             if nest.entry is entry:
+                self.timeline.turn(index, self.pulse.waited)
                 self.pulse.turn(entry.site.id)
             if nest.anchors is None:
                 if nest.entry is entry and self._may_walk(entry):
@@ -149,6 +172,7 @@ class Recorder(Session):
                 "path": self.path(entry, index),
                 "anchored": nest.at,
                 "records": self.records.position,
+                "seconds": begun - self.began,
             },
             complete=not captured.missing,
             missing=tuple(captured.missing),
@@ -175,8 +199,22 @@ class Recorder(Session):
             self.fail(exc)
 
     def prefix(self) -> bytes:
-        """Return the current point as records spell it."""
-        return encode_point(self.point())
+        """Return the current point as records spell it; the common case without building it."""
+        stack = self.stack
+        if self.loose or threading.get_ident() != self.thread:
+            return encode_point(self.point())
+        indices = [entry.now for entry in stack]
+        for entry, index in zip(stack, indices, strict=True):
+            if entry.label(index) is not None:
+                return encode_point(self.point())
+        names = tuple([entry.habit.site.name for entry in stack])
+        head = self._heads.get(names)
+        if head is None:
+            zeros = encode_point(Point(tuple(Step(name, 0) for name in names)))
+            head = self._heads[names] = zeros[: zeros.rfind(b"[") + 1]
+        if not indices:
+            return head
+        return b"%b%b]," % (head, ",".join(map(str, indices)).encode())
 
     def argument(self, values: Mapping[str, Any]) -> None:
         """Keep hyper-parameters of the run."""
@@ -225,6 +263,7 @@ class Recorder(Session):
         return {
             "seconds": perf_counter() - self.began,
             "costs": self.pulse.report(self.writer.costs),
+            "main": self.timeline.facts(),
             "loops": {
                 key: {
                     "entries": h.entries,
@@ -235,8 +274,15 @@ class Recorder(Session):
                 for key, h in self.habits.items()
                 if h.entries and not h.quiet
             },
-            "files": sorted(
-                os.path.relpath(str(module.__file__), self.root)
-                for _, module in project_modules(self.belongs)
-            ),
+            "files": sorted({os.path.relpath(file, self.root) for file in self._files()}),
         }
+
+    def _files(self) -> Iterator[str]:
+        """Yield the project's files that were loaded.
+
+        Python forgets the name of the script when it has run, so that is told us at the start.
+        """
+        if self.script and self.belongs(self.script):
+            yield self.script
+        for _, module in project_modules(self.belongs):
+            yield str(module.__file__)

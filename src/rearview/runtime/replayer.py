@@ -14,13 +14,14 @@ from typing import Any
 
 import msgspec
 
-from rearview.errors import StateError
-from rearview.model import Checkpoint, Point, Report, Wanted
+from rearview.errors import RearviewError, StateError
+from rearview.model import Checkpoint, Report, Wanted
 from rearview.runtime.jumps import END, START, Jumps
 from rearview.runtime.loops import Entry
 from rearview.runtime.session import Session, position
 from rearview.store.project import publish
-from rearview.store.records import RecordFile, encode_point, recorded
+from rearview.store.recall import recorded
+from rearview.store.records import RecordFile, encode_point
 from rearview.store.values import Put, convert
 
 
@@ -53,7 +54,10 @@ class Replayer(Session):
             self.report.setup = perf_counter() - self.began
         if outermost and self.wanted.until == entry.site.id:
             self.leave_program()
-        self.jumps.anchor(entry, index, frame)
+        try:
+            self.jumps.anchor(entry, index, frame)
+        except RearviewError as exc:
+            self.give_up(exc)
         path = self.path(entry, index)
         self.prove(self.jumps.at(START, path), frame)
         if index == 0 and not self.needed(entry) and self.skip(path, frame):
@@ -65,7 +69,7 @@ class Replayer(Session):
                     self.leave_program()
             elif self.skip(path, frame):
                 return None
-        elif goal > index and len(path) <= self.wanted.levels:
+        elif goal > index and self.wanted.jump and len(path) <= self.wanted.levels:
             self.jumps.pending = self.jumps.nearest(path, goal)
             if self.jumps.pending is not None:
                 target: int = self.jumps.pending.meta["path"][-1][2]
@@ -108,10 +112,13 @@ class Replayer(Session):
 
     def skip(self, path: list[list[Any]], frame: FrameType) -> bool:
         """Restore what the loop left behind, if that was saved; then it need not run."""
-        checkpoint = self.jumps.at(END, path)
+        checkpoint = self.jumps.at(END, path) if self.wanted.jump else None
         if checkpoint is None:
             return False
-        self.jumps.restore(checkpoint, frame)
+        try:
+            self.jumps.restore(checkpoint, frame)
+        except RearviewError as exc:
+            self.give_up(exc)
         self.report.skipped += 1
         self.moved = True  # what follows the loop is executed
         return True
@@ -120,7 +127,10 @@ class Replayer(Session):
         self, entry: Entry, source: Iterator[Any], index: int, target: int, frame: FrameType
     ) -> int:
         """Go to the pending checkpoint."""
-        self.jumps.advance(source, target - index, frame)
+        try:
+            self.jumps.advance(source, target - index, frame)
+        except RearviewError as exc:
+            self.give_up(exc)
         self.moved = True
         self.report.iterations += self.nest is not None and self.nest.entry is entry
         return target
@@ -138,6 +148,19 @@ class Replayer(Session):
         """Prove the state after a loop that was left by `break`."""
         if position(frame) in entry.site.breaks:
             self.exhausted(entry, entry.now, frame)
+
+    def give_up(self, exc: RearviewError) -> None:
+        """End a replay whose state can no longer be trusted; one without jumps tells more."""
+        if not self.wanted.jump:
+            self.report.difference = self.report.difference or str(exc)
+            self.jumps.found = {}
+            return
+        self.report.retry = True
+        self.report.error = str(exc)
+        self.finish(1)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
 
     def prove(self, checkpoint: Checkpoint | None, frame: FrameType) -> None:
         """Compare the state reached by execution with the one recorded here."""
@@ -205,7 +228,7 @@ class Replayer(Session):
         final = code if code is not None else self.code
         if not self.report.finished:
             self.report.finished = final == 0
-        if final:
+        if final and self.report.error is None:
             self.report.error = f"the program ended with exit code {final}"
         self.report.seconds = perf_counter() - self.began
         self.report.restoring = self.jumps.seconds

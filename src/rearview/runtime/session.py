@@ -100,7 +100,7 @@ class Session:
         known = self._belongs.get(file)
         if known is None:
             path = os.path.realpath(file)
-            inside = os.path.isabs(file) and path.startswith(self.root)  # not "<frozen runpy>"
+            inside = file[:1] == os.sep and path.startswith(self.root)  # not "<frozen runpy>"
             installed = "site-packages" in path or any(
                 path.startswith(lib) and not self.root.startswith(lib) for lib in self.libraries
             )
@@ -216,13 +216,14 @@ class Session:
         found.update((f"declared::{name}", obj) for name, obj in self.declared.items())
         return found, frames
 
-    def anchor(self, nest: Nest, index: int, found: Mapping[str, Any]) -> None:
+    def anchor(self, nest: Nest, index: int, found: Mapping[str, Any]) -> Anchors:
         """Walk the objects that exist now; later checkpoints of this nest refer to them."""
         begun = perf_counter()
         nest.anchors = Anchors.walk(found, project=self.is_project_module)
         nest.names = tuple(found)
         nest.at = index
         nest.seconds = perf_counter() - begun
+        return nest.anchors
 
     def is_project_module(self, module: Any) -> bool:
         """Say whether a module, or the module of that name, is the project's."""
@@ -276,7 +277,7 @@ def position(frame: FrameType) -> tuple[int | None, int | None]:
 
 
 def _forever() -> Iterator[None]:
-    from itertools import repeat  # noqa: PLC0415
+    from itertools import repeat
 
     return repeat(None)
 

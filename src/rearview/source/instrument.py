@@ -90,9 +90,9 @@ class _Rewriter(ast.NodeTransformer):
         self.scope.pop()
         return node
 
-    visit_FunctionDef = _scoped  # noqa: N815 - the visitor protocol's names
-    visit_AsyncFunctionDef = _scoped  # noqa: N815
-    visit_ClassDef = _scoped  # noqa: N815
+    visit_FunctionDef = _scoped
+    visit_AsyncFunctionDef = _scoped
+    visit_ClassDef = _scoped
 
     def _site(self, node: Loop) -> Site:
         name = loop_name(node, self.function)
@@ -158,7 +158,7 @@ def _call(hook: str, site: str, argument: ast.expr) -> ast.Call:
 
 def _at(where: ast.AST, node: _Node) -> _Node:
     for part in ast.walk(node):
-        if "lineno" in part._attributes and not hasattr(part, "lineno"):
+        if isinstance(part, ast.expr | ast.stmt) and not hasattr(part, "lineno"):
             ast.copy_location(part, where)
     return node
 

@@ -26,6 +26,23 @@ def identity(pid: int | None = None) -> dict[str, Any]:
     }
 
 
+def gone(facts: Mapping[str, Any], heartbeat: Path) -> bool:
+    """Say whether the process with that identity is dead beyond doubt.
+
+    Of another machine that is never quite known; there, a day without a sign of life is enough.
+    """
+    here = identity(0)
+    if facts.get("host") == here["host"] and here["boot"]:
+        if facts.get("boot") != here["boot"]:
+            return True
+        if facts.get("space") == here["space"]:
+            return not alive(facts, heartbeat)
+    try:
+        return time.time() - heartbeat.stat().st_mtime > 86_400
+    except OSError:
+        return False
+
+
 def alive(facts: Mapping[str, Any], heartbeat: Path) -> bool:
     """Say whether the process with that identity lives.
 

@@ -6,27 +6,29 @@ import logging
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rearview.errors import DamagedError, StoreError, UsageError
 from rearview.model import Checkpoint, ObjectRef, Part, Point
-from rearview.store.direct import sync_folder, unwritable
+from rearview.store.ahead import Ahead
+from rearview.store.direct import unwritable
 from rearview.store.loaded import Loaded
 from rearview.store.manifest import (
     INLINE,
     Body,
+    LazyParts,
     checkpoint_of,
     encode,
     seal,
     tabulate,
     unseal,
 )
-from rearview.store.objects import Batch, Objects, digest
+from rearview.store.objects import Batch, Objects, digest, plain
 from rearview.store.packs import PackWriter
 from rearview.store.presence import writing
-from rearview.store.project import Project, publish
+from rearview.store.project import Project
 
 OBJECT_FROM = 1 << 20
 """Parts of at least this many bytes are objects of their own; smaller ones share a pack."""
@@ -118,6 +120,11 @@ class Checkpoints:
             )
         return found
 
+    def table(self, checkpoint: Checkpoint) -> ObjectRef | None:
+        """Return where the list of its parts is, when that is not in the manifest itself."""
+        parts = checkpoint.parts
+        return parts.table if isinstance(parts, LazyParts) else None
+
     def load(self, checkpoint: Checkpoint) -> Loaded:
         """Return the bytes of `checkpoint`, read part by part as they are asked for."""
         return Loaded(self.objects, checkpoint)
@@ -129,7 +136,7 @@ class Checkpoints:
     def _save(self, batch: Batch, body: Body, parts: Iterable[Part]) -> Checkpoint:
         refs: dict[str, ObjectRef] = {}
         small: list[tuple[str, str, memoryview]] = []
-        alive: set[Path] = set()
+        alive: set[str] = set()
         for part, view, oid in self._hashed(parts):
             if part.same_as is not None:
                 refs[part.key] = self._reuse(part.same_as, alive)
@@ -144,12 +151,12 @@ class Checkpoints:
             body.parts = tabulate(refs)
             body.nbytes = sum(ref.nbytes for ref in refs.values())
         body.stored = batch.stored
+        manifest = seal(encode(body))
+        # last in the batch, so that it is named last; synced with the rest, once
+        with batch.sink(self._path(f"{body.run}/{body.seq}"), size=0) as sink:
+            sink.write(memoryview(manifest))
         batch.commit()
-        path = self._path(f"{body.run}/{body.seq}")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        publish(path, seal(encode(body)))
-        sync_folder(path.parent)
-        return checkpoint_of(body, self.objects.get)
+        return replace(checkpoint_of(body, self.objects.get), parts=refs)
 
     def _pack(
         self,
@@ -174,9 +181,9 @@ class Checkpoints:
             body.stored = batch.stored + sink.position
             pack.close(encode(body))
 
-    def _reuse(self, ref: ObjectRef, alive: set[Path]) -> ObjectRef:
+    def _reuse(self, ref: ObjectRef, alive: set[str]) -> ObjectRef:
         """Return `ref` if what it names is still there, marked as in use."""
-        file = self.objects.file(ref)
+        file = ref.pack or ref.oid
         if file not in alive:
             if not self.objects.touch(ref):
                 raise StoreError(
@@ -191,28 +198,16 @@ class Checkpoints:
     def _hashed(self, parts: Iterable[Part]) -> Iterator[tuple[Part, memoryview, str]]:
         """Yield each part with its bytes and oid; large ones are hashed ahead of their writing."""
         listed = [(part, _view(part)) for part in parts]
-        with ThreadPoolExecutor(1, "rearview-hash") as pool:
-            ahead = {
-                part.key: pool.submit(self._digest, view)
-                for part, view in listed
-                if len(view) >= OBJECT_FROM
-            }
-            try:
-                for part, view in listed:
-                    if part.same_as is not None:
-                        yield part, view, part.same_as.oid
-                    elif part.key in ahead:
-                        yield part, view, ahead[part.key].result()
-                    else:
-                        yield part, view, digest(view)
-            finally:
-                pool.shutdown(cancel_futures=True)
-
-    def _digest(self, view: memoryview) -> str:
-        began = time.thread_time()
-        oid = digest(view)
-        self.hashing += time.thread_time() - began
-        return oid
+        large = [view for _, view in listed if len(view) >= OBJECT_FROM]
+        with Ahead(large) as ahead:
+            for part, view in listed:
+                if part.same_as is not None:
+                    yield part, view, part.same_as.oid
+                elif len(view) >= OBJECT_FROM:
+                    yield part, view, ahead.next()
+                else:
+                    yield part, view, digest(view)
+        self.hashing += ahead.cpu
 
     def _path(self, id: str) -> Path:  # noqa: A002 - the word of the model
         run, _, seq = id.rpartition("/")
@@ -241,8 +236,7 @@ class Checkpoints:
 def _view(part: Part) -> memoryview:
     if part.same_as is not None:
         return memoryview(b"")
-    view = memoryview(part.data)
-    return view.cast("B") if view.nbytes else memoryview(b"")
+    return plain(part.data)
 
 
 def _is_manifest(name: str) -> bool:

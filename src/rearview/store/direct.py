@@ -135,10 +135,10 @@ class Sink:
 
     def _refused(self, view: memoryview) -> int:
         """Write what the file system would not take directly: aligned, or else buffered."""
-        if self._chunk is None:
-            self._chunk = _take()
-            self._chunk[: len(view)] = view
-            with contextlib.suppress(OSError), memoryview(self._chunk)[: len(view)] as aligned:
+        if not self._held:
+            chunk = self._chunk = self._chunk or _take()
+            chunk[: len(view)] = view
+            with contextlib.suppress(OSError), memoryview(chunk)[: len(view)] as aligned:
                 return os.pwrite(self._fd, aligned, self._written)
         self._direct = False
         flags: int = fcntl.fcntl(self._fd, fcntl.F_GETFL)
@@ -206,4 +206,5 @@ def _take() -> mmap.mmap:
     try:
         return _spare.pop()
     except IndexError:
-        return mmap.mmap(-1, CHUNK)
+        # private: by default a mapping is shared with forked children, who have writes of their own
+        return mmap.mmap(-1, CHUNK, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

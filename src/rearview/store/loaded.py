@@ -54,6 +54,9 @@ class Loaded(Mapping[str, memoryview]):
             finally:
                 os.close(fd)
 
+    def __contains__(self, key: object) -> bool:
+        return key in self.checkpoint.parts
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.checkpoint.parts)
 

@@ -113,7 +113,7 @@ def checkpoint_of(body: Body, read: Callable[[ObjectRef], bytes | bytearray]) ->
         seq=body.seq,
         point=Point(tuple(Step(*step) for step in body.point)),
         edge=body.edge,
-        parts=_parts(body.parts) if body.parts is not None else LazyParts(body, read),
+        parts=LazyParts(body, read) if body.table is not None else _parts(body.parts),
         complete=body.complete,
         missing=tuple(body.missing),
         meta=body.meta,
@@ -126,8 +126,10 @@ class LazyParts(Mapping[str, ObjectRef]):
     """The parts of a checkpoint, read from its pack when first looked at."""
 
     def __init__(self, body: Body, read: Callable[[ObjectRef], bytes | bytearray]) -> None:
+        assert body.table is not None
+        self.table = ObjectRef(*body.table)
+        """Where the list of parts is."""
         self._count = body.count
-        self._table = body.table
         self._read = read
         self._found: dict[str, ObjectRef] | None = None
 
@@ -142,13 +144,14 @@ class LazyParts(Mapping[str, ObjectRef]):
 
     def _load(self) -> dict[str, ObjectRef]:
         if self._found is None:
-            assert self._table is not None
-            data = self._read(ObjectRef(*self._table))
+            data = self._read(self.table)
             self._found = _parts(msgspec.json.decode(data, type=Table))
         return self._found
 
 
-def _parts(table: Table) -> dict[str, ObjectRef]:
+def _parts(table: Table | None) -> dict[str, ObjectRef]:
+    if table is None:
+        return {}
     packs = table.packs
     return {
         key: ObjectRef(oid, nbytes, None if pack is None else packs[pack], offset)

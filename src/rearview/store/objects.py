@@ -30,6 +30,14 @@ def digest(data: Any) -> str:
     return blake3(data).hexdigest()
 
 
+def plain(buffer: Any) -> memoryview:
+    """Return the bytes of any contiguous buffer."""
+    view = buffer if type(buffer) is memoryview else memoryview(buffer)
+    if view.format == "B" and view.ndim == 1:
+        return view
+    return view.cast("B") if view.nbytes else memoryview(b"")
+
+
 class Objects:
     """The objects of one project. Any number of processes may put and get at once."""
 
@@ -59,23 +67,18 @@ class Objects:
 
     def read_into(self, ref: ObjectRef, buffer: Any) -> None:
         """Fill `buffer`, which must have exactly the right size, and check what was read."""
-        view = memoryview(buffer)
-        view = view.cast("B") if view.nbytes else memoryview(bytearray())
+        view = plain(buffer)
         if len(view) != ref.nbytes:
             raise StoreError(
                 f"A buffer of {len(view)} bytes cannot take object {ref.oid[:12]} of {ref.nbytes}. "
                 "The state to restore has another shape than the one saved.",
                 slug="object-size",
             )
-        fd = self._open(ref)
-        try:
-            found = _read_checked(fd, view, ref.offset)
-        except OSError as exc:
-            raise self._damaged(ref, exc.strerror or str(exc)) from exc
-        finally:
-            os.close(fd)
-        if found != ref.oid:
-            raise self._damaged(ref, f"its content has the hash {found[:12]}")
+        self._checked(ref, view)
+
+    def check(self, ref: ObjectRef) -> None:
+        """Read `ref` and raise if it is damaged; takes one chunk of memory, whatever its size."""
+        self._checked(ref, None)
 
     def has(self, oid: str) -> bool:
         """Say whether `oid` is stored as an object of its own."""
@@ -144,6 +147,17 @@ class Objects:
                 slug="store-unreadable",
             ) from exc
 
+    def _checked(self, ref: ObjectRef, view: memoryview | None) -> None:
+        fd = self._open(ref)
+        try:
+            found = _read_checked(fd, ref, view)
+        except OSError as exc:
+            raise self._damaged(ref, exc.strerror or str(exc)) from exc
+        finally:
+            os.close(fd)
+        if found != ref.oid:
+            raise self._damaged(ref, f"its content has the hash {found[:12]}")
+
     def _damaged(self, ref: ObjectRef, why: str) -> DamagedError:
         return DamagedError(
             f"Object {ref.oid[:12]} in {self.file(ref)} is damaged: {why}. `rearview verify "
@@ -168,8 +182,7 @@ class Batch:
 
     def put(self, data: Any, oid: str | None = None) -> ObjectRef:
         """Take `data`, whose hash is `oid` if that is known already."""
-        view = memoryview(data)
-        view = view.cast("B") if view.nbytes else memoryview(b"")
+        view = plain(data)
         ref = ObjectRef(oid or digest(view), len(view))
         with self.explained(f"Object {ref.oid[:12]} ({ref.nbytes} bytes)"):
             if ref.oid in self._names or self.objects.touch(ref):
@@ -223,15 +236,19 @@ class Batch:
         self._open.clear()
 
 
-def _read_checked(fd: int, view: memoryview, offset: int) -> str:
-    """Fill `view` and return its hash, taken from each chunk while it is still in the cache."""
+def _read_checked(fd: int, ref: ObjectRef, into: memoryview | None) -> str:
+    """Fill `into`, if given, and return the hash, taken from each chunk while it is in the cache."""
     hasher = blake3()
+    spare = memoryview(bytearray(min(CHUNK, ref.nbytes))) if into is None else None
     at = 0
-    while at < len(view):
-        count = os.preadv(fd, [view[at : at + CHUNK]], offset + at)
+    while at < ref.nbytes:
+        view = spare if into is None else into[at : at + CHUNK]
+        assert view is not None
+        view = view[: ref.nbytes - at]
+        count = os.preadv(fd, [view], ref.offset + at)
         if not count:
-            raise OSError(0, f"the file ends after {at} of {len(view)} bytes")
-        hasher.update(view[at : at + count])
+            raise OSError(0, f"the file ends after {at} of {ref.nbytes} bytes")
+        hasher.update(view[:count])
         at += count
     return hasher.hexdigest()
 

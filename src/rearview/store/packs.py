@@ -5,7 +5,8 @@
     RVPACK01                      8 bytes
     slice, slice, …               each at a multiple of 64, so that any dtype can be mapped
     body                          a copy of the manifest, from which it can be rebuilt
-    footer                        body's offset and length (two u64, little endian), RVPACKED
+    footer                        offset and length of the body (two u64, little endian), its
+                                  BLAKE3 hash, RVPACKED
 
 Slices carry no header: the manifest says what stands where and under which hash.
 """
@@ -16,6 +17,8 @@ import os
 import struct
 from pathlib import Path
 
+from blake3 import blake3
+
 from rearview.model import ObjectRef
 from rearview.store.direct import Sink
 
@@ -23,7 +26,10 @@ MAGIC = b"RVPACK01"
 END = b"RVPACKED"
 SLICE = 64
 """Alignment of slices: a cache line, and more than any dtype asks for."""
-_FOOTER = struct.Struct("<QQ8s")
+GATHER = 1 << 20
+"""Bytes of slices that are handed on at once."""
+_ZEROS = bytes(SLICE)
+_FOOTER = struct.Struct("<QQ32s8s")
 
 
 class PackWriter:
@@ -32,23 +38,40 @@ class PackWriter:
     def __init__(self, name: str, sink: Sink) -> None:
         self.name = name
         self._sink = sink
+        self._at = len(MAGIC)
         self._seen: dict[str, ObjectRef] = {}
-        sink.write(memoryview(MAGIC))
+        self._held: list[memoryview | bytes] = [MAGIC]
+        self._pending = 0
 
     def add(self, oid: str, view: memoryview) -> ObjectRef:
         """Append `view`, whose hash is `oid`, and return where it stands."""
         ref = self._seen.get(oid)
         if ref is None:
-            ref = ObjectRef(oid, len(view), self.name, self._sink.pad(SLICE))
-            self._sink.write(view)
-            self._seen[oid] = ref
+            self._append(view)
+            size = len(view)
+            ref = self._seen[oid] = ObjectRef(oid, size, self.name, self._at - size)
         return ref
 
     def close(self, body: bytes) -> None:
         """End the pack with a copy of its checkpoint's manifest."""
-        at = self._sink.pad(SLICE)
-        self._sink.write(memoryview(body))
-        self._sink.write(memoryview(_FOOTER.pack(at, len(body), END)))
+        self._append(memoryview(body))
+        check = blake3(body).digest()
+        self._held.append(_FOOTER.pack(self._at - len(body), len(body), check, END))
+        self._flush()
+
+    def _append(self, view: memoryview) -> None:
+        pad = -self._at % SLICE
+        self._held += (_ZEROS[:pad], view)
+        self._at += pad + len(view)
+        self._pending += pad + len(view)
+        if self._pending >= GATHER:
+            self._flush()
+
+    def _flush(self) -> None:
+        # one copy in C of many small slices, instead of one call for each
+        self._sink.write(memoryview(b"".join(self._held)))
+        self._held = []
+        self._pending = 0
 
 
 def body_of(path: Path) -> bytes | None:
@@ -56,10 +79,11 @@ def body_of(path: Path) -> bytes | None:
     try:
         with path.open("rb") as file:
             file.seek(-_FOOTER.size, os.SEEK_END)
-            at, length, end = _FOOTER.unpack(file.read(_FOOTER.size))
+            at, length, check, end = _FOOTER.unpack(file.read(_FOOTER.size))
             if end != END or at + length + _FOOTER.size != file.tell():
                 return None
             file.seek(at)
-            return file.read(length)
+            body = file.read(length)
+            return body if blake3(body).digest() == check else None
     except (OSError, struct.error):
         return None

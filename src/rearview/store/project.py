@@ -30,8 +30,10 @@ class Project:
           runs/<run>/run.json          facts at start
           runs/<run>/heartbeat         its mtime is the last sign of life
           runs/<run>/end.json          how it ended
-          runs/<run>/*.jsonl           records, one file per process
-          runs/<run>/records.parquet   the same, compacted (rebuildable)
+          runs/<run>/events.jsonl      facts added later: arguments, resumptions
+          runs/<run>/replays.jsonl     replays of it, and whether they were proved
+          runs/<run>/records-*.jsonl   records, one file per process
+          runs/<run>/records-*.parquet the same, sealed; the lines are gone then
           versions.git/                source, where the project has no git
           replays/                     outputs of replays
           writing/                     one file per save in flight; tells a sweep what to spare

@@ -2,7 +2,7 @@
 
 A file is named `records-<pid>-<n>.jsonl`. Its first line says whose it is::
 
-    {"format":1,"run":"…","origin":"recorded","process":"…","attempt":0}
+    {"format":1,"run":"…","origin":"recorded","process":"…","attempt":0,"writer":{…}}
 
 Every further line is one log call: loops (`l`), iterations (`i`) and, where they have other names
 than their numbers, their values (`x`); the number of its first record (`s`), the time (`t`), and
@@ -10,12 +10,13 @@ the names (`n`) and values (`v`) it logged::
 
     {"l":["epoch","step"],"i":[3,20],"s":96,"t":1731690000.5,"n":["loss","acc"],"v":[0.25,0.9]}
 
-A line is there once the write has returned, whatever becomes of the process; a last line without
+A process that is done with a file says so in its last line, `{"end":true}`. A line is there once the write has returned, whatever becomes of the process; a last line without
 its end was never acknowledged and is not read. After `PART` bytes a process goes on in a new file.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -28,11 +29,13 @@ import msgspec
 
 from rearview.errors import DamagedError, StoreError
 from rearview.model import Origin, Point, Record, Step
+from rearview.store.alive import identity
 from rearview.store.lines import check_format
 from rearview.store.values import HIGH, LOW, Put, convert, restore
 
 FORMAT = 1
 PART = 64 << 20
+END = b'{"end":true}\n'
 STDOUT = "$stdout"
 """Reserved name under which printed lines are kept; names that begin with `$` are no columns."""
 
@@ -62,9 +65,13 @@ class Header(msgspec.Struct):
     """Start time and number of the process: orders the processes of a run."""
     attempt: int = 0
     """How often the run had been resumed before this process."""
+    writer: dict[str, Any] = {}
+    """Identity of the process, as `store.alive` tells whether it still lives."""
+    since: int = 0
+    """Records of earlier attempts from this number on are repeated here, and do not count there."""
 
 
-_line = msgspec.json.Decoder(Line).decode
+line_of = msgspec.json.Decoder(Line).decode
 
 
 def encode_point(point: Point) -> bytes:
@@ -93,10 +100,11 @@ class RecordFile:
         *,
         put: Put | None = None,
         attempt: int = 0,
+        since: int = 0,
         part: int = PART,
     ) -> None:
         self._folder = folder
-        self._about = (run, origin, attempt)
+        self._about = (run, origin, attempt, since)
         self._put = put
         self._part = part
         self._lock = threading.Lock()
@@ -110,7 +118,7 @@ class RecordFile:
     @property
     def position(self) -> int:
         """Number that the next record of this process gets."""
-        return self._seq if os.getpid() == self._pid else 0
+        return self._seq if os.getpid() == self._pid else self._about[3]
 
     def append(self, prefix: bytes, items: Sequence[tuple[str, Any]]) -> None:
         """Add the records of one log call at the point that `prefix` encodes.
@@ -147,9 +155,11 @@ class RecordFile:
     def close(self) -> None:
         """Close the file; a later append opens another one."""
         with self._lock:
-            if self._fd >= 0:
+            if self._fd >= 0 and self._pid == os.getpid():
+                with contextlib.suppress(StoreError):
+                    self._write(END)
                 os.close(self._fd)
-            self._fd, self._left = -1, 0
+                self._fd, self._left = -1, 0
 
     def _convert(self, value: Any) -> Any:
         out = convert(value, self._put)
@@ -186,11 +196,13 @@ class RecordFile:
         self._lock = threading.Lock()  # another thread of the parent may have held the old one
         if self._fd >= 0:
             os.close(self._fd)
-        self._fd, self._left, self._seq, self._torn = -1, 0, 0, False
+        first = self._about[3] if not self._pid else 0
+        self._fd, self._left, self._seq, self._torn = -1, 0, first, False
         self._pid, self._born = os.getpid(), time.time_ns()
 
     def _open(self) -> None:
         if self._fd >= 0:
+            self._write(END)
             os.close(self._fd)
         self._fd, n = -1, 0
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
@@ -208,16 +220,18 @@ class RecordFile:
                     slug="records-unwritable",
                 ) from exc
             n += 1
-        run, origin, attempt = self._about
+        run, origin, attempt, since = self._about
         process = f"{self._born:020d}-{self._pid}"
-        self._write(_encode(Header(FORMAT, run, origin, process, attempt)) + b"\n")
+        header = Header(FORMAT, run, origin, process, attempt, identity(), since)
+        self._write(_encode(header) + b"\n")
         self._left = self._part
 
 
-def scan(file: Path) -> tuple[Header, bytes]:
-    """Return whose records a file holds, and all its whole lines after the first."""
-    data = file.read_bytes()
-    first, _, rest = data.partition(b"\n")
+def scan(file: Path) -> tuple[Header, bytes, bool]:
+    """Return whose records a file holds, all its whole lines of records, and whether it is ended."""
+    first, ended, rest = file.read_bytes().partition(b"\n")
+    if not ended:  # its process died before the first line was out: nothing was acknowledged
+        return Header(FORMAT, file.parent.name), b"", False
     try:
         facts = msgspec.json.decode(first)
         check_format(facts, FORMAT, file)
@@ -227,7 +241,8 @@ def scan(file: Path) -> tuple[Header, bytes]:
             f"{file} does not begin with a header line ({exc}). `rearview verify` says more.",
             slug="records-damaged",
         ) from exc
-    return header, rest[: rest.rfind(b"\n") + 1]
+    whole = rest[: rest.rfind(b"\n") + 1]
+    return header, whole.removesuffix(END), whole.endswith(END)
 
 
 def read(file: Path) -> Iterator[Record]:
@@ -235,13 +250,13 @@ def read(file: Path) -> Iterator[Record]:
 
     Records of a replay say `unproved`: whether it was proved is known to the run's replays.
     """
-    header, data = scan(file)
+    header, data, _ = scan(file)
     origin = Origin.RECORDED if header.origin == Origin.RECORDED else Origin.UNPROVED
     for raw in data.splitlines():
         if not raw:
             continue
         try:
-            line = _line(raw)
+            line = line_of(raw)
         except msgspec.MsgspecError:
             continue  # torn by a full disk, and closed by the line after it
         shown = line.x or [None] * len(line.l)
@@ -249,21 +264,6 @@ def read(file: Path) -> Iterator[Record]:
         point = Point(tuple(Step(loop, index, restore(value)) for loop, index, value in steps))
         for k, (name, value) in enumerate(zip(line.n, line.v, strict=True)):
             yield Record(header.run, line.s + k, point, name, restore(value), origin, line.t)
-
-
-def recorded(folder: Path) -> Iterator[tuple[tuple[str, ...], tuple[int, ...], str, Any]]:
-    """Yield loops, iterations, name and value, as encoded, of all that a run logged itself."""
-    for file in sorted(folder.glob("records-*.jsonl")):
-        header, data = scan(file)
-        if header.origin != Origin.RECORDED:
-            continue
-        for raw in data.splitlines():
-            try:
-                line = _line(raw)
-            except msgspec.MsgspecError:
-                continue
-            for name, value in zip(line.n, line.v, strict=True):
-                yield tuple(line.l), tuple(line.i), name, value
 
 
 def _name(text: str) -> str:

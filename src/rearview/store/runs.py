@@ -168,11 +168,13 @@ class Runs:
         if about is None:
             raise self._unknown(run)
         process, last, args = about, float(about.get("started", 0.0)), dict(about.get("args") or {})
+        attempts = 0
         for event in read_lines(folder / "events.jsonl", FORMAT):
             if event.get("event") == "args":
                 args.update(event.get("args", {}))
             elif event.get("event") == "resumed":
                 process, last = event, float(event["time"])
+                attempts += 1
         end = _read(folder / "end.json")
         if end is not None and float(end.get("time", 0.0)) < last:
             end = None  # it has been resumed since
@@ -197,7 +199,7 @@ class Runs:
             cwd=str(about.get("cwd", "")),
             parent=about.get("parent"),
             args=args,
-            facts=dict(about.get("facts", {})) | ({"end": end} if end else {}),
+            facts={**about.get("facts", {}), "attempts": attempts, **({"end": end} if end else {})},
         )
 
     def find(self, text: str) -> Run:

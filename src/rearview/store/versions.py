@@ -103,6 +103,11 @@ class Versions:
         blobs = home.blobs(entries.values())
         return {os.fsdecode(path): data for path, data in zip(entries, blobs, strict=True)}
 
+    def hashes(self, version: str) -> dict[str, str]:
+        """Return git's name of the content by path of every file of a version."""
+        entries = self._holding(version).entries(version)
+        return {os.fsdecode(path): name for path, (_, name) in entries.items()}
+
     def read(self, version: str, path: str) -> bytes:
         """Return the content of one file of a version, following links inside it."""
         home = self._holding(version)

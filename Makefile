@@ -1,0 +1,79 @@
+# Two commands do everything on a machine with Python 3.11+, git and make: `make demo`, `make test`.
+# Both install into .venv once, and again only when pyproject.toml or the constraints change.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.ONESHELL:
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format bench docs clean demo-env test-env
+
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints-cpu.txt
+GROUP := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["test"])
+export PYTHONUTF8 := 1
+
+# install: $(1) names what is installed, $(2) is what pip gets; nothing happens if it is there
+define install
+@wanted="$$(cat pyproject.toml constraints-cpu.txt | cksum) $(CURDIR)"
+if [ "$$(cat $(VENV)/$(1).stamp 2>/dev/null)" != "$$wanted" ]; then
+  if [ ! -x $(BIN)/python ]; then
+    if [ -z "$(PYTHON)" ]; then
+      echo "No Python 3.11 or newer was found. Install one, or: make PYTHON=/path/to/python" >&2
+      exit 1
+    fi
+    $(PYTHON) -m venv $(VENV) || {
+      echo "$(PYTHON) cannot make a virtual environment; on Debian: apt install python3-venv" >&2
+      exit 1
+    }
+  fi
+  echo "Installing what is needed into $(VENV) (once; a few minutes) ..." >&2
+  $(PIP) $(2)
+  echo "$$wanted" > $(VENV)/$(1).stamp
+fi
+endef
+
+help:
+	@echo "make demo    record a training run, ask a new question about it, see it answered"
+	@echo "make test    style, types and all tests"
+	@echo "make lint    style and types only"
+	@echo "make format  put the source into its form"
+	@echo "make docs    write the generated pages of docs/ anew"
+	@echo "make bench   measure what the documents claim"
+	@echo "make clean   remove the environment and caches"
+
+demo: demo-env
+	@$(BIN)/rearview demo
+
+demo-env:
+	$(call install,demo,-e . torch scikit-learn)
+
+test: test-env
+	@if [ -x tests/servers/install ]; then
+	  tests/servers/install "$$PWD/$(BIN)/python" || echo "Some servers are not there; the tests say which." >&2
+	fi
+	$(MAKE) --no-print-directory lint
+	$(BIN)/python -m pytest -n 2
+
+test-env:
+	$(call install,test,-e . $$($(PYTHON) -c '$(GROUP)'))
+
+lint: test-env
+	@$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: test-env
+	@$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: test-env
+	@$(BIN)/python docs/generate.py
+
+bench: test-env
+	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script; done
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -1,0 +1,118 @@
+"""Write the pages that follow from the code: cli.md and settings.md. `make docs` runs this."""
+
+import ast
+import inspect
+from dataclasses import fields
+from pathlib import Path
+
+import click
+
+from rearview import config
+from rearview.cli.main import COMMANDS, cli
+
+HERE = Path(__file__).parent
+
+CLI_HEAD = """\
+# Commands
+
+`rearview COMMAND --help` shows the same. `python -m rearview` is `rearview`.
+
+Answers go to stdout and remarks to stderr, so answers can be piped. `--json` and `--format json` print
+JSON; since JSON has no NaN and no infinities, these are the strings `"NaN"`, `"Infinity"` and
+`"-Infinity"`, and `null` always means that nothing was logged. `NO_COLOR=1` turns colours off.
+
+| exit code | means |
+|---|---|
+| 0 | yes, done |
+| 1 | the answer is no: not exact, refused, damage found, sources differ |
+| 2 | wrong use, or a clear refusal: see [errors.md](errors.md) |
+| 70 | a defect in Rearview: `rearview --traceback …` shows where |
+| 130 | interrupted |
+| 141 | whoever read the output went away |
+
+`run` and `resume` become the script: its exit code is theirs.
+"""
+
+SETTINGS_HEAD = """\
+# Settings
+
+A setting is a line in `.rearview/config.toml` (under `[rearview]`), or an environment variable, which
+wins. Options of a command win over both.
+
+```toml
+[rearview]
+epsilon = 0.02
+```
+
+| setting | environment | default | what it does |
+|---|---|---|---|
+"""
+
+SETTINGS_FOOT = """
+`REARVIEW_ROOT` names the folder whose `.rearview` is used, wherever the script is. `NO_COLOR` turns
+colours off, `FORCE_COLOR` turns them on where there is no terminal.
+"""
+
+
+def main() -> None:
+    """Write the pages."""
+    (HERE / "cli.md").write_text(cli_page(), "utf-8")
+    (HERE / "settings.md").write_text(settings_page(), "utf-8")
+
+
+def cli_page() -> str:
+    """Return the page of commands."""
+    return "\n".join([CLI_HEAD, *(command_section(name) for name in COMMANDS)])
+
+
+def command_section(name: str) -> str:
+    """Return the section of one command."""
+    with click.Context(cli, info_name="rearview") as parent:
+        command = cli.get_command(parent, name)
+        assert command is not None
+        with click.Context(command, info_name=name, parent=parent) as ctx:
+            usage = " ".join(command.collect_usage_pieces(ctx))
+    lines = [f"## {name}", "", f"`rearview {name} {usage}`", "", _prose(command.help or "")]
+    options = [param for param in command.params if isinstance(param, click.Option)]
+    if options:
+        lines += ["", "| option | |", "|---|---|", *map(_option, options)]
+    return "\n".join([*lines, ""])
+
+
+def _option(option: click.Option) -> str:
+    value = ""
+    if not option.is_flag:
+        choices = getattr(option.type, "choices", None)
+        value = " " + (option.metavar or ("|".join(choices) if choices else option.type.name))
+    spelled = ", ".join(f"`{name}{value}`" for name in option.opts).replace("|", "\\|")
+    return f"| {spelled} | {option.help or ''} |"
+
+
+def _prose(text: str) -> str:
+    return inspect.cleandoc(text)
+
+
+def settings_page() -> str:
+    """Return the page of settings."""
+    told = _documented()
+    rows = [
+        f"| `{field.name}` | `{config.ENV_PREFIX}{field.name.upper()}` | `{field.default}` | {told[field.name]} |"
+        for field in fields(config.Settings)
+    ]
+    return SETTINGS_HEAD + "\n".join(rows) + "\n" + SETTINGS_FOOT
+
+
+def _documented() -> dict[str, str]:
+    """Return what stands in the string under each field."""
+    (tree,) = ast.parse(inspect.getsource(config.Settings)).body
+    assert isinstance(tree, ast.ClassDef)
+    found = {}
+    for node, following in zip(tree.body, tree.body[1:], strict=False):
+        if isinstance(node, ast.AnnAssign) and isinstance(following, ast.Expr):
+            assert isinstance(node.target, ast.Name)
+            found[node.target.id] = " ".join(ast.literal_eval(following.value).split())
+    return found
+
+
+if __name__ == "__main__":
+    main()

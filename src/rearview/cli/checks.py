@@ -1,0 +1,244 @@
+"""What `rearview doctor` looks at; each check returns what it found and never raises."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+
+from rearview import __version__
+from rearview.cli.doctor import Check
+from rearview.cli.formats import plural, size
+from rearview.errors import RearviewError
+from rearview.store.project import FOLDER, FORMAT, Project
+
+CORE = ("blake3", "click", "cloudpickle", "duckdb", "msgspec", "rich", "xxhash")
+OBSERVED = ("torch", "numpy", "scikit-learn", "pandas", "polars", "pyarrow", "ray", "lightning",
+            "keras", "transformers", "tensorboard", "mlflow", "wandb")  # fmt: skip
+NETWORK = {"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "afs", "ceph", "9p"}
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+LITTLE = 5_000_000_000
+"""Bytes of free space below which a training run may fill the disk."""
+
+
+def examine(folder: Path) -> list[Check]:
+    """Return all checks for a person standing in `folder`."""
+    checks: list[Callable[[], Iterator[Check]]] = [
+        python,
+        packages,
+        git,
+        lambda: place(folder),
+        lambda: store(folder),
+        threads,
+    ]
+    found: list[Check] = []
+    for check in checks:
+        try:
+            found += check()
+        except Exception as exc:
+            found.append(Check("warn", "doctor", f"a check itself failed: {exc!r}"))
+    return found
+
+
+def python() -> Iterator[Check]:
+    """Check the interpreter and the system."""
+    version = platform.python_version()
+    yield Check("ok", "python", f"{version} at {sys.executable}, rearview {__version__}")
+    if sys.platform != "linux":
+        yield Check("warn", "system", platform.platform(), "Only Linux is tested.")
+
+
+def packages() -> Iterator[Check]:
+    """Check that what Rearview stands on is installed, and name what it can observe."""
+    missing = [name for name in CORE if _version(name) is None]
+    if missing:
+        remedy = f"pip install {' '.join(missing)}"
+        yield Check("fail", "packages", f"missing: {', '.join(missing)}", remedy)
+    else:
+        yield Check("ok", "packages", ", ".join(f"{name} {_version(name)}" for name in CORE))
+    seen = [f"{name} {_version(name)}" for name in OBSERVED if _version(name)]
+    yield Check("ok", "observes", ", ".join(seen) or "no training library is installed here")
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def git() -> Iterator[Check]:
+    """Check git, which keeps the versions."""
+    try:
+        done = subprocess.run(["git", "--version"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        yield Check(
+            "warn",
+            "git",
+            "not found: sources of runs are kept as plain files",
+            "Install git for smaller and faster versions.",
+        )
+        return
+    yield Check("ok", "git", done.stdout.strip().removeprefix("git version "))
+
+
+def place(folder: Path) -> Iterator[Check]:
+    """Check the disk that the store is or will be on."""
+    home = _home(folder)
+    free = shutil.disk_usage(home).free
+    level, remedy = "ok", ""
+    if free < LITTLE:
+        level, remedy = "warn", "Free some: `rearview gc --budget 1GB`, or set a budget."
+    yield Check(level, "disk", f"{size(free)} free at {home}", remedy)
+    kind = file_system(home, _read(Path("/proc/mounts")))
+    if kind in NETWORK:
+        yield Check(
+            "warn",
+            "file system",
+            f"{kind}, over the network: checkpoints cost more and heartbeats may lag",
+            "Set REARVIEW_ROOT to a folder on a local disk.",
+        )
+    yield writable(home)
+    yield direct(home)
+
+
+def _home(folder: Path) -> Path:
+    root = os.environ.get("REARVIEW_ROOT")
+    if root:
+        return Path(root)
+    with contextlib.suppress(RearviewError):
+        project = Project.find(folder)
+        if project is not None:
+            return project.store
+    return folder
+
+
+def writable(home: Path) -> Check:
+    """Check that files can be made in `home`."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=home, prefix=".rearview-doctor-"):
+            return Check("ok", "writable", str(home))
+    except OSError as exc:
+        return Check(
+            "fail",
+            "writable",
+            f"{home}: {exc.strerror or exc}",
+            "Make the folder writable, or point REARVIEW_ROOT to one that is.",
+        )
+
+
+def direct(home: Path) -> Check:
+    """Check whether big objects can go past the page cache."""
+    flag = getattr(os, "O_DIRECT", 0)
+    file = home / f".rearview-doctor-{os.getpid()}"
+    page = mmap.mmap(-1, 4096)
+    try:
+        fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | flag, 0o600)
+        try:
+            os.write(fd, page)
+        finally:
+            os.close(fd)
+            file.unlink()
+    except OSError as exc:
+        return Check(
+            "warn",
+            "O_DIRECT",
+            f"refused here ({exc.strerror}): checkpoints go through the page cache",
+            "Recording works and costs a little more. A local ext4 or xfs disk allows it.",
+        )
+    finally:
+        page.close()
+    return (
+        Check("ok", "O_DIRECT", "works here")
+        if flag
+        else Check(
+            "warn", "O_DIRECT", "not offered by this system: checkpoints go through the page cache"
+        )
+    )
+
+
+def store(folder: Path) -> Iterator[Check]:
+    """Check the store of the project, if there is one."""
+    try:
+        project = Project.find(folder)
+    except RearviewError as exc:
+        yield Check("fail", "store", str(exc), f"See docs/errors.md#{exc.slug}.")
+        return
+    if project is None:
+        yield Check("ok", "store", f"no {FOLDER} here yet; `rearview run` makes it")
+        return
+    from rearview.past import history
+
+    runs = history(folder).runs()
+    dead = [run.id for run in runs if run.status.value == "dead"]
+    yield Check("ok", "store", f"{project.store}, format {FORMAT}, {plural(len(runs), 'run')}")
+    if dead:
+        some = ", ".join(dead[-3:])
+        yield Check(
+            "warn",
+            "runs",
+            f"{plural(len(dead), 'run')} never said how it ended: {some}",
+            f"Its process was killed. `rearview resume {dead[-1]}` goes on with it.",
+        )
+
+
+def threads() -> Iterator[Check]:
+    """Check what decides how many threads compute: other counts may give other bits."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    fixed = [f"{name}={os.environ[name]}" for name in THREADS if name in os.environ]
+    text = ", ".join(fixed) or "thread counts follow the number of cores"
+    quota = cpu_quota(_read(Path("/sys/fs/cgroup/cpu.max")))
+    if quota is not None and cores and quota < cores and not fixed:
+        yield Check(
+            "warn",
+            "threads",
+            f"{cores} cores are seen but only {quota:g} may be used",
+            f"Set OMP_NUM_THREADS={max(1, int(quota))}: training gets faster and repeats elsewhere.",
+        )
+        return
+    yield Check("ok", "threads", f"{cores} cores; {text}")
+
+
+def cpu_quota(text: str) -> float | None:
+    """Return the number of cores that a control group allows, None without a bound.
+
+    >>> cpu_quota("200000 100000"), cpu_quota("max 100000"), cpu_quota("")
+    (2.0, None, None)
+    """
+    words = text.split()
+    if len(words) != 2 or words[0] == "max":
+        return None
+    return int(words[0]) / int(words[1])
+
+
+def file_system(folder: Path, mounts: str) -> str:
+    r"""Return the kind of file system that `folder` is on, by the text of /proc/mounts.
+
+    >>> file_system(Path("/data/x"), "d / ext4 rw 0 0\nserver:/data /data nfs4 rw 0 0")
+    'nfs4'
+    """
+    folder = folder.resolve()
+    best, kind = -1, ""
+    for line in mounts.splitlines():
+        words = line.split()
+        if len(words) < 3:
+            continue
+        point = Path(words[1].replace("\\040", " "))
+        if folder.is_relative_to(point) and len(point.parts) >= best:
+            best, kind = len(point.parts), words[2]
+    return kind
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text("utf-8", "replace")
+    except OSError:
+        return ""

@@ -1,0 +1,41 @@
+"""The command doctor: what on this machine or in this project is not well, and what to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from rearview.cli import show
+from rearview.cli.options import json_option
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at."""
+
+    level: str
+    """`"ok"`, `"warn"` or `"fail"`."""
+    name: str
+    what: str
+    remedy: str = ""
+
+
+@click.command()
+@json_option
+def doctor(as_json: bool) -> int:
+    """Check this machine and this project, and say what to do.
+
+    Every line is ok, warn (works, but slower or with less certainty) or fail (does not work).
+    Exit code 1 if anything fails.
+    """
+    from rearview.cli.checks import examine
+
+    found = examine(Path.cwd())
+    if as_json:
+        show.json_document(found)
+    else:
+        for check in found:
+            show.checked(check.level, check.name, check.what, check.remedy)
+    return 1 if any(check.level == "fail" for check in found) else 0

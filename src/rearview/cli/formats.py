@@ -1,0 +1,181 @@
+"""Rows as text: JSON, CSV, Markdown, or cells for people."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from datetime import UTC, datetime
+from enum import Enum
+from itertools import chain
+from typing import Any
+
+FORMATS = ("table", "json", "csv", "markdown")
+
+
+def plain(value: Any) -> Any:
+    """Return `value` in JSON's own types, nothing rounded and nothing lost silently.
+
+    JSON has no NaN and no infinities; they become the strings "NaN", "Infinity" and "-Infinity",
+    since null would claim that nothing was logged.
+
+    >>> plain({"loss": float("nan"), "at": (1, 2)})
+    {'loss': 'NaN', 'at': [1, 2]}
+    """
+    if isinstance(value, float):
+        if math.isfinite(value):
+            return float(value)
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, Enum):
+        return value.value
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, (set, frozenset)):
+        return sorted((plain(item) for item in value), key=repr)
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, (bytes, bytearray)):
+        return value.hex()
+    return str(value)
+
+
+def json_text(value: Any, indent: int | None = None) -> str:
+    """Return `value` as JSON; floats are written so that they read back as the same float."""
+    return json.dumps(plain(value), indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def json_lines(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]:
+    r"""Yield a JSON list of objects, one row a line, so that ten million rows need no memory.
+
+    >>> print("\n".join(json_lines(["run", "loss"], [("a", 0.5), ("b", None)])))
+    [
+    {"run": "a", "loss": 0.5},
+    {"run": "b", "loss": null}
+    ]
+    """
+    before = None
+    yield "["
+    for row in rows:
+        if before is not None:
+            yield before + ","
+        before = json_text(dict(zip(columns, row, strict=True)))
+    if before is not None:
+        yield before
+    yield "]"
+
+
+def csv_lines(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]:
+    """Yield CSV with a header; nothing is an empty field, an object is its JSON."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\r\n")  # so that it quotes both of these
+    for row in chain([columns], _cells(rows)):
+        writer.writerow(row)
+        yield buffer.getvalue()[:-2]
+        buffer.seek(0)
+        buffer.truncate()
+
+
+def _cells(rows: Iterable[Sequence[Any]]) -> Iterator[list[Any]]:
+    for row in rows:
+        yield [json_text(c) if isinstance(c, (dict, list)) else plain(c) for c in row]
+
+
+def markdown_lines(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]:
+    r"""Yield a Markdown table with values as people read them.
+
+    >>> print("\n".join(markdown_lines(["run", "loss"], [("a", 0.123456789)])))
+    | run | loss |
+    |---|---|
+    | a | 0.123457 |
+    """
+    yield "| " + " | ".join(map(_escape, columns)) + " |"
+    yield "|" + "---|" * len(columns)
+    for row in rows:
+        yield "| " + " | ".join(_escape(cell(value)) for value in row) + " |"
+
+
+def _escape(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def cell(value: Any) -> str:
+    """Return a value as a person wants to read it: six digits, no braces where avoidable.
+
+    >>> cell(0.000123456789), cell(None), cell(True), cell({"$object": "ab12", "shape": [3, 4]})
+    ('0.000123457', '', 'true', '<3x4>')
+    """
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, Mapping) and "$object" in value:
+        shape = value.get("shape")
+        return f"<{'x'.join(map(str, shape))}>" if shape else f"<{value.get('kind', 'object')}>"
+    if isinstance(value, (Mapping, list, tuple)):
+        return json_text(value)
+    return value.isoformat(" ", "seconds") if isinstance(value, datetime) else str(value)
+
+
+def numeric(values: Iterable[Any]) -> bool:
+    """Say whether a column holds numbers only, and so reads better on the right."""
+    there = [value for value in values if value is not None]
+    return bool(there) and all(
+        isinstance(value, (int, float)) and not isinstance(value, bool) for value in there
+    )
+
+
+def duration(seconds: float | None) -> str:
+    """Return a time span in at most two units.
+
+    >>> [duration(s) for s in (0.0123, 5.25, 75, 4000, 200_000)]
+    ['12 ms', '5.2 s', '1 min 15 s', '1 h 6 min', '2 d 7 h']
+    """
+    if seconds is None:
+        return ""
+    if seconds < 1:
+        return f"{seconds * 1e3:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 24 else f"{hours // 24} d {hours % 24} h"
+
+
+def size(count: int) -> str:
+    """Return a number of bytes in a readable unit.
+
+    >>> size(999), size(1_500_000), size(0)
+    ('999 B', '1.5 MB', '0 B')
+    """
+    amount, units = float(count), ["B", "kB", "MB", "GB", "TB", "PB"]
+    while amount >= 1000 and len(units) > 1:
+        amount /= 1000
+        units.pop(0)
+    return f"{count} B" if units[0] == "B" else f"{amount:.1f} {units[0]}"
+
+
+def moment(seconds: float) -> str:
+    """Return a time stamp in the user's own time zone."""
+    return f"{datetime.fromtimestamp(seconds, UTC).astimezone():%Y-%m-%d %H:%M:%S}"
+
+
+def plural(count: int, word: str) -> str:
+    """Return `count` with its word.
+
+    >>> plural(1, "row"), plural(1200, "row")
+    ('1 row', '1,200 rows')
+    """
+    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"

@@ -1,0 +1,130 @@
+"""The command `rearview`: which commands there are, and how each way of failing ends."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import click
+
+from rearview import __version__
+from rearview.cli import show
+from rearview.errors import RearviewError
+
+OK = 0
+NO = 1
+"""The answer is no: not exact, damage found, sources differ, nothing could be filled."""
+USAGE = 2
+BUG = 70
+INTERRUPTED = 130
+PIPE = 141
+
+# name -> (module, what it does); the module is loaded when the command is used
+COMMANDS = {
+    "run": ("record", "Record a run of a script, which needs no changes."),
+    "runs": ("ask", "List the runs of this project."),
+    "show": ("ask", "Show one run: names, loops, checkpoints, cost, and whether it is exact."),
+    "table": ("ask", "Show logged values, one row per point."),
+    "sql": ("ask", "Ask the records and runs in SQL."),
+    "diff": ("ask", "Show how the source of two runs differs."),
+    "replay": ("fill", "Run a past run again from its checkpoints and prove it exact."),
+    "backfill": ("fill", "Fill columns for past runs from log statements added since."),
+    "resume": ("record", "Go on with a run that was stopped."),
+    "verify": ("keep", "Check everything in the store; repair what can be rebuilt."),
+    "gc": ("keep", "Free space by dropping checkpoints."),
+    "doctor": ("doctor", "Check this machine and this project, and say what to do."),
+    "demo": ("demo", "See it happen: record, edit, backfill, in under a minute."),
+    "completion": ("completion", "Print the completion script of a shell."),
+}
+
+
+class Lazy(click.Group):
+    """A group whose commands are imported only when they are used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """Return the names in the order a newcomer meets them."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """Return the command of that name, importing its module."""
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"rearview.cli.{COMMANDS[cmd_name][0]}")
+        command: click.Command = getattr(module, cmd_name)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that the words name; an unknown one gets the nearest."""
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            from difflib import get_close_matches
+
+            near = get_close_matches(args[0], COMMANDS, n=2, cutoff=0.5)
+            if args[0].endswith(".py"):
+                hint = f"To record it: `rearview run {args[0]}`."
+            elif near:
+                hint = "Did you mean " + " or ".join(f"`rearview {name}`" for name in near) + "?"
+            else:
+                hint = "`rearview --help` lists the commands."
+            raise click.UsageError(f"There is no command {args[0]!r}. {hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """Write the commands' one-liners without importing any of them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(
+    cls=Lazy,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Exit codes: 0 yes, done. 1 the answer is no. 2 wrong use, or a clear refusal. "
+    "`run` and `resume` end as the script does.",
+)
+@click.version_option(__version__, "-V", "--version", prog_name="rearview")
+@click.option("--traceback", is_flag=True, help="Show where an unexpected error came from.")
+@click.pass_context
+def cli(ctx: click.Context, traceback: bool) -> int | None:  # noqa: ARG001 - read in `main`
+    """Hindsight for model training: log it after the run, exactly."""
+    if ctx.invoked_subcommand is None:
+        show.overview(__version__)
+        return OK
+    return None
+
+
+def main(args: Sequence[str] | None = None) -> NoReturn:
+    """Do what the command line says and end the process with the documented exit code."""
+    words = list(sys.argv[1:] if args is None else args)
+    sys.exit(_run(words))
+
+
+def _run(words: list[str]) -> int:
+    try:
+        result: Any = cli.main(words, prog_name="rearview", standalone_mode=False)
+        sys.stdout.flush()
+    except click.ClickException as exc:
+        show.usage(exc)
+        return USAGE
+    except (KeyboardInterrupt, click.Abort):
+        show.note("")
+        return INTERRUPTED
+    except (BrokenPipeError, show.ReaderGone):
+        # who reads us went away: say nothing, and keep the interpreter from flushing into it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return PIPE
+    except RearviewError as exc:
+        if "--traceback" in words[:1]:
+            raise
+        show.problem(str(exc), exc.slug)
+        return USAGE
+    except Exception as exc:
+        if "--traceback" in words[:1]:
+            raise
+        show.bug(exc)
+        return BUG
+    return result if isinstance(result, int) else OK

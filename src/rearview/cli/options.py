@@ -1,0 +1,169 @@
+"""What options mean: spans of time, sizes, iterations, names that complete themselves."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+    from rearview.past import History
+
+SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+BYTES = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12} | {
+    unit: base**power
+    for base, suffix in ((1000, "b"), (1024, "ib"))
+    for power, unit in enumerate((f"{letter}{suffix}" for letter in "kmgt"), start=1)
+}
+_AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
+_ITERATIONS = re.compile(r"[^=/:\s]+=(\d+(:\d*)?|:\d*)")
+_MARK = "\0"
+
+
+def span(text: str) -> float:
+    """Return a span of time in seconds.
+
+    >>> span("90"), span("10m"), span("1.5h")
+    (90.0, 600.0, 5400.0)
+    """
+    return _amount(text, SECONDS, "a span of time. Write it like 90s, 10m or 1.5h.")
+
+
+def nbytes(text: str) -> int:
+    """Return a size in bytes.
+
+    >>> nbytes("500MB"), nbytes("2GiB"), nbytes("1000")
+    (500000000, 2147483648, 1000)
+    """
+    return int(_amount(text, BYTES, "a size. Write it like 500MB, 10GB or 2GiB."))
+
+
+def _amount(text: str, units: dict[str, int], wanted: str) -> float:
+    found = _AMOUNT.fullmatch(text.strip())
+    if not found or found[2].lower() not in units:
+        raise click.BadParameter(f"{text!r} is not {wanted}")
+    return float(found[1]) * units[found[2].lower()]
+
+
+def iterations(text: str) -> str:
+    """Return `text` if it names iterations of loops.
+
+    >>> iterations("epoch=3:5"), iterations("epoch=3/step=7")
+    ('epoch=3:5', 'epoch=3/step=7')
+    """
+    if not all(_ITERATIONS.fullmatch(part) for part in text.split("/")):
+        raise click.BadParameter(
+            f"{text!r} names no iterations. Write epoch=3 for one, epoch=3:5 for 3 and 4, "
+            "epoch=3: for 3 and all after it, epoch=3/step=7 for one of an inner loop."
+        )
+    return text
+
+
+def pair(text: str) -> tuple[str, str]:
+    """Return both sides of NAME=VALUE.
+
+    >>> pair("lr=0.1")
+    ('lr', '0.1')
+    """
+    left, equals, right = text.partition("=")
+    if not equals or not left:
+        raise click.BadParameter(f"{text!r} is not of the form NAME=VALUE, like lr=0.1.")
+    return left, right
+
+
+def a_run(text: str) -> str:
+    """Return the text that means a run, without the mark that `TakesRuns` gave it."""
+    return text.removeprefix(_MARK)
+
+
+class TakesRuns(click.Command):
+    """A command for which -1, -2, … are runs counted from the end, not options."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the words, with such runs marked so that the parser lets them pass."""
+        words = [_MARK + word if re.fullmatch(r"-\d+", word) else word for word in args]
+        return super().parse_args(ctx, words)
+
+
+def complete_run(_ctx: Any, _param: Any, incomplete: str) -> list[CompletionItem]:
+    """Return the runs that go on from what is typed, newest first."""
+    from click.shell_completion import CompletionItem
+
+    found: list[tuple[str, str]] = [("latest", "the newest run")]
+    with contextlib.suppress(Exception):
+        runs = reversed(asked().runs())
+        found += [(run.id, f"{run.status.value} {run.script}") for run in runs]
+    return [CompletionItem(run, help=text) for run, text in found if run.startswith(incomplete)]
+
+
+def complete_name(_ctx: Any, _param: Any, incomplete: str) -> list[CompletionItem]:
+    """Return the known names that go on from what is typed."""
+    from click.shell_completion import CompletionItem
+
+    with contextlib.suppress(Exception):
+        return [CompletionItem(name) for name in asked().names() if name.startswith(incomplete)]
+    return []
+
+
+def asked() -> History:
+    """Return the history of the project that the current folder lies in."""
+    from rearview.past import history
+
+    return history()
+
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the option --json."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")(
+        command
+    )
+
+
+def quiet_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the option --quiet."""
+    return click.option("-q", "--quiet", is_flag=True, help="Say nothing on stderr but errors.")(
+        command
+    )
+
+
+def one_run(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the argument [RUN], the newest run by default."""
+    return click.argument(
+        "which", metavar="[RUN]", default="latest", type=a_run, shell_complete=complete_run
+    )(command)
+
+
+def some_runs(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the option --runs."""
+    return click.option(
+        "--runs",
+        "which",
+        metavar="RUN",
+        multiple=True,
+        type=a_run,
+        shell_complete=complete_run,
+        help="Only this run; may be repeated.",
+    )(command)
+
+
+def at_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the option --at."""
+    return click.option(
+        "--at",
+        type=iterations,
+        metavar="LOOP=FIRST:LAST",
+        help="Only these iterations: epoch=3, or epoch=3:5 for 3 and 4.",
+    )(command)
+
+
+def some_names(*, required: bool) -> Decorator:
+    """Give a command the argument NAMES."""
+    return click.argument("names", nargs=-1, required=required, shell_complete=complete_name)

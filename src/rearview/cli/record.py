@@ -1,0 +1,155 @@
+"""Commands that start the user's program: run, resume."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rearview.cli import show
+from rearview.cli.options import TakesRuns, asked, one_run, pair, quiet_option
+from rearview.errors import UsageError
+
+if TYPE_CHECKING:
+    from rearview.execute.start import Start
+
+
+class Program(click.Command):
+    """A command whose own options end where the program's name stands, as with `python`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse only what stands before the script, or up to the module's name."""
+        return super().parse_args(ctx, self.fenced(args))
+
+    def fenced(self, args: list[str]) -> list[str]:
+        """Return the words with `--` put after `-m module`: what follows is the module's."""
+        takes_value = {
+            name
+            for param in self.params
+            if isinstance(param, click.Option) and not param.is_flag
+            for name in param.opts
+        }
+        position = 0
+        while position < len(args):
+            word = args[position]
+            if word == "-m":
+                return [*args[: position + 2], "--", *args[position + 2 :]]
+            if word.startswith("-m") and not word.startswith("--"):
+                return [*args[:position], "-m", word[2:], "--", *args[position + 1 :]]
+            if not word.startswith("-") or word in {"-", "--"}:
+                break
+            position += 2 if word in takes_value else 1
+        return args
+
+
+@click.command(cls=Program, context_settings={"allow_interspersed_args": False})
+@click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT.PY [ARGS]...")
+@click.option("-m", "module", metavar="MODULE", help="Run a module, as `python -m` does.")
+@click.option(
+    "--arg",
+    "given",
+    type=pair,
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="Set a `rearview.arg`; may be repeated.",
+)
+@click.option(
+    "--epsilon",
+    type=click.FloatRange(0, 1),
+    metavar="SHARE",
+    help="Share of training time that recording may cost (default 0.0667); 0: no checkpoints.",
+)
+@click.option("--every", is_flag=True, help="Checkpoint each outer iteration, whatever it costs.")
+@click.option("--autolog", is_flag=True, help="Log every scalar that is assigned in a loop.")
+@quiet_option
+def run(
+    *,
+    program: tuple[str, ...],
+    module: str | None,
+    given: tuple[tuple[str, str], ...],
+    epsilon: float | None,
+    every: bool,
+    autolog: bool,
+    quiet: bool,
+) -> None:
+    """Record a run of a script, which needs no changes.
+
+    Everything after the script (or after `-m MODULE`) belongs to it. Output, exit code, signals
+    and tracebacks are the script's own; our few lines go to stderr.
+    """
+    if module is None and not program:
+        raise click.UsageError(
+            "Which script? `rearview run train.py`, or `rearview run -m package.train`.",
+            click.get_current_context(),
+        )
+    target, *rest = (module, *program) if module is not None else program
+    if module is None:
+        _check_script(Path(target))
+    from rearview.past import begin
+
+    settings: dict[str, Any] = {
+        "epsilon": epsilon,
+        "every": every or None,
+        "autolog": autolog or None,
+    }
+    begun = begin(
+        target,
+        rest,
+        module=module is not None,
+        given=dict(given),
+        settings={name: value for name, value in settings.items() if value is not None},
+    )
+    if not quiet:
+        show.said(f"recording {'-m ' if module else ''}{target}")
+    become(begun)
+
+
+def _check_script(script: Path) -> None:
+    if script.is_dir():
+        raise UsageError(
+            f"{script} is a folder. Name the script in it, or run a package with "
+            f"`rearview run -m {script.name}`.",
+            slug="no-script",
+        )
+    if not script.exists():
+        near = sorted(path.name for path in Path().glob("*.py"))[:5]
+        hint = f"Here are {', '.join(near)}." if near else f"{Path.cwd()} holds no .py file."
+        raise UsageError(f"There is no script {str(script)!r}. {hint}", slug="no-script")
+    if not os.access(script, os.R_OK):
+        raise UsageError(
+            f"{script} cannot be read. Give yourself the right: `chmod u+r {script}`.",
+            slug="no-script",
+        )
+
+
+@click.command(cls=TakesRuns)
+@one_run
+@quiet_option
+def resume(which: str, quiet: bool) -> None:
+    """Go on with a run that was stopped.
+
+    It continues from its last checkpoint, with the source, arguments and random state it had,
+    as the same run. RUN is an id or part of one, `latest` (the default), or -2 for the one before.
+    """
+    begun = asked().resume(which)
+    if not quiet:
+        show.said(f"resuming {which}")
+    become(begun)
+
+
+def become(begun: Start) -> None:
+    """Turn this process into the user's program, so that all it does is its own."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.chdir(begun.folder)
+        os.execve(begun.command[0], begun.command, begun.environment)  # noqa: S606 - no shell
+    except OSError as exc:
+        raise UsageError(
+            f"{begun.command[0]} cannot be started in {begun.folder}: {exc.strerror or exc}. "
+            "Check that the folder and the interpreter are there.",
+            slug="no-start",
+        ) from exc

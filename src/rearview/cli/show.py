@@ -1,0 +1,189 @@
+"""The only place that prints. Answers go to stdout, remarks to stderr."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
+
+import click
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BOLD, DIM, RED, GREEN, YELLOW, CYAN = "1", "2", "31", "32", "33", "36"
+COLORS = {"ok": GREEN, "warn": YELLOW, "fail": RED}
+
+
+def colored(stream: TextIO) -> bool:
+    """Say whether colour is wanted on `stream`: a terminal, and NO_COLOR is not set."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def paint(text: str, code: str, stream: TextIO | None = None) -> str:
+    """Return `text` in a colour if the stream (stdout) wants it."""
+    return f"\x1b[{code}m{text}\x1b[0m" if colored(stream or sys.stdout) else text
+
+
+class ReaderGone(Exception):  # noqa: N818 - no error: `rearview table | head` is fine
+    """Whoever read our output went away."""
+
+
+def out(text: str = "") -> None:
+    """Print one line of an answer."""
+    try:
+        print(text)
+    except BrokenPipeError as exc:
+        raise ReaderGone from exc
+
+
+def note(text: str) -> None:
+    """Print a remark, on stderr."""
+    sys.stdout.flush()
+    print(text, file=sys.stderr, flush=True)
+
+
+def said(text: str) -> None:
+    """Print a remark of ours beside the output of a script: stderr, with our name."""
+    note(paint(f"rearview: {text}", DIM, sys.stderr))
+
+
+def problem(message: str, slug: str) -> None:
+    """Print one of our own errors: one line, and where it is explained."""
+    name = paint("rearview:", RED, sys.stderr)
+    where = paint(f"(docs/errors.md#{slug})", DIM, sys.stderr)
+    note(f"{name} {message} {where}")
+
+
+def usage(exc: click.ClickException) -> None:
+    """Print what is wrong with a command line and how to get help."""
+    note(f"{paint('rearview:', RED, sys.stderr)} {exc.format_message()}")
+    ctx = getattr(exc, "ctx", None)
+    if ctx is not None:
+        note(f"Try `{ctx.command_path} --help`.")
+
+
+def bug(exc: BaseException) -> None:
+    """Print an error nobody foresaw."""
+    name = paint("rearview:", RED, sys.stderr)
+    note(
+        f"{name} unexpected error: {type(exc).__name__}: {exc}\n"
+        "This is a defect in Rearview; nothing that was recorded is lost. "
+        "`rearview --traceback …` shows where it happened."
+    )
+
+
+def overview(version: str) -> None:
+    """Print what to do first."""
+    lines = (
+        ("rearview run train.py", "record a run; the script needs no changes"),
+        ("", "… later, add a log statement to train.py …"),
+        ("rearview backfill grad_norm", "fill the new column for the past runs"),
+        ("rearview table loss grad_norm", "look at it"),
+        None,
+        ("rearview demo", "see all of that happen in under a minute"),
+        ("rearview --help", "every command"),
+    )
+    out(f"{paint('Rearview', BOLD)} {version}: hindsight for model training.\n")
+    for line in lines:
+        out(f"  {paint(f'{line[0]:<32}', CYAN)}{line[1]}" if line else "")
+    count, root = _here()
+    if root is not None:
+        many = "1 run" if count == 1 else f"{count} runs"
+        out(f"\n{root} has {many}: `rearview runs` lists them.")
+
+
+def _here() -> tuple[int, Path | None]:
+    from pathlib import Path
+
+    from rearview.errors import RearviewError
+    from rearview.store.project import Project
+
+    try:
+        project = Project.find(Path.cwd())
+        if project is None or not project.runs.is_dir():
+            return 0, None
+        return sum((run / "run.json").is_file() for run in project.runs.iterdir()), project.root
+    except (OSError, RearviewError):
+        return 0, None
+
+
+def block(pairs: Iterable[tuple[str, str]]) -> None:
+    """Print labelled lines, labels in one column."""
+    pairs = list(pairs)
+    width = max((len(label) for label, _ in pairs), default=0)
+    for label, text in pairs:
+        first, *more = text.split("\n")
+        out(f"{paint(f'{label:<{width}}', DIM)}  {first}")
+        for line in more:
+            out(f"{'':<{width}}  {line}")
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[bool]) -> None:
+    """Print a table of texts: with rules on a terminal, aligned plain text elsewhere.
+
+    Only a terminal wraps long cells; in a pipe or file every row is one whole line.
+    """
+    if not sys.stdout.isatty():
+        _plain(columns, rows, right)
+        return
+    import shutil
+
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    wide = shutil.get_terminal_size().columns
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", show_edge=False)
+    for name, numeric in zip(columns, right, strict=True):
+        shown.add_column(Text(name), justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        shown.add_row(*(Text.from_ansi(cell) for cell in row))
+    Console(width=wide, highlight=False, no_color=not colored(sys.stdout)).print(shown)
+
+
+def _plain(columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool]) -> None:
+    widths = [
+        max([len(name), *(len(click.unstyle(row[index])) for row in rows)])
+        for index, name in enumerate(columns)
+    ]
+    for row in (columns, *rows):
+        cells = (
+            " " * (width - len(click.unstyle(cell))) + cell
+            if numeric
+            else cell + " " * (width - len(click.unstyle(cell)))
+            for cell, width, numeric in zip(row, widths, right, strict=True)
+        )
+        out("  ".join(cells).rstrip())
+
+
+def diff(text: str) -> None:
+    """Print a unified diff, coloured on a terminal."""
+    for line in text.splitlines():
+        out(paint(line, _diff_color(line)) if _diff_color(line) else line)
+
+
+def _diff_color(line: str) -> str:
+    if line.startswith(("+++", "---")):
+        return BOLD
+    return {"+": GREEN, "-": RED, "@": CYAN}.get(line[:1], "")
+
+
+def checked(level: str, name: str, what: str, remedy: str) -> None:
+    """Print one line of a check-up, and what to do if it is not well."""
+    out(f"{paint(f'{level:<4}', COLORS[level])}  {name:<12} {what}")
+    if remedy:
+        out(f"{'':<19}{paint(remedy, DIM)}")
+
+
+def json_document(value: Any) -> None:
+    """Print a value as one JSON document."""
+    from rearview.cli.formats import json_text
+
+    out(json_text(value, indent=2))

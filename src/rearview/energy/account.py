@@ -1,0 +1,145 @@
+"""When a run was on, what it used, and what waiting saved."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rearview.energy.outlook import Outlook, Sample
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A stretch of time in which the run was on."""
+
+    begin: float
+    end: float
+    kwh: float
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a run used, and what it would have used had it run at once."""
+
+    intervals: tuple[Interval, ...]
+    kwh: float
+    how: tuple[str, ...]
+    grams: float | None
+    """CO2 of the hours it ran in; None where the grid's state is not known."""
+    grams_at_once: float | None
+    """CO2 of as many hours, one after the other, from when the run was asked for."""
+    attribution: tuple[str, ...] = ()
+
+    @property
+    def saved(self) -> float | None:
+        """Grams saved; negative if waiting was the worse choice."""
+        if self.grams is None or self.grams_at_once is None:
+            return None
+        return self.grams_at_once - self.grams
+
+
+class Account:
+    """The file in which a run writes down when it was on; one line each, never rewritten."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def asked(self, time: float) -> None:
+        """Note when the run was asked for; the first time counts."""
+        self._append({"asked": time})
+
+    def on(self, interval: Interval) -> None:
+        """Note a stretch in which it ran."""
+        self._append({"on": asdict(interval)})
+
+    def grid(self, outlook: Outlook) -> None:
+        """Note what was known of the grid, for the report."""
+        samples = [(s.start, s.share, s.light, s.grams) for s in outlook.samples]
+        self._append(
+            {"grid": samples, "source": outlook.source, "attribution": outlook.attribution}
+        )
+
+    def report(self) -> Report:
+        """Return the account of all that was noted; a torn last line is left out."""
+        asked: float | None = None
+        intervals: list[Interval] = []
+        samples: dict[float, Sample] = {}
+        sources: dict[str, str] = {}
+        try:
+            lines = self.path.read_text("utf-8").splitlines()
+        except FileNotFoundError:
+            lines = []
+        for line in lines:
+            try:
+                row = json.loads(line)
+            except ValueError:
+                continue
+            if "asked" in row and asked is None:
+                asked = row["asked"]
+            if "on" in row:
+                intervals.append(Interval(**row["on"]))
+            if "grid" in row:
+                # a later answer knows better
+                samples |= {values[0]: Sample(*values) for values in row["grid"]}
+                sources[row["source"]] = row["attribution"]
+        outlook = Outlook.of(", ".join(sources), "", samples.values(), fetched=0.0)
+        return report(intervals, outlook, asked=asked, attribution=tuple(sources.values()))
+
+    def _append(self, row: dict[str, object]) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        line = json.dumps({"format": FORMAT, **row}) + "\n"
+        fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            os.write(fd, line.encode())
+        finally:
+            os.close(fd)
+
+
+def report(
+    intervals: Sequence[Interval],
+    outlook: Outlook,
+    *,
+    asked: float | None = None,
+    attribution: tuple[str, ...] = (),
+) -> Report:
+    """Return what the run used in `intervals`, by the grid that `outlook` describes.
+
+    >>> grid = Outlook.of("x", "", [Sample(0, grams=400.0), Sample(3600, grams=100.0)], fetched=0)
+    >>> ran = [Interval(3600, 7200, kwh=2.0, how="RAPL")]
+    >>> report(ran, grid, asked=0.0).saved
+    600.0
+    """
+    ordered = sorted(intervals, key=lambda one: one.begin)
+    kwh = sum(one.kwh for one in ordered)
+    seconds = sum(one.end - one.begin for one in ordered)
+    parts = [_mean(outlook, one.begin, one.end) for one in ordered]
+    grams = None
+    if ordered and all(part is not None for part in parts):
+        grams = sum(one.kwh * (part or 0.0) for one, part in zip(ordered, parts, strict=True))
+    at_once = None
+    if ordered:
+        begin = ordered[0].begin if asked is None else asked
+        mean = _mean(outlook, begin, begin + seconds)
+        at_once = None if mean is None else kwh * mean
+    how = tuple(dict.fromkeys(one.how for one in ordered))
+    return Report(tuple(ordered), kwh, how, grams, at_once, attribution)
+
+
+def _mean(outlook: Outlook, begin: float, end: float) -> float | None:
+    """Return the mean intensity from `begin` to `end`, or None if part of it is not known."""
+    if end <= begin:
+        sample = outlook.at(begin)
+        return None if sample is None else sample.intensity
+    total = covered = 0.0
+    for index, sample in enumerate(outlook.samples):
+        length = min(end, outlook.end_of(index)) - max(begin, sample.start)
+        if length > 0:
+            total += length * (sample.intensity or 0.0)
+            covered += length
+    return total / covered if covered >= (end - begin) * 0.999 else None

@@ -1,0 +1,23 @@
+"""Ask about the past: the one room that knows every other. Returns values, never prints."""
+
+from rearview.execute.replays import Event, Outcome, Progress
+from rearview.execute.start import Start
+from rearview.past.history import History, history
+from rearview.past.probing import Propagated
+from rearview.past.reports import BackfillReport, PlanReport, Refusal, RunReport
+from rearview.past.start import begin
+
+__all__ = [
+    "BackfillReport",
+    "Event",
+    "History",
+    "Outcome",
+    "PlanReport",
+    "Progress",
+    "Propagated",
+    "Refusal",
+    "RunReport",
+    "Start",
+    "begin",
+    "history",
+]

@@ -1,0 +1,428 @@
+"""The recorded past of one project."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection, Sequence
+from functools import cached_property
+from pathlib import Path
+
+from rearview.config import Settings
+from rearview.errors import RearviewError, UsageError
+from rearview.execute.executor import Executor, Task
+from rearview.execute.local import Local
+from rearview.execute.replays import Progress, Replays
+from rearview.execute.start import Start, start
+from rearview.model import Checkpoint, Control, Plan, Run, Status
+from rearview.past.probing import WORKTREE, Probing, Propagated
+from rearview.past.reports import BackfillReport, PlanReport, Refusal, RunReport
+from rearview.past.segments import Prepared, run_facts
+from rearview.plan.at import parse_at
+from rearview.plan.explain import explain
+from rearview.plan.partition import divide
+from rearview.plan.replay import survey
+from rearview.source.logged import names_logged
+from rearview.store.checkpoints import Checkpoints
+from rearview.store.project import Project
+from rearview.store.runs import Runs
+from rearview.store.sweep import Freed
+from rearview.store.sweep import gc as sweep
+from rearview.store.tables.duck import quoted
+from rearview.store.tables.table import Table
+from rearview.store.verify import Report, verify
+from rearview.store.versions import Versions
+from rearview.store.views import Tables
+
+
+def history(start: Path | str | None = None) -> History:
+    """Return the history of the project that `start` (or the current folder) lies in."""
+    return History(Project.open(Path(start) if start is not None else Path.cwd()))
+
+
+class History:
+    """Ask what was recorded; fill in what was not."""
+
+    def __init__(self, project: Project) -> None:
+        self.project = project
+        self.settings = Settings.read(project.store)
+        self._runs = Runs(project)
+        self._versions = Versions(project, self.settings)
+        self._checkpoints = Checkpoints(project)
+
+    def runs(self) -> list[Run]:
+        """Return all runs, oldest first."""
+        return self._runs.all()
+
+    def run(self, which: str = "latest") -> Run:
+        """Return one run: by id, the beginning or end of one, `latest`, or -1, -2 and so on."""
+        return self._runs.find(which)
+
+    @cached_property
+    def _tables(self) -> Tables:
+        return Tables(self.project, checkpoints=self._all_checkpoints, versions=self._versions)
+
+    def _all_checkpoints(self) -> list[Checkpoint]:
+        return [one for run in self._checkpoints.runs() for one in self._checkpoints.of(run)]
+
+    def names(self) -> list[str]:
+        """Return every name that has values, or that the newest source logs."""
+        return sorted({*self._tables.names(), *(name for name, _ in self._virtual())})
+
+    def table(
+        self,
+        *names: str,
+        where: str | None = None,
+        runs: Sequence[str] | None = None,
+        limit: int | None = None,
+        order: Sequence[str] | None = None,
+    ) -> Table:
+        """Return one row per point with `names` as columns; without names, all of them."""
+        chosen = [self.run(which).id for which in runs] if runs else None
+        self._tables.refresh()
+        return self._tables.table(
+            names, where=where, runs=chosen, order=order, limit=limit, virtual=self._virtual()
+        )
+
+    def sql(self, query: str) -> Table:
+        """Return the answer to one SQL question over the tables of docs/schema.md."""
+        self._tables.refresh()
+        return self._tables.sql(query)
+
+    def _virtual(self) -> list[tuple[str, tuple[str, ...]]]:
+        """Return names that the work tree logs at constant names, with the loops around them."""
+        try:
+            edited = self._probing([]).edited
+        except RearviewError:
+            return []
+        return [
+            (name, places[0].loops)
+            for name, places in names_logged(edited).items()
+            if "*" not in name and not name.startswith("$")
+        ]
+
+    def diff(self, a: str, b: str = WORKTREE) -> str:
+        """Return what changed in the source from run `a` to run `b` or to the work tree."""
+        return self._versions.diff(self._version(a), self._version(b))
+
+    def _version(self, which: str) -> str:
+        if which == WORKTREE:
+            return self._versions.save(WORKTREE)
+        version = self.run(which).version
+        if not version:
+            raise UsageError(f"The source of run {which} was not kept.", slug="no-source")
+        return version
+
+    def show(self, which: str = "latest") -> RunReport:
+        """Return all there is to say of one run."""
+        run = self.run(which)
+        checkpoints = self._checkpoints.of(run.id)
+        end = run.facts.get("end", {})
+        counts = self.sql(
+            f"SELECT name, count(*) AS n FROM records WHERE run = {quoted(run.id)} "  # noqa: S608
+            "GROUP BY name ORDER BY name"
+        )
+        loops = {
+            key.rpartition(":")[2]: int(loop["iterations"])
+            for key, loop in end.get("loops", {}).items()
+        }
+        replays = self._runs.replays(run.id)
+        return RunReport(
+            run=run,
+            names={row["name"]: row["n"] for row in counts if not row["name"].startswith("$")},
+            loops=list(loops.items()),
+            checkpoints=checkpoints,
+            partial=sorted({reason for one in checkpoints for reason in one.missing}),
+            logical=sum(one.nbytes for one in checkpoints),
+            stored=sum(one.stored for one in checkpoints),
+            costs=end.get("costs", {}),
+            replays=replays,
+            exact=_exact([replay.facts.get("report", {}) for replay in replays]),
+        )
+
+    def _probing(self, runs: Sequence[Run]) -> Probing:
+        return Probing(self._versions, runs, self.project.store / "corrections.json")
+
+    def propagate(
+        self, names: Sequence[str], *, to: Sequence[str] | None = None
+    ) -> list[Propagated]:
+        """Return where the statements that the work tree adds belong in each past version."""
+        probing = self._probing(self.runs())
+        unknown = [n for n in names if not any(n in probe.names for probe in probing.added)]
+        if unknown:
+            raise UsageError(
+                f"{', '.join(unknown)}: nothing in the work tree logs this beyond what the newest "
+                f"run logged. Add a statement such as rearview.log({unknown[0]!r}, value).",
+                slug="no-probe",
+            )
+        wanted = {self.run(which).id for which in to} if to else None
+        return [one for one in probing.propagated() if wanted is None or wanted & set(one.runs)]
+
+    def correct(self, which: str, path: str, line: int) -> None:
+        """Keep by hand where the added statements go in the version of a run."""
+        self._probing(self.runs()).correct(self.run(which), path, line)
+
+    def plan(
+        self,
+        names: Sequence[str],
+        *,
+        runs: Sequence[str] | None = None,
+        where: str | None = None,
+        at: str | None = None,
+        workers: int | None = None,
+        budget: float | None = None,
+    ) -> PlanReport:
+        """Return what has to run again for `names`, and what it costs; nothing runs."""
+        report, _ = self._plan(names, runs, where, at, workers, budget)
+        return report
+
+    def backfill(
+        self,
+        names: Sequence[str],
+        *,
+        runs: Sequence[str] | None = None,
+        where: str | None = None,
+        at: str | None = None,
+        workers: int | None = None,
+        budget: float | None = None,
+        on: str = "local",
+        progress: Progress | None = None,
+    ) -> BackfillReport:
+        """Fill the columns `names` of past runs from the probes in the work tree."""
+        begun = time.monotonic()
+        report, prepared = self._plan(names, runs, where, at, workers, budget)
+        return self._carry_out(report, prepared, workers, on, progress, begun)
+
+    def replay(
+        self,
+        which: str = "latest",
+        *,
+        at: str | None = None,
+        workers: int | None = None,
+        progress: Progress | None = None,
+    ) -> BackfillReport:
+        """Replay a run as it was recorded, with any probes of the work tree, and prove it."""
+        begun = time.monotonic()
+        run = self.run(which)
+        prepared = self._prepared(self._probing([run]), run, (), at, None)
+        found = survey([prepared.question()])
+        plan = divide(found, workers=self._workers(workers))
+        report = PlanReport(plan, [Refusal(*one) for one in found.refusals])
+        return self._carry_out(report, {run.id: prepared}, workers, "local", progress, begun)
+
+    def _workers(self, workers: int | None) -> int:
+        return workers or self.settings.workers or len(os.sched_getaffinity(0))
+
+    def _plan(
+        self,
+        names: Sequence[str],
+        runs: Sequence[str] | None,
+        where: str | None,
+        at: str | None,
+        workers: int | None,
+        budget: float | None,
+    ) -> tuple[PlanReport, dict[str, Prepared]]:
+        every = self.runs()
+        chosen = [self.run(which) for which in runs] if runs else every
+        meant = self._meant(where, chosen)
+        probing = self._probing(every)
+        refusals: list[Refusal] = []
+        prepared: dict[str, Prepared] = {}
+        recorded = self._tables.names()
+        for run in chosen:
+            if meant is not None and run.id not in meant:
+                continue
+            lacking = tuple(name for name in names if not self._logs(run, name, recorded))
+            if not lacking:
+                continue
+            try:
+                only = None if meant is None else meant[run.id]
+                prepared[run.id] = self._prepared(probing, run, lacking, at, only)
+            except RearviewError as exc:
+                refusals.append(Refusal(run.id, str(exc)))
+        open_ = [one for one in prepared.values() if one.missing is None or one.missing]
+        found = survey([one.question() for one in open_])
+        refusals += [Refusal(run, reason) for run, reason in found.refusals]
+        plan = divide(found, workers=self._workers(workers), budget=budget)
+        explained = explain(found, plan)
+        return PlanReport(plan, refusals, explained.cells, [], explained), prepared
+
+    def _logs(self, run: Run, name: str, recorded: Collection[str]) -> bool:
+        """Say whether a run logged `name` itself."""
+        if name not in recorded:
+            return False
+        rows = self._tables.sql(
+            f"SELECT count(*) AS n FROM records WHERE run = {quoted(run.id)} "  # noqa: S608
+            f"AND name = {quoted(name)} AND origin = 'recorded'"
+        )
+        return bool(next(iter(rows))["n"])
+
+    def _meant(self, where: str | None, runs: Sequence[Run]) -> dict[str, set[int] | None] | None:
+        """Return the runs, and iterations of their outermost loops, that a predicate selects."""
+        if where is None:
+            return None
+        self._tables.refresh()
+        found: dict[str, set[int] | None] = {}
+        for run, point in self._tables.points(where=where, runs=[run.id for run in runs]):
+            if not point.steps:
+                found[run] = None
+            elif found.get(run, set()) is not None:
+                known = found.setdefault(run, set())
+                assert known is not None
+                known.add(point.indices[0])
+        return found
+
+    def _prepared(
+        self,
+        probing: Probing,
+        run: Run,
+        names: tuple[str, ...],
+        at: str | None,
+        only: set[int] | None,
+    ) -> Prepared:
+        probes = probing.of(run, names)
+        unknown = [name for name in names if not probes.of(name)]
+        if unknown:
+            raise UsageError(
+                f"{', '.join(unknown)}: nothing in the work tree logs this beyond what run "
+                f"{run.id} logged. Add a statement such as rearview.log({unknown[0]!r}, value).",
+                slug="no-probe",
+            )
+        asked = tuple(dict.fromkeys(probe for name in names for probe in probes.of(name)))
+        if not names:
+            asked = tuple(probe for probe in probes.probes if probe.names)
+        version = self._derived(run, dict(probes.source))
+        facts = run_facts(run, version, self._checkpoints.of(run.id))
+        missing = self._missing(run, version, names, facts.loops)
+        if only is not None:
+            missing = frozenset(only if missing is None else only & missing)
+        limits = tuple(parse_at(at)) if at else ()
+        return Prepared(run, version, probes, asked, names, facts, missing, limits)
+
+    def _derived(self, run: Run, source: dict[str, str]) -> str:
+        old = self._versions.files(run.version)
+        changes = {
+            path: text.encode() for path, text in source.items() if old.get(path) != text.encode()
+        }
+        return self._versions.derive(run.version, changes) if changes else run.version
+
+    def _missing(
+        self, run: Run, version: str, names: tuple[str, ...], loops: Sequence[object]
+    ) -> frozenset[int] | None:
+        """Return the iterations of the outermost loop that no proved replay has covered."""
+        covered: dict[str, set[int]] = {name: set() for name in names}
+        count = len(getattr(loops[0], "seconds", ())) if loops else 0
+        done = False
+        for replay in self._runs.replays(run.id):
+            if replay.version != version or not replay.proved:
+                continue
+            for name in set(names) & set(replay.names):
+                first, last = replay.facts.get("covered", (0, 0))
+                only = replay.facts.get("only")
+                covered[name] |= set(only if only is not None else range(first, min(last, count)))
+                done = True
+        if not names or not done:
+            return None
+        return frozenset(range(count)) - frozenset.intersection(
+            *(frozenset(found) for found in covered.values())
+        )
+
+    def _carry_out(
+        self,
+        report: PlanReport,
+        prepared: dict[str, Prepared],
+        workers: int | None,
+        on: str,
+        progress: Progress | None,
+        begun: float,
+    ) -> BackfillReport:
+        replays = Replays(self.project, self._versions, self._runs)
+        work: list[tuple[Run, Task]] = []
+        for segment in report.plan.segments:
+            one = prepared[segment.run]
+            work.append(
+                (one.run, replays.prepare(one.run, one.version, one.wanted(segment), segment))
+            )
+        outcomes = replays.carry_out(work, self._executor(on, workers), progress)
+        return BackfillReport(
+            outcomes=outcomes,
+            refusals=report.refusals,
+            seconds=time.monotonic() - begun,
+            recorded_seconds=sum(
+                float(prepared[run].run.facts.get("end", {}).get("seconds", 0.0))
+                for run in {segment.run for segment in report.plan.segments}
+            ),
+        )
+
+    def _executor(self, on: str, workers: int | None) -> Executor:
+        if on == "local":
+            return Local(self._workers(workers))
+        raise UsageError(f"There is no executor {on!r}. Use `local`.", slug="no-executor")
+
+    def resume(self, which: str = "latest") -> Start:
+        """Return how to go on with a run that was stopped, in the place where it ran."""
+        run = self.run(which)
+        if run.status in {Status.RUNNING, Status.FINISHED}:
+            raise UsageError(
+                f"Run {run.id} is {run.status.value}; there is nothing to go on with. "
+                "`rearview runs` shows which were stopped.",
+                slug="not-stopped",
+            )
+        if not run.facts.get("watched", True):
+            raise UsageError(
+                f"Run {run.id} was started with plain `python`, which cannot be resumed hands-free. "
+                "Start it with `rearview run`.",
+                slug="not-watched",
+            )
+        control = Control(
+            root=str(self.project.root),
+            target=str(run.facts["target"]),
+            module=bool(run.facts.get("module")),
+            args=run.argv,
+            resume=run.id,
+            given=dict(run.facts.get("given", {})),
+        )
+        env = {**os.environ, **run.facts.get("threads", {})}
+        return start(control, env, Path(run.cwd), hash_seed=str(run.facts["hash_seed"]))
+
+    def verify(self, *, repair: bool = False) -> Report:
+        """Check every byte of the store; with `repair`, rebuild what can be."""
+        return verify(self.project, repair=repair)
+
+    def gc(
+        self, *, budget: int | None = None, keep: Collection[str] = (), dry: bool = False
+    ) -> Freed:
+        """Free what nothing refers to, and thin checkpoints until `budget` bytes suffice."""
+        bound = budget if budget is not None else self.settings.budget or None
+        return sweep(self.project, referenced=self._referenced, budget=bound, keep=keep, dry=dry)
+
+    def _referenced(self) -> list[str]:
+        """Return the objects that records name."""
+        self._tables.refresh()
+        rows = self._tables.sql("SELECT DISTINCT value FROM records WHERE kind = 'object'")
+        return [oid for row in rows for oid in _oids(row["value"])]
+
+
+def _oids(value: object) -> list[str]:
+    if isinstance(value, str):
+        import json
+
+        value = json.loads(value)
+    return [str(value["$object"])] if isinstance(value, dict) and "$object" in value else []
+
+
+def _exact(reports: list[dict[str, object]]) -> str:
+    """Return one line on whether the replays so far repeated the run."""
+    if not reports:
+        return "not replayed yet"
+    for report in reports:
+        if report.get("difference"):
+            return f"not exact: {report['difference']}"
+        if report.get("differing"):
+            return f"not exact: {report['differing']} came out differently"
+    states = sum(int(str(report.get("states", 0))) for report in reports)
+    restored = sum(int(str(report.get("restored", 0))) for report in reports)
+    return f"exact: {len(reports)} replays, {states} states equal, {restored} restored"
+
+
+__all__ = ["History", "Plan", "history"]

@@ -1,0 +1,104 @@
+"""What history answers with: plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from rearview.execute.replays import Outcome
+from rearview.model import Checkpoint, Plan, Run
+from rearview.store.runs import Replay
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A run that cannot be answered, and why."""
+
+    run: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """All there is to say of one run."""
+
+    run: Run
+    names: dict[str, int]
+    loops: list[tuple[str, int]]
+    checkpoints: list[Checkpoint]
+    partial: list[str]
+    logical: int
+    stored: int
+    costs: dict[str, Any]
+    replays: list[Replay]
+    exact: str
+
+
+@dataclass(frozen=True, slots=True)
+class BackfillReport:
+    """What a backfill did."""
+
+    outcomes: list[Outcome] = field(default_factory=list)
+    refusals: list[Refusal] = field(default_factory=list)
+    seconds: float = 0.0
+    recorded_seconds: float = 0.0
+    """What the runs themselves took."""
+
+    @property
+    def written(self) -> int:
+        """New records."""
+        return sum(outcome.report.written for outcome in self.outcomes)
+
+    @property
+    def proved(self) -> bool:
+        """Whether every replay was exact."""
+        return bool(self.outcomes) and all(outcome.proved for outcome in self.outcomes)
+
+    @property
+    def speedup(self) -> float | None:
+        """How many times faster this was than running everything again."""
+        if not self.outcomes or self.seconds <= 0:
+            return None
+        return self.recorded_seconds / self.seconds
+
+    @property
+    def proof(self) -> str:
+        """One line that says how far the answer can be trusted."""
+        if not self.outcomes:
+            return "nothing was replayed"
+        reports = [outcome.report for outcome in self.outcomes]
+        states = sum(report.states for report in reports)
+        restored = sum(report.restored for report in reports)
+        repeated = sum(report.repeated for report in reports)
+        said = f"{restored} states restored, {states} states and {repeated} recorded values equal"
+        if self.proved:
+            return f"exact: {said}"
+        for outcome in self.outcomes:
+            report = outcome.report
+            if outcome.proved:
+                continue
+            if report.error:
+                return f"not proved: {outcome.run}: {report.error}"
+            if report.difference:
+                return f"not exact: {report.difference} (run {outcome.run})"
+            if report.differing:
+                return f"not exact: {', '.join(report.differing)} came out differently"
+        return f"not proved: nothing could be compared ({said})"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanReport:
+    """What a backfill would run, and what it would cost; nothing has run yet."""
+
+    plan: Plan
+    refusals: list[Refusal] = field(default_factory=list)
+    missing: int = 0
+    """Cells without a value."""
+    changed_inputs: list[str] = field(default_factory=list)
+    explained: Any = None
+    """Predicted time for several numbers of workers, and what would make it cheaper."""
+
+    @property
+    def nothing(self) -> bool:
+        """Whether there is nothing to run."""
+        return not self.plan.segments

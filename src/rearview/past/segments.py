@@ -1,0 +1,197 @@
+"""From a probe to what has to run again: questions for the planner, segment files for replays."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rearview.model import Checkpoint, Run, Segment, Wanted
+from rearview.plan import facts as planning
+from rearview.plan.at import At
+from rearview.source.probes import START, Place, Probe, Probes
+
+ALL = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A run with the probes that are wanted of it, ready to be planned."""
+
+    run: Run
+    version: str
+    """Source to execute: the run's own with the probes in it."""
+    probes: Probes
+    asked: tuple[Probe, ...]
+    names: tuple[str, ...]
+    facts: planning.RunFacts
+    missing: frozenset[int] | None = None
+    """Iterations of the outermost loop without a value; None: all."""
+    at: tuple[At, ...] = ()
+
+    def question(self) -> planning.Question:
+        """Return what the planner is to answer."""
+        wanted = []
+        for probe in self.asked:
+            chains = probe.chains or (self._deepest(),)
+            for chain in chains:
+                depth = len(chain) - len(probe.loops) + probe.depth
+                wanted.append(
+                    planning.Wanted(
+                        names=self.names,
+                        loops=chain,
+                        place=self._place(probe, chain),
+                        depth=-1 if probe.depth == START else depth,
+                        feeds=bool(probe.feeds),
+                        at=self.at,
+                        missing=self.missing,
+                    )
+                )
+        if not self.asked:
+            wanted.append(planning.Wanted((), self._deepest(), at=self.at))
+        return planning.Question(self.facts, tuple(wanted))
+
+    def _place(self, probe: Probe, chain: tuple[str, ...]) -> str:
+        """Return where a statement stands among the inner loops.
+
+        Inner loops in functions that its function calls are not seen in the text, but were in
+        the run: the statement may stand before or after them.
+        """
+        if probe.place is Place.ALONE and 0 < len(chain) < len(self.facts.loops):
+            return Place.BETWEEN.value
+        return probe.place.value
+
+    def _deepest(self) -> tuple[str, ...]:
+        """Return the loops that may be around a statement of which nothing is known."""
+        return tuple(loop.name for loop in self.facts.loops[:2])
+
+    def wanted(self, segment: Segment) -> Wanted:
+        """Return the segment file for one segment of the plan."""
+        asked = self.asked
+        chains = [list(chain) for probe in asked for chain in (*probe.chains, *probe.feeds)]
+        everywhere = not asked or any(not probe.chains for probe in asked)
+        before = bool(asked) and all(
+            probe.place is Place.BEFORE and not any(probe.chains) for probe in asked
+        )
+        others = any(chain and chain[0] != segment.loop for chain in chains)
+        return Wanted(
+            run=self.run.id,
+            replay=f"{self.run.id}.{secrets.token_hex(4)}",
+            report="",
+            names=self.names,
+            chains=chains,
+            everywhere=everywhere,
+            levels=self._levels(),
+            ranges=_ranges(segment),
+            after=not before and (segment.tail or segment.loop is None or others),
+            until=self._main() if before else None,
+            probes={
+                path: [(line, column, list(drawn)) for (line, column), drawn in places.items()]
+                for path in {probe.path for probe in self.probes.probes}
+                if (places := self.probes.places(path))
+            },
+            ids={
+                path: {line: str(one) for line, one in ids.items()}
+                for path, ids in self.probes.loops.items()
+            },
+        )
+
+    def _levels(self) -> int:
+        return min(
+            (
+                0 if probe.depth == START else len(chain) - len(probe.loops) + probe.depth
+                for probe in self.asked
+                for chain in probe.chains
+            ),
+            default=99,
+        )
+
+    def _main(self) -> str | None:
+        site = self.run.facts.get("end", {}).get("main", {}).get("site")
+        return str(site) if site else None
+
+
+def _ranges(segment: Segment) -> dict[str, list[tuple[int, int]]]:
+    found: dict[str, list[tuple[int, int]]] = {}
+    if segment.loop is not None:
+        if segment.only is not None:
+            found[segment.loop] = [(k, k + 1) for k in segment.only]
+        else:
+            found[segment.loop] = [(segment.first, ALL if segment.last is None else segment.last)]
+    for loop, first, last in segment.inner:
+        found[loop] = [(first, ALL if last is None else last)]
+    return found
+
+
+def run_facts(run: Run, version: str, checkpoints: Sequence[Checkpoint]) -> planning.RunFacts:
+    """Return what a run measured about itself, as the planner takes it."""
+    end = run.facts.get("end", {})
+    main: dict[str, Any] = end.get("main") or _from_checkpoints(checkpoints)
+    began = float(main.get("start", 0.0))
+    if "site" not in main:
+        seconds = float(end.get("seconds", 0.0))
+        return planning.RunFacts(run.id, version, start=began, setup=seconds, finished=bool(end))
+    iterations = [each for count, each in main["iterations"] for _ in range(count)]
+    loops = [planning.LoopFacts(main["name"], iterations, values=_values(main, len(iterations)))]
+    for site, spent in main.get("inner", {}).items():
+        padded = [*spent, *[(0.0, 0)] * (len(iterations) - len(spent))]
+        loops.append(
+            planning.LoopFacts(
+                site.rpartition(":")[2], [s for s, _ in padded], [n for _, n in padded]
+            )
+        )
+    whole = float(end.get("seconds", 0.0))
+    return planning.RunFacts(
+        run.id,
+        version,
+        loops=tuple(loops),
+        start=began,
+        setup=float(main["entered"]),
+        after=max(0.0, whole - float(main["left"])) if whole else 0.0,
+        checkpoints=tuple(_of_main(main["site"], checkpoints)),
+        finished=bool(end),
+    )
+
+
+def _values(main: dict[str, Any], count: int) -> list[int] | None:
+    """Return what the target held in each iteration, where that is not the index."""
+    span = main.get("range")
+    if not isinstance(span, list) or span[:1] + span[2:] == [0, 1]:
+        return None
+    start, _, step = span
+    return [start + step * k for k in range(count)]
+
+
+def _of_main(site: str, checkpoints: Iterable[Checkpoint]) -> Iterable[planning.CheckpointFacts]:
+    for one in checkpoints:
+        if one.meta.get("path", [[None]])[0][0] == site:
+            yield planning.CheckpointFacts(
+                one.id, one.point, one.edge, complete=one.complete, nbytes=one.nbytes
+            )
+
+
+def _from_checkpoints(checkpoints: Sequence[Checkpoint]) -> dict[str, Any]:
+    """Return the main loop of a run that never said how it ended, as its checkpoints tell."""
+    known = [one for one in checkpoints if "path" in one.meta]
+    if not known:
+        return {}
+    last = known[-1]
+    site = last.meta["path"][0][0]
+    mine = [one for one in known if one.meta["path"][0][0] == site]
+    places = {one.meta["path"][0][2]: float(one.meta.get("seconds", 0.0)) for one in mine}
+    low, high = min(places), max(places)
+    each = (places[high] - places[low]) / (high - low) if high > low else places[high]
+    inner = {
+        one.meta["path"][1][0]: [(each, int(one.meta["path"][1][2]) or 1)] * (high + 1)
+        for one in mine
+        if len(one.meta["path"]) > 1
+    }
+    return {
+        "site": site,
+        "name": site.rpartition(":")[2],
+        "entered": max(0.0, places[low] - each * max(1, low)),
+        "left": places[high],
+        "iterations": [(high + 1, each)],
+        "inner": inner,
+    }

@@ -1,0 +1,94 @@
+"""A folder that others see too: a shared disk, or any mounted file system."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from rearview.remote import content
+from rearview.remote.base import check_key
+from rearview.remote.careful import CarefulRemote
+from rearview.remote.retry import Retry
+
+
+class FolderRemote(CarefulRemote):
+    """Keys are files below `root`, published by rename after they reached the disk."""
+
+    def __init__(self, root: Path, *, retry: Retry | None = None) -> None:
+        super().__init__(retry)
+        self.root = Path(root).absolute()
+        self.name = str(self.root)
+
+    def path(self, key: str) -> Path:
+        """Return the file that holds `key`."""
+        return self.root / check_key(key)
+
+    def _send(self, local: Path, staged: str) -> None:
+        target = self.root / staged
+        target.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(target, os.O_WRONLY | os.O_CREAT, 0o644)
+        try:
+            size = local.stat().st_size
+            have = os.lseek(fd, 0, os.SEEK_END)
+            if have > size:
+                os.ftruncate(fd, 0)
+                have = os.lseek(fd, 0, os.SEEK_SET)
+            for data in content.chunks(local, have):
+                view = memoryview(data)
+                while view:
+                    view = view[os.write(fd, view) :]
+            os.fsync(fd)
+            # else the comparison would read back our own memory, not what the disk has
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(fd)
+
+    def _read(self, key: str, offset: int) -> Iterable[bytes]:
+        return content.chunks(self.root / key, offset)
+
+    def _publish(self, staged: str, key: str) -> None:
+        target = self.root / key
+        (self.root / staged).replace(target)
+        sync_folder(target.parent)
+
+    def _size(self, key: str) -> int | None:
+        path = self.root / key
+        try:
+            return path.stat().st_size if path.is_file() else None
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def _keys(self, prefix: str) -> Iterable[str]:
+        # the folder part of the prefix bounds the walk: a store may hold many other keys
+        start = self.root / prefix.rpartition("/")[0]
+        for folder, _, names in os.walk(start):
+            for name in names:
+                key = Path(folder, name).relative_to(self.root).as_posix()
+                if key.startswith(prefix):
+                    yield key
+
+    def _remove(self, key: str) -> None:
+        path = self.root / key
+        path.unlink(missing_ok=True)
+        for folder in path.parents:
+            if folder == self.root:
+                return
+            try:
+                folder.rmdir()
+            except OSError:
+                return
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename in `folder` survive a power cut, where the file system can."""
+    try:
+        fd = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(fd)
+    except OSError:
+        return
+    finally:
+        os.close(fd)

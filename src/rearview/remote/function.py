@@ -1,0 +1,177 @@
+"""A remote made of one function of the user's: copy(source, destination)."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from rearview.errors import RemoteError
+from rearview.remote import content
+from rearview.remote.base import Stat, check_key
+from rearview.remote.retry import DiffersError, Retry
+
+FORMAT = 1
+
+
+class FunctionRemote:
+    """Keeps objects in numbered places `<at>.0`, `<at>.1`… through a copy function.
+
+    A function that only copies can neither list nor delete, so an index does: which key is in
+    which place, with size and checksum. It is written to two places by turns, so that a kill in
+    the middle of one leaves the other; a place is used again only after its key is gone from the
+    index. Every copy out is copied back and compared.
+    """
+
+    def __init__(
+        self,
+        copy: Callable[..., Any],
+        at: str | os.PathLike[str],
+        *,
+        kwargs: Mapping[str, Any] | None = None,
+        retry: Retry | None = None,
+    ) -> None:
+        self.copy, self.at = copy, at
+        self.kwargs = dict(kwargs or {})
+        self.retry = retry or Retry()
+
+    def __str__(self) -> str:
+        return f"{getattr(self.copy, '__name__', 'function')}:{os.fspath(self.at)}"
+
+    def put(self, local: Path, key: str) -> Stat:
+        """Bring the file `local` to `key`, replacing in one step what was there."""
+        check_key(key)
+        size, digest = Path(local).stat().st_size, content.checksum(Path(local))
+        index = self._index()
+        used = {entry[0] for entry in index["keys"].values()}
+        place = next(number for number in range(len(used) + 1) if number not in used)
+        self._copy_out(Path(local), str(place), digest)
+        self._write_index(index, {**index["keys"], key: [place, size, digest]})
+        return Stat(key, size, digest)
+
+    def get(self, key: str, local: Path) -> Stat:
+        """Bring `key` to the file `local`, replacing in one step what was there."""
+        entry = self._index()["keys"].get(check_key(key))
+        if entry is None:
+            raise RemoteError(
+                f"{key} is not at {self}. See what is there before asking for it.",
+                slug="remote-missing",
+            )
+        place, size, digest = entry
+        local = Path(local)
+        local.parent.mkdir(parents=True, exist_ok=True)
+
+        def once() -> None:
+            with _scratch(local.parent) as folder:
+                part = Path(folder, local.name)
+                self.copy(self._place(str(place)), part, **self.kwargs)
+                if content.checksum(part) != digest:
+                    raise DiffersError(f"{key} did not arrive as it was sent ({digest})")
+                part.replace(local)
+
+        self.retry.call(f"Bringing {self}/{key} to {local}", once)
+        return Stat(key, size, digest)
+
+    def stat(self, key: str) -> Stat | None:
+        """Return what is known of `key`, or None if it is not there."""
+        entry = self._index()["keys"].get(check_key(key))
+        return None if entry is None else Stat(key, entry[1], entry[2])
+
+    def list(self, prefix: str = "") -> tuple[str, ...]:
+        """Return all keys that begin with `prefix`, sorted."""
+        return tuple(sorted(key for key in self._index()["keys"] if key.startswith(prefix)))
+
+    def delete(self, key: str) -> None:
+        """Free the place of `key` for the next put; one that is not there is no error."""
+        index = self._index()
+        if check_key(key) in index["keys"]:
+            self._write_index(index, {k: v for k, v in index["keys"].items() if k != key})
+
+    def _place(self, suffix: str) -> Any:
+        name = f"{os.fspath(self.at)}.{suffix}"
+        return Path(name) if isinstance(self.at, os.PathLike) else name
+
+    def _copy_out(self, local: Path, suffix: str, digest: str) -> None:
+        def once() -> None:
+            self.copy(local, self._place(suffix), **self.kwargs)
+            with _scratch() as folder:
+                back = Path(folder, "back")
+                self.copy(self._place(suffix), back, **self.kwargs)
+                if not back.is_file():
+                    raise DiffersError(
+                        "the function brought nothing back when called with (target, path); it "
+                        "must copy in both directions"
+                    )
+                if (found := content.checksum(back)) != digest:
+                    raise DiffersError(f"{digest} was sent and {found} came back")
+
+        self.retry.call(f"Bringing {local} to {self}.{suffix}", once)
+
+    def _write_index(self, old: dict[str, Any], keys: dict[str, Any]) -> None:
+        counter = old["counter"] + 1
+        body = json.dumps({"format": FORMAT, "counter": counter, "keys": keys}, sort_keys=True)
+        text = f"{content.checksum_of([body.encode()])}\n{body}".encode()
+        with _scratch() as folder:
+            file = Path(folder, "index")
+            file.write_bytes(text)
+            self._copy_out(file, f"index.{counter % 2}", content.checksum(file))
+
+    def _index(self) -> dict[str, Any]:
+        """Return the newest whole index; an empty one only if there is certainly none."""
+        found, doubt = self._look()
+        if doubt is not None:
+            self._reach(doubt)
+            found, _ = self._look()
+        return max(found, key=lambda index: index["counter"], default={"counter": 0, "keys": {}})
+
+    def _look(self) -> tuple[tuple[dict[str, Any], ...], Exception | None]:
+        found = []
+        doubt: Exception | None = None
+        for number in (0, 1):
+            try:
+                text = self._bring(f"index.{number}")
+            except FileNotFoundError:
+                continue
+            except Exception as exc:
+                doubt = exc
+                continue
+            if text is not None and (index := _parse(text)) is not None:
+                found.append(index)
+        return tuple(found), doubt
+
+    def _bring(self, suffix: str) -> bytes | None:
+        with _scratch() as folder:
+            file = Path(folder, "index")
+            self.copy(self._place(suffix), file, **self.kwargs)
+            return file.read_bytes() if file.is_file() else None
+
+    def _reach(self, doubt: Exception) -> None:
+        # the function fails alike for "not there" and "not reachable"; if a test object goes
+        # there and back, the index is truly not there
+        with _scratch() as folder:
+            file = Path(folder, "probe")
+            file.write_bytes(b"rearview\n")
+            try:
+                self._copy_out(file, "probe", content.checksum(file))
+            except RemoteError as exc:
+                raise RemoteError(
+                    f"{self} cannot be asked for its index ({type(doubt).__name__}: {doubt}), and "
+                    f"a test copy failed too. {exc}",
+                    slug="remote-failed",
+                ) from exc
+
+
+def _parse(text: bytes) -> dict[str, Any] | None:
+    digest, _, body = text.partition(b"\n")
+    if content.checksum_of([body]).encode() != digest:
+        return None
+    index: dict[str, Any] = json.loads(body)
+    return index
+
+
+def _scratch(folder: Path | None = None) -> AbstractContextManager[str]:
+    return tempfile.TemporaryDirectory(prefix=".rv-", dir=folder)

@@ -1,0 +1,97 @@
+"""Go on with a run that stopped: set up again, jump to its last checkpoint, record from there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from time import perf_counter
+from types import FrameType
+from typing import Any
+
+from rearview.model import Checkpoint
+from rearview.runtime.jumps import END, Jumps
+from rearview.runtime.loops import Entry
+from rearview.runtime.recorder import Recorder
+
+
+def last_usable(checkpoints: list[Checkpoint]) -> Checkpoint | None:
+    """Return the newest complete checkpoint.
+
+    Any can be reached: loops around it are entered at the nearest checkpoint of their own, and
+    what lies between runs again, skipping inner loops whose end was saved.
+    """
+    complete = [one for one in checkpoints if one.complete]
+    return max(complete, key=lambda each: each.seq, default=None)
+
+
+@dataclass
+class Resumer(Recorder):
+    """A recorder that first finds its way to where the run stopped."""
+
+    target: Checkpoint | None = None
+    jumps: Jumps = field(init=False)
+
+    @property
+    def pending(self) -> bool:
+        """Whether the program is still on its way: what it logs now was recorded before."""
+        return self.target is not None
+
+    def boundary(self, entry: Entry, index: int, frame: FrameType) -> int | None:  # type: ignore[override]
+        """Jump towards the target; record once it is reached."""
+        if self.target is None:
+            return super().boundary(entry, index, frame)
+        if entry.site.loose or self.nest is None:
+            return index
+        self.jumps.anchor(entry, index, frame)
+        path = self.path(entry, index)
+        wanted = self.target.meta["path"]
+        depth = len(path)
+        on_the_way = depth <= len(wanted) and all(
+            list(mine[:2]) == list(other[:2]) and (level == depth - 1 or mine[2] == other[2])
+            for level, (mine, other) in enumerate(zip(path, wanted, strict=False))
+        )
+        if not on_the_way:
+            return None if index == 0 and self._skip(path, frame) else index
+        if depth == len(wanted) and self.target.edge == END:
+            self._skip(path, frame)
+            self._arrived()
+            return None
+        goal: int = wanted[depth - 1][2]
+        if goal > index:
+            self.jumps.pending = self.jumps.nearest(path, goal)
+            if self.jumps.pending is not None:
+                target: int = self.jumps.pending.meta["path"][-1][2]
+                return target
+        return index
+
+    def advance(
+        self, entry: Entry, source: Iterator[Any], index: int, target: int, frame: FrameType
+    ) -> int:
+        """Go to the pending checkpoint; if it is the target, the run goes on from here."""
+        assert self.target is not None
+        arrives = self.jumps.pending is self.target
+        self.jumps.advance(source, target - index, frame)
+        if arrives:
+            self._arrived()
+        return target
+
+    def _skip(self, path: list[list[Any]], frame: FrameType) -> bool:
+        checkpoint = self.jumps.at(END, path)
+        if checkpoint is None:
+            return False
+        self.jumps.restore(checkpoint, frame)
+        return True
+
+    def _arrived(self) -> None:
+        self.target = None
+        self.pulse.now = self.last = perf_counter()
+
+    def ended(self, entry: Entry, index: int, frame: FrameType) -> None:
+        """Record loop ends only once the target is reached."""
+        if self.target is None:
+            super().ended(entry, index, frame)
+
+    def log(self, items: Mapping[str, Any]) -> None:
+        """Record values only once the target is reached; those before are recorded already."""
+        if self.target is None:
+            super().log(items)

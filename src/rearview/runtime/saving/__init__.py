@@ -1,0 +1,1 @@
+"""Saves of the Checkpointer: written, kept, mirrored, found again."""

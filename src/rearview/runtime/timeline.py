@@ -1,0 +1,123 @@
+"""What a run's loops took, iteration by iteration: the facts that planning rests on."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+
+def age() -> float:
+    """Return how many seconds ago this process was started; 0 where that is not told."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        up = float(Path("/proc/uptime").read_text().split()[0])
+        return max(0.0, up - ticks / os.sysconf("SC_CLK_TCK"))
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
+_MOST = 4096
+"""Stretches kept apart; beyond that neighbours are merged, so that a long run stays small."""
+
+
+@dataclass(slots=True)
+class Stretches:
+    """Durations in order, as (count, seconds each).
+
+    >>> s = Stretches()
+    >>> s.add(1, 2.0); s.add(3, 3.0)
+    >>> s.pairs
+    [(1, 2.0), (3, 1.0)]
+    """
+
+    pairs: list[tuple[int, float]] = field(default_factory=list)
+
+    def add(self, count: int, seconds: float) -> None:
+        """Add `count` iterations that took `seconds` together."""
+        self.pairs.append((count, seconds / max(1, count)))
+        if len(self.pairs) > _MOST:
+            self.pairs = [_merged(*self.pairs[at : at + 2]) for at in range(0, len(self.pairs), 2)]
+
+
+def _merged(*pairs: tuple[int, float]) -> tuple[int, float]:
+    count = sum(n for n, _ in pairs)
+    return count, sum(n * each for n, each in pairs) / max(1, count)
+
+
+@dataclass(slots=True)
+class Nest:
+    """One outermost loop, and the loops inside it."""
+
+    site: str
+    name: str
+    entered: float
+    """Seconds after the program began."""
+    left: float = 0.0
+    iterations: Stretches = field(default_factory=Stretches)
+    inner: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
+    """By site: seconds and iterations of inner loops in each iteration of this one."""
+    index: int = 0
+    now: float = 0.0
+    sequence: range | None = None
+    within: dict[str, tuple[float, int]] = field(default_factory=dict)
+
+
+class Timeline:
+    """The outermost loops of a run, in order."""
+
+    def __init__(self) -> None:
+        self.began = perf_counter()
+        self.start = age()
+        self.nests: list[Nest] = []
+
+    def enter(self, site: str, name: str) -> None:
+        """Note that an outermost loop begins."""
+        now = perf_counter()
+        self.nests.append(Nest(site, name, now - self.began, now=now))
+
+    def turn(self, index: int, waited: float) -> None:
+        """Note that iteration `index` of the outermost loop begins; `waited` seconds were ours."""
+        nest = self.nests[-1]
+        now = perf_counter()
+        if index > nest.index:
+            nest.iterations.add(index - nest.index, max(0.0, now - nest.now - waited))
+            if len(nest.iterations.pairs) < _MOST:
+                for site, spent in nest.within.items():
+                    behind = index - 1 - len(nest.inner.setdefault(site, []))
+                    nest.inner[site] += [(0.0, 0)] * max(0, behind)
+                    nest.inner[site].append(spent)
+        nest.index, nest.now, nest.within = index, now, {}
+
+    def inside(self, site: str, seconds: float, count: int) -> None:
+        """Note that an inner loop has ended."""
+        if self.nests:
+            before, already = self.nests[-1].within.get(site, (0.0, 0))
+            self.nests[-1].within[site] = (before + seconds, already + count)
+
+    def leave(self, sequence: range | None) -> None:
+        """Note that the outermost loop, over `sequence` if that is known, has ended."""
+        if self.nests:
+            self.nests[-1].left = perf_counter() - self.began
+            self.nests[-1].sequence = sequence
+
+    def facts(self) -> dict[str, Any]:
+        """Return the main loop's durations, as plain values; {} without loops."""
+        long = [nest for nest in self.nests if nest.iterations.pairs]
+        if not long:
+            return {"start": self.start}
+        main = max(long, key=lambda nest: sum(n * each for n, each in nest.iterations.pairs))
+        same = sum(nest.name == main.name for nest in long)
+        return {
+            "start": self.start,
+            "site": main.site,
+            "name": main.name,
+            "entered": main.entered,
+            "left": main.left,
+            "iterations": main.iterations.pairs,
+            "inner": main.inner,
+            "alone": same == 1,
+            "range": [s.start, s.stop, s.step] if (s := main.sequence) is not None else None,
+        }

@@ -1,0 +1,96 @@
+"""Longest common runs of two sequences of numbers, fast where they are mostly the same."""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
+
+CELLS = 250_000  # beyond this product of lengths only items that occur once are aligned
+
+
+def align(ones: Sequence[int], twos: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the pairs of positions that hold the same items, in order.
+
+    Items that occur once on both sides decide first (patience); what is left between them is
+    aligned by the longest common subsequence.
+
+    >>> align([1, 2, 3, 2], [2, 3, 1, 2])
+    [(1, 0), (2, 1), (3, 3)]
+    """
+    found: list[tuple[int, int]] = []
+    work = [(0, len(ones), 0, len(twos))]
+    while work:
+        i, k, j, m = work.pop()
+        while i < k and j < m and ones[i] == twos[j]:
+            found.append((i, j))
+            i, j = i + 1, j + 1
+        while i < k and j < m and ones[k - 1] == twos[m - 1]:
+            k, m = k - 1, m - 1
+            found.append((k, m))
+        if i == k or j == m:
+            continue
+        anchors = _unique(ones, twos, i, k, j, m)
+        if not anchors:
+            if (k - i) * (m - j) <= CELLS:
+                found.extend(_longest(ones, twos, i, k, j, m))
+            continue
+        found.extend(anchors)
+        edges = [(i - 1, j - 1), *anchors, (k, m)]
+        work.extend(
+            (a + 1, b, c + 1, d) for (a, c), (b, d) in zip(edges, edges[1:], strict=False)
+        )
+    return sorted(found)
+
+
+def _unique(
+    ones: Sequence[int], twos: Sequence[int], i: int, k: int, j: int, m: int
+) -> list[tuple[int, int]]:
+    here, there = Counter(ones[i:k]), Counter(twos[j:m])
+    place = {twos[at]: at for at in range(j, m) if there[twos[at]] == 1}
+    pairs = [(at, place[ones[at]]) for at in range(i, k) if here[ones[at]] == 1 and ones[at] in place]
+    # the longest run of pairs whose second positions rise
+    tails: list[int] = []
+    last: list[int] = []
+    before = [-1] * len(pairs)
+    for at, (_, second) in enumerate(pairs):
+        spot = bisect_left(tails, second)
+        if spot == len(tails):
+            tails.append(second)
+            last.append(at)
+        else:
+            tails[spot], last[spot] = second, at
+        before[at] = last[spot - 1] if spot else -1
+    chain: list[tuple[int, int]] = []
+    at = last[-1] if last else -1
+    while at >= 0:
+        chain.append(pairs[at])
+        at = before[at]
+    return chain[::-1]
+
+
+def _longest(
+    ones: Sequence[int], twos: Sequence[int], i: int, k: int, j: int, m: int
+) -> list[tuple[int, int]]:
+    width = m - j
+    table = [[0] * (width + 1)]
+    for at in range(k - 1, i - 1, -1):
+        below = table[-1]
+        row = [0] * (width + 1)
+        item = ones[at]
+        for col in range(width - 1, -1, -1):
+            if item == twos[j + col]:
+                row[col] = below[col + 1] + 1
+            else:
+                row[col] = below[col] if below[col] > row[col + 1] else row[col + 1]
+        table.append(row)
+    table.reverse()
+    pairs: list[tuple[int, int]] = []
+    at, col = 0, 0
+    while at < k - i and col < width:
+        if ones[i + at] == twos[j + col] and table[at][col] == table[at + 1][col + 1] + 1:
+            pairs.append((i + at, j + col))
+            at, col = at + 1, col + 1
+        elif table[at + 1][col] >= table[at][col + 1]:
+            at += 1
+        else:
+            col += 1
+    return pairs

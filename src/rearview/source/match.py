@@ -1,0 +1,376 @@
+"""Which statement of one text is which statement of another.
+
+Two phases, after GumTree: identical subtrees from the top, then containers from the bottom by what
+they hold, with a recovery in between that aligns what is left by likeness. Statements are the nodes;
+functions and classes are paired first, so that the rest is many small problems.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from rearview.source.common import align
+from rearview.source.tree import Node, Tree
+
+LIKE = 0.5  # two statements less alike than this are two statements
+CELLS = 40_000  # beyond this product of lengths a gap is aligned by identical statements only
+
+
+@dataclass(frozen=True, slots=True)
+class Matching:
+    """Pairs of statements, both ways; `exact` holds those that are the same word for word."""
+
+    new: Tree
+    old: Tree
+    there: dict[Node, Node] = field(default_factory=dict)
+    back: dict[Node, Node] = field(default_factory=dict)
+
+    def pair(self, new: Node, old: Node) -> None:
+        """Note that two nodes are the same one, undoing what was said of either before."""
+        before = self.there.pop(new, None)
+        if before is not None:
+            del self.back[before]
+        other = self.back.pop(old, None)
+        if other is not None:
+            del self.there[other]
+        self.there[new] = old
+        self.back[old] = new
+
+    def same(self, new: Node) -> bool:
+        """Say whether a node has a partner that reads the same, word for word."""
+        old = self.there.get(new)
+        return old is not None and old.words == new.words and old.kind == new.kind
+
+    def block(self, new: Node) -> Node | None:
+        """Return the old block that has the role of a new one in the paired statement."""
+        if new.parent is None:
+            return self.old.root
+        owner = self.there.get(new.parent)
+        if owner is None:
+            return None
+        roles = [each for each in owner.children if each.role == new.role]
+        exact = [each for each in roles if each.words == new.words]
+        return (exact or roles or [None])[0]  # type: ignore[list-item]
+
+
+def match(new: Tree, old: Tree) -> Matching:
+    """Return the pairs of statements of two trees.
+
+    >>> from rearview.source.text import parse
+    >>> from rearview.source.tree import grow
+    >>> one, two = (grow(parse(t)) for t in ("a = 1\\nf(a)", "if on:\\n    a = 1\\n    f(a)"))
+    >>> [(n.start, o.start) for n, o in match(one, two).there.items() if not n.is_block]
+    [(1, 2), (2, 3)]
+    """
+    return _Matcher(new, old).run()
+
+
+def likeness(one: Node, two: Node) -> float:
+    """Return how alike two statements are, from 0 to 1, by the words they share.
+
+    What a statement sets, or the call it makes, counts more than the rest: it says what it is for.
+    """
+    if one.kind == two.kind:
+        value = _dice(one.words, two.words)
+        first = lead(one)
+        if first and first == lead(two):
+            value = max(value, 0.35 + 0.65 * value)
+        return value
+    if {one.kind, two.kind} <= _SIMPLE:
+        return 0.9 * _dice(_tail(one), _tail(two))
+    return 0.0
+
+
+_SIMPLE = {"Assign", "Expr", "AugAssign"}
+_SETS = {"=", "+=", "-=", "*=", "/="}
+
+
+def lead(node: Node) -> tuple[str, ...]:
+    """Return what a simple statement sets, or the dotted call it makes; empty if neither."""
+    words = node.words
+    if node.kind in {"Assign", "AugAssign"}:
+        for at, word in enumerate(words[:12]):
+            if word in _SETS:
+                return words[:at]
+        return ()
+    if node.kind == "Expr":
+        at = 1
+        while at + 1 < len(words) and words[at] == ".":
+            at += 2
+        return words[:at] if at > 1 else ()
+    return ()
+
+
+def _tail(node: Node) -> tuple[str, ...]:
+    return node.words[len(lead(node)) + 1 :] if node.kind != "Expr" else node.words
+
+
+def _dice(one: Sequence[str], two: Sequence[str]) -> float:
+    if one == two:
+        return 1.0
+    if not one or not two:
+        return 0.0
+    count = Counter(one)
+    shared = 0
+    for word in two:
+        if count.get(word, 0) > 0:
+            count[word] -= 1
+            shared += 1
+    return 2 * shared / (len(one) + len(two))
+
+
+class _Matcher:
+    def __init__(self, new: Tree, old: Tree) -> None:
+        self.found = Matching(new, old)
+        self.ids: dict[object, int] = {}
+        self.head: dict[Node, int] = {}  # the statement alone
+        self.whole: dict[Node, int] = {}  # the statement with all below it
+        self.size: dict[Node, int] = {}
+        self.count: dict[Node, int] = {}  # statements, blocks not counted
+        for tree in (new, old):
+            for node in reversed(tree.nodes):
+                self.head[node] = self.number((node.kind, node.role, node.words))
+                below = tuple(self.whole[each] for each in node.children)
+                self.whole[node] = self.number((self.head[node], below))
+                self.size[node] = 1 + sum(self.size[each] for each in node.children)
+                inner = sum(self.count[each] for each in node.children)
+                self.count[node] = inner + (not node.is_block)
+
+    def number(self, key: object) -> int:
+        return self.ids.setdefault(key, len(self.ids))
+
+    def run(self) -> Matching:
+        found = self.found
+        found.pair(found.new.root, found.old.root)
+        self.identical_subtrees()
+        self.scopes()
+        for new, old in sorted(found.there.items(), key=lambda pair: pair[0].order):
+            if new.is_scope and not self.same_below(new, old):
+                self.inside(new, old)
+        self.moved()
+        self.containers()
+        self.rest()
+        return found
+
+    def same_below(self, new: Node, old: Node) -> bool:
+        return bool(new.children) and all(each in self.found.there for each in new.children)
+
+    def pair_subtrees(self, new: Node, old: Node) -> None:
+        for one, two in zip(new.walk(), old.walk(), strict=True):
+            self.found.pair(one, two)
+
+    def identical_subtrees(self) -> None:
+        """Pair whole functions and classes that are the same and the only ones of their kind."""
+        there = self.by_whole(self.found.new.nodes)
+        back = self.by_whole(self.found.old.nodes)
+        for key, ones in there.items():
+            twos = back.get(key, [])
+            if len(ones) == len(twos) == 1 and ones[0] not in self.found.there:
+                self.pair_subtrees(ones[0], twos[0])
+
+    def by_whole(self, nodes: Iterable[Node]) -> dict[int, list[Node]]:
+        found: dict[int, list[Node]] = defaultdict(list)
+        for node in nodes:
+            if node.is_scope and not node.is_block:
+                found[self.whole[node]].append(node)
+        return found
+
+    def scopes(self) -> None:
+        """Pair functions and classes: by their full name, by what they hold, by their own name."""
+        found = self.found
+        news = {name: node for name, node in _named(found.new) if node not in found.there}
+        olds = {name: node for name, node in _named(found.old) if node not in found.back}
+        for name in [name for name in news if name in olds]:
+            if news[name].kind == olds[name].kind:
+                found.pair(news.pop(name), olds.pop(name))
+        votes: list[tuple[float, int, Node, Node]] = []
+        where: dict[int, list[Node]] = defaultdict(list)
+        held = {node: Counter(self.contents(node)) for node in (*news.values(), *olds.values())}
+        for old in olds.values():
+            for key in held[old]:
+                where[key].append(old)
+        for new in news.values():
+            shared: Counter[Node] = Counter()
+            for key, times in held[new].items():
+                if len(where[key]) <= 8:
+                    for old in where[key]:
+                        shared[old] += min(times, held[old][key])
+            for old, count in shared.items():
+                if old.kind == new.kind:
+                    total = held[new].total() + held[old].total()
+                    alike = 2 * count / total + (0.3 if _name(old) == _name(new) else 0.0)
+                    if alike >= 0.4 and (count > 1 or alike > 0.8):
+                        votes.append((-alike, abs(new.order - old.order), new, old))
+        votes.sort(key=lambda vote: (vote[0], vote[1], vote[2].order, vote[3].order))
+        for _, _, new, old in votes:
+            if new not in found.there and old not in found.back:
+                found.pair(new, old)
+
+    def contents(self, scope: Node) -> list[int]:
+        return [self.head[node] for node in scope.walk() if not node.is_block and node is not scope]
+
+    def items(self, scope: Node) -> list[Node]:
+        """Return the statements of a scope in text order, not those of scopes inside it."""
+        found: list[Node] = []
+        stack = list(reversed(scope.children))
+        while stack:
+            node = stack.pop()
+            if not node.is_block:
+                found.append(node)
+                if node.is_scope:
+                    continue
+            stack.extend(reversed(node.children))
+        return found
+
+    def inside(self, new: Node, old: Node) -> None:
+        """Align the statements of two paired scopes: the same ones first, then the alike."""
+        ones, twos = self.items(new), self.items(old)
+        pairs = align([self.key(node) for node in ones], [self.key(node) for node in twos])
+        for one, two in pairs:
+            self.offer(ones[one], twos[two])
+        edges = [(-1, -1), *pairs, (len(ones), len(twos))]
+        for (i, j), (k, m) in zip(edges, edges[1:], strict=False):
+            self.alike(ones[i + 1 : k], twos[j + 1 : m])
+
+    def key(self, node: Node) -> int:
+        # a paired function counts as one thing however much its header changed
+        partner = self.found.there.get(node)
+        if node.is_scope and partner is not None:
+            return self.number(("pair", id(partner)))
+        if node.is_scope and node in self.found.back:
+            return self.number(("pair", id(node)))
+        return self.head[node]
+
+    def offer(self, new: Node, old: Node) -> None:
+        if new.is_scope or old.is_scope:
+            return  # paired, or left alone, as a whole
+        if new not in self.found.there and old not in self.found.back:
+            self.found.pair(new, old)
+
+    def alike(self, news: list[Node], olds: list[Node]) -> None:
+        """Pair, in order, the statements of a gap whose likeness adds up to the most."""
+        news = [node for node in news if node not in self.found.there and not node.is_scope]
+        olds = [node for node in olds if node not in self.found.back and not node.is_scope]
+        if not news or not olds or len(news) * len(olds) > CELLS:
+            return
+        best = [[0.0] * (len(olds) + 1) for _ in range(len(news) + 1)]
+        gain = [[self.gain(one, two) for two in olds] for one in news]
+        for i in range(len(news) - 1, -1, -1):
+            row, below, gains = best[i], best[i + 1], gain[i]
+            for j in range(len(olds) - 1, -1, -1):
+                value = max(below[j], row[j + 1])
+                if gains[j] and below[j + 1] + gains[j] > value:
+                    value = below[j + 1] + gains[j]
+                row[j] = value
+        i = j = 0
+        while i < len(news) and j < len(olds):
+            if gain[i][j] and best[i][j] == best[i + 1][j + 1] + gain[i][j]:
+                self.found.pair(news[i], olds[j])
+                i, j = i + 1, j + 1
+            elif best[i][j] == best[i + 1][j]:
+                i += 1
+            else:
+                j += 1
+
+    def gain(self, one: Node, two: Node) -> float:
+        value = likeness(one, two)
+        return value if value >= LIKE else 0.0
+
+    def moved(self) -> None:
+        """Pair what is the same, and the only one of its kind, wherever it went."""
+        for least in (2, 1):
+            there: dict[int, list[Node]] = defaultdict(list)
+            back: dict[int, list[Node]] = defaultdict(list)
+            for node in self.found.new.statements():
+                if node not in self.found.there and self.size[node] >= least:
+                    there[self.whole[node]].append(node)
+            for node in self.found.old.statements():
+                if node not in self.found.back and self.size[node] >= least:
+                    back[self.whole[node]].append(node)
+            for key, ones in there.items():
+                twos = back.get(key, [])
+                if len(ones) == len(twos) == 1 and (least > 1 or len(ones[0].words) >= 5):
+                    if self.free(ones[0], twos[0]):
+                        self.pair_subtrees(ones[0], twos[0])
+
+    def free(self, new: Node, old: Node) -> bool:
+        return not any(each in self.found.there for each in new.walk()) and not any(
+            each in self.found.back for each in old.walk()
+        )
+
+    def containers(self) -> None:
+        """Pair compound statements by what they hold, from the bottom."""
+        found = self.found
+        for new in reversed(found.new.nodes):
+            if new.is_block or not new.children or new.is_scope:
+                continue
+            partner = found.there.get(new)
+            if partner is not None and self.whole[partner] == self.whole[new]:
+                continue
+            shared: Counter[Node] = Counter()
+            for node in new.walk():
+                partner = found.there.get(node) if not node.is_block else None
+                if partner is None or node is new:
+                    continue
+                for around in partner.above():
+                    if around.is_scope:
+                        break
+                    if around.kind == new.kind and not around.is_block:
+                        shared[around] += 1
+            if not shared:
+                continue
+            current = found.there.get(new)
+            ranked = sorted(shared, key=lambda old: (-self.held(new, old, shared), old.order))
+            best = ranked[0]
+            score = self.held(new, best, shared)
+            if current is None:
+                if score >= 0.35 and best not in found.back:
+                    found.pair(new, best)
+            elif best is not current and score > 0.5 and self.held(new, current, shared) == 0:
+                rival = found.back.get(best)
+                if rival is None:
+                    found.pair(new, best)
+
+    def held(self, new: Node, old: Node, shared: Counter[Node]) -> float:
+        return 2 * shared[old] / max(1, self.count[new] + self.count[old] - 2)
+
+    def rest(self) -> None:
+        """Align what is left inside paired compound statements."""
+        for new in self.found.new.nodes:
+            if not new.is_block:
+                continue
+            old = self.found.block(new)
+            if old is None:
+                continue
+            self.found.pair(new, old)
+            news = [each for each in new.children if each not in self.found.there]
+            if not news:
+                continue
+            edges_old = -1
+            pending: list[Node] = []
+            for each in [*new.children, None]:
+                partner = self.found.there.get(each) if each is not None else None
+                if each is not None and (partner is None or partner.parent is not old):
+                    pending.append(each)
+                    continue
+                stop = partner.index if partner is not None else len(old.children)
+                if pending and stop > edges_old:
+                    self.alike(pending, old.children[edges_old + 1 : stop])
+                pending = []
+                edges_old = max(edges_old, stop)
+
+
+def _name(node: Node) -> str:
+    return str(getattr(node.tree, "name", ""))
+
+
+def _named(tree: Tree) -> list[tuple[str, Node]]:
+    found: list[tuple[str, Node]] = []
+    seen: Counter[str] = Counter()
+    for node in tree.nodes:
+        if node.is_scope and not node.is_block:
+            around = [_name(each) for each in node.above() if each.is_scope and not each.is_block]
+            name = ".".join([*reversed(around), _name(node)])
+            seen[name] += 1
+            found.append((f"{name}#{seen[name]}", node))
+    return found

@@ -1,0 +1,128 @@
+"""Lines, newlines and encodings of program text, kept so that every byte can be given back."""
+
+import ast
+import codecs
+import re
+import warnings
+from dataclasses import dataclass
+
+_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
+_COOKIE = re.compile(rb"^[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+# Python 2 lines that have a Python 3 form of the same length in lines
+_REPAIRS = (
+    (re.compile(r"^(\s*(?:.*?:\s+)?)print\s*>>\s*([\w.]+)\s*,\s*(.*)$"), r"\1print(\3, file=\2)"),
+    (re.compile(r"^(\s*)print\s*$"), r"\1print()"),
+    (re.compile(r"^(\s*(?:.*?[:;]\s+)?)print\s+(?![=(.])(.*?)(?<![\\(\[{,])\s*$"), r"\1print(\2)"),
+    (re.compile(r"^(\s*(?:.*?[:;]\s+)?)print\s+(\(.*\)\s*%.*)$"), r"\1print(\2)"),
+    (re.compile(r"^(\s*except\s+[\w.()\s,]*?[\w.)])\s*,\s*(\w+)\s*:"), r"\1 as \2:"),
+    (re.compile(r"^(\s*raise\s+[\w.]+)\s*,\s*(.*)$"), r"\1(\2)"),
+    (re.compile(r"^(\s*)exec\s+(?!\()(.*)$"), r"\1exec(\2)"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """A text with its lines and its tree; `repaired` where Python 2 forms were read as Python 3."""
+
+    text: str
+    lines: tuple[str, ...]
+    tree: ast.Module
+    code_lines: tuple[str, ...]  # what the tree was read from: the mark and odd characters replaced
+    repaired: bool = False
+
+
+def split(text: str) -> list[str]:
+    r"""Return the lines with their ends, as Python counts lines: \n, \r\n and \r only.
+
+    >>> split("a\r\nb\x0cc\n")
+    ['a\r\n', 'b\x0cc\n']
+    """
+    return _LINE.findall(text)
+
+
+def newline(lines: list[str] | tuple[str, ...], near: int) -> str:
+    """Return the line end used nearest to a 0-based line; a line feed if there is none."""
+    order = sorted(range(max(0, near - 50), min(len(lines), near + 50)), key=lambda i: abs(i - near))
+    for at in order:
+        line = lines[at]
+        for end in ("\r\n", "\n", "\r"):
+            if line.endswith(end):
+                return end
+    return "\n"
+
+
+def decode(data: bytes) -> str:
+    """Return the text of source bytes so that `encode(text, data)` can give the bytes back.
+
+    The byte order mark stays as a character, a coding cookie is obeyed, and bytes that are not in
+    the encoding become lone surrogates instead of an error.
+
+    >>> decode(bytes([120, 255]))
+    'x\\udcff'
+    """
+    return data.decode(encoding_of(data), "surrogateescape")
+
+
+def encode(text: str, like: bytes) -> bytes:
+    """Return text as bytes in the encoding of `like`."""
+    return text.encode(encoding_of(like), "surrogateescape")
+
+
+def encoding_of(data: bytes) -> str:
+    """Return the encoding that source bytes declare, UTF-8 when none or an unknown one."""
+    for line in data.split(b"\n", 2)[:2]:
+        if found := _COOKIE.match(line.removeprefix(codecs.BOM_UTF8)):
+            name = found[1].decode("ascii")
+            try:
+                return codecs.lookup(name).name
+            except LookupError:
+                return "utf-8"
+    return "utf-8"
+
+
+def parse(text: str) -> Parsed | str:
+    """Return the parsed text, or the sentence that says why it cannot be parsed.
+
+    >>> parse("print 'loss', loss").repaired
+    True
+    >>> parse("def f(:")
+    'line 1 does not parse (invalid syntax)'
+    """
+    lines = tuple(split(text))
+    code = _SURROGATE.sub("?", text)
+    if code.startswith("\ufeff"):
+        code = code[1:]
+    tree = _tree(code)
+    if isinstance(tree, ast.Module):
+        return Parsed(text, lines, tree, tuple(split(code)))
+    again = "".join(_repair(line) for line in split(code))
+    if again != code:
+        second = _tree(again)
+        if isinstance(second, ast.Module):
+            return Parsed(text, lines, second, tuple(split(again)), repaired=True)
+    return tree
+
+
+def _tree(code: str) -> ast.Module | str:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # invalid escapes in the user's own strings
+            return ast.parse(code)
+    except SyntaxError as exc:
+        return f"line {exc.lineno} does not parse ({exc.msg})"
+    except ValueError as exc:
+        return f"it does not parse ({exc})"
+    except (RecursionError, MemoryError):
+        return "it is nested too deeply to parse"
+
+
+def _repair(line: str) -> str:
+    body = line.rstrip("\r\n")
+    end = line[len(body) :]
+    for pattern, form in _REPAIRS:
+        body, count = pattern.subn(form, body)
+        if count:
+            break
+    return body + end

@@ -1,0 +1,1 @@
+"""Records as tables: sealed into Parquet, pivoted, asked with SQL."""

@@ -1,0 +1,266 @@
+"""One question for a table: which columns it means, and the SQL that answers it."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from rearview.errors import UsageError
+from rearview.store.tables.catalogue import Sources
+from rearview.store.tables.duck import ident
+from rearview.store.tables.kinds import TYPES
+from rearview.store.tables.pivot import (
+    Catalogue,
+    Rows,
+    branches,
+    depth,
+    hidden,
+    inside,
+    loop_columns,
+    rows_of,
+)
+
+RUN_COLUMNS = ("status", "script", "version", "started", "ended", "exit_code", "host", "parent")
+"""Facts of runs that can be columns."""
+WORD = re.compile(r"""'(?:[^']|'')*'|"((?:[^"]|"")+)"|([^\W\d]\w*)""")
+_NEVER = frozenset(
+    ("and", "or", "not", "in", "is", "null", "like", "between", "true", "false", "case", "when")
+) | {"then", "else", "end"}
+
+
+class Ask:
+    """The columns of a table and how they are found.
+
+    `level` keeps only what was logged that many loops deep.
+    """
+
+    def __init__(
+        self, sources: Sources, names: Iterable[str], *, origins: bool, level: int | None = None
+    ) -> None:
+        self._sources = sources
+        self._origins = origins
+        self._cat = sources.catalogue if level is None else at_level(sources.catalogue, level)
+        self._all_loops = self._cat.loops(self._cat.rank)
+        self._logged: list[str] = []
+        self._facts: list[str] = []
+        wanted = list(names)
+        if not wanted:
+            self._logged = list(self._cat.names)
+            self._facts = [f"a:{name}" for name in sources.args]
+        for text in wanted:
+            self._add(self.known(text))
+        self.kinds: dict[str, str] = {}
+        """Kind of every recorded column, by its label."""
+
+    def _add(self, column: str) -> None:
+        into = self._logged if column.startswith("n:") else self._facts
+        column = column.removeprefix("n:")
+        if column not in into and not column.startswith("l:"):
+            into.append(column)
+
+    def known(self, text: str) -> str:
+        """Return the column that a text means: `n:` logged, `a:` argument, `l:` loop, `r:` fact."""
+        found = self._find(text)
+        if found is None:
+            raise UsageError(
+                f"Nothing is known by the name {text!r}. {self._nearest(text)}", slug="unknown-name"
+            )
+        return found
+
+    def _find(self, text: str) -> str | None:
+        names, args = self._cat.names, self._sources.args
+        short = text.removesuffix("_logged").removesuffix("_arg")
+        for column, holds in (
+            (f"l:{text}", text in self._all_loops),
+            (f"n:{text}", text in names),
+            (f"a:{text}", text in args),
+            (f"r:{text}", text in RUN_COLUMNS),
+            (f"n:{short}", text.endswith("_logged") and short in names),
+            (f"a:{short}", text.endswith("_arg") and short in args),
+        ):
+            if holds:
+                return column
+        return None
+
+    def _nearest(self, text: str) -> str:
+        if not self._cat.names and not self._sources.args:
+            return "No run has logged anything yet."
+        every = [*self._cat.names, *self._sources.args, *self._all_loops, *RUN_COLUMNS]
+        lower = {name.lower(): name for name in reversed(every)}
+        near = [lower[n] for n in difflib.get_close_matches(text.lower(), lower, n=3, cutoff=0.5)]
+        if near:
+            return f"The nearest known are {', '.join(near)}."
+        return f"Logged were: {', '.join(list(self._cat.names)[:8])}."
+
+    def explain(self, message: str) -> UsageError | None:
+        """Return a better error for a column that DuckDB did not find."""
+        found = re.search(r'[Cc]olumn "([^"]+)" (?:not found|does not exist)', message)
+        if found is None:
+            return None
+        return UsageError(
+            f"Nothing is known by the name {found[1]!r}. {self._nearest(found[1])}",
+            slug="unknown-name",
+        )
+
+    def sql(
+        self,
+        where: str | None,
+        order: Iterable[str] | None = None,
+        limit: int | None = None,
+        *,
+        keys: bool = False,
+    ) -> str:
+        """Return the SELECT that answers; with `keys` it gives run, path and iterations only."""
+        order = [order] if isinstance(order, str) else list(order or ())
+        extra = list(self._mentioned(where or "")) + [self.known(t.lstrip("-")) for t in order]
+        inline: list[str] = []
+        apart: list[str] = []
+        rows = self._rows(self._logged)
+        for column in dict.fromkeys(extra):
+            name = column.removeprefix("n:")
+            if column.startswith("n:") and name not in self._logged:
+                fits = all(any(inside(q, p) for q in rows.paths) for p in self._cat.names[name])
+                (inline if fits else apart).append(name)
+        for text in order:
+            if self.known(text.lstrip("-")).removeprefix("n:") in apart:
+                raise UsageError(
+                    f"Rows cannot be ordered by {text.lstrip('-')!r}: it has several values in each "
+                    "of them, as it is logged in a loop inside. Add it to the names.",
+                    slug="order",
+                )
+        facts = [*self._facts, *(c for c in extra if c[:2] in ("a:", "r:"))]
+        deepest = max((depth(path) for path in rows.paths), default=0)
+        place = [f"$r{k}" for k in range(1, deepest + 1)], [f"$i{k}" for k in range(1, deepest + 1)]
+        columns = dict(self._visible(rows))
+        self.kinds = {label: kind for label, (_, kind) in columns.items() if kind}
+        beside = {path for name in inline for path in self._cat.names[name]} - set(rows.paths)
+        rows = replace(rows, joined=frozenset(beside))
+        text = self._rows_sql([*self._logged, *inline], rows, facts)
+        if where and not apart:
+            text = f"SELECT * FROM ({text}) WHERE (\n{where}\n)"
+        elif where:
+            text = self._selected(text, rows, [*self._logged, *inline, *apart], facts, where)
+        if keys:
+            shown = ", ".join(map(ident, ["run", *hidden(deepest)]))
+        else:
+            shown = ", ".join(f"{ident(c)} AS {ident(c)}" for c in columns)
+        ranked = [f"{ident(t.lstrip('-'))} {'DESC' if t.startswith('-') else 'ASC'}" for t in order]
+        steps = [ident(c) for pair in zip(*place, strict=True) for c in pair]
+        by = ", ".join([*ranked, ident("$ord"), *steps, ident("$occ")])
+        end = f" LIMIT {int(limit)}" if limit is not None else ""
+        return f"SELECT {shown} FROM ({text}) ORDER BY {by}{end}"
+
+    def _rows(self, names: Iterable[str]) -> Rows:
+        rows = rows_of({name: self._cat.names[name] for name in names})
+        virtual = any(not kinds for name in names for kinds in self._cat.names[name].values())
+        if not rows.paths:
+            return Rows(("",), frozenset({""}))
+        if virtual and "" not in rows.paths:  # runs without a known point still have a row
+            return Rows(("", *rows.paths), rows.kept)
+        return rows
+
+    def _visible(self, rows: Rows) -> Iterator[tuple[str, tuple[str, str]]]:
+        """Yield label, SQL and kind of every column of the answer."""
+        loops = self._cat.loops(rows.paths)
+        yield "run", ("b.run", "")
+        for loop in loops:
+            yield loop, (f"b.{ident(loop)}", "")
+        for name in self._logged:
+            label = self._label(name, loops)
+            yield label, (f"b.{ident('n:' + name)}", self._cat.kind(name))
+            if self._origins:
+                yield f"{label}.origin", (f"b.{ident('o:' + name)}", "")
+        for column in self._facts:
+            yield self._fact(column, loops)
+
+    def _label(self, name: str, loops: Iterable[str]) -> str:
+        return f"{name}_logged" if name in loops or name == "run" else name
+
+    def _fact(self, column: str, loops: Iterable[str]) -> tuple[str, tuple[str, str]]:
+        name = column[2:]
+        if column.startswith("r:"):
+            return name, (f"r.{ident(name)}", "")
+        taken = name in self._logged or name in loops or name == "run"
+        label = f"{name}_arg" if taken else name
+        return label, (f"a.{ident(column)}", self._sources.args[name])
+
+    def _rows_sql(self, names: list[str], rows: Rows, facts: list[str]) -> str:
+        """Return all rows with everything that a condition or an order may mention."""
+        kinds = {name: self._cat.kind(name) for name in names}
+        columns = {name: dict.fromkeys(self._cat.names[name], kinds[name]) for name in names}
+
+        def source(path: str) -> str:
+            here = {name: kinds[name] for name in names if path in columns[name]}
+            return self._sources.wide(path, here, origins=self._origins)
+
+        text = branches(self._cat, columns, rows, source, origins=self._origins)
+        loops = self._cat.loops(rows.paths)
+        shown = dict(self._visible(rows))
+        for name in names:
+            shown.setdefault(self._label(name, loops), (f"b.{ident('n:' + name)}", ""))
+        for column in facts:
+            label, found = self._fact(column, loops)
+            shown.setdefault(label, found)
+        cells = ", ".join(f"{sql} AS {ident(label)}" for label, (sql, _) in shown.items())
+        deepest = max((depth(path) for path in rows.paths), default=0)
+        place = ", ".join(f"b.{ident(column)}" for column in hidden(deepest))
+        return (
+            f"SELECT {cells}, {place}, r.ord AS {ident('$ord')} FROM ({text}) b "
+            "JOIN own.runs r ON r.run = b.run LEFT JOIN own.args a ON a.run = b.run"
+        )
+
+    def _selected(
+        self, text: str, rows: Rows, names: list[str], facts: list[str], where: str
+    ) -> str:
+        """Return the rows in which, or inside which, the condition holds somewhere."""
+        deeper = self._rows(names)
+        inner = self._rows_sql(names, deeper, facts)
+        shared = min(
+            _common(p, q)
+            for p in rows.paths
+            for name in names
+            for q in self._cat.names[name]
+            if q not in rows.paths
+        )
+        keys = [ident("run"), *(ident(f"${c}{k}") for k in range(1, shared + 1) for c in "ri")]
+        on = " AND ".join(f"o.{key} = s.{key}" for key in keys)
+        chosen = f"SELECT {', '.join(keys)} FROM ({inner}) WHERE (\n{where}\n)"
+        return f"SELECT o.* FROM ({text}) o SEMI JOIN ({chosen}) s ON {on}"
+
+    def _mentioned(self, where: str) -> Iterator[str]:
+        """Yield the columns that a condition speaks of."""
+        for match in WORD.finditer(where):
+            word = match[1].replace('""', '"') if match[1] else match[2]
+            if word and not (match[2] and word.lower() in _NEVER):
+                every = (*self._cat.names, *self._sources.args)
+                same = [word, *(name for name in every if name.lower() == word.lower())]
+                found = next(filter(None, map(self._find, same)), None)
+                if found is not None:
+                    yield found
+
+
+def at_level(catalogue: Catalogue, level: int) -> Catalogue:
+    """Return what was logged exactly that many loops deep."""
+    out = Catalogue()
+    for path in sorted(catalogue.rank, key=lambda path: catalogue.rank[path]):
+        if depth(path) == level:
+            out.see(path)
+            out.labels[path] = catalogue.labels.get(path, out.labels[path])
+    for name, paths in catalogue.names.items():
+        for path, kinds in paths.items():
+            if depth(path) == level:
+                out.add(path, name, kinds)
+    return out
+
+
+def _common(a: str, b: str) -> int:
+    one, two = loop_columns(a), loop_columns(b)
+    return next(
+        (k for k, (x, y) in enumerate(zip(one, two, strict=False)) if x != y),
+        min(len(one), len(two)),
+    )
+
+
+__all__ = ["RUN_COLUMNS", "TYPES", "WORD", "Ask"]

@@ -1,0 +1,155 @@
+"""The records of all runs as DuckDB can read them: sealed files, and what is still written to."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rearview.errors import RearviewError
+from rearview.model import Run
+from rearview.store.alive import gone
+from rearview.store.lines import check_format
+from rearview.store.project import Project
+from rearview.store.records import END
+from rearview.store.runs import Replay, Runs
+from rearview.store.tables.duck import Duck, files
+from rearview.store.tables.seal import FORMAT, MARK, Loaded, Summary, load, seal
+
+LONG = (
+    "run VARCHAR, process VARCHAR, attempt INTEGER, replay VARCHAR, seq BIGINT, time DOUBLE, "
+    "path VARCHAR, indices BIGINT[], labels VARCHAR, name VARCHAR, kind VARCHAR, number DOUBLE, "
+    "whole BIGINT, text VARCHAR"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One file of records and what it says about itself; `file` is None for the live table."""
+
+    file: Path | None
+    summary: Summary
+    size: int = 0
+
+
+@dataclass(slots=True)
+class Shelf:
+    """What there is to ask: runs, their replays, their parts. The table `own.live` holds open parts."""
+
+    runs: list[Run] = field(default_factory=list)
+    replays: dict[str, list[Replay]] = field(default_factory=dict)
+    parts: dict[str, list[Part]] = field(default_factory=dict)
+    pivoted: dict[str, Any] = field(default_factory=dict)
+    """What `store.points` has of each run that was asked about."""
+    problems: list[str] = field(default_factory=list)
+    """Files that could not be read, one sentence each."""
+
+
+def gather(project: Project, con: Duck) -> Shelf:
+    """Find all records, sealing what is complete; open files go into the table `own.live`."""
+    runs = Runs(project)
+    shelf = Shelf(runs.all())
+    con.execute(f"CREATE OR REPLACE TABLE own.live ({LONG})")
+    sealed: list[Path] = []
+    complete: list[Path] = []
+    growing: list[Path] = []
+    for run in shelf.runs:
+        folder = runs.folder(run.id)
+        shelf.replays[run.id] = runs.replays(run.id) if (folder / "replays.jsonl").exists() else []
+        shelf.parts[run.id] = []
+        found = {file.name: file for file in folder.glob("records-*")}
+        for file in found.values():
+            if file.suffix == ".parquet":
+                sealed.append(file)
+            elif file.suffix == ".jsonl" and f"{file.stem}.parquet" not in found:
+                try:
+                    (complete if _complete(file) else growing).append(file)
+                except FileNotFoundError:  # another reader has just sealed it
+                    sealed.append(file.with_suffix(".parquet"))
+    for batch in _batches(complete):
+        sealed += _bring(con, shelf, batch, growing=False)
+    for batch in _batches(growing):
+        sealed += _bring(con, shelf, batch, growing=True)
+    for file, summary in _summaries(con, sealed):
+        shelf.parts[file.parent.name].append(Part(file, summary, file.stat().st_size))
+    for parts in shelf.parts.values():
+        parts.sort(key=lambda part: (part.summary.process, str(part.file)))
+    return shelf
+
+
+def _batches(files: Sequence[Path]) -> Iterator[list[Path]]:
+    """Yield files in groups that fit into memory together."""
+    batch: list[Path] = []
+    size = 0
+    for file in sorted(files):
+        with contextlib.suppress(FileNotFoundError):
+            size += file.stat().st_size
+        batch.append(file)
+        if size > 32 << 20 or len(batch) == 200:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _bring(con: Duck, shelf: Shelf, batch: list[Path], *, growing: bool) -> list[Path]:
+    """Seal a batch, or what cannot be sealed bring into memory; return the files that are sealed."""
+    try:
+        return _take(con, shelf, load(con, batch, growing=growing), growing=growing)
+    except (RearviewError, OSError):
+        pass  # one of them is damaged, or was sealed by another reader meanwhile: one by one
+    out: list[Path] = []
+    for file in batch:
+        try:
+            out += _take(
+                con, shelf, load(con, [file], growing=growing, clean=True), growing=growing
+            )
+        except FileNotFoundError:
+            out += [target] if (target := file.with_suffix(".parquet")).exists() else []
+        except RearviewError as exc:
+            if exc.slug == "store-newer":
+                raise  # half a table would pretend
+            shelf.problems.append(str(exc))
+    return out
+
+
+def _take(con: Duck, shelf: Shelf, loaded: list[Loaded], *, growing: bool) -> list[Path]:
+    if not growing:
+        try:
+            return seal(con, loaded)
+        except Exception as exc:  # a store that cannot be written to can still be read
+            shelf.problems.append(f"Records could not be sealed: {exc}")
+    con.execute("INSERT INTO own.live SELECT * EXCLUDE (file) FROM own.loaded")
+    for one in loaded:
+        shelf.parts[one.file.parent.name].append(Part(None, one.summary))
+    return []
+
+
+def _complete(file: Path) -> bool:
+    """Say whether nobody writes to a file any more: its writer said so, or is dead beyond doubt."""
+    with file.open("rb") as lines:
+        first = lines.readline()
+        lines.seek(max(0, lines.seek(0, os.SEEK_END) - len(END)))
+        if lines.read() == END:
+            return True
+    try:
+        writer = msgspec.json.decode(first).get("writer") or {}
+    except (msgspec.MsgspecError, AttributeError):
+        return False
+    return gone(writer, file.with_name("heartbeat"))
+
+
+def _summaries(con: Duck, sealed: Iterable[Path]) -> list[tuple[Path, Summary]]:
+    out = []
+    known = {str(file): file for file in sealed}
+    if known:
+        sql = f"SELECT file_name, value FROM parquet_kv_metadata({files(known)}) WHERE key = ?"
+        for name, value in con.execute(sql, [MARK.encode()]).fetchall():
+            check_format(msgspec.json.decode(value), FORMAT, known[name])
+            out.append((known[name], msgspec.json.decode(value, type=Summary)))
+    return out

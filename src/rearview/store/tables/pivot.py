@@ -1,0 +1,247 @@
+"""SQL of the pivoted tables: one row per point, one column per loop and per name. Text only.
+
+Columns with a `$` in front are ours: `$run`-level order, the loops' ranks and iterations, and the
+occurrence. `n:` and `o:` before a name are its value and origin at one depth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rearview.store.tables.duck import ident, quoted
+from rearview.store.tables.kinds import TYPES, cell, unify
+
+WINNERS = """
+  SELECT *, row_number() OVER (PARTITION BY run, path, indices, name ORDER BY process, seq) - 1 AS occ
+  FROM (SELECT l.*, CASE WHEN l.replay IS NULL THEN 'recorded' WHEN r.proved THEN 'replayed'
+        ELSE 'unproved' END AS origin
+    FROM ({source}) l LEFT JOIN own.replays r ON l.run = r.run AND l.replay = r.replay
+    QUALIFY rank() OVER (PARTITION BY l.run, path, indices, name ORDER BY l.replay IS NULL DESC,
+      attempt DESC, coalesce(r.proved, false) DESC, r.ord DESC NULLS LAST, l.replay) = 1)"""
+"""Of several values at one point: the run's own before replays, its last attempt before earlier
+ones, proved replays before unproved, newer before older. Those of one source are all kept."""
+
+PLAIN = "SELECT *, 'recorded' AS origin, 0 AS occ FROM ({source})"
+"""The same where nothing was logged twice and nothing was replayed."""
+
+
+def depth(path: str) -> int:
+    """Return how many loops a path has."""
+    return path.count("/") + 1 if path else 0
+
+
+def prefixes(path: str) -> list[str]:
+    """Return the proper prefixes of a path, outermost first.
+
+    >>> prefixes("epoch/step")
+    ['', 'epoch']
+    """
+    parts = path.split("/") if path else []
+    return ["/".join(parts[:n]) for n in range(len(parts))]
+
+
+def inside(path: str, outer: str) -> bool:
+    """Say whether `path` is `outer` or lies in it."""
+    return path == outer or not outer or path.startswith(outer + "/")
+
+
+@dataclass(slots=True)
+class Catalogue:
+    """What the chosen runs hold, known without reading a record."""
+
+    names: dict[str, dict[str, set[str]]] = field(default_factory=dict)
+    """Kinds by name and path."""
+    labels: dict[str, list[set[str]]] = field(default_factory=dict)
+    """Kinds of loop values by path, one set per loop."""
+    rank: dict[str, int] = field(default_factory=dict)
+    """Order in which paths were first logged at."""
+
+    def add(self, path: str, name: str, kinds: Iterable[str]) -> None:
+        """Note that a name has values of these kinds at that path."""
+        self.names.setdefault(name, {}).setdefault(path, set()).update(kinds)
+        self.see(path)
+
+    def see(self, path: str, labels: Sequence[str] = ()) -> None:
+        """Note that a path exists, and what the values of its loops are."""
+        for one in (*prefixes(path), path):
+            self.rank.setdefault(one, len(self.rank))
+        seen = self.labels.setdefault(path, [set() for _ in range(depth(path))])
+        for found, kind in zip(seen, labels, strict=False):
+            found.update({kind} if kind else ())
+
+    def kind(self, name: str, path: str | None = None) -> str:
+        """Return the kind of the column of a name."""
+        paths = self.names.get(name, {})
+        return unify({k for at, kinds in paths.items() if path in (None, at) for k in kinds})
+
+    def loops(self, paths: Iterable[str]) -> dict[str, str]:
+        """Return the loop columns of these paths with the kind of each."""
+        out: dict[str, str] = {}
+        for path in sorted(paths, key=lambda path: self.rank.get(path, 0)):
+            kinds = self.labels.get(path, [])
+            for k, column in enumerate(loop_columns(path)):
+                here = kinds[k] if k < len(kinds) else set()
+                known = out.get(column, "")
+                every = here | ({known} if known else set())
+                out[column] = "str" if "str" in every else "float" if "float" in every else "int"
+        return out
+
+
+def loop_columns(path: str) -> list[str]:
+    """Return the column of each loop of a path; a loop inside one of the same name is numbered.
+
+    >>> loop_columns("i/j/i")
+    ['i', 'j', 'i_2']
+    """
+    out: list[str] = []
+    for loop in path.split("/") if path else ():
+        seen = sum(other == loop or other.rpartition("_")[0] == loop for other in out)
+        out.append(f"{loop}_{seen + 1}" if seen else loop)
+    return out
+
+
+def label(k: int, labels: str) -> str:
+    """Return the SQL of the value of the k-th loop as JSON; null where it is the number."""
+    return f"nullif(CAST(json_extract({labels}, '/{k - 1}') AS VARCHAR), 'null')"
+
+
+def hidden(deepest: int) -> list[str]:
+    """Return the columns that place a row but are not shown."""
+    return ["$path", *(f"${c}{k}" for k in range(1, deepest + 1) for c in "rix"), "$occ"]
+
+
+def wide(source: str, path: str, names: Mapping[str, str], origins: Container[str]) -> str:
+    """Return one row per point and occurrence of `path`, with the named values as columns.
+
+    Names in `origins` have their origin as a column too.
+    """
+    n = range(1, depth(path) + 1)
+    keys = "".join(f", indices[{k}] AS i{k}" for k in n)
+    labels = "".join(f", {label(k, 'any_value(labels)')} AS x{k}" for k in n)
+    cells = ""
+    for name, kind in names.items():
+        only = f"FILTER (WHERE name = {quoted(name)})"
+        cells += f", any_value({cell(kind)}) {only} AS {ident('n:' + name)}"
+        if name in origins:
+            cells += f", any_value(origin) {only} AS {ident('o:' + name)}"
+    wanted = f" AND name IN ({', '.join(map(quoted, names))})" if names else " AND false"
+    group = ", ".join(["run", "occ", *(f"indices[{k}]" for k in n)])
+    return (
+        f"SELECT run{keys}{labels}, occ{cells} FROM ({source}) "
+        f"WHERE path = {quoted(path)}{wanted} GROUP BY {group}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Which rows a table has: those of `paths`, and which of them stand beside deeper ones.
+
+    `joined` are further paths whose values are repeated on the rows without making any.
+    """
+
+    paths: tuple[str, ...]
+    kept: frozenset[str]
+    joined: frozenset[str] = frozenset()
+
+
+def rows_of(names: Mapping[str, Iterable[str]]) -> Rows:
+    """Return the rows of a table of these names, given the paths of each.
+
+    A point has a row if nothing is logged deeper inside it. One that has, keeps a row of its own
+    only if one of its names is logged deeper too, for then its value cannot be repeated there.
+    """
+    paths = sorted({path for found in names.values() for path in found})
+    kept = {
+        path
+        for found in names.values()
+        for path in found
+        if any(other != path and inside(other, path) for other in found)
+    }
+    leaves = {path for path in paths if not any(p != path and inside(p, path) for p in paths)}
+    return Rows(tuple(paths), frozenset(kept | leaves))
+
+
+def branches(
+    catalogue: Catalogue,
+    columns: Mapping[str, Mapping[str, str]],
+    rows: Rows,
+    source: Callable[[str], str],
+    *,
+    origins: bool,
+) -> str:
+    """Return the union of the rows of all paths: hidden order columns, loops, names.
+
+    `columns` gives the paths of each name with the kind it has there; `source(path)` is a
+    relation as `wide` makes it.
+    """
+    deepest = max((depth(path) for path in rows.paths), default=0)
+    loops = catalogue.loops(rows.paths)
+    out = []
+    for path in rows.paths:
+        deeper = [q for q in rows.paths if q != path and inside(q, path)]
+        n = depth(path)
+        text = [
+            f"SELECT k.run AS run, k.occ AS {ident('$occ')}, {quoted(path)} AS {ident('$path')}"
+        ]
+        for k in range(1, deepest + 1):
+            prefix = "/".join(path.split("/")[:k])
+            rank = str(catalogue.rank.get(prefix, 0)) if k <= n else "NULL::INTEGER"
+            index = f"k.i{k}" if k <= n else "NULL::BIGINT"
+            label = f"k.x{k}" if k <= n else "NULL::VARCHAR"
+            for letter, value in (("r", rank), ("i", index), ("x", label)):
+                text.append(f", {value} AS {ident(f'${letter}{k}')}")
+        own = dict(zip(loop_columns(path), range(1, n + 1), strict=True))
+        for loop, kind in loops.items():
+            shown = _shown(own[loop], kind) if loop in own else f"NULL::{TYPES[kind]}"
+            text.append(f", {shown} AS {ident(loop)}")
+        outer = [p for p in prefixes(path) if p in rows.paths or p in rows.joined]
+        tables = {path: "k", **{p: f"p{depth(p)}" for p in outer}}
+        for name, paths in columns.items():
+            here = [p for p in sorted(tables, key=depth, reverse=True) if p in paths]
+            for letter, missing in (("n:", TYPES[unify_kind(paths)]), ("o:", "VARCHAR")):
+                if letter == "o:" and not origins:
+                    continue
+                cells = [f"{tables[p]}.{ident(letter + name)}" for p in here]
+                value = f"coalesce({', '.join(cells)})" if cells else f"NULL::{missing}"
+                text.append(f", {value} AS {ident(letter + name)}")
+        text.append(f" FROM ({source(path)}) k")
+        for p in outer:
+            here_names = [name for name, paths in columns.items() if p in paths]
+            text.append(
+                f" LEFT JOIN ({_last(source(p), p, here_names, origins=origins)}) {tables[p]} ON "
+                + _on(tables[p], "k", depth(p))
+            )
+        if deeper and path not in rows.kept:
+            missing_inside = " AND ".join(
+                f"NOT EXISTS (SELECT 1 FROM ({source(q)}) d WHERE {_on('d', 'k', n)})"
+                for q in deeper
+            )
+            text.append(f" WHERE {missing_inside}")
+        out.append("".join(text))
+    return "\nUNION ALL\n".join(out)
+
+
+def unify_kind(paths: Mapping[str, str]) -> str:
+    """Return the kind that the paths of one name share."""
+    return next(iter(paths.values()), "float")
+
+
+def _shown(k: int, kind: str) -> str:
+    index = f"k.i{k}" if kind == "int" else f"CAST(k.i{k} AS {TYPES[kind]})"
+    return f"coalesce(TRY_CAST(json_extract_string(k.x{k}, '$') AS {TYPES[kind]}), {index})"
+
+
+def _on(a: str, b: str, n: int) -> str:
+    return " AND ".join([f"{a}.run = {b}.run", *(f"{a}.i{k} = {b}.i{k}" for k in range(1, n + 1))])
+
+
+def _last(source: str, path: str, names: Iterable[str], *, origins: bool) -> str:
+    """Return one row per point: what was logged last there is what deeper rows repeat."""
+    keys = "".join(f", i{k}" for k in range(1, depth(path) + 1))
+    cells = ""
+    for name in names:
+        value = ident("n:" + name)
+        for column in (value, ident("o:" + name))[: 1 + origins]:
+            cells += f", arg_max({column}, occ) FILTER (WHERE {value} IS NOT NULL) AS {column}"
+    return f"SELECT run{keys}{cells} FROM ({source}) GROUP BY run{keys}"

@@ -1,0 +1,136 @@
+"""Long runs, pivoted once: one Parquet file per depth, so that a table is a scan and no grouping.
+
+A cache: made from the sealed records when a run is first asked about, removable at any time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from rearview.store.project import Project, publish
+from rearview.store.runs import Replay
+from rearview.store.tables.duck import Duck, files, quoted
+from rearview.store.tables.kinds import unify
+from rearview.store.tables.parts import Part
+from rearview.store.tables.pivot import PLAIN, WINNERS, depth, wide
+
+FORMAT = 1
+ENOUGH = 5_000
+"""Records from which on a run is worth pivoting once."""
+
+
+class Depth(msgspec.Struct, frozen=True):
+    """The points of one run at one depth."""
+
+    path: str
+    file: str
+    kinds: dict[str, str]
+    """Kind of the column by name."""
+    origins: list[str]
+    """Names that have a column of origins: there, a null was logged or a value replayed."""
+
+
+class Points(msgspec.Struct, frozen=True):
+    """A pivoted run."""
+
+    format: int
+    depths: list[Depth]
+
+
+def points(
+    project: Project, con: Duck, run: str, parts: Sequence[Part], replays: Sequence[Replay]
+) -> dict[str, tuple[Path, Depth]] | None:
+    """Return what there is by path, made now if need be; None where that is not worth it.
+
+    A run that is still written to, or of which a replay is, is not pivoted.
+    """
+    if sum(part.summary.rows for part in parts) < ENOUGH or any(p.file is None for p in parts):
+        return None
+    if any(replay.ended is None for replay in replays):
+        return None
+    folder = project.cache / "points" / run / _fingerprint(parts, replays)
+    try:
+        if not (folder / "points.json").is_file():
+            _make(folder, con, parts)
+        found = msgspec.json.decode((folder / "points.json").read_bytes(), type=Points)
+    except (OSError, msgspec.MsgspecError):  # a read-only or full store: group as we go
+        return None
+    if found.format != FORMAT:
+        return None
+    return {one.path: (folder / one.file, one) for one in found.depths}
+
+
+def long(parts: Sequence[Part]) -> str:
+    """Return the SQL of the records of these parts."""
+    sealed = [part.file for part in parts if part.file is not None]
+    texts = [f"SELECT * FROM read_parquet({files(sealed)})"] if sealed else []
+    runs = sorted({part.summary.run for part in parts if part.file is None})
+    if runs or not texts:
+        texts.append(
+            f"SELECT * FROM own.live WHERE run IN ({', '.join(map(quoted, runs)) or 'NULL'})"
+        )
+    return " UNION ALL ".join(texts)
+
+
+def plain(parts: Sequence[Part]) -> bool:
+    """Say whether nothing competes in a run: one file, of the run itself, each name once a point."""
+    return len(parts) == 1 and parts[0].summary.unique and parts[0].summary.replay is None
+
+
+def _make(folder: Path, con: Duck, parts: Sequence[Part]) -> None:
+    import duckdb
+
+    source = (PLAIN if plain(parts) else WINNERS).format(source=long(parts))
+    if not plain(parts) and all(part.summary.replay is None for part in parts):
+        distinct = (
+            f"SELECT count(*) = count(DISTINCT hash(path, indices, name)) FROM ({long(parts)})"
+        )
+        if con.execute(distinct).fetchone()[0]:  # several files, yet nothing twice: no need to rank
+            source = PLAIN.format(source=long(parts))
+    names: dict[str, dict[str, set[str]]] = {}
+    for part in parts:
+        for found in part.summary.names:
+            if not found.name.startswith("$"):
+                kinds = names.setdefault(found.path, {}).setdefault(found.name, set())
+                kinds.update(found.kinds)
+    replayed = any(part.summary.replay is not None for part in parts)
+    aside = folder.with_name(f".{folder.name}.{os.getpid()}.{os.urandom(4).hex()}")
+    aside.mkdir(parents=True)
+    try:
+        depths = []
+        for k, (path, columns) in enumerate(names.items()):
+            kinds_of = {name: unify(kinds) for name, kinds in columns.items()}
+            origins = [name for name in columns if replayed or "null" in columns[name]]
+            sql = wide(source, path, kinds_of, origins)
+            keys = ", ".join([*(f"i{n}" for n in range(1, depth(path) + 1)), "occ"])
+            con.execute(
+                f"COPY ({sql} ORDER BY {keys}) TO {quoted(aside / f'{k}.parquet')} (FORMAT parquet, "
+                "COMPRESSION zstd, PARQUET_VERSION v2)"
+            )
+            depths.append(Depth(path, f"{k}.parquet", kinds_of, origins))
+        publish(aside / "points.json", msgspec.json.encode(Points(FORMAT, depths)), durable=False)
+        for old in folder.parent.iterdir():
+            if old != aside and not old.name.startswith("."):
+                shutil.rmtree(old, ignore_errors=True)
+        with contextlib.suppress(OSError):  # another reader was first
+            aside.rename(folder)
+    except duckdb.Error as exc:
+        raise OSError(str(exc)) from exc
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _fingerprint(parts: Sequence[Part], replays: Sequence[Replay]) -> str:
+    facts = [
+        FORMAT,
+        sorted((part.file.name, part.size) for part in parts if part.file is not None),
+        [(replay.id, replay.proved) for replay in replays],
+    ]
+    return hashlib.sha256(msgspec.json.encode(facts)).hexdigest()[:16]

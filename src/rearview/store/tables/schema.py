@@ -1,0 +1,182 @@
+"""The tables that SQL sees, each column with its meaning; docs/schema.md is made from this."""
+
+from __future__ import annotations
+
+_KINDS = (
+    "null, bool, int, long (beyond 2^53), bigint (beyond 64 bits), float, str, str64 (text with "
+    "lone surrogates, in base64), bytes (in base64), json, object, repr"
+)
+_ASK = (
+    "Made from `rearview.store.tables.schema`; `python -m rearview.store.tables.schema` prints it. Ask with "
+    "`rearview sql` or `rearview.history().sql(...)`; only questions are allowed, nothing can be "
+    "written and no other file can be read. The dialect is DuckDB's.\n"
+)
+_PIVOTED = (
+    "Each has the column `run`, one column per loop, one per logged name and one per argument, rows "
+    "in the order of execution. Where a name was logged several times at one point, each has its "
+    "row; where a value was replayed although it was recorded, the recorded one is shown. A name "
+    "that is also a loop's is shown as `name_logged`, an argument that is also a name as "
+    "`name_arg`.\n"
+)
+TABLES: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {
+    "runs": (
+        "One row per run, in the order they started.",
+        {
+            "run": ("VARCHAR", "id"),
+            "version": ("VARCHAR", "the source it ran; `versions.version`"),
+            "script": ("VARCHAR", "path in the project, or `-m module`"),
+            "argv": ("VARCHAR[]", "command line after the script"),
+            "status": ("VARCHAR", "running, finished, failed, paused or dead"),
+            "exit_code": ("INTEGER", "null while it runs, and if it died"),
+            "started": ("DOUBLE", "seconds since 1970"),
+            "ended": ("DOUBLE", "seconds since 1970"),
+            "host": ("VARCHAR", "machine"),
+            "pid": ("BIGINT", "process"),
+            "cwd": ("VARCHAR", "folder it was started in"),
+            "parent": ("VARCHAR", "the run it came from, if any"),
+        },
+    ),
+    "versions": (
+        "One row per run or derived version that keeps a source.",
+        {
+            "version": ("VARCHAR", "hash of the source tree"),
+            "run": ("VARCHAR", "run that it belongs to; null for a derived version"),
+        },
+    ),
+    "files": (
+        "One row per source file of every version.",
+        {
+            "version": ("VARCHAR", "`versions.version`"),
+            "path": ("VARCHAR", "path in the project"),
+            "hash": ("VARCHAR", "git's name of the content: equal content, equal hash"),
+        },
+    ),
+    "arguments": (
+        "One row per hyper-parameter of every run.",
+        {
+            "run": ("VARCHAR", "`runs.run`"),
+            "name": ("VARCHAR", "name"),
+            "kind": ("VARCHAR", "as in `records.kind`"),
+            "number": ("DOUBLE", "its value, if it is a number or a truth value"),
+            "text": ("VARCHAR", "its value as text"),
+        },
+    ),
+    "loops": (
+        "One row per loop of every run, as far as something was logged in it.",
+        {
+            "run": ("VARCHAR", "`runs.run`"),
+            "path": ("VARCHAR", "the loop and those around it: `epoch/step`"),
+            "loop": ("VARCHAR", "its name"),
+            "depth": ("BIGINT", "1 for an outermost loop"),
+            "iterations": ("BIGINT", "the highest iteration number plus one"),
+        },
+    ),
+    "points": (
+        "One row per point that holds records.",
+        {
+            "run": ("VARCHAR", "`runs.run`"),
+            "path": ("VARCHAR", "its loops: `epoch/step`; empty outside all loops"),
+            "indices": ("BIGINT[]", "iteration numbers, outermost first"),
+            "labels": ("VARCHAR", "values of the loops where they are not the numbers, as JSON"),
+            "records": ("BIGINT", "how many records it holds"),
+        },
+    ),
+    "records": (
+        "One row per logged value, those of replays beside the run's own. Nothing is left out.",
+        {
+            "run": ("VARCHAR", "`runs.run`"),
+            "path": ("VARCHAR", "loops of its point"),
+            "indices": ("BIGINT[]", "iteration numbers of its point"),
+            "labels": ("VARCHAR", "values of the loops where they are not the numbers, as JSON"),
+            "name": ("VARCHAR", "what it was logged as; `$stdout` for printed lines"),
+            "kind": (
+                "VARCHAR",
+                _KINDS,
+            ),
+            "number": ("DOUBLE", "the value of float, int, long and bool"),
+            "whole": ("BIGINT", "the exact value of int and long"),
+            "text": ("VARCHAR", "the value of all other kinds"),
+            "origin": ("VARCHAR", "recorded, replayed (proved exact) or unproved"),
+            "replay": ("VARCHAR", "`replays.replay`; null if recorded"),
+            "attempt": ("INTEGER", "how often the run had been resumed before"),
+            "process": ("VARCHAR", "start time and number of the process; orders processes"),
+            "seq": ("BIGINT", "order within the process"),
+            "time": ("DOUBLE", "seconds since 1970"),
+        },
+    ),
+    "checkpoints": (
+        "One row per checkpoint.",
+        {
+            "checkpoint": ("VARCHAR", "id"),
+            "run": ("VARCHAR", "`runs.run`"),
+            "seq": ("BIGINT", "order within the run"),
+            "point": ("VARCHAR", "where it was taken: `epoch=3`"),
+            "edge": ("VARCHAR", "start or end of that iteration"),
+            "complete": ("BOOLEAN", "whether a replay can start from it as it is"),
+            "missing": ("VARCHAR[]", "why it is partial"),
+            "bytes": ("BIGINT", "logical size"),
+            "time": ("DOUBLE", "seconds since 1970"),
+        },
+    ),
+    "replays": (
+        "One row per replay of a part of a run.",
+        {
+            "replay": ("VARCHAR", "id"),
+            "run": ("VARCHAR", "`runs.run`"),
+            "version": ("VARCHAR", "the source it ran, with the probes in it"),
+            "started": ("DOUBLE", "seconds since 1970"),
+            "ended": ("DOUBLE", "seconds since 1970; null while it runs"),
+            "proved": ("BOOLEAN", "whether its end state was the recorded one"),
+            "names": ("VARCHAR[]", "what it was asked for"),
+        },
+    ),
+}
+
+PIVOTS = {
+    "setup_pivot": "One row per run: what was logged outside all loops.",
+    "outer_pivot": "One row per iteration of the outermost loops.",
+    "inner_pivot": "One row per iteration of the loops inside those.",
+    "pivot_N": "The same for loops N deep, for any N: `pivot_3`.",
+    "full_pivot": "One row per point at any depth; outer values are repeated on inner rows.",
+}
+
+_PICTURE = """\
+```mermaid
+erDiagram
+    versions ||--o{ files : "version"
+    versions ||--o{ runs : "version"
+    runs ||--o{ arguments : "run"
+    runs ||--o{ loops : "run"
+    runs ||--o{ points : "run"
+    points ||--o{ records : "run, path, indices"
+    runs ||--o{ checkpoints : "run"
+    runs ||--o{ replays : "run"
+    replays |o--o{ records : "replay"
+```
+"""
+
+
+def markdown() -> str:
+    """Return the page that describes the tables."""
+    out = [
+        "# What SQL sees\n",
+        _ASK,
+        _PICTURE,
+    ]
+    for name, (about, columns) in TABLES.items():
+        out += [f"## {name}\n", f"{about}\n", "| column | type | meaning |\n|---|---|---|"]
+        out += [f"| {column} | {kind} | {text} |" for column, (kind, text) in columns.items()]
+        out.append("")
+    out += [
+        "## Pivoted views\n",
+        _PIVOTED,
+        "| view | rows |\n|---|---|",
+    ]
+    out += [f"| {name} | {about} |" for name, about in PIVOTS.items()]
+    return "\n".join(out) + "\n"
+
+
+if __name__ == "__main__":
+    import sys
+
+    sys.stdout.write(markdown())

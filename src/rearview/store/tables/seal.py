@@ -1,0 +1,313 @@
+"""Sealing: records files that nobody writes to any more become Parquet.
+
+This is done by whoever reads, never by the training process. A sealed file holds exactly what
+the lines held; they are removed only after the Parquet file was read back and found equal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rearview.errors import DamagedError
+from rearview.store.records import Line, scan
+from rearview.store.tables.duck import Duck, files, quoted
+
+FORMAT = 1
+MARK = "rearview"
+"""Key under which a Parquet file carries its `Summary`."""
+_EXACT = 2**53
+_BIG = 16 << 20
+"""Bytes of a line from which on DuckDB must be told."""
+_HEADERS = {
+    "filename": "VARCHAR",
+    "k": "INTEGER",
+    "run": "VARCHAR",
+    "process": "VARCHAR",
+    "attempt": "INTEGER",
+    "replay": "VARCHAR",
+}
+
+# what stands in a line, as DuckDB reads it
+_LINE = (
+    "{'l': 'VARCHAR[]', 'i': 'BIGINT[]', 'x': 'JSON[]', 's': 'BIGINT', 't': 'DOUBLE', "
+    "'n': 'VARCHAR[]', 'v': 'JSON[]'}"
+)
+_KIND = f"""CASE json_type(v)
+    WHEN 'DOUBLE' THEN 'float'
+    WHEN 'VARCHAR' THEN 'str'
+    WHEN 'BOOLEAN' THEN 'bool'
+    WHEN 'OBJECT' THEN CASE json_keys(v)[1]
+      WHEN '$float' THEN 'float' WHEN '$int' THEN 'bigint' WHEN '$str' THEN 'str64'
+      WHEN '$bytes' THEN 'bytes' WHEN '$repr' THEN 'repr' WHEN '$object' THEN 'object'
+      ELSE 'json' END
+    WHEN 'UBIGINT' THEN CASE WHEN CAST(v AS UBIGINT) <= {_EXACT} THEN 'int' ELSE 'long' END
+    WHEN 'BIGINT' THEN CASE WHEN CAST(v AS BIGINT) >= -{_EXACT} THEN 'int' ELSE 'long' END
+    ELSE 'null' END"""
+_LONG = """
+  SELECT file, run, process, attempt, replay, seq, time, path, indices, labels, name, kind,
+    CASE kind WHEN 'float' THEN coalesce(TRY_CAST(v AS DOUBLE),
+           CAST(json_extract_string(v, '/$float') AS DOUBLE))
+         WHEN 'int' THEN CAST(v AS DOUBLE) WHEN 'long' THEN CAST(v AS DOUBLE)
+         WHEN 'bool' THEN CASE WHEN v = 'true' THEN 1.0 ELSE 0.0 END END AS number,
+    CASE WHEN kind IN ('int', 'long') THEN CAST(v AS BIGINT) END AS whole,
+    CASE kind WHEN 'str' THEN json_extract_string(v, '$')
+         WHEN 'bigint' THEN json_extract_string(v, '/$int')
+         WHEN 'str64' THEN json_extract_string(v, '/$str')
+         WHEN 'bytes' THEN json_extract_string(v, '/$bytes')
+         WHEN 'repr' THEN json_extract_string(v, '/$repr')
+         WHEN 'json' THEN CAST(json_extract(v, '/$json') AS VARCHAR)
+         WHEN 'object' THEN CAST(v AS VARCHAR) END AS "text"
+  FROM (SELECT *, {kind} AS kind FROM (
+    SELECT k AS file, h.run AS run, h.process AS process, h.attempt AS attempt,
+      h.replay AS replay, s + generate_subscripts(n, 1) - 1 AS seq, t AS time,
+      coalesce(array_to_string(l, '/'), '') AS path, coalesce(i, []) AS indices,
+      CAST(to_json(x) AS VARCHAR) AS labels, unnest(n) AS name, unnest(v) AS v
+    FROM read_json({files}, format = 'newline_delimited', columns = {line}, filename = true,
+      maximum_object_size = {most}) JOIN own.headers h USING (filename)))"""
+
+
+class Name(msgspec.Struct, frozen=True):
+    """What one name holds at one depth of one file."""
+
+    path: str
+    name: str
+    kinds: dict[str, int]
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """What a sealed file says about itself, so that it need not be scanned to be known."""
+
+    format: int
+    run: str
+    process: str
+    attempt: int
+    replay: str | None
+    rows: int
+    unique: bool
+    """No name was logged twice at one point."""
+    damaged: int
+    """Lines that could not be read."""
+    names: list[Name]
+    since: int = 0
+    """Where in the earlier attempts this one began."""
+    labels: dict[str, list[str]] = {}
+    """By path, what the values of its loops are where they differ from the iteration number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A records file whose rows are in DuckDB: those of `own.loaded` with `file = number`."""
+
+    file: Path
+    number: int
+    summary: Summary
+
+
+def load(
+    con: Duck, paths: Sequence[Path], *, growing: bool = False, clean: bool = False
+) -> list[Loaded]:
+    """Bring records files into the table `own.loaded`; a torn end is left out.
+
+    Files that are still `growing` are read as they are now. With `clean`, lines that cannot be
+    read are left out and counted; without, they are an error.
+    """
+    import duckdb
+
+    headers, rows, damaged, since, longest = [], [], [], [], 0
+    with tempfile.TemporaryDirectory(dir=con.folder) as folder:
+        for k, path in enumerate(paths):
+            header, data, _ = scan(path)
+            bad = 0
+            if clean:
+                data, bad = _clean(data)
+            source = path
+            if growing or clean or not _whole(path):
+                source = Path(folder, f"{k}.jsonl")
+                source.write_bytes(data)
+            if len(data) > _BIG:
+                longest = max(longest, *map(len, data.split(b"\n")))
+            rows.append(_count(data) if clean else _expected(data))
+            damaged.append(bad)
+            origin = None if header.origin == "recorded" else header.origin
+            headers.append({"filename": str(source), "k": k, "run": header.run, "replay": origin,
+                            "process": header.process, "attempt": header.attempt})  # fmt: skip
+            since.append(header.since)
+        con.load("own.headers", _HEADERS, headers)
+        sql = _LONG.format(
+            kind=_KIND,
+            line=_LINE,
+            most=max(_BIG, longest + 1024),
+            files=files(str(row["filename"]) for row in headers),
+        )
+        try:
+            con.execute(f"CREATE OR REPLACE TABLE own.loaded AS {sql}")
+        except duckdb.Error as exc:
+            raise _unsound(paths, str(exc)) from exc
+    found = dict(con.execute("SELECT file, count(*) FROM own.loaded GROUP BY file").fetchall())
+    if [found.get(k, 0) for k in range(len(paths))] != rows:
+        raise _unsound(paths, f"it has {list(found.values())} records, not {rows}")
+    loaded = _summaries(con, paths, headers, rows, damaged)
+    return [
+        replace(one, summary=msgspec.structs.replace(one.summary, since=number))
+        for one, number in zip(loaded, since, strict=True)
+    ]
+
+
+def _unsound(paths: Sequence[Path], why: str) -> DamagedError:
+    return DamagedError(
+        f"The records in {', '.join(map(str, paths[:3]))} cannot be read as they stand: {why}. They "
+        "are untouched; `rearview verify` says more.",
+        slug="records-damaged",
+    )
+
+
+def seal(con: Duck, loaded: Sequence[Loaded]) -> list[Path]:
+    """Write files that were loaded and are complete as Parquet beside them; return the new files.
+
+    The lines are removed once everything has been read back and found equal.
+    """
+    aside: dict[Path, Path] = {}
+    check = "count(*), bit_xor(hash(COLUMNS(* EXCLUDE ({0})))) FROM {1} GROUP BY {0}"
+    try:
+        for one in loaded:
+            new = one.file.with_name(
+                f".{one.file.stem}.{os.getpid()}.{os.urandom(4).hex()}.parquet"
+            )
+            aside[one.file] = new
+            about = quoted(msgspec.json.encode(one.summary).decode())
+            con.execute(
+                f"COPY (SELECT * EXCLUDE (file) FROM own.loaded WHERE file = {one.number} ORDER BY "
+                f"path, name, seq) TO {quoted(new)} (FORMAT parquet, COMPRESSION zstd, "
+                f"PARQUET_VERSION v2, KV_METADATA {{{MARK}: {about}}})"
+            )
+        wanted = con.execute("SELECT file, " + check.format("file", "own.loaded")).fetchall()
+        source = f"read_parquet({files(aside.values())}, filename = true)"
+        read = con.execute("SELECT filename, " + check.format("filename", source)).fetchall()
+        found = {row[0]: row[1:] for row in read}
+        expected = {row[0]: row[1:] for row in wanted}
+        for one in loaded:
+            name = str(aside[one.file])
+            if one.summary.rows and found.get(name) != expected.get(one.number):
+                raise _unsound([one.file], f"{name} does not hold what was written; check the disk")
+            _publish(aside[one.file], one.file.with_suffix(".parquet"))
+            if one.summary.damaged:
+                shutil.copyfile(one.file, one.file.with_suffix(".damaged"))
+            one.file.unlink(missing_ok=True)
+    finally:
+        for new in aside.values():
+            new.unlink(missing_ok=True)
+    return [one.file.with_suffix(".parquet") for one in loaded]
+
+
+def _publish(new: Path, target: Path) -> None:
+    """Rename a file into place so that it is on the disk before anything is removed."""
+    with new.open("rb") as written:
+        os.fsync(written.fileno())
+    new.replace(target)
+    folder = os.open(target.parent, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # not every file system can
+            os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _summaries(
+    con: Duck,
+    paths: Sequence[Path],
+    headers: Sequence[dict[str, Any]],
+    rows: Sequence[int],
+    damaged: Sequence[int],
+) -> list[Loaded]:
+    names: list[dict[tuple[str, str], dict[str, int]]] = [{} for _ in paths]
+    sql = "SELECT file, path, name, kind, count(*) FROM own.loaded GROUP BY ALL ORDER BY min(seq), kind"
+    for file, path, name, kind, number in con.execute(sql).fetchall():
+        names[file].setdefault((path, name), {})[kind] = number
+    distinct = (
+        "SELECT file, count(DISTINCT hash(path, indices, name)) FROM own.loaded GROUP BY file"
+    )
+    unique = dict(con.execute(distinct).fetchall())
+    labels = _labels(con)
+    return [
+        Loaded(
+            path,
+            k,
+            Summary(
+                format=FORMAT,
+                run=headers[k]["run"],
+                process=headers[k]["process"],
+                attempt=headers[k]["attempt"],
+                replay=headers[k]["replay"],
+                rows=rows[k],
+                unique=unique.get(k, 0) == rows[k],
+                damaged=damaged[k],
+                names=[Name(at, name, kinds) for (at, name), kinds in names[k].items()],
+                labels=labels.get(k, {}),
+            ),
+        )
+        for k, path in enumerate(paths)
+    ]
+
+
+def _labels(con: Duck) -> dict[int, dict[str, list[str]]]:
+    """Return per file, path and loop: empty, `int`, `float` or `str`."""
+    out: dict[int, dict[str, list[str]]] = {}
+    sql = """SELECT file, path, k, list(DISTINCT json_type(labels, '/' || k)) FROM (
+      SELECT file, path, labels, unnest(range(len(indices))) AS k FROM own.loaded
+      WHERE labels IS NOT NULL) GROUP BY ALL ORDER BY k"""
+    for file, path, _, types in con.execute(sql).fetchall():
+        found = set(types) - {None, "NULL"}
+        whole = found <= {"UBIGINT", "BIGINT"}
+        number = found <= {"UBIGINT", "BIGINT", "DOUBLE"}
+        kind = ("int" if whole else "float" if number else "str") if found else ""
+        out.setdefault(file, {}).setdefault(path, []).append(kind)
+    return out
+
+
+def _whole(file: Path) -> bool:
+    with file.open("rb") as lines:
+        lines.seek(-1, os.SEEK_END)
+        return lines.read(1) == b"\n"
+
+
+_decode = msgspec.json.Decoder(Line).decode
+
+
+def _expected(data: bytes) -> int:
+    """Return how many records the lines hold by the numbers of the first and the last."""
+    lines = data.strip(b"\n")
+    if not lines:
+        return 0
+    try:
+        first = _decode(lines[: lines.find(b"\n")] if b"\n" in lines else lines)
+        last = _decode(lines[lines.rfind(b"\n") + 1 :])
+    except msgspec.MsgspecError:
+        return -1
+    return last.s + len(last.n) - first.s
+
+
+def _clean(data: bytes) -> tuple[bytes, int]:
+    """Return the lines that can be read, and how many cannot."""
+    good, bad = [], 0
+    for raw in data.split(b"\n"):
+        if raw:
+            try:
+                line = _decode(raw)
+                bad += len(line.n) != len(line.v)
+                good.append(raw)
+            except msgspec.MsgspecError:
+                bad += 1
+    return b"\n".join(good) + b"\n", bad
+
+
+def _count(data: bytes) -> int:
+    return sum(len(_decode(raw).n) for raw in data.split(b"\n") if raw)

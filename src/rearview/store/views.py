@@ -1,0 +1,181 @@
+"""Tables over all runs: records as SQL tables, and pivoted with a column per name."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable, Iterable
+
+from rearview.errors import UsageError
+from rearview.model import Checkpoint, Point, Step
+from rearview.store.project import Project
+from rearview.store.tables.ask import WORD, Ask
+from rearview.store.tables.catalogue import (
+    Sources,
+    Virtual,
+    load_checkpoints,
+    load_runs,
+    load_versions,
+    load_views,
+)
+from rearview.store.tables.duck import Duck
+from rearview.store.tables.parts import Shelf, gather
+from rearview.store.tables.table import Table, refused
+from rearview.store.values import restore
+from rearview.store.versions import Versions
+
+_LEVELS = {"setup_pivot": 0, "outer_pivot": 1, "inner_pivot": 2}
+
+
+class Tables:
+    """What the runs of a project recorded, as tables.
+
+    What it shows is the state at the first question, or at the last `refresh`.
+    """
+
+    def __init__(
+        self,
+        project: Project,
+        *,
+        checkpoints: Callable[[], Iterable[Checkpoint]] | None = None,
+        versions: Versions | None = None,
+    ) -> None:
+        self._project = project
+        self._checkpoints = checkpoints
+        self._versions = versions
+        self._opened: Duck | None = None
+        self._described = False
+        self._shelf = Shelf()
+
+    def refresh(self) -> None:
+        """See what has happened since; tables handed out before can no longer be fetched."""
+        self.close()
+        self._opened = Duck(self._project.store)
+        self._shelf = gather(self._project, self._opened)
+        load_runs(self._opened, self._shelf)
+
+    def close(self) -> None:
+        """Give memory and temporary files back."""
+        if self._opened is not None:
+            self._opened.close()
+            self._opened, self._described = None, False
+
+    @property
+    def problems(self) -> list[str]:
+        """Sentences about records files that could not be read."""
+        self._duck()
+        return list(self._shelf.problems)
+
+    def names(self, runs: Iterable[str] | None = None) -> dict[str, set[tuple[str, ...]]]:
+        """Return the loops at which each name was logged; printed lines are not among them."""
+        found = self._sources(runs, ()).catalogue.names
+        return {
+            name: {tuple(path.split("/")) if path else () for path in paths}
+            for name, paths in found.items()
+        }
+
+    def table(
+        self,
+        names: Iterable[str] = (),
+        *,
+        where: str | None = None,
+        runs: Iterable[str] | None = None,
+        order: Iterable[str] | None = None,
+        limit: int | None = None,
+        virtual: Virtual = (),
+        origins: bool = False,
+    ) -> Table:
+        """Return one row per point with `names` as columns (none: all), in order of execution.
+
+        `where` is SQL over names, loops, arguments and facts of runs; `order` takes columns, with
+        `-` in front for falling. A virtual name is a column of nulls where it has no values.
+        `origins` adds a column `<name>.origin` for every logged name.
+        """
+        ask = Ask(self._sources(runs, virtual), names, origins=origins)
+        return self._answer(ask, ask.sql(where, order, limit))
+
+    def points(
+        self,
+        names: Iterable[str] = (),
+        *,
+        where: str | None = None,
+        runs: Iterable[str] | None = None,
+        virtual: Virtual = (),
+    ) -> list[tuple[str, Point]]:
+        """Return run and exact point of every row that `table` would have, each once."""
+        ask = Ask(self._sources(runs, virtual), names, origins=False)
+        found: dict[tuple[str, Point], None] = {}
+        for row in self._answer(ask, ask.sql(where, keys=True)):
+            loops = row["$path"].split("/") if row["$path"] else []
+            steps = (
+                Step(loop, row[f"$i{k}"], restore(json.loads(row[f"$x{k}"] or "null")))
+                for k, loop in enumerate(loops, 1)
+            )
+            found[row["run"], Point(tuple(steps))] = None
+        return list(found)
+
+    def sql(self, query: str) -> Table:
+        """Return the answer to one SQL question over the tables of docs/schema.md.
+
+        Nothing can be written, and no file outside the store can be read.
+        """
+        self._question(query)
+        words = {(match[1] or match[2] or "").lower() for match in WORD.finditer(query)}
+        duck = self._duck()
+        if not self._described:
+            load_views(duck, self._shelf)
+            self._described = True
+        if words & {"versions", "files"}:
+            load_versions(duck, self._versions, with_files="files" in words)
+        if "checkpoints" in words:
+            load_checkpoints(duck, self._checkpoints)
+        for word in words:
+            level = _LEVELS.get(word)
+            if word.startswith("pivot_") and word[6:].isdigit():
+                level = int(word[6:])
+            if level is not None or word == "full_pivot":
+                ask = Ask(self._sources(None, ()), (), origins=False, level=level)
+                duck.execute(f"CREATE OR REPLACE VIEW {word} AS {ask.sql(None)}")
+        return Table(duck, query.strip().rstrip(";"), {})
+
+    def _answer(self, ask: Ask, sql: str) -> Table:
+        self._question(sql)
+        try:
+            return Table(self._duck(), sql, ask.kinds)
+        except UsageError as exc:
+            raise ask.explain(str(exc)) or exc from exc
+
+    def _question(self, sql: str) -> None:
+        """Refuse whatever is not one single SELECT."""
+        import duckdb
+
+        try:
+            statements = self._duck().con.extract_statements(sql)
+        except duckdb.Error as exc:
+            raise refused(exc) from exc
+        if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
+            raise UsageError(
+                f"{sql!r} is not one question. Ask with a single SELECT: records are append-only, "
+                "and nothing here writes.",
+                slug="sql-read-only",
+            )
+
+    def _duck(self) -> Duck:
+        if self._opened is None:
+            self.refresh()
+        assert self._opened is not None
+        return self._opened
+
+    def _sources(self, runs: Iterable[str] | None, virtual: Virtual) -> Sources:
+        duck = self._duck()
+        chosen = self._shelf.runs
+        if runs is not None:
+            wanted, known = set(runs), {run.id for run in chosen}
+            for run in sorted(wanted - known):
+                near = difflib.get_close_matches(run, known, n=3, cutoff=0.5)
+                hint = f"The nearest are {', '.join(near)}. " if near else ""
+                raise UsageError(
+                    f"There is no run {run!r}. {hint}`rearview runs` lists them all.", slug="no-run"
+                )
+            chosen = [run for run in chosen if run.id in wanted]
+        return Sources(self._project, duck, self._shelf, chosen, virtual)

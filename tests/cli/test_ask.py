@@ -1,0 +1,112 @@
+import json
+import math
+
+import pytest
+
+from fakehistory import a_run
+from rearview.model import Status
+
+
+def test_runs_are_listed_oldest_first(command, past):
+    _, out, _ = command("runs")
+    lines = out.splitlines()
+    assert lines[0].split() == ["run", "status", "started", "took", "command"]
+    assert [line.split()[0] for line in lines[1:]] == [run.id for run in past.found]
+    assert "train.py --lr 0.1" in lines[1]
+
+
+def test_no_runs_yet_is_said_on_stderr(command, past):
+    past.found = []
+    code, out, err = command("runs")
+    assert (code, out) == (0, "")
+    assert "rearview run" in err
+
+
+def test_a_run_that_failed_shows_its_status(command, past):
+    past.found = [a_run(1, Status.FAILED, exit_code=3)]
+    assert "failed" in command("runs")[1]
+
+
+def test_show_tells_what_there_is_to_a_run(command, past):
+    code, out, _ = command("show", "-1")
+    assert code == 0
+    assert past.asked == [("show", "-1", {})]
+    for told in ("loss (20 records)", "epoch (20 iterations)", "a generator", "exact: 20 states"):
+        assert told in out
+    assert "2.0 MB of state, 500.0 kB stored" in out
+    for cost in (
+        "2.00% beside 1 min 0 s",
+        "500 ms blocking",
+        "20 saved",
+        "the disk is busy",
+        "odd: 1",
+    ):
+        assert cost in out
+
+
+def test_show_as_json(command, past):
+    told = json.loads(command("show", "--json")[1])
+    assert told["run"]["id"] == past.found[0].id
+    assert told["names"] == {"loss": 20}
+
+
+def test_a_table_as_json_round_trips_floats_and_never_lies(command, past):
+    code, out, _ = command("table", "loss", "--format", "json")
+    assert code == 0
+    assert json.loads(out) == [
+        {"run": "a", "epoch": 0, "loss": 0.1 + 0.2},
+        {"run": "a", "epoch": 1, "loss": "NaN"},
+        {"run": "a", "epoch": 2, "loss": None},
+    ]
+
+
+def test_an_empty_table_is_an_empty_list(command, past):
+    past.rows = ()
+    assert json.loads(command("table", "loss", "--format", "json")[1]) == []
+
+
+def test_a_table_as_csv_keeps_every_digit(command, past):
+    _, out, _ = command("table", "loss", "-f", "csv")
+    assert out == f"run,epoch,loss\na,0,{0.1 + 0.2!r}\na,1,NaN\na,2,\n"
+
+
+def test_a_table_as_markdown(command, past):
+    _, out, _ = command("table", "-f", "markdown")
+    assert out.splitlines()[:3] == ["| run | epoch | loss |", "|---|---|---|", "| a | 0 | 0.3 |"]
+
+
+def test_a_table_for_people_is_aligned(command, past):
+    past.rows = (("a", 0, 0.5), ("b", 10, 0.25))
+    assert command("table")[1] == "run  epoch  loss\na        0   0.5\nb       10  0.25\n"
+
+
+def test_a_long_table_for_people_says_how_much_more_there_is(command, past):
+    past.rows = tuple(("a", n, 0.5) for n in range(1000))
+    _, out, err = command("table")
+    assert len(out.splitlines()) == 201
+    assert "800 rows more" in err
+
+
+def test_what_is_asked_of_a_table_is_passed_on(command, past):
+    command("table", "loss", "acc", "--where", "acc < 1", "--runs", "-1", "--limit", "5")
+    assert past.asked == [
+        ("table", ("loss", "acc"), {"where": "acc < 1", "runs": ["-1"], "limit": 5})
+    ]
+
+
+def test_sql_passes_the_query(command, past):
+    command("sql", "select 1", "-f", "json")
+    assert past.asked == [("sql", "select 1", {})]
+
+
+@pytest.mark.parametrize(("text", "code"), [("", 0), ("--- a\n+++ b\n+x = 1\n", 1)])
+def test_diff_ends_like_diff(command, past, text, code):
+    past.difference = text
+    assert command("diff", "-2")[:2] == (code, text)
+    assert past.asked == [("diff", ("-2", "worktree"), {})]
+
+
+def test_infinities_have_names(command, past):
+    past.rows = (("a", 0, math.inf), ("a", 1, -math.inf))
+    rows = json.loads(command("table", "-f", "json")[1])
+    assert [row["loss"] for row in rows] == ["Infinity", "-Infinity"]

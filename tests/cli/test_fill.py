@@ -1,0 +1,118 @@
+import json
+import sys
+
+from fakehistory import an_outcome
+from rearview.cli import fill
+from rearview.past import BackfillReport, Refusal
+
+
+def test_backfill_says_what_it_did_and_how_sure_it_is(command, past):
+    code, out, err = command("backfill", "g")
+    assert code == 0
+    assert "1 segment of 1 run, about 4.0 s of computing (3.0 s to 6.0 s)" in err
+    assert "5 records written in 2.0 s; that is 10.0 times faster than the 20.0 s" in out
+    assert "exact: 1 states restored, 3 states and 4 recorded values equal" in out
+
+
+def test_all_bounds_are_passed_on(command, past):
+    words = "backfill g h --where acc<1 --runs -1 --at epoch=3:5 --workers 2 --budget 10m"
+    assert command(*words.split())[0] == 0
+    bounds = {
+        "runs": ["-1"],
+        "where": "acc<1",
+        "at": "epoch=3:5",
+        "workers": 2,
+        "budget": 600.0,
+    }
+    assert [(verb, names) for verb, names, _ in past.asked] == [
+        ("plan", ["g", "h"]),
+        ("backfill", ["g", "h"]),
+    ]
+    for _, _, options in past.asked:
+        assert bounds.items() <= options.items()
+
+
+def test_explain_runs_nothing(command, past):
+    code, out, _ = command("backfill", "g", "--explain")
+    assert code == 0
+    assert [verb for verb, _, _ in past.asked] == ["plan"]
+    assert "epoch=3:5" in out
+    assert "DPi" in out
+
+
+def test_explain_as_json(command, past):
+    told = json.loads(command("backfill", "g", "--explain", "--json")[1])
+    assert told["missing"] == 5
+    assert told["plan"]["segments"][0]["operator"] == "DPi"
+
+
+def test_nothing_missing_is_well_and_runs_nothing(command, past):
+    past.segments = ()
+    code, _, err = command("backfill", "g")
+    assert code == 0
+    assert "Nothing is missing." in err
+    assert [verb for verb, _, _ in past.asked] == ["plan"]
+
+
+def test_a_refused_run_is_named_with_its_reason_and_the_answer_is_no(command, past):
+    past.segments = ()
+    past.refusals = [Refusal("r1", "train.py:3 changes the computation.")]
+    code, _, err = command("backfill", "g")
+    assert code == 1
+    assert "refused: r1: train.py:3 changes the computation." in err
+
+
+def test_a_replay_that_differs_names_the_first_difference_and_its_output(command, past):
+    past.report = BackfillReport([an_outcome(difference="model.0.weight")], [], 1.0, 2.0)
+    code, out, _ = command("replay")
+    assert code == 1
+    assert "not exact:" in out
+    assert "model.0.weight" in out
+    assert "/replays/1/output.txt" in out
+
+
+def test_a_replay_as_json_tells_everything(command, past):
+    code, out, _ = command("replay", "-2", "--at", "epoch=1", "--json")
+    told = json.loads(out)
+    assert code == 0
+    assert past.asked == [("replay", "-2", {"at": "epoch=1"})]
+    assert told["exact"] is True
+    assert told["speedup"] == 10.0
+    assert told["segments"][0]["states"] == 3
+
+
+def test_bounds_that_cannot_be_read_are_explained(command, past):
+    for words, told in (
+        (["--at", "epoch"], "names no iterations"),
+        (["--budget", "soon"], "is not a span of time"),
+        (["--workers", "0"], "0"),
+    ):
+        code, _, err = command("backfill", "g", *words)
+        assert code == 2
+        assert told in err
+    assert past.asked == []
+
+
+def test_a_name_is_required(command, past):
+    assert command("backfill")[0] == 2
+
+
+class Terminal:
+    def isatty(self):
+        return True
+
+
+def test_a_person_is_asked_before_something_long(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    questions = []
+    monkeypatch.setattr(fill.click, "confirm", lambda text, **_: questions.append(text))
+    fill.agreed(1.0)
+    assert questions == []
+    assert not fill.agreed(7200.0)
+    assert questions == ["That takes about 2 h 0 min. Go on?"]
+
+
+def test_a_program_is_never_asked(monkeypatch):
+    monkeypatch.setattr(fill.click, "confirm", None)
+    assert fill.agreed(1e9)

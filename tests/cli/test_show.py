@@ -1,0 +1,64 @@
+import io
+import sys
+
+import pytest
+
+from rearview.cli import show
+
+
+class Screen(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def screen(monkeypatch):
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "60")
+    shown = Screen()
+    monkeypatch.setattr(sys, "stdout", shown)
+    return shown
+
+
+def test_a_terminal_gets_colour(screen):
+    assert show.paint("x", show.RED) == "\x1b[31mx\x1b[0m"
+
+
+@pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
+def test_colour_can_be_turned_off(screen, monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    assert show.paint("x", show.RED) == "x"
+
+
+def test_colour_can_be_forced_where_there_is_no_terminal(monkeypatch, capsys):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "\x1b" in show.paint("x", show.RED)
+    show.table(["a", "b"], [[show.paint("x", show.RED), "y"], ["long", "z"]], right=[False, True])
+    lines = capsys.readouterr().out.splitlines()
+    assert [show.click.unstyle(line) for line in lines] == ["a     b", "x     y", "long  z"]
+
+
+def test_a_table_on_a_terminal_keeps_to_its_width(screen):
+    show.table(["name", "text"], [["a", "word " * 30]], right=[False, False])
+    lines = screen.getvalue().splitlines()
+    assert all(len(show.click.unstyle(line)) <= 60 for line in lines)
+    assert screen.getvalue().count("word") == 30
+
+
+def test_a_table_in_a_pipe_keeps_every_row_on_one_line(capsys):
+    show.table(["name", "text"], [["a", "word " * 30]], right=[False, False])
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_brackets_in_values_are_not_taken_for_markup(screen):
+    show.table(["name"], [["[red]x[/red]"]], right=[False])
+    assert "[red]x[/red]" in screen.getvalue()
+
+
+def test_labels_stand_in_one_column_and_long_texts_under_themselves(capsys, monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    show.block([("a", "1\n2"), ("long", "3")])
+    assert capsys.readouterr().out == "a     1\n      2\nlong  3\n"

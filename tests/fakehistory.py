@@ -1,0 +1,151 @@
+"""A history without a store, for tests of what the command line says and asks."""
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from rearview.model import Checkpoint, Operator, Plan, Point, Run, Segment, Status, Step
+from rearview.model.segment import Report
+from rearview.past import BackfillReport, Refusal, RunReport
+
+
+class FakeTable:
+    def __init__(self, columns, rows):
+        self.columns = columns
+        self._rows = rows
+
+    def __iter__(self):
+        return (dict(zip(self.columns, row, strict=True)) for row in self._rows)
+
+
+def a_run(number: int = 1, status: Status = Status.FINISHED, **changes: Any) -> Run:
+    return Run(
+        **{
+            "id": f"20260101-00000{number}-abcd",
+            "version": "f" * 40,
+            "script": "train.py",
+            "argv": ("--lr", "0.1"),
+            "started": 1_767_225_600.0 + number,
+            "status": status,
+            "ended": None if status is Status.RUNNING else 1_767_225_690.0 + number,
+            "exit_code": 0,
+            "host": "here",
+            "args": {"lr": 0.1},
+            **changes,
+        }
+    )
+
+
+def an_outcome(**facts: Any) -> SimpleNamespace:
+    facts = {"states": 3, "repeated": 4, "restored": 1, "written": 5, "finished": True, **facts}
+    report = Report(**facts)
+    return SimpleNamespace(
+        run=a_run().id,
+        replay="replay-1",
+        proved=report.proved,
+        report=report,
+        log=Path("/replays/1/output.txt"),
+        tree=Path("/replays/1/tree"),
+    )
+
+
+@dataclass
+class FakeHistory:
+    """Answers from its fields and remembers what it was asked."""
+
+    found: list[Run] = field(default_factory=lambda: [a_run(1), a_run(2, Status.RUNNING)])
+    columns: tuple[str, ...] = ("run", "epoch", "loss")
+    rows: tuple[tuple[Any, ...], ...] = (
+        ("a", 0, 0.1 + 0.2),
+        ("a", 1, math.nan),
+        ("a", 2, None),
+    )
+    difference: str = ""
+    report: BackfillReport = field(
+        default_factory=lambda: BackfillReport([an_outcome()], [], 2.0, 20.0)
+    )
+    segments: tuple[Segment, ...] = (
+        Segment(a_run().id, "f" * 40, Operator.INNER, "epoch", 3, 5, "c/3", ("g",), 4.0, 3.0, 6.0),
+    )
+    refusals: list[Refusal] = field(default_factory=list)
+    checked: Any = None
+    freed: Any = None
+    asked: list[tuple[str, Any, dict[str, Any]]] = field(default_factory=list)
+
+    def _note(self, verb, what=(), **options):
+        self.asked.append((verb, what, options))
+
+    def runs(self):
+        return self.found
+
+    def run(self, which="latest"):
+        return next((run for run in self.found if which in run.id), self.found[-1])
+
+    def names(self):
+        return ["loss", "lr"]
+
+    def table(self, *names, **options):
+        self._note("table", names, **options)
+        return FakeTable(self.columns, self.rows)
+
+    def sql(self, query):
+        self._note("sql", query)
+        return FakeTable(self.columns, self.rows)
+
+    def diff(self, a, b):
+        self._note("diff", (a, b))
+        return self.difference
+
+    def show(self, which="latest"):
+        self._note("show", which)
+        point = Point((Step("epoch", 1),))
+        return RunReport(
+            run=self.found[0],
+            names={"loss": 20},
+            loops=[("epoch", 20)],
+            checkpoints=[Checkpoint("c/1", "c", 1, point, "start", {})],
+            partial=["epoch=3: a generator"],
+            logical=2_000_000,
+            stored=500_000,
+            costs={
+                "overhead": 0.02,
+                "computed": 60.0,
+                "blocking": 0.5,
+                "stored": 500_000,
+                "saved": 20,
+                "skipped_because": {"the disk is busy": 3},
+                "odd": 1,
+            },
+            replays=[],
+            exact="exact: 20 states equal",
+        )
+
+    def plan(self, names, **options):
+        self._note("plan", names, **options)
+        return SimpleNamespace(
+            plan=Plan(self.segments),
+            refusals=self.refusals,
+            missing=5,
+            nothing=not self.segments,
+            changed_inputs=[],
+        )
+
+    def backfill(self, names, **options):
+        options.pop("progress")
+        self._note("backfill", names, **options)
+        return self.report
+
+    def replay(self, which, **options):
+        options.pop("progress")
+        self._note("replay", which, **options)
+        return self.report
+
+    def verify(self, *, repair=False):
+        self._note("verify", repair=repair)
+        return self.checked
+
+    def gc(self, **options):
+        self._note("gc", **options)
+        return self.freed

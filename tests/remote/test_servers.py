@@ -1,0 +1,132 @@
+"""Transfers to real servers that stop, come back, or hold half of what was sent."""
+
+import os
+import time
+
+import pytest
+
+from rearview.errors import RemoteError
+from rearview.remote.base import HIDDEN, open_remote
+from rearview.remote.content import checksum
+from rearview.remote.retry import Retry
+from servers.daemons import SERVERS, UnavailableError
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "model.pt"
+    path.write_bytes(os.urandom(12 << 20))
+    return path
+
+
+def staged(file, name):
+    return f"{HIDDEN}{checksum(file)[-16:]}-{name}"
+
+
+def test_a_large_object_goes_to_s3_in_pieces_and_a_broken_put_goes_on(server, file, tmp_path):
+    found = server("s3")
+    # 5 MiB is the least an S3 server takes as a part
+    remote = open_remote(f"{found.url}/pieces", piece=5 << 20, retry=Retry(1), **found.options)
+    sent = []
+    fs = remote._fs
+    real = fs.pipe_file
+
+    def breaking(path, data, **options):
+        sent.append(path)
+        if len(sent) == 3:
+            raise ConnectionResetError("broken off")
+        return real(path, data, **options)
+
+    fs.pipe_file = breaking
+    remote._remove, kept = (lambda key: None), remote._remove  # as if the process were killed
+    try:
+        with pytest.raises(RemoteError, match="broken off"):
+            remote.put(file, "model.pt")
+        remote._remove = kept
+        remote.put(file, "model.pt")
+    finally:
+        fs.pipe_file = real
+    assert [path.rpartition(".")[2] for path in sent] == ["00000", "00001", "00002", "00002"]
+    remote.get("model.pt", tmp_path / "back")
+    assert checksum(tmp_path / "back") == checksum(file)
+    assert remote.list() == ("model.pt",)
+    assert remote.sweep() == ()
+
+
+def test_xrootd_goes_on_with_half_a_file(server, file):
+    found = server("xrootd")
+    remote = open_remote(f"{found.url}/half", retry=Retry(1))
+    half = file.with_name("half")
+    half.write_bytes(file.read_bytes()[: 5 << 20])
+    remote._copy(f"file://{half}", remote._url(staged(file, "model.pt")), going_on=False)
+    going_on = []
+    real = remote._copy
+
+    def watched(source, target, *, going_on: bool, seen=going_on):
+        seen.append(going_on)
+        real(source, target, going_on=going_on)
+
+    remote._copy = watched
+    assert remote.put(file, "model.pt").checksum == checksum(file)
+    assert going_on == [True]
+
+
+def test_xrootd_begins_again_when_the_half_that_is_there_is_wrong(server, file, tmp_path):
+    found = server("xrootd")
+    remote = open_remote(f"{found.url}/wrong", retry=Retry(2, sleep=lambda _: None))
+    half = file.with_name("half")
+    half.write_bytes(bytes(5 << 20))
+    remote._copy(f"file://{half}", remote._url(staged(file, "model.pt")), going_on=False)
+    remote.put(file, "model.pt")
+    remote.get("model.pt", tmp_path / "back")
+    assert checksum(tmp_path / "back") == checksum(file)
+
+
+def test_xrootd_states_its_own_checksum(server, file):
+    found = server("xrootd")
+    remote = open_remote(f"{found.url}/sum", retry=Retry(1))
+    remote.put(file, "model.pt")
+    assert remote.stat("model.pt").checksum == checksum(file, "adler32")
+
+
+def test_s3_states_its_own_checksum(server, file):
+    found = server("s3")
+    remote = open_remote(f"{found.url}/sum", retry=Retry(1), **found.options)
+    remote.put(file, "model.pt")
+    assert remote.stat("model.pt").checksum == checksum(file, "md5")
+
+
+@pytest.mark.parametrize("kind", ["webdav"])
+def test_a_server_that_went_away_is_an_error_and_that_came_back_is_none(kind, file, tmp_path):
+    try:
+        with SERVERS[kind]() as found:
+            away = open_remote(found.url + "x", retry=Retry(1), **found.options)
+            away.put(file, "kept")
+            found.process.terminate()
+            found.process.wait()
+            with pytest.raises(RemoteError, match="reached"):
+                away.list()
+            with pytest.raises(RemoteError, match="reached"):
+                away.put(file, "model.pt")
+    except UnavailableError as exc:
+        pytest.skip(f"NOT TESTED on a real {kind} server: {exc}")
+
+
+def test_a_forked_process_can_use_a_remote_that_its_parent_opened(server, file):
+    found = server("s3")
+    remote = open_remote(f"{found.url}/forked", retry=Retry(1), **found.options)
+    remote.put(file, "parent")
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            remote.put(file, "child")
+            code = 0
+        finally:
+            os._exit(code)
+    deadline = time.monotonic() + 60
+    while (done := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert done[0] == child
+    assert os.waitstatus_to_exitcode(done[1]) == 0
+    assert remote.list() == ("child", "parent")

@@ -1,0 +1,12 @@
+import pytest
+from servers.fixtures import pytest_terminal_summary, server
+
+from rearview.store.checkpoints import Checkpoints
+from rearview.store.project import Project
+
+__all__ = ["pytest_terminal_summary", "server"]
+
+
+@pytest.fixture
+def checkpoints(tmp_path):
+    return Checkpoints(Project.create(tmp_path))

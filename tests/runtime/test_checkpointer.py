@@ -1,0 +1,491 @@
+"""The Checkpointer in one process: what is saved, where it goes, what comes back."""
+
+import shutil
+import signal
+import threading
+import warnings
+from pathlib import Path
+
+import pytest
+
+from rearview import Checkpointer
+from rearview.errors import DamagedError, RemoteError, UsageError
+from rearview.remote.base import open_remote
+from rearview.remote.folder import FolderRemote
+from rearview.remote.retry import Retry
+from rearview.runtime.checkpointer import CheckpointerWarning
+
+ONCE = Retry(attempts=1)
+
+
+def write(path, value):
+    path.write_text(str(value))
+
+
+def read(path):
+    return int(path.read_text())
+
+
+@pytest.fixture
+def make(tmp_path):
+    made = []
+
+    def make(name="here/a b.pt", **options):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        options = {"checkpoint_every": 1, "retry": ONCE, **options}
+        made.append(Checkpointer(path, write, read, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def other_node(tmp_path):
+    shutil.rmtree(tmp_path / "here", ignore_errors=True)
+
+
+# what comes back
+
+
+def test_without_a_save_the_default_comes_back(make):
+    assert make().restore(7) == 7
+    assert make().restore() is None
+    assert not make().checkpoint_exists
+
+
+def test_the_last_save_comes_back(make):
+    first = make()
+    for value in range(5):
+        first.step(value)
+    assert make().checkpoint_exists
+    assert make().restore(0) == 4
+
+
+def test_it_saves_at_the_first_and_then_every_nth_step(make):
+    one = make(checkpoint_every=3, keep_last=99)
+    for value in range(8):
+        one.step(value)
+    assert [save.step for save in one._archive.folder.saves()] == [6, 3, 0]
+
+
+def test_it_saves_by_the_clock(make):
+    now = [0.0]
+    one = make(checkpoint_every="10s", keep_last=99, clock=lambda: now[0])
+    for value in range(8):
+        now[0] += 4
+        one.step(value)
+    assert [save.step for save in one._archive.folder.saves()] == [5, 2]
+
+
+def test_the_checkpoint_file_itself_holds_the_newest_save(make, tmp_path):
+    one = make()
+    one.step(1)
+    one.step(2)
+    assert (tmp_path / "here/a b.pt").read_text() == "2"
+
+
+def test_without_functions_values_are_pickled(tmp_path):
+    with Checkpointer(tmp_path / "x", checkpoint_every=1) as one:
+        one.step({"a": [1, 2]})
+    with Checkpointer(tmp_path / "x") as two:
+        assert two.restore() == {"a": [1, 2]}
+
+
+def test_the_published_parameters_can_be_given_by_position(tmp_path):
+    one = Checkpointer(tmp_path / "x", write, read, "None", None, None, None, None, 1, None, None)
+    one.step(1)
+    assert one.restore(0) == 1
+    assert one.checkpoint_exit_code == 85
+    one.close()
+
+
+def test_a_damaged_save_is_reported_and_the_one_before_comes_back(make, tmp_path):
+    one = make()
+    one.step(1)
+    one.step(2)
+    newest = one._archive.folder.saves()[0]
+    (one._archive.folder.folder / newest.id / "a b.pt").write_text("3")
+    with pytest.warns(CheckpointerWarning, match=f"{newest.id}.*damaged"):
+        assert make().restore(0) == 1
+
+
+def test_when_every_save_is_damaged_it_does_not_begin_at_zero(make):
+    one = make()
+    one.step(1)
+    for save in one._archive.folder.saves():
+        (one._archive.folder.folder / save.id / "a b.pt").write_text("")
+    with pytest.warns(CheckpointerWarning), pytest.raises(DamagedError, match="None of the 1"):
+        make().restore(0)
+
+
+def test_a_checkpoint_of_the_published_class_is_taken_over(make, tmp_path):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here/a b.pt").write_text("41")
+    one = make()
+    assert one.checkpoint_exists
+    assert one.restore(0) == 41
+    one.step(42)
+    assert make().restore(0) == 42
+
+
+def test_checkpoint_without_any_value_is_refused(make):
+    with pytest.raises(UsageError, match="no value"):
+        make().checkpoint()
+
+
+def test_the_folder_may_change_after_it_was_made(make, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with Checkpointer("rel.pt", write, read, checkpoint_every=1) as one:
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        one.step(3)
+    assert (tmp_path / "rel.pt").read_text() == "3"
+
+
+# what is kept
+
+
+def test_it_keeps_the_last_and_the_best_here_and_there(make, tmp_path):
+    one = make(
+        keep_last=2, keep_best=1, best="max", checkpoint_transfer_target=tmp_path / "far" / "x"
+    )
+    for value, metric in enumerate([0.1, 0.9, 0.3, 0.2, 0.4]):
+        one.step(value, metric=metric)
+    archive = one._archive
+    assert [save.step for save in archive.folder.saves()] == [4, 3, 1]
+    assert [archive.mirror.manifest(i).step for i in archive.mirror.ids()] == [4, 3, 1]
+
+
+def test_keeping_goes_on_after_a_move_to_another_node(make, tmp_path):
+    options = {"keep_last": 1, "keep_best": 1, "checkpoint_transfer_target": tmp_path / "far/x"}
+    one = make(**options)
+    for value, metric in enumerate([0.1, 0.9]):
+        one.step(value, metric=metric)
+    other_node(tmp_path)
+    two = make(**options)
+    two.restore()
+    two.step(2, metric=0.5)
+    mirror = two._archive.mirror
+    assert [mirror.manifest(i).metric for i in mirror.ids()] == [0.5, 0.1]
+
+
+# where it goes
+
+
+@pytest.fixture(params=["shared", "path", "manual", "remote", "memory", "s3", "webdav", "xrootd"])
+def away(request, tmp_path, server):
+    """Options for one place away, of every kind."""
+    kind = request.param
+    (tmp_path / "far").mkdir()
+    if kind == "shared":
+        return {
+            "checkpoint_transfer_mode": "shared",
+            "checkpoint_transfer_target": tmp_path / "far" / "of mine.pt",
+        }
+    if kind == "path":
+        return {"checkpoint_transfer_target": str(tmp_path / "far") + "/"}
+    if kind == "remote":
+        return {"checkpoint_transfer_target": FolderRemote(tmp_path / "far", retry=ONCE)}
+    if kind == "memory":
+        return {"checkpoint_transfer_target": f"memory://{tmp_path.name}/x"}
+    if kind == "manual":
+        return {
+            "checkpoint_transfer_mode": "manual",
+            "checkpoint_transfer_target": tmp_path / "far" / "of mine.pt",
+            "checkpoint_transfer_callback": shutil.copy,
+            "checkpoint_transfer_callback_kwargs": {},
+        }
+    found = server(kind)
+    if kind == "xrootd":
+        host, _, path = found.url.removeprefix("root://").partition("/")
+        return {
+            "checkpoint_transfer_mode": "xrootd",
+            "xrootd_server_name": f"root://{host}/",
+            "checkpoint_transfer_target": f"{path}/{tmp_path.name}/ck.pt",
+        }
+    return {
+        "checkpoint_transfer_target": f"{found.url.rstrip('/')}/{tmp_path.name}/ck.pt",
+        "remote_options": found.options,
+    }
+
+
+def test_a_save_comes_back_on_another_node(make, tmp_path, away):
+    one = make(**away)
+    for value in range(4):
+        one.step(value)
+    other_node(tmp_path)
+    two = make(**away)
+    assert two.checkpoint_exists
+    assert two.restore(0) == 3
+    two.step(4)
+    other_node(tmp_path)
+    assert make(**away).restore(0) == 4
+
+
+def test_a_stale_local_copy_does_not_win_over_a_newer_one_away(make, tmp_path, away):
+    one = make(**away)
+    one.step(1)
+    shutil.copytree(tmp_path / "here", tmp_path / "kept", symlinks=True)
+    one.step(2)
+    one.step(3)
+    other_node(tmp_path)
+    shutil.move(tmp_path / "kept", tmp_path / "here")
+    for path in (tmp_path / "here").rglob("*"):
+        path.touch()  # later file dates must not matter
+    assert make(**away).restore(0) == 3
+
+
+def test_a_newer_local_save_wins_over_the_one_away(make, tmp_path, away):
+    make(**away).step(1)
+    local = make()
+    local.step(2)
+    assert make(**away).restore(0) == 2
+
+
+def test_local_files_go_only_if_the_newest_is_away(make, tmp_path, away):
+    one = make(**away)
+    one.step(1)
+    one._archive.write(lambda path: write(path, 2), counter=9, step=9, metric=None)
+    one.clean_up_local_checkpoint_files()
+    assert (tmp_path / "here/a b.pt").exists()
+    one.transfer_checkpoint_files()
+    one.clean_up_local_checkpoint_files()
+    assert list((tmp_path / "here").iterdir()) == []
+    assert make(**away).restore(0) == 2
+
+
+def test_without_a_place_away_local_files_stay(make, tmp_path):
+    one = make()
+    one.step(1)
+    one.clean_up_local_checkpoint_files()
+    assert (tmp_path / "here/a b.pt").exists()
+
+
+def test_a_damaged_copy_away_is_reported_and_the_one_before_comes_back(make, tmp_path):
+    options = {"checkpoint_transfer_target": tmp_path / "far" / "x"}
+    one = make(**options)
+    one.step(1)
+    one.step(2)
+    newest = one._archive.folder.saves()[0]
+    (tmp_path / "far/x.saves" / newest.id / "a b.pt").write_text("9")
+    other_node(tmp_path)
+    with pytest.warns(CheckpointerWarning, match="not what was saved"):
+        assert make(**options).restore(0) == 1
+
+
+def test_a_damaged_local_copy_is_mended_from_away(make, tmp_path):
+    options = {"checkpoint_transfer_target": tmp_path / "far" / "x"}
+    one = make(**options)
+    one.step(1)
+    newest = one._archive.folder.saves()[0]
+    (one._archive.folder.folder / newest.id / "a b.pt").write_text("9")
+    assert make(**options).restore(0) == 1
+
+
+def test_a_job_that_never_restores_still_saves_the_newest(make, tmp_path):
+    options = {"checkpoint_transfer_target": tmp_path / "far" / "x"}
+    one = make(**options)
+    for value in range(5):
+        one.step(value)
+    other_node(tmp_path)
+    make(**options).step(100)
+    other_node(tmp_path)
+    assert make(**options).restore(0) == 100
+
+
+def test_the_published_file_at_a_shared_target_is_taken_over(make, tmp_path):
+    (tmp_path / "far.pt").write_text("41")
+    options = {
+        "checkpoint_transfer_mode": "shared",
+        "checkpoint_transfer_target": tmp_path / "far.pt",
+    }
+    assert make(**options).checkpoint_exists
+    assert make(**options).restore(0) == 41
+
+
+# when the place away fails
+
+
+class Away(FolderRemote):
+    broken = False
+
+    def _size(self, key):
+        if self.broken:
+            raise ConnectionError("unplugged")
+        return super()._size(key)
+
+    def _keys(self, prefix):
+        if self.broken:
+            raise ConnectionError("unplugged")
+        return super()._keys(prefix)
+
+
+def test_a_target_that_never_worked_is_an_error_at_the_first_step(make, tmp_path):
+    remote = Away(tmp_path / "far", retry=ONCE)
+    remote.broken = True
+    with pytest.raises(RemoteError, match="unplugged"):
+        make(checkpoint_transfer_target=remote).step(1)
+
+
+def test_a_target_that_fails_later_is_a_warning_and_the_next_save_goes_there(make, tmp_path):
+    remote = Away(tmp_path / "far", retry=ONCE)
+    one = make(checkpoint_transfer_target=remote)
+    one.step(1)
+    remote.broken = True
+    with pytest.warns(CheckpointerWarning, match="not at the target.*unplugged"):
+        one.step(2)
+    assert read(tmp_path / "here/a b.pt") == 2
+    with pytest.raises(RemoteError):
+        one.transfer_checkpoint()
+    remote.broken = False
+    one.step(3)
+    other_node(tmp_path)
+    assert make(checkpoint_transfer_target=remote).restore(0) == 3
+
+
+def test_a_target_that_cannot_be_asked_is_not_taken_for_empty(make, tmp_path):
+    remote = Away(tmp_path / "far", retry=ONCE)
+    make(checkpoint_transfer_target=remote).step(1)
+    remote.broken = True
+    with pytest.raises(RemoteError):
+        make(checkpoint_transfer_target=remote).restore(0)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"checkpoint_transfer_mode": "carrier pigeon"},
+        {"checkpoint_transfer_mode": "shared"},
+        {"checkpoint_transfer_mode": "xrootd", "checkpoint_transfer_target": "/pnfs/x"},
+        {"checkpoint_transfer_mode": "manual"},
+        {"checkpoint_transfer_mode": "htcondor"},
+        {"asynchronous": "maybe"},
+        {"keep_last": 0},
+    ],
+)
+def test_parameters_that_cannot_work_are_refused_at_once(make, options, monkeypatch):
+    monkeypatch.delenv("_CONDOR_JOB_AD", raising=False)
+    with pytest.raises(UsageError):
+        make(**options)
+
+
+# in the background
+
+
+def test_in_the_background_the_value_of_the_step_is_saved_not_a_later_one(make):
+    gate = threading.Event()
+
+    def slow(path, value):
+        gate.wait(10)
+        path.write_text(str(value["n"]))
+
+    one = make(asynchronous=True)
+    one.checkpoint_function = slow
+    value = {"n": 1}
+    one.step(value)
+    value["n"] = 2
+    one.step(value)  # still busy: not saved, not waited for
+    assert one._archive.folder.saves() == ()
+    gate.set()
+    one.wait()
+    assert [save.step for save in one._archive.folder.saves()] == [0]
+    assert one.restore(0) == 1
+
+
+def test_only_the_transfer_can_be_in_the_background(make, tmp_path):
+    gate = threading.Event()
+
+    class Slow(FolderRemote):
+        def _send(self, local, staged):
+            gate.wait(10)
+            super()._send(local, staged)
+
+    one = make(asynchronous="transfer", checkpoint_transfer_target=Slow(tmp_path / "far"))
+    one.step(5)
+    assert read(tmp_path / "here/a b.pt") == 5
+    assert one._archive.mirror.ids() == ()
+    gate.set()
+    one.wait()
+    assert len(one._archive.mirror.ids()) == 1
+
+
+def test_what_fails_in_the_background_is_raised_at_the_next_step(make):
+    one = make(asynchronous=True)
+    one.checkpoint_function = lambda *_: 1 / 0
+    one.step(1)
+    one._courier.wait()
+    with pytest.raises(ZeroDivisionError):
+        one.step(2)
+
+
+# several, and in threads
+
+
+def test_several_in_one_process_do_not_mix(make):
+    one, two = make("here/one.pt"), make("here/two.pt")
+    one.step(1)
+    two.step(2)
+    assert (make("here/one.pt").restore(0), make("here/two.pt").restore(0)) == (1, 2)
+
+
+def test_it_works_off_the_main_thread(make):
+    found = []
+
+    def work():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            one = make()
+        one.step(1)
+        found.append(one.restore(0))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [1]
+
+
+def test_a_pause_asked_for_saves_and_leaves_with_the_code(make):
+    one = make(checkpoint_every=None, pause_when=lambda: True)
+    with pytest.raises(SystemExit) as left:
+        one.step(6)
+    assert left.value.code == 85
+    assert make().restore(0) == 6
+
+
+def test_an_interrupt_in_a_notebook_saves_and_ends_the_cell_only(make, monkeypatch):
+    from types import SimpleNamespace
+
+    kernel = SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=object()))
+    monkeypatch.setitem(__import__("sys").modules, "IPython", kernel)
+    one = make(checkpoint_every=None)
+    one.step(0)
+    signal.raise_signal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        one.step(1)
+    assert one.restore(0) == 1
+    one.step(2)  # the next cell goes on
+    assert one.signals.requested is None
+
+
+def test_a_kernel_that_sets_its_own_handler_in_every_cell_is_followed(make):
+    one = make(checkpoint_every=None)
+    before = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    one.step(1)
+    signal.raise_signal(signal.SIGINT)
+    assert one.signals.requested is signal.SIGINT
+    signal.signal(signal.SIGINT, before)
+    one.signals.clear()
+
+
+def test_what_killed_transfers_left_away_is_removed(make, tmp_path):
+    remote = open_remote(tmp_path / "far", retry=ONCE)
+    one = make(checkpoint_transfer_target=remote)
+    half = Path(tmp_path / "far/a b.pt.saves/00000000-abcdef")
+    half.mkdir(parents=True)
+    (half / "a b.pt").write_text("half")
+    (half / ".rv-123-x").write_text("less")
+    one.step(1)
+    assert not half.exists()

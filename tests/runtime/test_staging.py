@@ -1,0 +1,113 @@
+import random
+
+import pytest
+
+from rearview.runtime.staging import PAGE, Staging
+
+
+def test_leases_never_overlap_and_stay_within_the_bound():
+    dice = random.Random(1)
+    bound = 64 * PAGE
+    staging, held = Staging(bound), []
+    refused = 0
+    for _ in range(3000):
+        if held and dice.random() < 0.5:
+            staging.release(held.pop(0))
+            continue
+        lease = staging.take(dice.randrange(1, 24 * PAGE))
+        if lease is None:
+            refused += 1
+            continue
+        for other in held:
+            assert lease.end <= other.start or other.end <= lease.start
+        assert lease.end <= bound
+        held.append(lease)
+    assert refused > 100
+    assert staging.touched <= bound
+
+
+def test_what_is_in_one_lease_stays_when_another_is_taken():
+    staging = Staging(4 * PAGE)
+    first, second = staging.take(PAGE), staging.take(2 * PAGE)
+    first.view[:] = b"a" * PAGE
+    second.view[:] = b"b" * 2 * PAGE
+    assert bytes(first.view) == b"a" * PAGE
+    staging.release(first)
+    third = staging.take(PAGE)
+    third.view[:] = b"c" * PAGE
+    assert bytes(second.view) == b"b" * 2 * PAGE
+
+
+def test_without_a_bound_one_checkpoint_is_the_bound():
+    staging = Staging()
+    lease = staging.take(10 * PAGE)
+    assert staging.take(PAGE) is None
+    staging.release(lease)
+    assert staging.take(20 * PAGE) is not None
+    assert staging.touched == 20 * PAGE
+    assert staging.depth == 1
+
+
+def test_a_request_beyond_the_bound_can_never_be_met():
+    staging = Staging(10 * PAGE)
+    assert not staging.fits(11 * PAGE)
+    assert staging.take(11 * PAGE) is None
+
+
+def test_memory_is_the_same_the_next_time():
+    staging = Staging()
+    for _ in range(3):
+        lease = staging.take(PAGE)
+        lease.view[:4] = b"warm"
+        staging.release(lease)
+    assert bytes(staging.take(PAGE).view[:4]) == b"warm"
+
+
+def test_warming_makes_memory_present_and_keeps_the_bound():
+    staging = Staging(8 * PAGE)
+    staging.warm(100 * PAGE)
+    assert staging.touched == 8 * PAGE
+    staging = Staging()
+    staging.warm(100 * PAGE)
+    assert staging.touched == 100 * PAGE
+    lease = staging.take(3 * PAGE)
+    lease.view[:] = b"x" * 3 * PAGE
+
+
+def test_trimming_gives_back_what_is_no_longer_needed():
+    staging = Staging()
+    staging.release(staging.take(100 * PAGE))
+    staging.trim(60 * PAGE)
+    assert staging.touched == 100 * PAGE
+    staging.trim(10 * PAGE)
+    assert staging.touched == 10 * PAGE
+    lease = staging.take(100 * PAGE)
+    staging.trim(1)
+    assert staging.touched == 100 * PAGE
+    assert bytes(lease.view[50 * PAGE :]) == bytes(50 * PAGE)
+
+
+def test_closing_twice_is_harmless():
+    staging = Staging()
+    staging.take(PAGE)
+    staging.close()
+    staging.close()
+    assert staging.take(PAGE) is not None
+
+
+@pytest.mark.parametrize("limit", [256 << 20])
+def test_a_limit_on_address_space_is_lived_with(limit, monkeypatch):
+    import mmap as real
+
+    made = real.mmap
+
+    def limited(fd, size, *rest):
+        if size > limit:
+            raise OSError(12, "Cannot allocate memory")
+        return made(fd, size, *rest)
+
+    monkeypatch.setattr("rearview.runtime.staging.mmap.mmap", limited)
+    staging = Staging()
+    assert staging.take(10 * PAGE) is not None
+    with pytest.raises(MemoryError):
+        Staging().take(limit + 1)

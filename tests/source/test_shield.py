@@ -1,0 +1,102 @@
+"""A shielded program does what the program does, and its lines stay where they were."""
+
+import ast
+import contextlib
+import random
+import traceback
+
+import pytest
+
+from rearview.source.probes import find
+from rearview.source.shield import shield_tree
+
+
+class Shield:
+    """What a runtime would bind: keeps the random state and notes its arguments."""
+
+    def __init__(self):
+        self.calls = []
+
+    @contextlib.contextmanager
+    def __call__(self, line, *generators):
+        self.calls.append((line, generators))
+        kept = random.getstate(), [g.getstate() for g in generators]
+        yield
+        random.setstate(kept[0])
+        for generator, state in zip(generators, kept[1], strict=True):
+            generator.setstate(state)
+
+
+OLD = """\
+import random
+random.seed(1)
+rng = random.Random(2)
+out = []
+for i in range(3):
+    out.append(random.random())
+    out.append(rng.random())
+"""
+NEW = """\
+import random
+random.seed(1)
+rng = random.Random(2)
+out = []
+
+def noise(n):
+    "What a probe calls."
+    return [random.random() for _ in range(n)]
+for i in range(3):
+    seen = noise(4); out.append(random.random())
+    print(rng.random(), random.random())
+    print(seen)
+    out.append(rng.random())
+"""
+
+
+def run(text, probes=None, shield=None):
+    tree = ast.parse(text)
+    if probes is not None:
+        shield_tree(tree, probes.places("t.py"))
+    space = {"__rearview_probe__": shield, "print": lambda *a: None}
+    exec(compile(tree, "t.py", "exec"), space)
+    return space["out"]
+
+
+def test_random_draws_of_probes_leave_no_trace():
+    probes, shield = find({"t.py": OLD}, {"t.py": NEW}), Shield()
+    assert run(NEW, probes, shield) == run(OLD)
+    assert run(NEW) != run(OLD)
+    assert any(generators for _, generators in shield.calls)
+
+
+def test_neighbours_share_a_shield_and_a_line_may_hold_both_kinds():
+    probes, shield = find({"t.py": OLD}, {"t.py": NEW}), Shield()
+    run(NEW, probes, shield)
+    assert [line for line, _ in shield.calls] == [6, *[10, 8, 11] * 3]
+
+
+def test_every_other_statement_keeps_its_line():
+    probes = find({"t.py": OLD}, {"t.py": NEW})
+    before = {ast.unparse(n): n.lineno for n in ast.walk(ast.parse(NEW)) if isinstance(n, ast.stmt)}
+    shielded = shield_tree(ast.parse(NEW), probes.places("t.py"))
+    after = {ast.unparse(n): n.lineno for n in ast.walk(shielded) if isinstance(n, ast.stmt)}
+    same = before.keys() & after.keys()
+    assert {k: before[k] for k in same} == {k: after[k] for k in same}
+
+
+def test_an_error_in_a_probe_shows_the_users_line():
+    old, new = "a = 1\n", "a = 1\n\nprint(a / 0)\n"
+    probes = find({"t.py": old}, {"t.py": new})
+    tree = shield_tree(ast.parse(new), probes.places("t.py"))
+    with pytest.raises(ZeroDivisionError) as caught:
+        exec(
+            compile(tree, "t.py", "exec"),
+            {"__rearview_probe__": lambda line: contextlib.nullcontext()},
+        )
+    assert traceback.extract_tb(caught.value.__traceback__)[-1].lineno == 3
+
+
+def test_a_generator_function_is_not_shielded_as_a_whole():
+    old, new = "a = 1\n", "a = 1\ndef walk(n):\n    yield n\n"
+    tree = shield_tree(ast.parse(new), find({"t.py": old}, {"t.py": new}).places("t.py"))
+    assert "def walk(n):\n        yield n" in ast.unparse(tree)

@@ -1,0 +1,131 @@
+"""Everything that writes, failing at every step."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from faults import Faults
+from rearview.errors import StoreError
+from rearview.store.checkpoints import Checkpoints
+from rearview.store.objects import Objects
+from rearview.store.sweep import gc
+from rearview.store.verify import verify
+
+
+def leftovers(project):
+    return [
+        name for _, _, names in os.walk(project.store) for name in names if name.startswith(".part")
+    ]
+
+
+@pytest.mark.parametrize("times", [1, 10**6], ids=["once", "from then on"])
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO, errno.EACCES])
+def test_a_save_that_fails_at_any_step_leaves_the_store_whole(  # noqa: PLR0917 - fixtures
+    project, save, holds, monkeypatch, times, error
+):
+    slug = "disk-full" if error == errno.ENOSPC else "store-unwritable"
+    save(0)
+    save(1)
+    for step in range(1, 10**6):
+        store, said = Checkpoints(project), []
+        with monkeypatch.context() as patch:
+            faults = Faults(patch, at=step, times=times, error=error)
+            try:
+                save(2, seed=100 + step, store=store)
+            except StoreError as exc:
+                said.append((exc.slug, "intact" in str(exc)))
+        assert said in ([], [(slug, True)])
+        assert holds(0)
+        assert holds(1)
+        assert verify(project).ok
+        if not faults.failed:
+            break
+        seen = {each.seq for each in Checkpoints(project).of("r")}
+        if 2 in seen:
+            assert holds(2, seed=100 + step)
+        if "unlink" not in faults.failed:
+            assert leftovers(project) == []
+        store.delete("r/2")
+    assert step > 20
+    assert holds(2, seed=100 + step)
+
+
+def test_a_put_that_fails_at_any_step_leaves_nothing_behind(project, monkeypatch):
+    objects = Objects(project)
+    for step in range(1, 10**6):
+        data = b"%d" % step * 1000
+        with monkeypatch.context() as patch:
+            faults = Faults(patch, at=step)
+            try:
+                objects.put(data)
+            except StoreError:
+                assert faults.failed
+        assert leftovers(project) == []
+        assert objects.get(objects.put(data)) == data
+        if not faults.failed:
+            break
+    assert step > 4
+
+
+def test_a_process_that_dies_at_any_step_loses_at_most_its_own_checkpoint(
+    project, save, holds, monkeypatch
+):
+    save(0)
+    for step in range(1, 10**6):
+        pid = os.fork()
+        if not pid:
+            try:
+                Faults(monkeypatch, at=step, die=True)
+                save(step, store=Checkpoints(project))
+                os._exit(0)
+            finally:
+                os._exit(1)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        assert status in {0, 9}
+        assert holds(0)
+        assert verify(project).ok
+        if status == 0:
+            break
+        if step in {each.seq for each in Checkpoints(project).of("r")}:
+            assert holds(step)
+    assert step > 20
+    assert leftovers(project) != []
+    age(project)
+    gc(project, referenced=tuple)
+    assert leftovers(project) == []
+    assert holds(step)
+
+
+def test_a_sweep_that_dies_at_any_step_frees_nothing_that_is_needed(
+    project, save, holds, monkeypatch
+):
+    for step in range(1, 10**6):
+        store = Checkpoints(project)
+        for seq in range(3):
+            save(seq, store=store)
+        store.delete("r/1")
+        age(project)
+        pid = os.fork()
+        if not pid:
+            try:
+                Faults(monkeypatch, at=step, die=True)
+                gc(project, referenced=tuple)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        assert status in {0, 9}
+        assert verify(project).ok
+        for seq in (0, 2):
+            assert holds(seq)
+        if status == 0:
+            break
+    assert step > 5
+
+
+def age(project):
+    for folder, _, names in os.walk(project.store):
+        for name in names:
+            os.utime(Path(folder, name), (1e9, 1e9))

@@ -1,0 +1,40 @@
+"""A store of every past format is still read."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from rearview.model import Point, Step
+from rearview.store.checkpoints import Checkpoints
+from rearview.store.manifest import FORMAT
+from rearview.store.project import Project
+from rearview.store.verify import verify
+
+GOLD = Path(__file__).parent.parent / "gold"
+
+
+def test_there_is_a_store_of_every_format():
+    assert {path.name for path in GOLD.glob("store-*")} == {
+        f"store-{number}" for number in range(1, FORMAT + 1)
+    }
+
+
+@pytest.mark.parametrize("number", range(1, FORMAT + 1))
+def test_a_store_of_an_old_format_is_read(tmp_path, number):
+    shutil.copytree(GOLD / f"store-{number}", tmp_path / ".rearview")
+    project = Project.open(tmp_path)
+    store = Checkpoints(project)
+    first, second = store.of("20240101-000000-gold")
+    assert (first.id, first.seq, first.edge) == ("20240101-000000-gold/1", 1, "start")
+    assert first.time == 1700000000.25
+    assert first.meta == {"anchors": 3}
+    assert second.point == Point((Step("epoch", 2, "second"), Step("step", 5, 0.5)))
+    assert (second.edge, second.complete, second.missing) == ("end", False, ("a socket",))
+    weights = bytes(range(256)) * 4096
+    assert store.load(first)["weights"] == weights
+    loaded = store.load(second)
+    assert loaded["weights"] == weights
+    assert loaded["skeleton"] == b"two"
+    assert [len(loaded[f"bias.{i}"]) for i in range(40)] == list(range(40))
+    assert verify(project).problems == ()

@@ -1,0 +1,131 @@
+import os
+
+import pytest
+
+from rearview.errors import StoreError
+from rearview.store.checkpoints import Checkpoints
+from rearview.store.verify import verify
+
+
+@pytest.fixture
+def three(save):
+    return [save(seq) for seq in range(3)]
+
+
+def flip(path, at=100):
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_whole_store_has_no_problems(project, three, state):
+    report = verify(project)
+    assert report.ok
+    assert report.problems == ()
+    assert (report.checkpoints, report.packs, report.objects) == (3, 3, 6)
+    assert report.nbytes >= sum(len(data) for data in state(0).values())
+
+
+def test_a_damaged_object_is_named_with_what_is_lost(project, checkpoints, three):
+    flip(checkpoints.objects.path(three[1].parts["large"].oid))
+    report = verify(project)
+    assert not report.ok
+    assert {each for problem in report.problems for each in problem.lost} == {"r/1"}
+    assert len(checkpoints.of("r")) == 3
+
+
+def test_repair_sets_aside_and_keeps_the_rest(project, checkpoints, three, holds):
+    path = checkpoints.objects.path(three[1].parts["large"].oid)
+    flip(path)
+    damaged = path.read_bytes()
+    report = verify(project, repair=True)
+    assert report.ok
+    assert [each.seq for each in Checkpoints(project).of("r")] == [0, 2]
+    assert holds(0)
+    assert holds(2)
+    aside = [path for path in project.damaged.rglob("*") if path.is_file()]
+    assert damaged in [path.read_bytes() for path in aside]
+    assert any(path.name == "00000001.json" for path in aside)
+    assert verify(project).problems == ()
+
+
+def test_an_object_is_brought_back_from_elsewhere(project, checkpoints, three, state, holds):
+    ref = three[1].parts["large"]
+    flip(checkpoints.objects.path(ref.oid))
+    checkpoints.objects.path(three[2].parts["odd"].oid).unlink()
+    elsewhere = {ref.oid: state(1)["large"], three[2].parts["odd"].oid: state(2)["odd"]}
+    report = verify(project, repair=True, fetch=elsewhere.get)
+    assert report.ok
+    assert len(report.problems) == 2
+    assert all(holds(seq) for seq in range(3))
+
+
+def test_a_wrong_object_from_elsewhere_is_not_believed(project, checkpoints, three):
+    flip(checkpoints.objects.path(three[1].parts["large"].oid))
+    report = verify(project, repair=True, fetch=lambda _: b"something else")
+    assert {each for problem in report.problems for each in problem.lost} == {"r/1"}
+
+
+def test_a_damaged_slice_of_a_pack_is_found(project, checkpoints, three):
+    ref = three[2].parts["small"]
+    flip(checkpoints.objects.file(ref), ref.offset + 5)
+    report = verify(project, repair=True)
+    assert {each for problem in report.problems for each in problem.lost} == {"r/2"}
+    assert [each.seq for each in Checkpoints(project).of("r")] == [0, 1]
+
+
+@pytest.mark.parametrize("damage", ["flip", "empty", "half"])
+def test_a_damaged_manifest_is_rebuilt_from_its_pack(project, three, holds, damage):
+    path = project.checkpoints / "r" / "00000001.json"
+    if damage == "flip":
+        flip(path)
+    else:
+        os.truncate(path, 0 if damage == "empty" else path.stat().st_size // 2)
+    assert not verify(project).ok
+    report = verify(project, repair=True)
+    assert report.ok
+    assert "rebuilt from" in report.problems[0].done
+    assert report.problems[0].lost == ()
+    assert holds(1)
+    assert Checkpoints(project).get("r/1").meta == {"n": 1}
+
+
+def test_a_manifest_that_cannot_be_rebuilt_is_set_aside(project, checkpoints, three):
+    path = project.checkpoints / "r" / "00000001.json"
+    path.write_bytes(b"not json")
+    flip(checkpoints.objects.file(three[1].parts["small"]), -20)
+    report = verify(project, repair=True)
+    assert report.problems[0].lost == ("r/1",)
+    assert not path.exists()
+    assert (project.damaged / "checkpoints" / "r" / "00000001.json").read_bytes() == b"not json"
+
+
+def test_a_lost_format_number_is_written_anew(project, three):
+    (project.store / "format").write_text("what?")
+    assert not verify(project).ok
+    assert verify(project, repair=True).ok
+    project.check()
+
+
+def test_a_newer_store_is_refused_not_repaired(project):
+    (project.store / "format").write_text("99")
+    with pytest.raises(StoreError, match="Upgrade"):
+        verify(project, repair=True)
+    assert (project.store / "format").read_text() == "99"
+
+
+def test_runs_are_looked_at_with_the_given_eyes(project):
+    for name in ("a", "b"):
+        (project.runs / name).mkdir(parents=True)
+    (project.runs / "b" / "run.json").write_text("{")
+    report = verify(project, records=lambda folder: [f"torn {folder.name}"])
+    assert report.runs == 2
+    assert {problem.what for problem in report.problems} >= {"torn a", "torn b"}
+    assert any("cannot be read" in problem.what for problem in report.problems)
+
+
+def test_progress_is_told_the_bytes_checked(project, three):
+    told = []
+    report = verify(project, progress=told.append)
+    assert told == sorted(told)
+    assert told[-1] == report.nbytes

@@ -1,0 +1,98 @@
+"""What the documents say exists, and what exists is in the documents."""
+
+import ast
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from rearview.cli.main import COMMANDS
+
+ROOT = Path(__file__).parent.parent
+SRC = ROOT / "src" / "rearview"
+DOCS = ROOT / "docs"
+
+
+def generator():
+    spec = importlib.util.spec_from_file_location("docs_generate", DOCS / "generate.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def used_slugs():
+    found = {}
+    for path in SRC.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if (isinstance(node, ast.keyword) and node.arg == "slug") or (
+                isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "slug"
+            ):
+                values = [node.value]
+            else:
+                continue
+            for value in values:
+                for leaf in ast.walk(value):
+                    if isinstance(leaf, ast.Constant) and isinstance(leaf.value, str):
+                        found.setdefault(leaf.value, path)
+    return found
+
+
+def documented_slugs():
+    return re.findall(r"^### (\S+)$", (DOCS / "errors.md").read_text("utf-8"), re.MULTILINE)
+
+
+def test_every_error_slug_is_documented():
+    missing = {
+        slug: str(path.relative_to(ROOT))
+        for slug, path in used_slugs().items()
+        if slug not in documented_slugs()
+    }
+    assert not missing, f"docs/errors.md lacks {missing}"
+
+
+def test_every_documented_error_slug_is_used():
+    assert not set(documented_slugs()) - set(used_slugs())
+
+
+def test_no_error_slug_is_documented_twice():
+    assert len(documented_slugs()) == len(set(documented_slugs()))
+
+
+def test_the_page_of_commands_is_current():
+    assert (DOCS / "cli.md").read_text("utf-8") == generator().cli_page(), "run `make docs`"
+
+
+def test_the_page_of_settings_is_current():
+    assert (DOCS / "settings.md").read_text("utf-8") == generator().settings_page(), (
+        "run `make docs`"
+    )
+
+
+PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CHANGELOG.md", *DOCS.rglob("*.md")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    text = page.read_text("utf-8")
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), f"{page} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_commands_in_the_documents_exist(page):
+    shown = re.findall(r"(?:`|\$ )rearview ([a-z]+)", page.read_text("utf-8"))
+    assert not set(shown) - set(COMMANDS)
+
+
+def test_every_page_is_in_the_index():
+    index = (DOCS / "index.md").read_text("utf-8")
+    pages = {page.name for page in DOCS.glob("*.md")} - {"index.md"}
+    assert not {page for page in pages if f"({page})" not in index}
+
+
+def test_the_first_sections_a_newcomer_needs_are_there():
+    readme = (ROOT / "README.md").read_text("utf-8")
+    for needed in ("make demo", "make test", "rearview run", "rearview backfill", "picture.svg"):
+        assert needed in readme
