@@ -18,6 +18,7 @@ from rearview.runtime.frames import project_frames, roots
 from rearview.runtime.loops import Entry, Habit, iterate
 from rearview.runtime.outside import View
 from rearview.runtime.state.anchors import Anchors
+from rearview.runtime.state.iterators import feeding
 from rearview.source.instrument import Site
 from rearview.store.project import FOLDER, Project
 
@@ -56,6 +57,8 @@ class Nest:
     """Iteration of the outermost loop at whose start the anchors were walked."""
     names: tuple[str, ...] = ()
     """Roots of that walk."""
+    feeds: list[Any] | None = None
+    """Generators and iterators of loaders that the outermost loop draws from."""
     seconds: float = 0.0
 
 
@@ -112,16 +115,21 @@ class Session:
         """Return where a file of the program is, which in a replay is not where it seems."""
         return path if self.view is None else str(self.view.real(path))
 
-    def hook(self, site: str, iterable: Any) -> Any:
-        """Stand in for a loop's iterable; this is what instrumented code calls."""
+    def hook(self, site: str, iterable: Any, frame: FrameType) -> Any:
+        """Stand in for the iterable of a loop in `frame`."""
         habit = self.habits.get(site)
         if habit is None or habit.quiet or threading.get_ident() != self.thread:
             return _forever() if iterable is None else iterable
         if not self.watching:
             return _forever() if iterable is None else iterable
         if type(iterable) is Explicit:
-            return self.enter(iterable.habit, iterable.iterable, sys._getframe(1))
-        return self.enter(habit, iterable, sys._getframe(1))
+            return self.enter(iterable.habit, iterable.iterable, frame)
+        return self.enter(habit, iterable, frame)
+
+    def scalar(self, name: str, value: Any) -> None:
+        """Log what was assigned in a loop, if it is a plain number; text and the like are not."""
+        if type(value) in (int, float, bool) and threading.get_ident() == self.thread:
+            self.log({name: value})
 
     def named(self, name: str) -> Habit:
         """Return what is known of the loop that the user named `name`."""
@@ -213,8 +221,16 @@ class Session:
         """Return what the state starts from, and the frames it lies in."""
         frames = project_frames(frame, self.belongs)
         found = roots(frames, self.belongs)
+        if self.nest is not None:
+            found.update(self._sources(self.nest))
         found.update((f"declared::{name}", obj) for name, obj in self.declared.items())
         return found, frames
+
+    def _sources(self, nest: Nest) -> dict[str, Any]:
+        """Return the generators and loaders that feed the outermost loop: they are state too."""
+        if nest.feeds is None:
+            nest.feeds = feeding(nest.entry.source, self.is_project_module)
+        return {f"loop:{n}:{nest.entry.site.id}": one for n, one in enumerate(nest.feeds)}
 
     def anchor(self, nest: Nest, index: int, found: Mapping[str, Any]) -> Anchors:
         """Walk the objects that exist now; later checkpoints of this nest refer to them."""

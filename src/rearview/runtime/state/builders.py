@@ -23,6 +23,12 @@ NAMES = (
     "view",
     "torch_generator",
     "generator",
+    "live_generator",
+    "fill_generator",
+    "walk",
+    "fill_walk",
+    "loader",
+    "fill_loader",
     "lost",
 )
 

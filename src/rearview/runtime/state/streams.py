@@ -1,11 +1,9 @@
-"""Files, buffers and generators: what is set back to its position, and what cannot be kept."""
+"""Files and buffers: what is set back to its position, and what cannot be kept."""
 
 from __future__ import annotations
 
-import inspect
 import io
 import sys
-import types
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -114,34 +112,6 @@ def reopen(state: Sequence[Any]) -> Any:
     return file
 
 
-class GeneratorKind(Kind):
-    """A generator or coroutine: not started or finished is known, in between is not."""
-
-    name = "generator"
-
-    def read(self, objs: Sequence[Any], reading: Reading) -> list[Any]:
-        """Return whether each is over; report those that are suspended in the middle."""
-        return [generator_over(o, reading) for o in objs]
-
-    def write(self, obj: Any, content: Any, writing: Writing) -> None:
-        """Close what was over."""
-        if content and isinstance(obj, types.GeneratorType):
-            obj.close()
-
-
-def generator_over(obj: Any, reading: Reading) -> bool:
-    """Say whether a generator is finished; one in the middle is reported."""
-    if isinstance(obj, types.GeneratorType):
-        state = inspect.getgeneratorstate(obj)
-        if state == inspect.GEN_CLOSED:
-            return True
-        if state == inspect.GEN_CREATED:
-            return False
-    name = getattr(obj, "__qualname__", type(obj).__name__)
-    reading.miss(obj, f"the generator {name} is suspended in the middle, which cannot be saved")
-    return False
-
-
 class UnkeptKind(Kind):
     """Something whose state lies outside the process: a socket, a database, a child process."""
 
@@ -154,7 +124,6 @@ class UnkeptKind(Kind):
         return None
 
 
-GENERATOR = GeneratorKind()
 UNKEPT = UnkeptKind()
 
 

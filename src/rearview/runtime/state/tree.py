@@ -56,6 +56,23 @@ class OutsideKey(bytes):
     """The key of a buffer that an object's own pickling handed over."""
 
 
+def extent_of(body: Body) -> tuple[int, int] | None:
+    """Return the first byte that a tensor stands on and the one after its last, None if unknown."""
+    import sys
+
+    kind = getattr(body[1], "label", "")
+    library, _, name = kind.rpartition(".")
+    torch = sys.modules.get("torch")
+    dtype = getattr(torch, name, None) if library == "torch" else None
+    if len(body) != len(Body.FIELDS) - 1 or dtype is None:
+        return None
+    _, _, shape, strides, offset = body
+    if 0 in shape:
+        return 0, 0
+    last = offset + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+    return offset * dtype.itemsize, (last + 1) * dtype.itemsize
+
+
 class Node:
     """Any other object: what it is made by, and everything given to it."""
 
@@ -108,7 +125,7 @@ _CLASSES: dict[str, type[Node]] = {}
 def node_class(label: str) -> type[Node]:
     """Return the node class for a name in the program, always the same one."""
     if label not in _CLASSES:
-        base = FillNode if label in {"build fill", "build fill_weak"} else Node
+        base = FillNode if label in {f"build {name}" for name in NAMES if name.startswith("fill")} else Node
         _CLASSES[label] = type("Node", (base,), {"label": label})
     return _CLASSES[label]
 
