@@ -87,7 +87,8 @@ class Session:
     """Exit code, once the program has ended."""
     watching: bool = True
     """False in threads and forked children, where loops are left alone."""
-    loose: int = 0
+    loose: list[Entry] = field(default_factory=list)
+    """Loops in generators and coroutines: suspended and resumed in any order, so not stacked."""
 
     def __post_init__(self) -> None:
         self.thread = threading.get_ident()
@@ -142,9 +143,11 @@ class Session:
 
     def enter(self, habit: Habit, iterable: Any, frame: FrameType) -> Iterator[Any]:
         """Return an iterator over `iterable` that tells this session of every iteration."""
-        counts = self.stack[-1].ordinals if self.stack else self.ordinals
-        ordinal = counts.get(habit.site.id, 0)
-        counts[habit.site.id] = ordinal + 1
+        ordinal = 0
+        if not habit.site.loose:
+            counts = self.stack[-1].ordinals if self.stack else self.ordinals
+            ordinal = counts.get(habit.site.id, 0)
+            counts[habit.site.id] = ordinal + 1
         entry = Entry(habit, ordinal, id(frame))
         habit.entries += 1
         if iterable is not None:
@@ -160,26 +163,33 @@ class Session:
     def push(self, entry: Entry) -> None:
         """Put a loop on the stack: its first iteration is about to begin."""
         if entry.site.loose:
-            self.loose += 1
-        elif not any(not other.site.loose for other in self.stack):
+            self.loose.append(entry)
+            return
+        if not self.stack:
             self.nest = Nest(entry)
             entry.habit.outermost = True
         self.stack.append(entry)
 
     def leave(self, entry: Entry, frame: FrameType | None, *, ended: bool) -> None:
         """Take a loop off the stack, however it was left."""
-        if entry not in self.stack:
+        if entry.site.loose:
+            self.loose = [other for other in self.loose if other is not entry]
+            self._learn(entry)
+            return
+        if not any(other is entry for other in self.stack):
             return
         if not ended and frame is not None and id(frame) == entry.frame:
             self.broken(entry, frame)
         while self.stack:
             last = self.stack.pop()
-            if last.site.loose:
-                self.loose -= 1
             if self.nest is not None and self.nest.entry is last:
                 self.nest = None
             if last is entry:
                 break
+        self._learn(entry)
+
+    def _learn(self, entry: Entry) -> None:
+        """Take in what a loop took; one that is brief and says nothing is left alone from now on."""
         habit = entry.habit
         seconds = perf_counter() - entry.started
         count = max(entry.now + 1, 0)
@@ -201,11 +211,19 @@ class Session:
         """Return where the program is now."""
         if threading.get_ident() != self.thread:
             return Point()
-        stack = self.stack
-        if self.loose:
-            running = set(_frames())
-            stack = [e for e in stack if not e.site.loose or e.frame in running]
-        return Point(tuple(entry.step() for entry in stack))
+        return Point(tuple(entry.step() for entry in self.running()))
+
+    def running(self) -> list[Entry]:
+        """Return the loops around the statement being executed, outermost first."""
+        if not self.loose:
+            return self.stack
+        frames = list(_frames())
+        depth = {frame: -k for k, frame in enumerate(frames)}
+        loose = [entry for entry in self.loose if entry.frame in depth]
+        if not loose:
+            return self.stack
+        # By the frames they run in: a generator was perhaps begun outside the loops around it now.
+        return sorted([*self.stack, *loose], key=lambda e: depth.get(e.frame, -len(frames)))
 
     def path(self, entry: Entry, index: int) -> list[list[Any]]:
         """Return the stack down to `entry`, as checkpoints are found by."""
@@ -213,8 +231,7 @@ class Session:
         for other in self.stack:
             if other is entry:
                 break
-            if not other.site.loose:
-                steps.append([other.site.id, other.ordinal, other.now])
+            steps.append([other.site.id, other.ordinal, other.now])
         return [*steps, [entry.site.id, entry.ordinal, index]]
 
     def roots(self, frame: FrameType) -> tuple[dict[str, Any], list[FrameType]]:
@@ -250,7 +267,7 @@ class Session:
 
     def loudly(self) -> None:
         """Remember that something was logged in the loops being executed."""
-        for entry in self.stack:
+        for entry in self.running():
             entry.habit.loud = True
 
     # What recording and replaying do differently.
