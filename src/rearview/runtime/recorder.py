@@ -17,6 +17,7 @@ import msgspec
 from rearview.model import Point, Step
 from rearview.runtime.frames import project_modules, qualified
 from rearview.runtime.loops import Entry
+from rearview.runtime.outputs import Outputs
 from rearview.runtime.pulse import Pulse
 from rearview.runtime.session import Session, position
 from rearview.runtime.state.capture import capture
@@ -46,6 +47,8 @@ class Recorder(Session):
     writer: Writer = field(kw_only=True)
     pulse: Pulse = field(kw_only=True)
     script: str = ""
+    outputs: Outputs | None = None
+    """The files that the program writes, which are part of its state."""
     joins: bool = False
     """This process is a child of the one that the run is about."""
     seq: int = 0
@@ -161,6 +164,8 @@ class Recorder(Session):
             "roots": msgspec.json.encode(places),
             **captured.buffers,
         }
+        files, outputs = self.outputs.parts() if self.outputs is not None else ({}, {})
+        buffers.update(files)
         self.seq += 1
         self.pulse.saving(self.seq, entry.site.id + edge, perf_counter() - begun)
         taken = self.writer.submit(
@@ -175,6 +180,7 @@ class Recorder(Session):
                 "anchored": nest.at,
                 "records": self.records.position,
                 "seconds": begun - self.began,
+                **({"outputs": outputs} if outputs else {}),
             },
             complete=not captured.missing,
             missing=tuple(captured.missing),

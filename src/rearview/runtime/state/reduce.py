@@ -147,11 +147,10 @@ def _function(obj: Any, reading: Reading) -> Any:
 def _class(obj: Any, reading: Reading) -> Any:
     if programs.importable(obj):
         return NotImplemented
-    for name, known in vars(types).items():
-        if known is obj:  # the type of functions and the like, which builtins does not name
-            return BUILDERS["named"], ("types", name)
-    if obj.__module__ == "builtins":
-        return NotImplemented
+    for module in ("types", "_collections_abc"):
+        for name, known in vars(sys.modules[module]).items():
+            if known is obj:  # the type of functions and the like, which builtins does not name
+                return BUILDERS["named"], (module, name)
     return lose(obj, reading, "the class was made inside a function after the loop began")
 
 

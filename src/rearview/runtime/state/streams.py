@@ -59,6 +59,8 @@ def file_state(file: Any, reading: Reading) -> tuple[Any, ...] | None:
     if is_standard(file):
         return None, None, None, None, None
     try:
+        if file.writable():
+            file.flush()  # what lies on disk is kept up to the position
         position = file.tell() if file.seekable() else None
     except (OSError, ValueError) as exc:
         reading.miss(file, f"the position in this file is not known ({exc})")
