@@ -125,13 +125,17 @@ def run(
         "every": every or None,
         "autolog": autolog or None,
     }
+    preempt = _preempt(signals, remote, retries) if preemptible else None
+    if preempt is not None:
+        # One that comes while the program is still being started waits for it to listen.
+        signal.pthread_sigmask(signal.SIG_BLOCK, preempt.signals)
     begun = begin(
         target,
         rest,
         module=module is not None,
         given=dict(given),
         settings={name: value for name, value in settings.items() if value is not None},
-        preempt=_preempt(signals, remote, retries) if preemptible else None,
+        preempt=preempt,
     )
     if not quiet:
         show.said(f"recording {'-m ' if module else ''}{target}")

@@ -6,6 +6,7 @@ import atexit
 import functools
 import os
 import platform
+import signal
 import sys
 import threading
 import warnings
@@ -51,6 +52,8 @@ def begin(control: Control) -> Session:
     imports.install(session.compiler)
     if control.signals:
         session.signals = Signals(control.signals).start()
+        # Held back since before this interpreter started, so that none kills it on the way.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, control.signals)
     if control.remote is not None:
         session.bring = functools.partial(_push, session, control)
     return session
