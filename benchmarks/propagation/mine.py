@@ -18,14 +18,17 @@ import re
 import sys
 import tokenize
 import warnings
+from collections import Counter
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 from history import LineMap, Version, busy_files, line_map, versions
 
 LOGGERS = re.compile(
-    r"^(print|log\w*|info|debug|warning|add_\w+|write|update|append|record\w*|logkv\w*|dump|set_\w*|store|pprint|report\w*)$"
+    r"^(print\w*|log\w*|info|debug|warning|add_(scalar|image|histogram|text|figure|batch|embedding)s?|write"
+    r"|update|append|record\w*|logkv\w*|dump\w*|set_(description|postfix)\w*|store|pprint|report\w*)$"
 )
 DISTANCES = (1, 3, 8, 20, 60)
 
@@ -83,8 +86,13 @@ def is_log(node: ast.stmt) -> bool:
     return False
 
 
-def statements(tree: ast.AST, lines: list[str]):
-    """Yield (node, block, index) of log-like statements that own their lines."""
+@lru_cache(maxsize=256)
+def statements(tree: ast.AST, text: str) -> list:
+    """Return (node, block, index) of log-like statements that own their lines."""
+    return list(_statements(tree, text.split("\n")))
+
+
+def _statements(tree: ast.AST, lines: list[str]):
     for _, body in blocks(tree):
         if len(body) < 2:
             continue  # taking it out would leave an empty block
@@ -101,6 +109,7 @@ def statements(tree: ast.AST, lines: list[str]):
                 yield node, body, index
 
 
+@lru_cache(maxsize=4096)
 def tokens(text: str) -> list[tuple[int, str]]:
     out = []
     try:
@@ -110,6 +119,17 @@ def tokens(text: str) -> list[tuple[int, str]]:
     except (tokenize.TokenError, IndentationError):
         return [(0, word) for word in text.split()]
     return out
+
+
+@lru_cache(maxsize=256)
+def containers(tree: ast.AST) -> list:
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.For, ast.While)
+    return [node for node in ast.walk(tree) if isinstance(node, kinds)]
+
+
+@lru_cache(maxsize=256)
+def joined(text: str) -> str:
+    return " ".join(word for _, word in tokens(text))
 
 
 def word_in(name: str, text: str) -> bool:
@@ -124,6 +144,10 @@ def track(line: int, maps: list[LineMap]) -> tuple[int, int | None]:
             return line, at
         line = moved
     return line, None
+
+
+def statement_of(case: Case) -> str:
+    return "\n".join(case.new.split("\n")[case.lines[0] - 1 : case.lines[1]]).strip()
 
 
 class Miner:
@@ -149,26 +173,26 @@ class Miner:
     def spread(self, cases: list[Case], count: int) -> list[Case]:
         """Pick cases over kinds, distances and statements, the rarer first."""
         self.random.shuffle(cases)
+        left = [(case, statement_of(case)) for case in cases]
         taken: list[Case] = []
-        seen: dict[tuple, int] = {}
-        while cases and len(taken) < count:
+        seen: Counter[tuple] = Counter()
 
-            def crowd(case: Case) -> tuple:
-                statement = "\n".join(
-                    case.new.split("\n")[case.lines[0] - 1 : case.lines[1]]
-                ).strip()
-                return (seen.get((case.path, statement), 0), seen.get((case.kind, case.distance), 0) * (1 if case.kind != "plain" else 2), seen.get(("p", case.path), 0))  # fmt: skip
+        def crowd(entry: tuple[Case, str]) -> tuple:
+            case, statement = entry
+            often = 3 if case.kind == "plain" else 1
+            kind = seen[case.kind, case.distance] * often
+            return seen[case.path, statement], kind, seen[case.path, ""]
 
-            best = min(cases, key=crowd)
-            cases.remove(best)
-            statement = "\n".join(best.new.split("\n")[best.lines[0] - 1 : best.lines[1]]).strip()
-            for key in ((best.path, statement), (best.kind, best.distance), ("p", best.path)):
-                seen[key] = seen.get(key, 0) + 1
-            taken.append(best)
+        while left and len(taken) < count:
+            best = min(left, key=crowd)
+            left.remove(best)
+            case, statement = best
+            seen.update([(case.path, statement), (case.kind, case.distance), (case.path, "")])
+            taken.append(case)
         return taken
 
     def pairs(self, history, trees, maps):
-        for _ in range(12):
+        for _ in range(5):
             i = self.random.randrange(len(history) - 1)
             if trees[i] is None:
                 continue
@@ -179,13 +203,13 @@ class Miner:
 
     def pair(self, history, trees, maps, i, j):
         new, old = history[i], history[j]
-        found = list(statements(trees[i], new.text.split("\n")))
+        found = list(statements(trees[i], new.text))
         self.random.shuffle(found)
         kept = {"positive": 0, "negative": 0}
-        for node, body, index in found[:40]:
+        for node, body, index in found[:24]:
             shape = "simple" if is_log(node) else "compound"
             fixed = (self.name, new.path, (new.commit, old.commit), j - i)
-            if kept["positive"] < 6:
+            if kept["positive"] < 4:
                 truth = self.arrive(history, trees, maps, i, j, node)
                 if truth is not None:
                     kind, line, without, text = truth
@@ -209,18 +233,12 @@ class Miner:
             if 0 not in moved and moved == list(range(moved[0], moved[0] + len(moved))):
                 span = moved
                 continue
-            twin = self.renamed(
-                history[i + step], history[i + step + 1], trees[i + step + 1], mapping, span
-            )
+            twin = self.renamed(history[i + step], history[i + step + 1], trees[i + step + 1], mapping, span)
             if twin is None:
                 return None
             kind, span = "renamed", twin
         old = history[j].text.split("\n")
-        there = [
-            s
-            for s, _, _ in statements(trees[j], old)
-            if (s.lineno, s.end_lineno) == (span[0], span[-1])
-        ]
+        there = [s for s, _, _ in statements(trees[j], history[j].text) if (s.lineno, s.end_lineno) == (span[0], span[-1])]
         if len(there) != 1 or type(there[0]) is not type(node):
             return None
         text = "\n".join(old[span[0] - 1 : span[-1]])
@@ -237,17 +255,14 @@ class Miner:
             return None
         before = next((mapping.older[x] for x in range(span[0] - 1, 0, -1) if mapping.older[x]), 0)
         after = next((mapping.older[x] for x in range(span[-1] + 1, len(mapping.older)) if mapping.older[x]), older.text.count("\n") + 2)  # fmt: skip
-        mine = tokens(
-            newer.text and "\n".join(newer.text.split("\n")[span[0] - 1 : span[-1]]).strip()
-        )
+        mine = tokens(newer.text and "\n".join(newer.text.split("\n")[span[0] - 1 : span[-1]]).strip())
         lines = older.text.split("\n")
         twins = []
-        for node, _, _ in statements(tree, lines):
+        for node, _, _ in statements(tree, older.text):
             if before < node.lineno and node.end_lineno < after:
                 theirs = tokens("\n".join(lines[node.lineno - 1 : node.end_lineno]).strip())
                 if len(mine) == len(theirs) and all(
-                    a == b or (a[0] == b[0] == tokenize.NAME)
-                    for a, b in zip(mine, theirs, strict=True)
+                    a == b or (a[0] == b[0] == tokenize.NAME) for a, b in zip(mine, theirs, strict=True)
                 ):
                     twins.append(list(range(node.lineno, node.end_lineno + 1)))
         return twins[0] if len(twins) == 1 else None
@@ -283,13 +298,8 @@ class Miner:
         """Name what the statement needs and the older text cannot have, or None if unsure."""
         if track(node.lineno, maps)[1] is None:
             return None
-        mine = [
-            t
-            for _, t in tokens(
-                "\n".join(new.text.split("\n")[node.lineno - 1 : node.end_lineno]).strip()
-            )
-        ]
-        if len(mine) < 5 or " ".join(mine[:6]) in " ".join(t for _, t in tokens(old.text)):
+        mine = [t for _, t in tokens("\n".join(new.text.split("\n")[node.lineno - 1 : node.end_lineno]).strip())]
+        if len(mine) < 5 or " ".join(mine[:6]) in joined(old.text):
             return None
         old_lines = {line.strip() for line in old.text.split("\n")}
         lines = new.text.split("\n")
@@ -304,9 +314,7 @@ class Miner:
             return self.inserted(container.lineno, maps) and known < 0.2 * len(inner)
 
         inside = [
-            n for n in ast.walk(tree)
-            if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef, ast.For, ast.While))
-            and n.lineno < node.lineno and n.end_lineno >= node.end_lineno
+            n for n in containers(tree) if n.lineno < node.lineno and n.end_lineno >= node.end_lineno
         ]  # fmt: skip
         functions = [n for n in inside if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
         if functions and not word_in(functions[-1].name, old.text) and fresh(functions[-1]):
@@ -343,7 +351,7 @@ def main() -> None:
     repos = [Path(word) for word in sys.argv[2:]]
     with out.open("w") as file:
         for repo in repos:
-            found = Miner(repo).cases(files=8, limit=90, positives=24, negatives=8)
+            found = Miner(repo).cases(files=8, limit=80, positives=36, negatives=12)
             print(repo.parent.name, sum(c.line is not None for c in found), sum(c.line is None for c in found), flush=True)  # fmt: skip
             for case in found:
                 file.write(json.dumps(asdict(case)) + "\n")

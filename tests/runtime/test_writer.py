@@ -1,6 +1,8 @@
 import errno
 import mmap
 import os
+import subprocess
+import sys
 import threading
 import warnings
 from pathlib import Path
@@ -13,6 +15,7 @@ from rearview.config import Settings
 from rearview.model import Point, Step
 from rearview.runtime.writer import SKELETON, Writer
 from rearview.store.checkpoints import Checkpoints
+from rearview.store.project import Project
 from rearview.store.sweep import gc
 from rearview.store.verify import verify
 
@@ -414,8 +417,6 @@ def test_a_store_on_a_full_file_system_stays_whole(tmp_path, warned):
     if os.system(f"mount -t tmpfs -o size=6m tmpfs {place} 2>/dev/null"):
         pytest.skip("mounting needs root; the injected version of this test has run")
     try:
-        from rearview.store.project import Project
-
         store = Checkpoints(Project.create(place))
         writer = Writer(store, Settings(), warn=warned.append)
         state = {"w": np.zeros(MB // 8)}
@@ -433,3 +434,24 @@ def test_a_store_on_a_full_file_system_stays_whole(tmp_path, warned):
         assert verify(store.project).problems == ()
     finally:
         os.system(f"umount {place}")
+
+
+def test_a_checkpoint_in_flight_at_the_end_of_the_program_is_saved(tmp_path):
+    program = """
+import atexit, sys
+from pathlib import Path
+from rearview.config import Settings
+from rearview.model import Point
+from rearview.runtime.writer import Writer
+from rearview.store.checkpoints import Checkpoints
+from rearview.store.project import Project
+writer = Writer(Checkpoints(Project.create(Path(sys.argv[1]))), Settings())
+atexit.register(writer.close)
+big = {f"b{i}": bytes([i]) * (1 << 20) for i in range(30)}
+for seq in range(2):
+    assert writer.submit("r", seq, Point(), "start", b"", big, wait=True)
+"""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-W", "error", "-c", program, tmp_path], check=True, env=env)
+    found = Checkpoints(Project.open(tmp_path)).of("r")
+    assert [each.seq for each in found] == [0, 1]

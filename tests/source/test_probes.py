@@ -319,6 +319,12 @@ def test_a_probe_in_a_called_function_knows_the_loops_of_its_callers():
     assert found.chains == (("fit", "x"),)
 
 
+def test_a_call_of_a_function_that_loops_counts_as_a_loop_of_its_level():
+    assert added_to(FUNCTIONS, 16, "print(epoch)", 12).place is Place.BEFORE
+    assert added_to(FUNCTIONS, 17, "print(epoch)", 12).place is Place.AFTER
+    assert added_to(FUNCTIONS, 25, "print(1)", 0).place is Place.AFTER
+
+
 def test_a_while_loop_is_named_by_its_function():
     assert added_to(FUNCTIONS, 16, "print(epoch)", 12).loops == ("fit",)
 

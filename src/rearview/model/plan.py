@@ -25,8 +25,8 @@ class Operator(StrEnum):
 class Segment:
     """A stretch of one run to run again, in one process.
 
-    Iterations `first <= i < last` of the outermost loop `loop` are wanted; `start` names the
-    checkpoint to begin from (None: from the start of the program).
+    Iterations `first <= i < last` of the outermost loop `loop` are wanted, or those listed in
+    `only`; `start` names the checkpoint to begin from (None: from the start of the program).
     """
 
     run: str
@@ -42,6 +42,20 @@ class Segment:
     """Predicted."""
     low: float = 0.0
     high: float = 0.0
+    only: tuple[int, ...] | None = None
+    """Wanted iterations when there are gaps between them."""
+    inner: tuple[tuple[str, int, int | None], ...] = ()
+    """(loop, first, last): iterations of inner loops that are wanted; the rest only if they come
+    before."""
+    restores: tuple[tuple[int, str], ...] = ()
+    """(iteration of `loop`, checkpoint to restore there) in order, the start included; between
+    them the segment runs on."""
+    tail: bool = False
+    """What follows the loop is wanted too."""
+    priority: float = 0.0
+    """Smaller comes first."""
+    nbytes: int = 0
+    """Bytes of checkpoints to read."""
 
 
 @dataclass(frozen=True, slots=True)

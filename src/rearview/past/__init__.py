@@ -3,6 +3,7 @@
 from rearview.execute.replays import Event, Outcome, Progress
 from rearview.execute.start import Start
 from rearview.past.history import History, history
+from rearview.past.probing import Propagated
 from rearview.past.reports import BackfillReport, PlanReport, Refusal, RunReport
 from rearview.past.start import begin
 
@@ -13,6 +14,7 @@ __all__ = [
     "Outcome",
     "PlanReport",
     "Progress",
+    "Propagated",
     "Refusal",
     "RunReport",
     "Start",

@@ -15,7 +15,7 @@ from rearview.execute.local import Local
 from rearview.execute.replays import Progress, Replays
 from rearview.execute.start import Start, start
 from rearview.model import Checkpoint, Control, Plan, Run, Status
-from rearview.past.probing import WORKTREE, Probing
+from rearview.past.probing import WORKTREE, Probing, Propagated
 from rearview.past.reports import BackfillReport, PlanReport, Refusal, RunReport
 from rearview.past.segments import Prepared, run_facts
 from rearview.plan.at import parse_at
@@ -92,7 +92,7 @@ class History:
     def _virtual(self) -> list[tuple[str, tuple[str, ...]]]:
         """Return names that the work tree logs at constant names, with the loops around them."""
         try:
-            edited = self._probing([]).edited()
+            edited = self._probing([]).edited
         except RearviewError:
             return []
         return [
@@ -141,8 +141,26 @@ class History:
         )
 
     def _probing(self, runs: Sequence[Run]) -> Probing:
-        newest = next((run.version for run in reversed(runs) if run.version), "")
-        return Probing(self._versions, newest)
+        return Probing(self._versions, runs, self.project.store / "corrections.json")
+
+    def propagate(
+        self, names: Sequence[str], *, to: Sequence[str] | None = None
+    ) -> list[Propagated]:
+        """Return where the statements that the work tree adds belong in each past version."""
+        probing = self._probing(self.runs())
+        unknown = [n for n in names if not any(n in probe.names for probe in probing.added)]
+        if unknown:
+            raise UsageError(
+                f"{', '.join(unknown)}: nothing in the work tree logs this beyond what the newest "
+                f"run logged. Add a statement such as rearview.log({unknown[0]!r}, value).",
+                slug="no-probe",
+            )
+        wanted = {self.run(which).id for which in to} if to else None
+        return [one for one in probing.propagated() if wanted is None or wanted & set(one.runs)]
+
+    def correct(self, which: str, path: str, line: int) -> None:
+        """Keep by hand where the added statements go in the version of a run."""
+        self._probing(self.runs()).correct(self.run(which), path, line)
 
     def plan(
         self,

@@ -1,15 +1,19 @@
-"""Bring what the work tree adds into the source of a past run."""
+"""Bring what the work tree adds into the source of every past run."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
 
-from rearview.errors import ProbeError, SourceError
+from rearview.errors import ProbeError, SourceError, UsageError
 from rearview.model import Run
-from rearview.source.probes import Kind, Probe, Probes, check, find
-from rearview.source.propagate import carry
+from rearview.source.probes import Probe, Probes, check, find
+from rearview.source.propagate import Outcome, Placed, Statement, through
+from rearview.store.project import publish
 from rearview.store.versions import Versions
 
 WORKTREE = "worktree"
@@ -18,21 +22,38 @@ WORKTREE = "worktree"
 Texts = Mapping[str, str]
 
 
+@dataclass(frozen=True, slots=True)
+class Propagated:
+    """What becomes of a version that lacks the statements."""
+
+    version: str
+    runs: tuple[str, ...]
+    diff: str
+    confidence: float
+    reasons: tuple[str, ...]
+    reason: str = ""
+    """Why it is refused; empty when it is not."""
+
+
 @dataclass
 class Probing:
     """The probes in the work tree, as each past version takes them."""
 
     versions: Versions
-    newest: str
-    """Version that the work tree is compared with when a run's own version is too far away."""
+    runs: Sequence[Run]
+    corrections: Path
+    """File that keeps placements made by hand."""
     _texts: dict[str, dict[str, str]] = field(default_factory=dict)
-    _edited: dict[str, str] | None = None
 
+    @cached_property
     def edited(self) -> dict[str, str]:
-        """Return the Python files of the work tree."""
-        if self._edited is None:
-            self._edited = self.text(self.versions.save(WORKTREE))
-        return self._edited
+        """The Python files of the work tree."""
+        return self.text(self.versions.save(WORKTREE))
+
+    @cached_property
+    def chain(self) -> tuple[str, ...]:
+        """Every version that was run, newest first."""
+        return tuple(dict.fromkeys(run.version for run in reversed(self.runs) if run.version))
 
     def text(self, version: str) -> dict[str, str]:
         """Return the readable Python files of a version."""
@@ -47,7 +68,7 @@ class Probing:
             self._texts[version] = found
         return self._texts[version]
 
-    def of(self, run: Run, names: tuple[str, ...] = ()) -> Probes:
+    def of(self, run: Run, names: Sequence[str] = ()) -> Probes:
         """Return the probes for `run`: as they stand, or carried back into its version."""
         if not run.version:
             raise SourceError(
@@ -57,42 +78,95 @@ class Probing:
         used = run.facts.get("end", {}).get("files")
         old = self.text(run.version)
         try:
-            found = find(old, self.edited(), used=used)
+            found = find(old, self.edited, used=used)
         except ProbeError:
-            if run.version == self.newest:
+            if not names or not self.added:
                 raise
             found = None
         if found is not None and all(found.of(name) for name in names):
             return found
-        carried = self._carried(run, old)
-        return find(old, carried, used=used)
+        if run.version not in self.chain or not self.added:
+            return found if found is not None else find(old, self.edited, used=used)
+        outcome = self.outcomes[self.chain.index(run.version)]
+        if outcome.refused:
+            raise SourceError(
+                f"The statement has no certain place in the source of run {run.id}: "
+                f"{outcome.reason}. Put it there by hand: `rearview propagate "
+                f"{(names or ('NAME',))[0]} --correct {run.id} FILE:LINE`.",
+                slug="no-place",
+            )
+        return find(old, {**old, **outcome.files}, used=used)
 
-    def _carried(self, run: Run, old: Texts) -> dict[str, str]:
-        """Return the run's source with each statement that the work tree adds put in its place."""
-        edited = self.edited()
-        added, _ = check(self.text(self.newest), edited)
-        result = dict(old)
-        for probe in sorted(added.probes, key=lambda one: (one.path, one.first)):
-            if probe.path not in result:
-                if probe.kind is Kind.LOG:
-                    raise SourceError(
-                        f"{probe.path} did not exist in run {run.id}, so "
-                        f"{', '.join(probe.names)} has no place there.",
-                        slug="no-place",
-                    )
-                continue
-            result[probe.path] = _put(probe, edited[probe.path], result[probe.path], run)
-        for path in added.modules:
-            result[path] = edited[path]
-        return result
+    @cached_property
+    def added(self) -> tuple[Probe, ...]:
+        """What the work tree adds to the newest version that was run."""
+        if not self.chain:
+            return ()
+        found, _ = check(self.text(self.chain[0]), self.edited)
+        return tuple(sorted(found.probes, key=lambda probe: (probe.path, probe.first)))
+
+    @cached_property
+    def outcomes(self) -> tuple[Outcome, ...]:
+        """Where the added statements belong in each version of the chain."""
+        statements = [Statement(probe.path, (probe.first, probe.last)) for probe in self.added]
+        versions = [self.text(version) for version in self.chain]
+        return through(self.edited, statements, versions, self._by_hand())
+
+    def propagated(self) -> list[Propagated]:
+        """Return what becomes of each version, newest first."""
+        return [
+            Propagated(
+                version,
+                tuple(run.id for run in self.runs if run.version == version),
+                outcome.diff,
+                outcome.confidence,
+                outcome.reasons,
+                outcome.reason,
+            )
+            for version, outcome in zip(self.chain, self.outcomes, strict=True)
+        ]
+
+    def correct(self, run: Run, path: str, line: int) -> None:
+        """Keep that the added statements go before `line` of `path` in the version of `run`."""
+        lines = self.text(run.version).get(path, "").splitlines()
+        if not 1 <= line <= len(lines) + 1:
+            raise UsageError(
+                f"{path} of run {run.id} has {len(lines)} lines, so nothing goes before line "
+                f"{line}. `rearview diff {run.id}` shows it.",
+                slug="no-place",
+            )
+        model = lines[line - 1] if line <= len(lines) else lines[-1] if lines else ""
+        indent = model[: len(model) - len(model.lstrip())]
+        placed = [
+            Placed(path, line, _indented(self.edited[probe.path], probe, indent))
+            for probe in self.added
+        ]
+        known = self._kept()
+        known[run.version] = [asdict(one) for one in placed]
+        self.corrections.parent.mkdir(parents=True, exist_ok=True)
+        publish(self.corrections, json.dumps(known, indent=1).encode())
+
+    def _kept(self) -> dict[str, list[dict[str, object]]]:
+        try:
+            kept: dict[str, list[dict[str, object]]] = json.loads(self.corrections.read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return kept
+
+    def _by_hand(self) -> dict[int, list[Placed]]:
+        """Return the placements made by hand that are for as many statements as there are now."""
+        found = {}
+        for version, placed in self._kept().items():
+            if version in self.chain and len(placed) == len(self.added):
+                found[self.chain.index(version)] = [
+                    Placed(str(one["path"]), int(str(one["line"])), str(one["text"]))
+                    for one in placed
+                ]
+        return found
 
 
-def _put(probe: Probe, new: str, old: str, run: Run) -> str:
-    carried = carry(new, (probe.first, probe.last), old)
-    if carried.line is None:
-        raise SourceError(
-            f"{probe.path}:{probe.first} has no certain place in run {run.id}: {carried.reason}. "
-            "`rearview diff` shows how its source differs.",
-            slug="no-place",
-        )
-    return carried.into(old)
+def _indented(text: str, probe: Probe, indent: str) -> str:
+    """Return the lines of a probe, indented as the place where they go."""
+    chosen = text.splitlines()[probe.first - 1 : probe.last]
+    own = chosen[0][: len(chosen[0]) - len(chosen[0].lstrip())]
+    return "".join(f"{indent}{line.removeprefix(own)}\n" for line in chosen)

@@ -18,6 +18,7 @@ from rearview.errors import RearviewError
 from rearview.model import Checkpoint, ObjectRef, Part, Point
 from rearview.runtime.changes import Changes, Staged, room
 from rearview.runtime.costs import Costs
+from rearview.runtime.device import Device, Fetch
 from rearview.runtime.staging import Lease, Staging
 from rearview.store.checkpoints import Checkpoints
 
@@ -40,6 +41,7 @@ class _Job:
     same: dict[str, ObjectRef]
     staged: Staged
     lease: Lease
+    fetch: Fetch | None
     blocking: float
 
 
@@ -66,6 +68,7 @@ class Writer:
         self._saved = saved
         self._staging = Staging(settings.staging)
         self._changes = Changes()
+        self._device = Device()
         self._jobs: deque[_Job] = deque()
         self._changed = threading.Condition()
         self._busy = 0
@@ -97,11 +100,13 @@ class Writer:
         complete: bool = True,
         missing: Sequence[str] = (),
         *,
+        device: Mapping[str, Any] | None = None,
         wait: bool = False,
     ) -> bool:
         """Take the state as it is now; say whether it will be saved (`reason` says why not).
 
-        With `wait` it blocks until there is room instead of skipping.
+        `buffers` are of the host; `device` are tensors of accelerators, which are fetched beside
+        the computation. With `wait` it blocks until there is room instead of skipping.
         """
         began = time.perf_counter()
         try:
@@ -110,9 +115,11 @@ class Writer:
                     *(run, seq, point, edge, meta or {}, complete, tuple(missing), skeleton, {}),
                     staged=Staged(),
                     lease=Lease(0, 0, memoryview(b"")),
+                    fetch=None,
                     blocking=began,
                 ),
                 buffers,
+                device or {},
                 wait,
             )
         except Exception as exc:
@@ -147,6 +154,7 @@ class Writer:
                 thread.join()
             self._staging.close()
             self._changes.close()
+            self._device.close()
         return done
 
     @property
@@ -154,7 +162,9 @@ class Writer:
         """Bytes of staging memory in use or kept warm."""
         return self._staging.touched
 
-    def _submit(self, job: _Job, buffers: Mapping[str, Any], wait: bool) -> bool:
+    def _submit(
+        self, job: _Job, buffers: Mapping[str, Any], device: Mapping[str, Any], wait: bool
+    ) -> bool:
         if self._closed:
             self.reason = "closed: this process no longer saves"
             return False
@@ -180,10 +190,13 @@ class Writer:
                 return False
             with self._changed:
                 self._changed.wait(1.0)
+        fetch = self._device.fetch(device) if device else None
         staged = self._changes.copy(changed, lease.view)
         spent = time.perf_counter() - job.blocking
         with self._changed:
-            self._jobs.append(replace(job, same=same, staged=staged, lease=lease, blocking=spent))
+            self._jobs.append(
+                replace(job, same=same, staged=staged, lease=lease, fetch=fetch, blocking=spent)
+            )
             self._busy += 1
             self._start()
             self._changed.notify_all()
@@ -191,10 +204,12 @@ class Writer:
 
     def _room(self, wait: bool) -> bool:
         """Say, before anything is looked at, whether a checkpoint like the last one has room."""
+
+        def free() -> bool:
+            return self._busy < self._staging.depth and not self._device.busy
+
         with self._changed:
-            if self._busy < self._staging.depth:
-                return True
-            return wait and self._changed.wait_for(lambda: self._busy < self._staging.depth)
+            return free() or (wait and self._changed.wait_for(free))
 
     def _take(self, need: int) -> Lease | None:
         with self._changed:
@@ -228,6 +243,8 @@ class Writer:
         hashing = self._checkpoints.hashing
         checkpoint: Checkpoint | None = None
         try:
+            if job.fetch is not None:
+                job.staged.views.update(job.fetch.wait())
             parts = self._changes.parts(job.staged, job.same)
             parts.append(Part(SKELETON, job.skeleton))
             checkpoint = self._checkpoints.save(
@@ -238,8 +255,10 @@ class Writer:
         except Exception as exc:
             self._changes.forget()
             self._report(exc, f"{job.run}/{job.seq}")
-        copied = job.staged.nbytes
+        copied = job.staged.nbytes + (job.fetch.nbytes if job.fetch else 0)
         job.staged.release()
+        if job.fetch is not None:
+            self._device.release(job.fetch)
         used = time.thread_time() - cpu + self._checkpoints.hashing - hashing
         spent = Costs(
             saved=int(checkpoint is not None),

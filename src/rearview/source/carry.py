@@ -1,251 +1,189 @@
-"""How far back a probe must begin because its own variables carry values forward.
-
-A checkpoint holds the state of the run, not the variables that a probe adds. A probe that counts
-over iterations, or that reads at the end of an epoch what it gathered in its steps, is exact only
-if replay begins before the first of those iterations.
-"""
-
-from __future__ import annotations
+"""One statement of the newest source, put where it belongs in older ones, or a refusal."""
 
 import ast
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from rearview.source import mutators
-from rearview.source.align import Added
-from rearview.source.logged import Aliases, log_call
-from rearview.source.loops import FUNCTIONS, LOOPS
-from rearview.source.purity import last_name, root
-from rearview.source.scopes import COMPREHENSIONS, Scope, Scopes
+from rearview.source.flow import uses
+from rearview.source.gaps import comment_above, idle, line_at, step
+from rearview.source.match import Matching, match
+from rearview.source.names import Votes, absent_members, imports_for, overwritten, resolve
+from rearview.source.place import Nowhere, Place, Spot, anywhere, locate
+from rearview.source.splice import indent_of, put, render
+from rearview.source.text import Parsed, newline, parse
+from rearview.source.tree import Node, Tree, blocks_of, first_line, grow, last_line
 
-START = -1
-"""Depth of a probe that must be replayed from the start of the program."""
-
-Chain = tuple[int, ...]
+SURE = 0.5  # below this a place is a guess, and a guess is refused
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
-    """Where the replay of an added statement may begin, and what must run to feed it."""
+class Carried:
+    """Where the text goes: before 1-based `line` of the old text; `line` is None if refused."""
 
-    depth: int
-    """Loops of its function that may be entered in the middle; START: none, nor the callers'."""
-    feeds: tuple[tuple[ast.AST, ...], ...]
-    """Chains of loops, besides its own, whose iterations must run for it."""
+    line: int | None
+    text: str
+    confidence: float
+    reasons: tuple[str, ...]
+    reason: str = ""
 
+    @property
+    def refused(self) -> bool:
+        """Say whether there is no place for it."""
+        return self.line is None
 
-@dataclass(slots=True)
-class _Event:
-    stmt: int
-    order: tuple[int, int]
-    chain: Chain
-    blocks: tuple[int, ...]
-    plain: bool
-    """An unconditional assignment: what the variable held before does not matter."""
-    foreign: bool
-
-
-@dataclass(slots=True)
-class _Uses:
-    writes: list[_Event] = field(default_factory=list)
-    reads: list[_Event] = field(default_factory=list)
+    def into(self, old: str) -> str:
+        """Return the old text with the statement in it."""
+        return old if self.line is None else put(old, self.line, self.text)
 
 
-class _Collector(ast.NodeVisitor):
-    def __init__(self, scopes: Scopes, aliases: Aliases) -> None:
-        self.scopes = scopes
-        self.aliases = aliases
-        self.uses: dict[tuple[int, str], _Uses] = {}
-        self.base: Scope = scopes.top
-        self.scope: Scope = scopes.top
-        self.stmt = 0
-        self.chain: Chain = ()
-        self.blocks: tuple[int, ...] = ()
-
-    def look(self, number: int, added: Added, chain: Chain) -> None:
-        self.stmt, self.chain = number, chain
-        self.blocks = tuple(id(parent) for parent in added.parents)
-        self.base = self.scope = self.scopes.of[id(added.node)]
-        self.visit(added.node)
-
-    def visit(self, node: ast.AST) -> None:
-        kept = self.scope, self.blocks
-        if isinstance(node, ast.stmt):
-            self._statement(node)
-        self.scope = self.scopes.opened.get(id(node), self.scope)
-        block = isinstance(node, ast.stmt | ast.excepthandler | ast.match_case)
-        # a `with` runs its body for certain; everything else may not
-        if block and hasattr(node, "body") and not isinstance(node, ast.With | ast.AsyncWith):
-            self.blocks = (*self.blocks, id(node))
-        super().visit(node)
-        self.scope, self.blocks = kept
-
-    def _note(self, name: str, node: ast.AST, *, write: bool, plain: bool) -> None:
-        home = self.scope.home(name)
-        if home is None or name not in home.added_bound or self._within(home):
-            return
-        position = (getattr(node, "lineno", 0), getattr(node, "col_offset", 0))
-        scope = self.scope
-        while isinstance(scope.node, COMPREHENSIONS) and scope.parent is not None:
-            scope = scope.parent
-        foreign = home is not self.base or scope is not self.base
-        event = _Event(self.stmt, position, self.chain, self.blocks, plain, foreign)
-        uses = self.uses.setdefault((id(home), name), _Uses())
-        (uses.writes if write else uses.reads).append(event)
-
-    def _within(self, scope: Scope) -> bool:
-        """Say whether a scope lies inside the statement: its variables live only there."""
-        up = scope.parent
-        while up is not None:
-            if up is self.base:
-                return True
-            up = up.parent
-        return False
-
-    def _statement(self, node: ast.stmt) -> None:
-        if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
-            self._note(node.name, node, write=True, plain=True)
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            for alias in node.names:
-                name = alias.asname or alias.name.split(".")[0]
-                self._note(name, node, write=True, plain=True)
-        elif isinstance(node, ast.AugAssign):
-            base = root(node.target)
-            if isinstance(base, ast.Name):
-                self._note(base.id, node, write=False, plain=False)
-                self._note(base.id, node, write=True, plain=False)
-        elif isinstance(node, ast.Expr) and isinstance(call := node.value, ast.Call):
-            self._mutation(call if log_call(call, self.aliases) is None else None)
-
-    def _mutation(self, call: ast.Call | None) -> None:
-        if call is None:
-            return
-        # called for its effect: whatever variable of the probe it is given may change
-        bases = [root(arg) for arg in (*call.args, *(k.value for k in call.keywords))]
-        if isinstance(call.func, ast.Attribute):
-            bases.append(root(call.func.value))
-        for base in bases:
-            if isinstance(base, ast.Name):
-                home = self.scope.home(base.id)
-                if home is not None and home.kinds.get(base.id) == "value":
-                    self._note(base.id, base, write=True, plain=False)
-
-    def visit_Name(self, node: ast.Name) -> None:
-        if isinstance(node.ctx, ast.Load):
-            self._note(node.id, node, write=False, plain=False)
-        elif isinstance(node.ctx, ast.Store):
-            self._note(node.id, node, write=True, plain=True)
-
-    def visit_AugAssign(self, node: ast.AugAssign) -> None:
-        self.visit(node.value)
-
-    def _store(self, node: ast.Subscript | ast.Attribute) -> None:
-        base = root(node)
-        if not isinstance(node.ctx, ast.Load) and isinstance(base, ast.Name):
-            self._note(base.id, node, write=True, plain=False)
-        self.generic_visit(node)
-
-    visit_Subscript = visit_Attribute = _store
-
-    def visit_Assign(self, node: ast.Assign) -> None:
-        # the value is read before the target is bound
-        self.visit(node.value)
-        for target in node.targets:
-            self.visit(target)
-
-    def visit_Call(self, node: ast.Call) -> None:
-        called = last_name(node.func)
-        changes = called in mutators.METHODS or called in mutators.FIRST_ARGUMENT
-        if changes or (called.endswith("_") and not called.endswith("__")):
-            self._mutation(node)
-        self.generic_visit(node)
-
-    def _loop(self, node: ast.For | ast.AsyncFor) -> None:
-        self.visit(node.iter)
-        self.visit(node.target)
-        for stmt in (*node.body, *node.orelse):
-            self.visit(stmt)
-
-    visit_For = visit_AsyncFor = _loop
+def refuse(reason: str, *reasons: str, confidence: float = 0.0) -> Carried:
+    """Return a refusal with its reason."""
+    return Carried(None, "", confidence, reasons, reason)
 
 
-def needs(added: Sequence[Added], scopes: Scopes, aliases: Aliases) -> list[Need]:
-    """Return, for each added statement, where its replay may begin."""
-    collector = _Collector(scopes, aliases)
-    loops: dict[int, ast.AST] = {}
-    chains: list[Chain] = []
-    for number, item in enumerate(added):
-        chain: Chain = ()
-        for parent in item.parents:
-            if isinstance(parent, FUNCTIONS):
-                chain = ()
-            elif isinstance(parent, LOOPS):
-                loops[id(parent)] = parent
-                chain = (*chain, id(parent))
-        chains.append(chain)
-        collector.look(number, item, chain)
-    depths = [len(chain) for chain in chains]
-    feeds: list[set[Chain]] = [set() for _ in chains]
-    changed = True
-    while changed:
-        changed = False
-        for uses in collector.uses.values():
-            for read in uses.reads:
-                depth, feed = _limit(read, uses.writes, depths, feeds)
-                if depth < depths[read.stmt] or not feed <= feeds[read.stmt]:
-                    depths[read.stmt] = min(depth, depths[read.stmt])
-                    feeds[read.stmt] |= feed
-                    changed = True
-    return [
-        Need(depth, tuple(tuple(loops[key] for key in chain) for chain in sorted(feed, key=len)))
-        for depth, feed in zip(depths, feeds, strict=True)
-    ]
+def carry(new: str, lines: tuple[int, int], old: str) -> Carried:
+    """Return where the statements on `lines` of the new text belong in the old one, and as what text.
+
+    Lines are 1-based and inclusive. Every other byte of the old text stays. Where a variable is not
+    there, two places are equally good, or the code around it did not exist yet, the answer is a
+    refusal that says so.
+
+    >>> new = "for x in data:\\n    cost = f(x)\\n    print(cost)\\n    step(cost)\\n"
+    >>> old = "for x in data:\\n    loss = f(x)\\n    step(loss)\\n"
+    >>> found = carry(new, (3, 3), old)
+    >>> found.line, found.text
+    (3, '    print(loss)\\n')
+    >>> carry(new, (3, 3), "for x in data:\\n    pass\\n").reason
+    'the statements around it did not exist yet'
+    """
+    here, there = parse(new), parse(old)
+    if isinstance(here, str):
+        return refuse(f"the new text cannot be read: {here}")
+    if isinstance(there, str):
+        return refuse(f"the old text cannot be read: {there}")
+    chosen = chosen_statements(here, lines)
+    if isinstance(chosen, str):
+        return refuse(chosen)
+    if is_notebook(old):
+        return refuse("the old text is a notebook; carry into the text of its cells")
+    one = grow(here, without=lines)
+    two = grow(there)
+    found = match(one, two)
+    spot = Spot(*_spot(one, chosen[0]), uses(chosen), comment_above(here, lines))
+    place = locate(found, spot)
+    if isinstance(place, Nowhere):
+        loose = anywhere(chosen, spot, two)
+        if loose is None:
+            return refuse(place.reason)
+        place = loose
+    return _write(here, lines, chosen, found, spot, place)
 
 
-def _limit(
-    read: _Event, writes: list[_Event], depths: list[int], feeds: list[set[Chain]]
-) -> tuple[int, set[Chain]]:
-    """Return (depth, chains that feed it) as one read of one variable sets them."""
-    depth = depths[read.stmt]
-    feed: set[Chain] = set()
-    if read.foreign or any(write.foreign for write in writes):
-        # calls cannot be ordered against it: only a variable that no loop changes is certain
-        changing = [write for write in writes if write.chain or write.foreign]
-        return (START if changing else depth), {write.chain for write in changing if write.chain}
-    sure = [
-        write
-        for write in writes
-        if write.plain
-        and write.order < read.order
-        and read.blocks[: len(write.blocks)] == write.blocks
-    ]
-    base = max(sure, key=lambda write: write.order, default=None)
-    if base is not None and base.stmt == read.stmt:
-        return depth, feed  # all within one statement, which runs as a whole
-    reaching = [write for write in writes if _reaches(write, read, base)]
-    if base is not None and base.chain:
-        depth = min(depth, len(base.chain))
-    elif any(write.chain for write in reaching):
-        depth = min(depth, 0)
-    for write in reaching if base is None else (*reaching, base):
-        if write.chain != read.chain[: len(write.chain)]:
-            feed.add(write.chain)
-        if write.stmt != read.stmt:
-            feed |= feeds[write.stmt]
-            if depths[write.stmt] < len(write.chain):
-                depth = min(depth, depths[write.stmt])
-    return depth, feed
+def chosen_statements(parsed: Parsed, lines: tuple[int, int]) -> list[ast.stmt] | str:
+    """Return the whole statements on the lines, all of one block, or why they are not that."""
+    start, end = lines
+    todo: list[list[ast.stmt]] = [parsed.tree.body]
+    while todo:
+        body = todo.pop()
+        inside = [s for s in body if start <= first_line(s) and last_line(s) <= end]
+        cut = [s for s in body if s not in inside and first_line(s) <= end and last_line(s) >= start]
+        if inside and not cut:
+            held = {at for s in inside for at in range(first_line(s), last_line(s) + 1)}
+            rest = [at for at in range(start, min(end, len(parsed.lines)) + 1) if at not in held]
+            if all(idle(parsed.lines[at - 1]) for at in rest if at > 0):
+                return inside
+            return f"lines {start} to {end} of the new text hold more than whole statements"
+        if inside or len(cut) > 1:
+            return f"lines {start} to {end} of the new text do not hold whole statements of one block"
+        for stmt in cut:
+            todo.extend(inner for _, _, inner in blocks_of(stmt))
+    return f"lines {start} to {end} of the new text do not hold whole statements"
 
 
-def _reaches(write: _Event, read: _Event, base: _Event | None) -> bool:
-    """Say whether what `write` leaves may be there at `read`, given the certain one before it."""
-    shared = 0
-    for mine, theirs in zip(write.chain, read.chain, strict=False):
-        if mine != theirs:
-            break
-        shared += 1
-    if base is None:
-        return write.order < read.order or shared > 0
-    if write is base or write.order < base.order:
-        return False
-    return write.order < read.order or shared > len(base.chain)
+def is_notebook(text: str) -> bool:
+    """Say whether a text is a notebook file, which parses as Python but is data."""
+    return text.lstrip("\ufeff \r\n\t").startswith("{") and '"cells"' in text and '"nbformat"' in text
+
+
+def _spot(tree: Tree, stmt: ast.stmt) -> tuple[Node, int]:
+    """Return the block and index at which a statement left out of the tree stands."""
+    for node in tree.nodes:
+        if not node.is_block:
+            continue
+        owner, role = node.tree, node.role if node.role in {"orelse", "finalbody"} else "body"
+        body = getattr(owner, role, [])
+        if any(each is stmt for each in body):
+            line = first_line(stmt)
+            return node, sum(1 for child in node.children if child.start < line)
+    raise AssertionError("a statement stands in some block")
+
+
+def _write(
+    here: Parsed,
+    lines: tuple[int, int],
+    chosen: list[ast.stmt],
+    found: Matching,
+    spot: Spot,
+    place: Place,
+) -> Carried:
+    used = spot.used
+    old = found.old
+    names = resolve(found, Votes(found), used, (spot.block, spot.index), (place.block, place.index))
+    imports = imports_for(names.missing, found)
+    unknown = [name for name in names.missing if name not in imports]
+    if unknown:
+        return refuse(_absent([f"`{name}`" for name in unknown]), *place.reasons)
+    absent = absent_members(found, used)
+    if absent:
+        return refuse(_absent([f"`{root}.{member}`" for root, member in absent]), *place.reasons)
+    clash = overwritten(used, found, (spot.block, place.block))
+    if clash:
+        return refuse(f"it would overwrite `{clash}`, which the old text uses for something else")
+    confidence = place.confidence * names.certainty
+    if confidence < SURE:
+        return refuse("no place is certain enough", *place.reasons, confidence=confidence)
+    block, index = place.block, place.index
+    indent = _indent(old, block, index)
+    if indent is None:
+        return refuse("a place inside a one-line block would change that line")
+    line = line_at(here, lines, old.parsed, block, index)
+    if line == 1 and old.parsed.text.startswith("\ufeff"):
+        return refuse("it would stand before the byte order mark")
+    there = old.parsed.lines
+    end = newline(there, min(line, len(there)) - 1)
+    text = "".join(f"{indent}{each}{end}" for each in sorted(set(imports.values())))
+    text += render(here, lines, chosen, renamed=names.renamed, indent=indent, unit=step(old), end=end)
+    if line == len(there) + 1 and there and not there[-1].endswith(("\n", "\r")):
+        text = end + text.removesuffix(end)
+    broken = _still_parses(old, line, text)
+    if broken is not None:
+        return refuse(f"the old text would no longer parse: {broken}")
+    reasons = (*place.reasons, *names.reasons, *(f"`{each}` comes with it" for each in imports.values()))
+    return Carried(line, text, confidence, reasons)
+
+
+def _absent(listed: list[str]) -> str:
+    return f"{', '.join(listed)} {'is' if len(listed) == 1 else 'are'} not there"
+
+
+def _indent(old: Tree, block: Node, index: int) -> str | None:
+    """Return the indentation of a block, None where no whole line can go at the index."""
+    if not block.children:
+        return ""
+    for at in {0, min(index, len(block.children) - 1)}:
+        if not block.children[at].leads:
+            return None
+    first = old.parsed.lines[block.children[0].start - 1]
+    return indent_of(first)
+
+
+def _still_parses(old: Tree, line: int, text: str) -> str | None:
+    """Say what breaks if lines are put before a line; only the top statement there is read again."""
+    lines = old.parsed.code_lines
+    around = next((n for n in reversed(old.root.children) if n.start < line), None)
+    if around is None:
+        result = parse(text)
+    else:
+        stop = max(around.end, line - 1)
+        kept = [*lines[around.start - 1 : line - 1], text, *lines[line - 1 : stop]]
+        result = parse("".join(kept))
+    return result if isinstance(result, str) else None

@@ -50,6 +50,42 @@ def chains(trees: Mapping[str, ast.Module], *, limit: int = 16) -> Chains:
     return {key: tuple(sorted(found)) for key, found in known.items()}
 
 
+def loopers(trees: Mapping[str, ast.Module]) -> frozenset[str]:
+    r"""Return the names of functions that run a loop, in themselves or in what they call.
+
+    >>> sorted(loopers({"t.py": ast.parse("def a(): b()\ndef b():\n  for i in x: c()\ndef c(): pass")}))
+    ['a', 'b']
+    """
+    bodies: dict[str, list[ast.AST]] = {}
+    for tree in trees.values():
+        for node in ast.walk(tree):
+            if isinstance(node, FUNCTIONS):
+                bodies.setdefault(node.name, []).append(node)
+    found = {
+        name
+        for name, nodes in bodies.items()
+        if any(isinstance(sub, LOOPS) for node in nodes for sub in ast.walk(node))
+    }
+    calls = {
+        name: {called_name(sub) for node in nodes for sub in ast.walk(node)}
+        for name, nodes in bodies.items()
+    }
+    grown = True
+    while grown:
+        more = {name for name, called in calls.items() if name not in found and called & found}
+        grown = bool(more)
+        found |= more
+    return frozenset(found)
+
+
+def called_name(node: ast.AST) -> str:
+    """Return the name that a call calls something by; nothing for other nodes."""
+    if not isinstance(node, ast.Call):
+        return ""
+    func = node.func
+    return func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
+
+
 def _called_as(function: str) -> str:
     parts = function.split(".")
     return parts[-2] if parts[-1] == "__init__" and len(parts) > 1 else parts[-1]

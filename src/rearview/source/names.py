@@ -187,3 +187,54 @@ def absent_members(found: Matching, used: Uses) -> list[tuple[str, str]]:
             elif isinstance(each, ast.Constant) and isinstance(each.value, str):
                 defined.add(each.value.lstrip("-").replace("-", "_"))
     return sorted(pair for pair in used.members if pair[1] in asked & defined)
+
+
+def imports_for(missing: tuple[str, ...], found: Matching) -> dict[str, str]:
+    """Return an import line for each missing name that the new text imports and that is safe to add.
+
+    Safe are our own package and packages the old text imports from anyway; whether another one
+    existed for that version nobody knows.
+    """
+    lines: dict[str, str] = {}
+    if not missing:
+        return lines
+    known = {"rearview"}
+    for node in found.old.nodes:
+        if isinstance(node.tree, ast.Import):
+            known |= {each.name.split(".")[0] for each in node.tree.names}
+        elif isinstance(node.tree, ast.ImportFrom) and not node.tree.level and node.tree.module:
+            known.add(node.tree.module.split(".")[0])
+    for node in found.new.root.children:
+        tree = node.tree
+        if isinstance(tree, ast.ImportFrom) and (tree.level or not tree.module):
+            continue
+        if not isinstance(tree, (ast.Import, ast.ImportFrom)):
+            continue
+        for each in tree.names:
+            bound = (each.asname or each.name).split(".")[0]
+            package = (tree.module or "") if isinstance(tree, ast.ImportFrom) else each.name
+            if bound in missing and package.split(".")[0] in known:
+                alias = f"{each.name} as {each.asname}" if each.asname else each.name
+                source = f"from {package} " if isinstance(tree, ast.ImportFrom) else ""
+                lines[bound] = f"{source}import {alias}"
+    return lines
+
+
+def overwritten(used: Uses, found: Matching, blocks: tuple[Node, Node]) -> str | None:
+    """Return a name the statement sets that only the old code around it uses, if there is one."""
+    here, there = (_names_in(block) for block in blocks)
+    del found
+    fresh = used.writes - used.reads
+    return next((name for name in sorted(fresh) if name in there and name not in here), None)
+
+
+def _names_in(block: Node) -> set[str]:
+    scope = block if block.parent is None else block.scope()
+    found: set[str] = set()
+    stack = list(scope.children)
+    while stack:
+        node = stack.pop()
+        found.update(node.words)
+        if not node.is_scope:
+            stack.extend(node.children)
+    return found

@@ -2,18 +2,29 @@
 
 import ast
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rearview.source.flow import Uses, conflict, definition, earlier, uses
-from rearview.source.match import Matching, likeness
-from rearview.source.tree import Node
+from rearview.source.flow import Uses, conflict, definition, uses
+from rearview.source.match import Matching, lead, likeness
+from rearview.source.tree import Node, Tree
 
 REACH = 8  # siblings looked at on either side
 
 
 @dataclass(frozen=True, slots=True)
+class Spot:
+    """A statement's place in the new tree: before child `index` of `block`, under `comment`."""
+
+    block: Node
+    index: int
+    used: Uses
+    comment: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Place:
-    """Before child `index` of `block`, with the evidence for it."""
+    """Before child `index` of `block` of the old tree, with the evidence for it."""
 
     block: Node
     index: int
@@ -30,50 +41,50 @@ class Nowhere:
 
 @dataclass(frozen=True, slots=True)
 class _Anchor:
-    new: Node
     old: Node
     before: bool
     weight: float
-    near: bool  # the very next sibling
+    near: bool  # the very next sibling itself
+    gives: bool  # it sets what the statement reads
 
 
-def locate(found: Matching, block: Node, index: int, used: Uses) -> Place | Nowhere:
-    """Return where a statement at (block, index) of the new tree belongs in the old one."""
-    anchors = _anchors(found, block, index)
-    home = found.block(block)
+def locate(found: Matching, spot: Spot) -> Place | Nowhere:
+    """Return where a statement of the new tree belongs in the old one."""
+    anchors = _anchors(found, spot)
+    home = found.block(spot.block)
     target = _block(anchors, home)
     if target is None:
-        return Nowhere(_why_nowhere(block))
-    spots = {a: at for a in anchors if (at := _spot(a.old, target)) is not None}
-    if not spots and target.children:
-        return _only_home(found, block, index, used, target)
+        return Nowhere(_why_nowhere(spot.block))
+    spots = {a: at for a in anchors if (at := _child(a.old, target)) is not None}
+    if not spots:
+        return _at_edge(found, spot, target)
     low, high, agree = _range(spots, len(target.children))
-    low, high = _bounds(found, block, index, used, target, low, high)
+    low = max([low, *_after_definitions(found, spot, target)])
     if low > high:
         return Nowhere("what it reads is set only after the place where it would stand")
-    reasons: list[str] = []
-    chosen = _within(found, block, index, used, target, low, high)
+    chosen = _between(found, spot, target, low, high)
     if isinstance(chosen, Nowhere):
         return chosen
     at, certainty = chosen
-    direct = [a for a in spots if a.old.parent is target]
-    touching = [
-        a
-        for a in direct
-        if a.near and (a.old.index == at - 1 if a.before else a.old.index == at)
-    ]
-    sides = {a.before for a in touching}
+    split = _split_neighbours(anchors, target)
+    if split is not None:
+        return split
+    touching = {
+        a.before
+        for a in spots
+        if a.near and a.old.parent is target and a.old.index == (at - 1 if a.before else at)
+    }
     confidence = agree * certainty
-    if len(sides) == 2:
-        reasons.append("both neighbours are there")
-    elif sides:
-        reasons.append("one neighbour is there")
+    if len(touching) == 2:
+        reasons = ["both neighbours are there"]
+    elif touching:
+        reasons = ["one neighbour is there"]
         confidence *= 0.97
-    elif direct:
-        reasons.append("statements around it are there")
+    elif any(a.old.parent is target for a in spots):
+        reasons = ["statements around it are there"]
         confidence *= 0.9
     else:
-        reasons.append("code inside the same block is there")
+        reasons = ["code inside the same block is there"]
         confidence *= 0.75
     if home is not target:
         reasons.append("the block around it has changed")
@@ -81,19 +92,28 @@ def locate(found: Matching, block: Node, index: int, used: Uses) -> Place | Nowh
     return Place(target, at, confidence, tuple(reasons))
 
 
-def _anchors(found: Matching, block: Node, index: int) -> list[_Anchor]:
+def _anchors(found: Matching, spot: Spot) -> list[_Anchor]:
     anchors: list[_Anchor] = []
-    sides = ((True, block.children[:index][::-1]), (False, block.children[index:]))
+    children = spot.block.children
+    sides = ((True, children[: spot.index][::-1]), (False, children[spot.index :]))
     for before, siblings in sides:
         for far, new in enumerate(siblings[:REACH]):
             old = found.there.get(new)
-            if old is None:
-                continue
-            alike = likeness(new, old)
-            if new.children:
-                alike = max(alike, 0.6)
-            anchors.append(_Anchor(new, old, before, alike / (1 + far), far == 0))
+            gives = before and bool(uses([new.tree]).writes & spot.used.reads)
+            if old is not None:
+                alike = max(likeness(new, old), 0.6) if new.children else likeness(new, old)
+                anchors.append(_Anchor(old, before, alike / (1 + far), far == 0, gives))
+            elif new.children and (inner := _edge(found, new, last=before)) is not None:
+                # a block put around statements that stood there before
+                anchors.append(_Anchor(inner, before, 0.7 / (1 + far), False, gives))
     return anchors
+
+
+def _edge(found: Matching, new: Node, *, last: bool) -> Node | None:
+    inner = [node for node in new.walk() if not node.is_block and node in found.there]
+    if not inner or new.is_scope:
+        return None
+    return found.there[inner[-1 if last else 0]]
 
 
 def _block(anchors: list[_Anchor], home: Node | None) -> Node | None:
@@ -113,10 +133,37 @@ def _block(anchors: list[_Anchor], home: Node | None) -> Node | None:
                 break
     if not votes:
         return None
-    return max(votes, key=lambda node: (votes[node], node.order))
+    best = max(votes, key=lambda node: (votes[node], node.order))
+    for anchor in anchors:  # what is set once a turn is read once a turn
+        if anchor.gives and anchor.near and anchor.old.parent is not None:
+            for node in anchor.old.above():
+                if node is best:
+                    break
+                if isinstance(node.tree, (ast.For, ast.AsyncFor, ast.While)):
+                    return anchor.old.parent
+    return best
 
 
-def _spot(old: Node, target: Node) -> int | None:
+def _split_neighbours(anchors: list[_Anchor], target: Node) -> Nowhere | None:
+    """Refuse where the two neighbours now stand in branches that run at different times."""
+    near = {a.before: a.old for a in anchors if a.near}
+    if len(near) < 2 or near[True].parent is near[False].parent:
+        return None
+    for old in near.values():
+        for node in old.above():
+            if node is target:
+                break
+            if node.is_scope:
+                return None
+            if isinstance(node.tree, (ast.If, ast.For, ast.AsyncFor, ast.While, ast.Match)):
+                return Nowhere(
+                    "two places are equally good: its neighbours stand in different blocks, "
+                    f"at lines {near[True].start} and {near[False].start} of the old text"
+                )
+    return None
+
+
+def _child(old: Node, target: Node) -> int | None:
     """Return the index in `target` of the child that holds a node, None if none does."""
     node = old
     while node.parent is not None:
@@ -129,90 +176,121 @@ def _spot(old: Node, target: Node) -> int | None:
 def _range(spots: dict[_Anchor, int], count: int) -> tuple[int, int, float]:
     """Return the first and last index most anchors agree on, and the share that agrees."""
     gains = [0.0] * (count + 1)
-    total = 0.0
     for anchor, spot in spots.items():
-        total += anchor.weight
-        for at in range(count + 1):
-            if (spot < at) == anchor.before:
-                gains[at] += anchor.weight
-    if not total:
-        return 0, count, 1.0
+        for at in range(spot + 1, count + 1) if anchor.before else range(spot + 1):
+            gains[at] += anchor.weight
+    total = sum(anchor.weight for anchor in spots)
     best = max(gains)
-    tied = [at for at in range(count + 1) if gains[at] > best - 1e-9]
-    # one run of indices: the first one, unless a later run is longer evidence of nothing
-    stop = tied[0]
-    for at in tied[1:]:
-        if at != stop + 1:
-            break
-        stop = at
-    return tied[0], stop, best / total
+    first = next(at for at, gain in enumerate(gains) if gain > best - 1e-9)
+    last = first
+    while last < count and gains[last + 1] > best - 1e-9:
+        last += 1
+    return first, last, best / total
 
 
-def _bounds(
-    found: Matching, block: Node, index: int, used: Uses, target: Node, low: int, high: int
-) -> tuple[int, int]:
-    """Narrow the range so that what is read is set before."""
-    for name in used.reads:
-        home = definition(block, index, name)
-        partner = found.there.get(home) if home is not None else None
-        if partner is None or partner.is_scope:
+def _after_definitions(found: Matching, spot: Spot, target: Node) -> Iterable[int]:
+    """Yield the least index for each name read whose setting stands in the same block."""
+    for name in spot.used.reads:
+        home = definition(spot.block, spot.index, name)
+        if home is None or home.is_scope or _child(home, spot.block) is None:
             continue
-        spot = _spot(partner, target)
-        if spot is not None and home is not None and _spot(home, block) is not None:
-            low = max(low, spot + 1)
-    return low, high
+        partner = found.there.get(home)
+        at = _child(partner, target) if partner is not None else None
+        if at is not None:
+            yield at + 1
 
 
-def _within(
-    found: Matching, block: Node, index: int, used: Uses, target: Node, low: int, high: int
+def _between(
+    found: Matching, spot: Spot, target: Node, low: int, high: int
 ) -> tuple[int, float] | Nowhere:
-    """Choose among places between the same anchors: by order, by dependence, by adjacency."""
+    """Choose among places between the same anchors: by order, comment, dependence, adjacency."""
     if low == high:
         return low, 1.0
+    before = _run(spot.block.children[: spot.index][::-1], found)
+    after = _run(spot.block.children[spot.index :], found)
     gap = target.children[low:high]
-    for node in gap:  # what went elsewhere in the new text still tells before from after
-        partner = found.back.get(node)
-        if partner is None:
-            continue
-        spot = _spot(partner, block)
-        if spot is not None and spot < index:
-            low = max(low, node.index + 1)
-        elif spot is not None:
-            high = min(high, node.index)
-    if low >= high:
-        return low, 0.9
-    before = [n for n in _run(block.children[:index][::-1], found)]
-    after = [n for n in _run(block.children[index:], found)]
-    gap = target.children[low:high]
-    tied = [node for node in gap if conflict(used, uses([node.tree]))]
-    default = low if not before else high if not after else low
+    tied = [node for node in gap if conflict(spot.used, uses([node.tree]))]
+    under = _under_comment(found, spot, target, low, high)
+    if under is not None:
+        return under, 1.0
+    moved = [node for node in gap if node in found.back]
+    if moved and not (before or after) and any(_rebinds(spot.used, n) for n in tied):
+        return Nowhere(f"two places are equally good: line {moved[0].start} of the old text moved over it")
+    if len(before) + len(after):
+        for node in moved:  # what went elsewhere in the new text still tells before from after
+            at = _child(found.back[node], spot.block)
+            if at is not None and at < spot.index:
+                low = max(low, node.index + 1)
+            elif at is not None:
+                high = min(high, node.index)
+        if low >= high:
+            return low, 0.9
+    tied = [node for node in tied if low <= node.index < high]
     if not tied:
-        return default, 1.0
+        return (low if len(before) <= len(after) else high), 1.0
     if not before and after:
         return low, 0.9
     if before and not after:
         return high, 0.9
-    if not before and not after:
-        return Nowhere(
-            "two places are equally good: before or after line "
-            f"{tied[0].start} of the old text, which changes what it reads"
-        )
-    writes_before = {name for n in before for name in uses([n.tree]).writes}
-    writes_after = {name for n in after for name in uses([n.tree]).writes}
-    at = low
-    for node in gap:
-        bound = uses([node.tree]).writes
-        if bound & writes_before and not bound & writes_after:
-            at = node.index + 1
-    rest = [node for node in tied if node.index >= at]
-    if at > low and not any(
-        uses([node.tree]).writes & used.reads for node in rest
-    ):
-        return at, 0.8
+    if not before and not any(_rebinds(spot.used, node) for node in tied):
+        return low, 0.85
+    counterpart = _counterparts(found, spot, before, after, target.children[low:high])
+    if counterpart is not None:
+        return counterpart, 0.8
     return Nowhere(
-        "two places are equally good: the statements around it were rewritten, "
-        f"and line {tied[0].start} of the old text changes what it reads"
+        "two places are equally good: before or after line "
+        f"{tied[0].start} of the old text, which changes what it reads"
     )
+
+
+def _rebinds(used: Uses, node: Node) -> bool:
+    """Say whether a statement changes what is read, other than by adding to the same thing."""
+    other = uses([node.tree])
+    if other.leaves or other.writes & used.reads:
+        return True
+    return bool((other.changes & used.reads) - used.changes)
+
+
+def _counterparts(
+    found: Matching, spot: Spot, before: list[Node], after: list[Node], gap: list[Node]
+) -> int | None:
+    """Return the place if rewritten statements can be told apart by what they set."""
+    del found
+    sets_before = {lead(node) for node in before} - {()}
+    sets_after = {lead(node) for node in after} - {()}
+    at: int | None = None
+    for node in gap:
+        if lead(node) in sets_before - sets_after:
+            at = node.index + 1
+        elif lead(node) in sets_after - sets_before:
+            at = at if at is not None else node.index
+            break
+    if at is None:
+        return None
+    rest = [n for n in gap if n.index >= at and lead(n) not in sets_after]
+    return None if any(_rebinds(spot.used, n) for n in rest) else at
+
+
+def _under_comment(
+    found: Matching, spot: Spot, target: Node, low: int, high: int
+) -> int | None:
+    """Return the place under the same comment, if one of the places has it."""
+    if not spot.comment:
+        return None
+    lines = found.old.parsed.lines
+    hits: list[int] = []
+    for at in range(low, high + 1):
+        start = target.children[at - 1].end + 1 if at else target.children[0].start
+        stop = target.children[at].start if at < len(target.children) else start
+        if at == len(target.children):
+            while stop <= len(lines) and lines[stop - 1].strip().startswith("#"):
+                stop += 1
+        if not at:
+            while start > 1 and lines[start - 2].strip().startswith("#"):
+                start -= 1
+        if spot.comment[-1] in {line.strip() for line in lines[start - 1 : stop - 1]}:
+            hits.append(at)
+    return hits[0] if len(hits) == 1 else None
 
 
 def _run(siblings: list[Node], found: Matching) -> list[Node]:
@@ -225,10 +303,14 @@ def _run(siblings: list[Node], found: Matching) -> list[Node]:
     return run
 
 
-def _only_home(
-    found: Matching, block: Node, index: int, used: Uses, target: Node
-) -> Place | Nowhere:
-    del found, block, index, used, target
+def _at_edge(found: Matching, spot: Spot, target: Node) -> Place | Nowhere:
+    """Return the first or last place of a block whose statements were all rewritten."""
+    owner = spot.block.parent
+    if not target.children:
+        return Place(target, 0, 0.8, ("the block is empty there",))
+    if owner is not None and found.same(owner) and not owner.is_scope:
+        if spot.index == 0:
+            return Place(target, 0, 0.7, ("it is the first of the same block",))
     return Nowhere("the statements around it did not exist yet")
 
 
@@ -242,4 +324,18 @@ def _why_nowhere(block: Node) -> str:
     return "the code around it did not exist yet"
 
 
-__all__ = ["Nowhere", "Place", "earlier", "locate"]
+def anywhere(chosen: list[ast.stmt], spot: Spot, old: Tree) -> Place | None:
+    """Return a place for imports and definitions of a module, whose order matters little."""
+    loose = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    if spot.block.parent is not None or not all(isinstance(each, loose) for each in chosen):
+        return None
+    imports = [n for n in old.root.children if isinstance(n.tree, (ast.Import, ast.ImportFrom))]
+    at = imports[-1].index + 1 if imports else 0
+    for node in old.root.children[:at]:
+        if node.kind not in {"Import", "ImportFrom", "Expr", "Try", "If", "Assign"}:
+            at = node.index
+            break
+    first = old.root.children[0] if old.root.children else None
+    if at == 0 and first is not None and isinstance(getattr(first.tree, "value", None), ast.Constant):
+        at = 1  # the module's docstring stays first
+    return Place(old.root, at, 0.9, ("it can stand anywhere among the module's definitions",))

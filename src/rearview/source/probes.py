@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping
 
 from rearview.errors import ProbeError, SourceError
 from rearview.source.align import Added, Comparison, compare, parse
-from rearview.source.carry import START, Need, needs
-from rearview.source.chains import Chains, chains
+from rearview.source.needs import START, Need, needs
+from rearview.source.chains import Chains, called_name, chains, loopers
 from rearview.source.edits import class_refusal, lost_refusal, reflection_refusal, shadow_refusals
 from rearview.source.judge import Judge, Refusal
 from rearview.source.logged import Aliases, calls_in
@@ -79,6 +79,7 @@ class _Context:
         self.trees = trees
         self.facts: Facts = facts(list(trees.values()))
         self.chains: Chains = chains(trees)
+        self.loopers = loopers(trees)
         self.functions: dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef]] = {}
         self.attributes: set[str] = set()
         self.methods: set[str] = set()
@@ -175,7 +176,7 @@ class _Work:
             names=tuple(dict.fromkeys(name for call in calls for name in call.names)),
             function=function,
             loops=loops,
-            place=_place(item, added),
+            place=_place(item, added, self.context.loopers),
             chains=tuple(sorted({chain + loops for chain in outer})),
             depth=need.depth,
             feeds=tuple(_chain_names(item.parents, chain) for chain in need.feeds),
@@ -213,7 +214,8 @@ def _chain_names(parents: tuple[ast.AST, ...], chain: tuple[ast.AST, ...]) -> tu
     return enclosing((*outside, *chain))[1]
 
 
-def _place(item: Added, added: set[int]) -> Place:
+def _place(item: Added, added: set[int], loopers: frozenset[str]) -> Place:
+    """Say where a statement stands among the loops of its level, called ones included."""
     level = next(
         node
         for node in reversed(item.parents)
@@ -225,8 +227,8 @@ def _place(item: Added, added: set[int]) -> Place:
         node = stack.pop()
         if id(node) in added or isinstance(node, (*FUNCTIONS, ast.ClassDef)):
             continue
-        if isinstance(node, LOOPS):
-            lines.append(node.lineno)
+        if isinstance(node, LOOPS) or called_name(node) in loopers:
+            lines.append(getattr(node, "lineno", 0))
             continue
         stack.extend(ast.iter_child_nodes(node))
     before = any(line < item.node.lineno for line in lines)

@@ -29,7 +29,7 @@ class Parsed:
     text: str
     lines: tuple[str, ...]
     tree: ast.Module
-    code: str
+    code_lines: tuple[str, ...]  # what the tree was read from: the mark and odd characters replaced
     repaired: bool = False
 
 
@@ -96,12 +96,12 @@ def parse(text: str) -> Parsed | str:
         code = code[1:]
     tree = _tree(code)
     if isinstance(tree, ast.Module):
-        return Parsed(text, lines, tree, code)
+        return Parsed(text, lines, tree, tuple(split(code)))
     again = "".join(_repair(line) for line in split(code))
     if again != code:
         second = _tree(again)
         if isinstance(second, ast.Module):
-            return Parsed(text, lines, second, again, repaired=True)
+            return Parsed(text, lines, second, tuple(split(again)), repaired=True)
     return tree
 
 

@@ -8,8 +8,9 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 
-from rearview.source.text import Parsed, split
+from rearview.source.text import Parsed
 
 _WORD = re.compile(
     r"""(?P<comment>\#[^\r\n]*)
@@ -21,6 +22,8 @@ _WORD = re.compile(
 )
 _INSIDE = re.compile(r"\w+")
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_SIMPLE = (ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return, ast.Import, ast.ImportFrom)
+_SCOPE_KINDS = {"Module", "FunctionDef", "ClassDef"}
 _FAMILY = {
     "AsyncFunctionDef": "FunctionDef",
     "AsyncFor": "For",
@@ -45,20 +48,14 @@ class Node:
     order: int = 0
     depth: int = 0
     children: list["Node"] = field(default_factory=list)
-    whole: bool = True  # nothing else stands on its lines
+    leads: bool = True  # it is the first on its line
     bound: frozenset[str] | None = None  # names it binds itself, once they were asked for
+    is_block: bool = False  # a list of statements rather than a statement
+    is_scope: bool = False  # names assigned inside stay inside: module, function, class
 
-    @property
-    def is_block(self) -> bool:
-        """Say whether this is a list of statements rather than a statement."""
-        return self.role != ""
-
-    @property
-    def is_scope(self) -> bool:
-        """Say whether names assigned inside stay inside."""
-        return isinstance(self.tree, (*SCOPES, ast.Module)) and not (
-            self.is_block and self.parent is not None
-        )
+    def __post_init__(self) -> None:
+        self.is_block = self.role != ""
+        self.is_scope = self.kind in _SCOPE_KINDS
 
     def above(self) -> Iterator["Node"]:
         """Yield the nodes around this one, nearest first."""
@@ -107,8 +104,8 @@ def grow(parsed: Parsed, *, without: tuple[int, int] | None = None) -> Tree:
 
 class _Builder:
     def __init__(self, parsed: Parsed, without: tuple[int, int] | None) -> None:
-        self.lines = split(parsed.code)
-        self.ascii = parsed.code.isascii()
+        self.lines = parsed.code_lines
+        self.ascii = parsed.text.isascii()
         self.without = without
         self.nodes: list[Node] = []
 
@@ -136,7 +133,7 @@ class _Builder:
                 continue
             kind = type(stmt).__name__
             node = Node(_FAMILY.get(kind, kind), self.words(stmt), start, end, stmt)
-            node.whole = self.alone(stmt, siblings, at)
+            node.leads = self.leads(stmt)
             self.enter(node, block)
             for role, tree, inner in reversed(blocks_of(stmt)):
                 words = self.block_words(tree) if tree is not stmt else ()
@@ -144,12 +141,11 @@ class _Builder:
                 child = Node("block", words, first, last, tree, role, parent=node, order=-1)
                 work.extend((child, inner, position) for position in reversed(range(len(inner))))
 
-    def alone(self, stmt: ast.stmt, body: list[ast.stmt], at: int) -> bool:
+    def leads(self, stmt: ast.stmt) -> bool:
         start = first_line(stmt)
-        before = self.lines[start - 1][: self.column(start, stmt.col_offset)]
-        if before.strip(" \t\f") and start == stmt.lineno:
-            return False
-        return at + 1 == len(body) or first_line(body[at + 1]) > last_line(stmt)
+        if start != stmt.lineno:
+            return True  # a decorator
+        return not self.lines[start - 1][: self.column(start, stmt.col_offset)].strip(" \t\f")
 
     def column(self, line: int, offset: int) -> int:
         if self.ascii:
@@ -171,7 +167,7 @@ class _Builder:
             )
         if isinstance(stmt, ast.AnnAssign) and stmt.value is not None:
             return words(f"{self.piece(stmt.target)} = {self.piece(stmt.value)}")
-        parts = blocks_of(stmt)
+        parts = () if isinstance(stmt, _SIMPLE) else blocks_of(stmt)
         if not parts:
             return words(
                 self.span(stmt.lineno, stmt.col_offset, stmt.end_lineno or 0, stmt.end_col_offset or 0)
@@ -208,6 +204,7 @@ class _Builder:
         return ()
 
 
+@lru_cache(maxsize=32_768)  # the two texts share most of their statements
 def words(text: str) -> tuple[str, ...]:
     """Return the words of code, without what formatters change: quotes, brackets, commas.
 
@@ -233,6 +230,8 @@ def words(text: str) -> tuple[str, ...]:
 def blocks_of(stmt: ast.AST) -> list[tuple[str, ast.AST, list[ast.stmt]]]:
     """Return the blocks of a statement as (role, owning tree, statements), in text order."""
     found: list[tuple[str, ast.AST, list[ast.stmt]]] = []
+    if isinstance(stmt, _SIMPLE):
+        return found
     body = getattr(stmt, "body", None)
     if isinstance(body, list) and body:
         found.append(("body", stmt, body))
@@ -247,8 +246,9 @@ def blocks_of(stmt: ast.AST) -> list[tuple[str, ast.AST, list[ast.stmt]]]:
 
 def first_line(stmt: ast.stmt) -> int:
     """Return the first line of a statement, its decorators counted."""
-    lines = [mark.lineno for mark in getattr(stmt, "decorator_list", ())]
-    return min([stmt.lineno, *lines])
+    if isinstance(stmt, SCOPES) and stmt.decorator_list:
+        return min(stmt.lineno, *(mark.lineno for mark in stmt.decorator_list))
+    return stmt.lineno
 
 
 def last_line(stmt: ast.stmt) -> int:

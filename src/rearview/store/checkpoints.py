@@ -6,13 +6,13 @@ import logging
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rearview.errors import DamagedError, StoreError, UsageError
 from rearview.model import Checkpoint, ObjectRef, Part, Point
+from rearview.store.ahead import Ahead
 from rearview.store.direct import unwritable
 from rearview.store.loaded import Loaded
 from rearview.store.manifest import (
@@ -198,28 +198,16 @@ class Checkpoints:
     def _hashed(self, parts: Iterable[Part]) -> Iterator[tuple[Part, memoryview, str]]:
         """Yield each part with its bytes and oid; large ones are hashed ahead of their writing."""
         listed = [(part, _view(part)) for part in parts]
-        with ThreadPoolExecutor(1, "rearview-hash") as pool:
-            ahead = {
-                part.key: pool.submit(self._digest, view)
-                for part, view in listed
-                if len(view) >= OBJECT_FROM
-            }
-            try:
-                for part, view in listed:
-                    if part.same_as is not None:
-                        yield part, view, part.same_as.oid
-                    elif part.key in ahead:
-                        yield part, view, ahead[part.key].result()
-                    else:
-                        yield part, view, digest(view)
-            finally:
-                pool.shutdown(cancel_futures=True)
-
-    def _digest(self, view: memoryview) -> str:
-        began = time.thread_time()
-        oid = digest(view)
-        self.hashing += time.thread_time() - began
-        return oid
+        large = [view for _, view in listed if len(view) >= OBJECT_FROM]
+        with Ahead(large) as ahead:
+            for part, view in listed:
+                if part.same_as is not None:
+                    yield part, view, part.same_as.oid
+                elif len(view) >= OBJECT_FROM:
+                    yield part, view, ahead.next()
+                else:
+                    yield part, view, digest(view)
+        self.hashing += ahead.cpu
 
     def _path(self, id: str) -> Path:  # noqa: A002 - the word of the model
         run, _, seq = id.rpartition("/")

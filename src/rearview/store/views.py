@@ -16,6 +16,7 @@ from rearview.store.tables.catalogue import (
     load_checkpoints,
     load_runs,
     load_versions,
+    load_views,
 )
 from rearview.store.tables.duck import Duck
 from rearview.store.tables.parts import Shelf, gather
@@ -43,6 +44,7 @@ class Tables:
         self._checkpoints = checkpoints
         self._versions = versions
         self._opened: Duck | None = None
+        self._described = False
         self._shelf = Shelf()
 
     def refresh(self) -> None:
@@ -56,7 +58,7 @@ class Tables:
         """Give memory and temporary files back."""
         if self._opened is not None:
             self._opened.close()
-            self._opened = None
+            self._opened, self._described = None, False
 
     @property
     def problems(self) -> list[str]:
@@ -120,6 +122,9 @@ class Tables:
         self._question(query)
         words = {(match[1] or match[2] or "").lower() for match in WORD.finditer(query)}
         duck = self._duck()
+        if not self._described:
+            load_views(duck, self._shelf)
+            self._described = True
         if words & {"versions", "files"}:
             load_versions(duck, self._versions, with_files="files" in words)
         if "checkpoints" in words:

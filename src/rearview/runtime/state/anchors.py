@@ -43,6 +43,14 @@ class Anchors:
         """Whether small arrays born later were seen to share memory with others."""
         self._refs: list[Any] = []
         self._weak: list[bool] = []
+        self.unheld: dict[int, int] = {}
+        """Arrays that own their memory, by address alone: NumPy refuses to resize an array that
+        anyone else refers to, even weakly. Should the array die and another take its address,
+        that one may just as well play its part: nobody else holds the old one."""
+        self.classes: list[int] = []
+        """Numbers of anchors that are classes."""
+        self._wanted: dict[int, int] | None = None
+        self._collected: list[Any] = []
         self._graphs: dict[int, int] = {}
         self._steps: list[tuple[int, str, object]] = []
         self._path_of: list[int] = []
@@ -155,29 +163,46 @@ class Anchors:
         self.kinds.append(kind)
         self.types.append(type(obj))
         self._path_of.append(place)
+        if isinstance(obj, type):
+            self.classes.append(number)
+        if kind.name == "array" and obj.base is None:
+            self.unheld[id(obj)] = number
+            if self._wanted is not None and id(obj) in self._wanted:
+                self._collected[self._wanted[id(obj)]] = obj
+            self._refs.append(None)
+            self._weak.append(False)
+        else:
+            self._hold(obj)
+        if kind.name == "tensor" and not obj.is_leaf:
+            self._graphs[number] = obj._version  # noqa: SLF001
+
+    def _hold(self, obj: Any) -> None:
         try:
             self._refs.append(weakref.ref(obj))
             self._weak.append(True)
         except TypeError:
             self._refs.append(obj)
             self._weak.append(False)
-        if kind.name == "tensor" and not obj.is_leaf:
-            self._graphs[number] = obj._version  # noqa: SLF001
 
-    def get(self, number: int) -> Any:
-        """Return the live object, or None when the program has let it go."""
-        ref = self._refs[number]
-        return ref() if self._weak[number] else ref
+    def alive(self, roots: Mapping[str, object] | None = None) -> list[Any]:
+        """Return all anchors by number, None for those that are gone; `index` follows.
 
-    def alive(self) -> list[Any]:
-        """Return all anchors by number, None for those that are gone; `index` follows."""
+        Arrays known by address only are included when `roots` lead to them again.
+        """
         refs = self._refs
         for number, weak in enumerate(self._weak):
             if not weak and sys.getrefcount(refs[number]) <= _ALONE:
                 refs[number] = None
         found = [ref() if weak else ref for ref, weak in zip(refs, self._weak, strict=True)]
+        if roots is not None and self.unheld:
+            self._find_unheld(roots, found)
         self.index = {id(obj): i for i, obj in enumerate(found) if obj is not None}
         return found
+
+    def _find_unheld(self, roots: Mapping[str, object], found: list[Any]) -> None:
+        again = Anchors(self.look.project)
+        again._wanted, again._collected = self.unheld, found  # noqa: SLF001
+        again._walk(roots, self.signature)  # noqa: SLF001
 
     def same_graph(self, tensor: Any) -> bool:
         """Say whether a tensor with a history has the one it had when the loop was entered."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 NAMES = (
+    "anchor",
     "tensor",
     "special_tensor",
     "array",

@@ -51,7 +51,13 @@ def capture(anchors: Anchors, roots: Mapping[str, object], *, rng: bool = True) 
     blocks = reading.blocks
     anchors.block_keys = blocks.keys
     header = pickle.dumps(
-        {"anchors": len(anchors), "blocks": blocks.table, "outside": reading.oob}, protocol=5
+        {
+            "anchors": len(anchors),
+            "classes": anchors.classes,
+            "blocks": blocks.table,
+            "outside": reading.oob,
+        },
+        protocol=5,
     )
     skeleton = b"".join((MAGIC, _LENGTH.pack(len(header)), header, stream))
     return Captured(skeleton, blocks.buffers, reading.missing)

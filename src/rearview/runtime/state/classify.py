@@ -26,6 +26,7 @@ from rearview.runtime.state.containers import (
 from rearview.runtime.state.kinds import REF, Kind
 from rearview.runtime.state.layout import layout_of
 from rearview.runtime.state.objects import CellKind, ClassKind, FunctionKind, ObjectKind
+from rearview.runtime.state.programs import importable
 from rearview.runtime.state.randomness import random_kind
 from rearview.runtime.state.streams import GENERATOR, UNKEPT, stream_kind
 
@@ -93,8 +94,8 @@ _BYSTANDERS = (
     "wandb.",
 )
 _IMMUTABLE_NATIVE = ("jaxlib.", "jax.", "pyarrow.", "tokenizers.")
-_LOCKS = ("_thread.lock", "_thread.RLock", "_thread._local", "_contextvars.", "_csv.writer")
-_UNUSABLE = ("_socket.", "socket.", "ssl.", "subprocess.", "sqlite3.", "mmap.", "_csv.reader")
+_LOCKS = ("_thread.lock", "_thread.RLock", "_thread._local", "_contextvars.", "_csv.writer", "mmap.")
+_UNUSABLE = ("_socket.", "socket.", "ssl.", "subprocess.", "sqlite3.", "_csv.reader")
 
 
 def kind_of(obj: Any, project: Any) -> Kind:
@@ -105,8 +106,9 @@ def kind_of(obj: Any, project: Any) -> Kind:
     if cls is types.FunctionType:
         return FunctionKind()
     if isinstance(obj, type):
-        own = project(obj.__module__ or "") and not issubclass(obj, enum.Enum)
-        return ClassKind() if own else VALUE
+        if project(obj.__module__ or "") and not issubclass(obj, enum.Enum):
+            return ClassKind()
+        return VALUE if importable(obj) else REF
     if isinstance(obj, (tuple, frozenset, functools.partial, types.MethodType, slice)):
         return VALUE if _library_value(obj) else THROUGH
     if _library_value(obj):

@@ -10,7 +10,7 @@ from typing import Any
 
 from rearview.runtime.state.anchors import Anchors, spell, tidy
 from rearview.runtime.state.capture import Captured, split
-from rearview.runtime.state.texts import memory_texts, short
+from rearview.runtime.state.texts import canonical, memory_texts, short
 from rearview.runtime.state.tree import (
     CONTENT_FIELDS,
     NODE_FIELDS,
@@ -148,7 +148,10 @@ class _Comparison:
             path = (None, self.anchors.path(number))
             yield from self._drain(Ref(number), Ref(number), path)
         if self.then.rng is not None and self.now.rng is not None:
-            yield from self._drain(self.then.rng, self.now.rng, (None, "<global random state>"))
+            # A probe may have imported a library with a generator of its own.
+            for name in self.then.rng.keys() & self.now.rng.keys():
+                path = (None, f"<global state of {name}>")
+                yield from self._drain(self.then.rng[name], self.now.rng[name], path)
 
     def _names(self) -> Iterator[Difference]:
         for name in self.then.roots.keys() - self.now.roots.keys():
@@ -257,8 +260,7 @@ class _Comparison:
     def _sets(self, a: Any, b: Any, path: Path) -> Difference | None:
         if set(map(type, a)) <= _QUICK:
             return None if a == b else self._differ(path, a - b, b - a)
-        order_a = sorted(a, key=lambda item: short(item, self.anchors))
-        order_b = sorted(b, key=lambda item: short(item, self.anchors))
+        order_a, order_b = sorted(a, key=canonical), sorted(b, key=canonical)
         return self._sequences(order_a, order_b, path, "{")
 
     def _nodes(self, a: Node, b: Node, path: Path) -> Difference | None:
@@ -290,8 +292,8 @@ class _Comparison:
                 left = {k: v for k, v in left.items() if k not in _CLOCKS}
                 right = {k: v for k, v in right.items() if k not in _CLOCKS}
             return self._dicts(left, right, path, ".")
-        if kind == "set" and isinstance(left, list):
-            return self._sets(frozenset(left), frozenset(right), path) if left != right else None
+        if kind in {"set", "weak set"}:
+            return self._sets(frozenset(left), frozenset(right), path)
         if left is not None and right is not None and kind in CONTENT_FIELDS:
             return self._fields(left, right, path, CONTENT_FIELDS[kind])
         self._stack.append((left, right, path))

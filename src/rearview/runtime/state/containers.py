@@ -6,14 +6,29 @@ import array
 import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
 from rearview.runtime.state.kinds import Kind, Look, Step, steps
 from rearview.runtime.state.layout import Layout
+from rearview.runtime.state.tensors import is_tensor
 
 if TYPE_CHECKING:
     from rearview.runtime.state.reading import Reading
     from rearview.runtime.state.writing import Writing
+
+
+_REPAIRS = 32
+_FEW = 6
+_ATOMS = (str, int, float, bytes, bool, type(None))
+
+
+def _steady(key: Any) -> bool:
+    """Say whether a key hashes the same whatever is restored."""
+    cls = type(key)
+    if cls in _ATOMS or cls.__hash__ is object.__hash__ or is_tensor(key):
+        return True
+    return cls is tuple and all(_steady(part) for part in key)
 
 
 def fill_dict(live: dict[Any, Any], content: Mapping[Any, Any], base: type = dict) -> None:
@@ -24,7 +39,8 @@ def fill_dict(live: dict[Any, Any], content: Mapping[Any, Any], base: type = dic
     """
     write: Any = base.__setitem__  # type: ignore[attr-defined]
     if len(live) == len(content) and all(
-        a is b or (type(a) is str and a == b) for a, b in zip(live, content, strict=True)
+        (type(a) is str and a == b) or (a is b and _steady(a))
+        for a, b in zip(live, content, strict=True)
     ):
         for key, value in content.items():
             write(live, key, value)
@@ -138,19 +154,57 @@ class DequeKind(Kind):
         deque.extend(obj, content)
 
 
-def insertion_order(items: list[Any]) -> list[Any] | None:
-    """Return an order of adding that makes a set iterate as `items`, or None if none was found.
+def build_set(recipe: Sequence[Any]) -> set[Any]:
+    """Return the set that a recipe makes: a list is added one by one, a tuple is copied over."""
+    return set(recipe) if isinstance(recipe, list) else set(set(recipe))
+
+
+def recipe_for(items: list[Any]) -> Sequence[Any] | None:
+    """Return how to make a set that iterates as `items`, or None if no way was found.
 
     A set iterates by the places in its table, which depend on the order of insertion where two
-    hashes meet, and on how large the table has grown.
+    hashes meet, and on the size of the table, which is another when a set is made from a set.
 
-    >>> insertion_order([8, 0]), insertion_order([0, 8])
+    >>> recipe_for([8, 0]), recipe_for([0, 8])
     ([8, 0], [0, 8])
     """
-    for order in (items, items[::-1]):
-        if list(set(order)) == items:
-            return order
+    for form in (list, tuple):
+        for start in (items, items[::-1]):
+            order = list(start)
+            for _ in range(_REPAIRS):
+                got = list(build_set(form(order)))
+                wrong = next((i for i, item in enumerate(got) if item != items[i]), None)
+                if wrong is None:
+                    return form(order)
+                # What took this place came too early: let it come after what belongs here.
+                order.remove(got[wrong])
+                order.insert(order.index(items[wrong]) + 1, got[wrong])
+    if len(items) <= _FEW:
+        for form in (list, tuple):
+            for trial in permutations(items):
+                if list(build_set(form(trial))) == items:
+                    return form(trial)
     return None
+
+
+def set_recipe(obj: Any, reading: Reading) -> Sequence[Any]:
+    """Return how to make a set again, order included; report it when that is not known."""
+    items = list(set.__iter__(obj))
+    if len(items) < 2 or not reading.anchors.look.boring(items) or list(set(items)) == items:
+        return items
+    recipe = recipe_for(items)
+    if recipe is None:
+        reading.miss(obj, "the order of this set comes from deleted elements")
+    return recipe or items
+
+
+def fill_set(obj: Any, recipe: Sequence[Any]) -> None:
+    """Give a live set the elements of a recipe, in its order."""
+    wanted = build_set(recipe)
+    if all(map(_steady, recipe)) and list(obj) == list(wanted):
+        return
+    set.clear(obj)
+    set.update(obj, recipe if isinstance(recipe, list) else set(recipe))
 
 
 class SetKind(Kind):
@@ -166,23 +220,11 @@ class SetKind(Kind):
 
     def read(self, objs: Sequence[Any], reading: Reading) -> list[Any]:
         """Return the elements of each in the order in which they must be added."""
-        contents = []
-        for obj in objs:
-            items = list(set.copy(obj)) if type(obj) is not set else list(obj)
-            if len(items) > 1 and reading.anchors.look.boring(items):
-                order = insertion_order(items)
-                if order is None:
-                    reading.miss(obj, "the order of this set comes from deleted elements")
-                items = order or items
-            contents.append(items)
-        return contents
+        return [set_recipe(obj, reading) for obj in objs]
 
     def write(self, obj: Any, content: Any, writing: Writing) -> None:
         """Replace the elements."""
-        if list(obj) == content:
-            return
-        set.clear(obj)
-        set.update(obj, content)
+        fill_set(obj, content)
 
 
 class BytesKind(Kind):

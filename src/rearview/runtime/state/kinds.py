@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rearview.runtime.state.programs import importable
+
 if TYPE_CHECKING:
     from rearview.runtime.state.reading import Reading
     from rearview.runtime.state.writing import Writing
@@ -54,6 +56,14 @@ class Look:
         self.is_atom = is_atom
         self.freevars: Sequence[str] | None = None
         """On replay, the closure variables the function had when recorded."""
+        self._local: dict[type, bool] = {}
+
+    def is_local(self, cls: type) -> bool:
+        """Say whether a class is the user's own, or was made where no name leads to it."""
+        known = self._local.get(cls)
+        if known is None:
+            known = self._local[cls] = bool(self.project(cls.__module__ or "")) or not importable(cls)
+        return known
 
     def boring(self, items: Collection[object]) -> bool:
         """Say whether all items are values, without a Python call for each of them."""

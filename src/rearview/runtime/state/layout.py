@@ -48,7 +48,8 @@ def layout_of(cls: type) -> Layout:
             extra -= _POINTER
         if here.__dictoffset__ not in {0, _MANAGED_DICT} and below.__dictoffset__ == 0:
             extra -= _POINTER
-        hidden = hidden or extra > 0
+        made_in_c = isinstance(vars(here).get("__new__"), types.BuiltinFunctionType)
+        hidden = hidden or extra > 0 or made_in_c
         slots.extend(own)
         here = below
     has_dict = cls.__dictoffset__ != 0

@@ -39,13 +39,15 @@ class ObjectKind(Kind):
         return found
 
     def children(self, obj: Any, look: Look) -> Iterable[Step]:
-        """Yield attributes, then slots."""
+        """Yield attributes, then slots, then the class if it holds state or has no lasting name."""
         if self.has_dict:
             attrs = obj.__dict__
             if not look.boring(attrs.values()):
                 yield from steps(".", attrs.copy().items())
         if self.slots:
             yield from steps(".", self.slot_values(obj).items())
+        if look.is_local(type(obj)):
+            yield Step("<", "class", type(obj))
 
     def read(self, objs: Sequence[Any], reading: Reading) -> list[Any]:
         """Return the attributes of each: a dict, or (dict, slots) where there are slots."""

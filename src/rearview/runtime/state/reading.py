@@ -12,6 +12,7 @@ from rearview.runtime.state import arrays
 from rearview.runtime.state.anchors import Anchors
 from rearview.runtime.state.blocks import SMALL, Blocks
 from rearview.runtime.state.builders import BUILDERS
+from rearview.runtime.state.containers import set_recipe
 from rearview.runtime.state.objects import CellKind
 from rearview.runtime.state.reduce import reducer_for
 
@@ -54,6 +55,8 @@ class Reading:
         """Whether small arrays are looked at for memory they may share."""
         self.loose: dict[int, Any] = {}
         """Small arrays taken to share their memory with nobody."""
+        self.found: dict[int, Any] = {}
+        """Anchors known by address only, as they are met."""
         self.viewed: set[int] = set()
         """Arrays that others are views of."""
         self.roots = roots
@@ -132,17 +135,41 @@ class Reading:
         )
 
     def dump(self, body: object) -> bytes:
-        """Return the pickle of `body`, then of closure variables met on the way, then of None."""
+        """Return the pickle of `body`, then of what came up on the way, then of None."""
         out = io.BytesIO()
         pickler = StatePickler(out, self)
         pickler.memo = self._memo()
         pickler.dump(body)
-        while self.cells:
-            batch = [(cell, CellKind.values(cell)) for cell in self.cells]
-            self.cells = []
-            pickler.dump(batch)
+        kept: set[int] = set()
+        while True:
+            cells, self.cells = self.cells, []
+            arrays_met = {n: a for n, a in self.found.items() if n not in kept}
+            if not cells and not arrays_met:
+                break
+            kept.update(arrays_met)
+            pickler.dump(("cells", [(cell, CellKind.values(cell)) for cell in cells]))
+            pickler.dump(("contents", self._late_contents(arrays_met)))
+        sets = self._reordered(pickler)
+        if sets:
+            pickler.dump(("sets", sets))
         pickler.dump(None)
         return out.getvalue()
+
+    def _late_contents(self, found: dict[int, Any]) -> list[tuple[str, list[int], list[Any]]]:
+        numbers, objs = list(found), list(found.values())
+        self.anchors.index.update({id(obj): number for number, obj in found.items()})
+        content = self.anchors.kinds[numbers[0]].read(objs, self) if objs else None
+        return [("array", numbers, content)] if content else []
+
+    def _reordered(self, pickler: StatePickler) -> list[tuple[Any, Any]]:
+        """Return the sets born later which would come back in another order, with the right one."""
+        found = []
+        for _, obj in pickler.memo.copy().values():  # type: ignore[union-attr]
+            if type(obj) is set and len(obj) > 1 and id(obj) not in self.anchors.index:
+                recipe = set_recipe(obj, self)
+                if recipe != list(obj):
+                    found.append((obj, recipe))
+        return found
 
     def _memo(self) -> dict[int, tuple[int, Any]]:
         memo: dict[int, tuple[int, Any]] = {}

@@ -6,15 +6,15 @@ import copyreg
 import sys
 import types
 import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from rearview.runtime.state import arrays, programs, tensors
 from rearview.runtime.state.blocks import SMALL
 from rearview.runtime.state.builders import BUILDERS
-from rearview.runtime.state.classify import holds_handle
-from rearview.runtime.state.containers import WEAK_CONTAINERS
-from rearview.runtime.state.layout import Layout, layout_of
+from rearview.runtime.state.containers import WEAK_CONTAINERS, AttributedKind
+from rearview.runtime.state.layout import layout_of
 from rearview.runtime.state.objects import ObjectKind
 from rearview.runtime.state.streams import FileKind, GeneratorKind, file_state, generator_over
 from rearview.runtime.state.streams import stream_kind as stream
@@ -57,9 +57,12 @@ def reducer_for(obj: Any, reading: Reading) -> Reducer | None:
         return _torch_generator
     if isinstance(stream(obj), FileKind):
         return _file
-    layout = layout_of(cls)
-    if layout.plain and not holds_handle(obj):
-        return _instance(layout) if _customised(cls) else None
+    kind = reading.anchors.kind(obj)
+    if isinstance(kind, ObjectKind):
+        return _instance(kind) if _customised(cls) else None
+    if isinstance(kind, AttributedKind) and layout_of(cls).base is not deque:
+        # Its own methods would run while it is filled; ours go past them.
+        return _instance(kind)
     return _own
 
 
@@ -88,9 +91,7 @@ def _own(obj: Any, reading: Reading) -> Any:
         return lose(obj, reading, f"its own pickling fails ({exc})")
 
 
-def _instance(layout: Layout) -> Reducer:
-    kind = ObjectKind(layout)
-
+def _instance(kind: ObjectKind | AttributedKind) -> Reducer:
     def reduce(obj: Any, reading: Reading) -> Any:
         content = kind.read([obj], reading)[0]
         return BUILDERS["instance"], (type(obj),), content, None, None, BUILDERS["fill"]
@@ -114,6 +115,10 @@ def _tensor(obj: Any, reading: Reading) -> Any:
 
 
 def _array(obj: Any, reading: Reading) -> Any:
+    number = reading.anchors.unheld.get(id(obj))
+    if number is not None and number not in reading.found:
+        reading.found[number] = obj
+        return BUILDERS["anchor"], (number,)
     if obj.dtype.hasobject:
         return _own(obj, reading)
     if obj.base is not None:
@@ -194,6 +199,9 @@ def _torch_generator(obj: Any, reading: Reading) -> Any:  # noqa: ARG001
 
 
 def _file(obj: Any, reading: Reading) -> Any:
+    for name in ("stdin", "stdout", "stderr"):
+        if obj is getattr(sys, name):
+            return BUILDERS["named"], ("sys", name)
     return BUILDERS["file"], (file_state(obj, reading),)
 
 
@@ -203,7 +211,28 @@ def _generator(obj: Any, reading: Reading) -> Any:
     return lose(obj, reading, f"a {GeneratorKind.name} cannot be saved")
 
 
+def _list_iterator(obj: Any, reading: Reading) -> Any:
+    reduced = obj.__reduce__()
+    items = reduced[1][0]
+    if len(reduced) < 3 or id(items) in reading.anchors.index:
+        return reduced
+    if sys.getrefcount(items) > _EXCLUSIVE:
+        return reduced
+    # Nobody else holds the list, so what has been taken from it is of no use.
+    return reduced[0], (items[reduced[2] :],)
+
+
+def _measure_exclusive() -> int:
+    reduced = iter([0]).__reduce__()
+    items = reduced[1][0]
+    return sys.getrefcount(items) + 1
+
+
+_EXCLUSIVE = _measure_exclusive()
+"""What `getrefcount` says of a list that only an iterator holds."""
+
 _BY_TYPE: dict[type, Reducer] = {
+    type(iter([])): _list_iterator,
     types.FunctionType: _function,
     type: _class,
     types.CellType: _cell,

@@ -12,6 +12,7 @@ from rearview.runtime.state.anchors import Anchors
 from rearview.runtime.state.blocks import Block, Memory
 from rearview.runtime.state.builders import NAMES, prelude
 from rearview.runtime.state.capture import split
+from rearview.runtime.state.containers import fill_set
 from rearview.runtime.state.randomness import write_global
 from rearview.runtime.state.tensors import plain_access
 from rearview.runtime.state.writing import Writing
@@ -31,11 +32,13 @@ class StateUnpickler(pickle.Unpickler):
 
 def restore(
     anchors: Anchors,
-    roots: Mapping[str, object],  # noqa: ARG001
+    roots: Mapping[str, object],
     skeleton: bytes,
     buffers: Callable[[str], Any],
 ) -> dict[str, object]:
     """Write the state into the live anchors and return the values of the roots, by name.
+
+    `roots` are the names as they are bound now, those of the walk.
 
     Names that were unbound at capture are absent. Everything is read before anything is written,
     so a skeleton that cannot be read leaves the program as it is.
@@ -48,16 +51,20 @@ def restore(
             slug="state-anchors",
         )
     with plain_access():
-        return _restore(anchors, header, stream, buffers)
+        return _restore(anchors, roots, header, stream, buffers)
 
 
 def _restore(
-    anchors: Anchors, header: dict[str, Any], stream: memoryview, buffers: Callable[[str], Any]
+    anchors: Anchors,
+    roots: Mapping[str, object],
+    header: dict[str, Any],
+    stream: memoryview,
+    buffers: Callable[[str], Any],
 ) -> dict[str, object]:
-    alive = anchors.alive()
+    alive = anchors.alive(roots)
     table = [Block(*row) for row in header["blocks"]]
     memory = Memory(table, buffers, lambda number: alive[number], anchors.path)
-    writing = Writing(anchors, memory)
+    writing = Writing(anchors, alive, memory)
     memory.claim()
     try:
         values, contents, classes, rng, cells = _read(header, stream, alive, writing, buffers)
@@ -96,10 +103,14 @@ def _read(
     data = io.BytesIO(prelude(len(objects)) + bytes(stream))
     unpickler = StateUnpickler(data, objects, outside)
     body = unpickler.load()
+    values, contents, classes, rng = body
     cells: list[Any] = []
+    sets: list[Any] = []
     while (batch := unpickler.load()) is not None:
-        cells.extend(batch)
-    return *body, cells
+        {"cells": cells, "contents": contents, "sets": sets}[batch[0]].extend(batch[1])
+    for live, recipe in sets:
+        fill_set(live, recipe)
+    return values, contents, classes, rng, cells
 
 
 def _write(

@@ -40,6 +40,24 @@ def _text(value: Any, anchors: Anchors | None, depth: int) -> str:
     return repr(value)
 
 
+def canonical(value: Any, depth: int = 4) -> str:
+    """Return a text by which elements of a set, which have no order, can be put into one."""
+    if isinstance(value, Ref):
+        return f"anchor {value.number:09}"
+    if isinstance(value, Node):
+        if not depth:
+            return value.label
+        parts = (value.args, value.state, value.items, value.pairs)
+        return f"{value.label}({canonical(parts, depth - 1)})"
+    if isinstance(value, (list, tuple)):
+        return f"[{','.join(canonical(item, depth - 1) for item in value)}]" if depth else "[]"
+    if isinstance(value, dict):
+        return canonical(list(value.items()), depth)
+    if isinstance(value, type):
+        return str(getattr(value, "label", ""))
+    return f"{type(value).__name__} {value!r}"
+
+
 def memory_texts(then: Any, now: Any) -> tuple[str, str] | None:
     """Return how two pieces of memory differ, or None when they are equal byte for byte."""
     import numpy as np

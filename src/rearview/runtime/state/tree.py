@@ -116,8 +116,10 @@ def node_class(label: str) -> type[Node]:
 class TreeUnpickler(pickle.Unpickler):
     """Reads a stream with every name in it replaced by a node class."""
 
-    def __init__(self, stream: io.BytesIO, buffers: Iterator[Any]) -> None:
+    def __init__(self, stream: io.BytesIO, buffers: Iterator[Any], classes: Sequence[int]) -> None:
         super().__init__(stream, buffers=buffers)
+        self._classes = frozenset(classes)
+        self._refs: dict[int, Ref] = {}
 
     def find_class(self, module: str, name: str, /) -> Any:
         """Return a stand-in, never the thing itself."""
@@ -125,7 +127,15 @@ class TreeUnpickler(pickle.Unpickler):
 
     def persistent_load(self, pid: Any) -> Any:
         """Return a builder's node class or an anchor's reference."""
-        return node_class(f"build {NAMES[pid]}") if pid < len(NAMES) else Ref(pid - len(NAMES))
+        if pid < len(NAMES):
+            return self.ref if NAMES[pid] == "anchor" else node_class(f"build {NAMES[pid]}")
+        number = pid - len(NAMES)
+        # Pickle makes instances of classes only, so an anchor that is a class has to be one.
+        return node_class(f"class {number}") if number in self._classes else self.ref(number)
+
+    def ref(self, number: int) -> Ref:
+        """Return the reference to an anchor, always the same one."""
+        return self._refs.setdefault(number, Ref(number))
 
 
 class Tree:
@@ -136,19 +146,19 @@ class Tree:
         self.pieces = [Piece(Block(*row)) for row in header["blocks"]]
         outside = iter([OutsideKey(key.encode()) for key in header["outside"]])
         data = prelude(len(NAMES) + header["anchors"]) + bytes(stream)
-        unpickler = TreeUnpickler(io.BytesIO(data), outside)
+        unpickler = TreeUnpickler(io.BytesIO(data), outside, header["classes"])
         self.roots, contents, self.classes, self.rng = unpickler.load()
         self.contents: dict[int, tuple[str, Any]] = {}
+        while (batch := unpickler.load()) is not None:
+            name, found = batch
+            if name == "contents":
+                contents.extend(found)
+            elif name == "cells":
+                for cell, held in found:
+                    cell.state = held
         for kind, numbers, group in contents:
             for number, content in zip(numbers, group, strict=True):
                 self.contents[number] = (kind, self._content(kind, content))
-        self._cells(unpickler)
-
-    @staticmethod
-    def _cells(unpickler: TreeUnpickler) -> None:
-        while (batch := unpickler.load()) is not None:
-            for cell, held in batch:
-                cell.state = held
 
     def _content(self, kind: str, content: Any) -> Any:
         if kind == "tensor" and content is not None and not isinstance(content[0][0], str):

@@ -13,7 +13,7 @@ from rearview.errors import StateError
 from rearview.runtime.state import arrays, programs, streams, tensors
 from rearview.runtime.state.anchors import Anchors
 from rearview.runtime.state.blocks import Memory
-from rearview.runtime.state.containers import WEAK_CONTAINERS
+from rearview.runtime.state.containers import CONTAINERS, WEAK_CONTAINERS, AttributedKind
 from rearview.runtime.state.layout import layout_of
 from rearview.runtime.state.objects import ObjectKind
 
@@ -42,8 +42,9 @@ class Lost:
 class Writing:
     """The state of one restore; `build_…` methods are what a skeleton's builders stand for."""
 
-    def __init__(self, anchors: Anchors, memory: Memory) -> None:
+    def __init__(self, anchors: Anchors, alive: Sequence[Any], memory: Memory) -> None:
         self.anchors = anchors
+        self.alive = alive
         self.memory = memory
         self.afterwards: list[Callable[[], None]] = []
         """What needs the memory to be filled."""
@@ -53,6 +54,10 @@ class Writing:
         """Return the way to an anchor."""
         number = self.anchors.index.get(id(obj))
         return "an object born in the loop" if number is None else self.anchors.path(number)
+
+    def build_anchor(self, number: int) -> Any:
+        """Return an anchor that was known at capture by its address only."""
+        return self.alive[number]
 
     def build_tensor(self, cls: type, *rest: Any) -> Any:
         """Return a tensor on its memory."""
@@ -142,12 +147,15 @@ class Writing:
         kind.write(obj, content, self)
 
     def build_instance(self, cls: type) -> Any:
-        """Return an instance without attributes."""
-        return object.__new__(cls)
+        """Return an instance without attributes or items."""
+        return layout_of(cls).base.__new__(cls)
 
     def build_fill(self, obj: Any, content: Any) -> None:
         """Give it its attributes."""
-        ObjectKind(layout_of(type(obj))).write(obj, content, self)
+        layout = layout_of(type(obj))
+        inner = CONTAINERS.get(layout.base)
+        kind = ObjectKind(layout) if inner is None else AttributedKind(inner, layout)
+        kind.write(obj, content, self)
 
     def build_file(self, state: Sequence[Any] | None) -> Any:
         """Return a file opened again where it stood, or a closed one."""

@@ -151,44 +151,23 @@ class Sources:
 
 
 def load_runs(duck: Duck, shelf: Shelf) -> None:
-    """Make the tables that describe runs; `own.runs`, `own.args` and `own.replays` are for our own use."""
+    """Make the tables that every question needs: `own.runs`, `own.args`, `own.replays`."""
     runs = [
-        {
-            "run": run.id,
-            "ord": k,
-            **{name: getattr(run, name) for name in _columns("runs") if name != "run"},
-        }
+        {"ord": k, "run": run.id, **{c: getattr(run, c) for c in _columns("runs") if c != "run"}}
         for k, run in enumerate(shelf.runs)
     ]
     duck.load("own.runs", {"ord": "BIGINT", **_columns("runs")}, runs)
-    duck.execute(
-        f"CREATE VIEW runs AS SELECT {', '.join(_columns('runs'))} FROM own.runs ORDER BY ord"
-    )
-    values = {run.id: {k: encode(convert(v)) for k, v in run.args.items()} for run in shelf.runs}
+    values = _arguments(shelf)
     kinds: dict[str, set[str]] = {}
     for found in values.values():
         for name, (kind, _) in found.items():
             kinds.setdefault(name, set()).add(kind)
-    columns = {f"a:{name}": unify(found) for name, found in kinds.items()}
-    duck.load(
-        "own.args",
-        {"run": "VARCHAR", **{name: TYPES[kind] for name, kind in columns.items()}},
-        (
-            {"run": run, **{f"a:{name}": text for name, (_, text) in found.items()}}
-            for run, found in values.items()
-        ),
+    columns = {f"a:{name}": TYPES[unify(found)] for name, found in kinds.items()}
+    rows = (
+        {"run": run, **{f"a:{name}": text for name, (_, text) in found.items()}}
+        for run, found in values.items()
     )
-    numeric = {"float", "int", "long", "bool"}
-    duck.load(
-        "arguments",
-        _columns("arguments"),
-        (
-            {"run": run, "name": name, "kind": kind, "text": text,
-             "number": _number(text) if kind in numeric else None}
-            for run, found in values.items()
-            for name, (kind, text) in found.items()
-        ),
-    )  # fmt: skip
+    duck.load("own.args", {"run": "VARCHAR", **columns}, rows)
     replays = [
         {"replay": r.id, "run": r.run, "version": r.version, "started": r.started,
          "ended": r.ended, "proved": r.proved, "names": list(r.names), "ord": k}
@@ -196,13 +175,23 @@ def load_runs(duck: Duck, shelf: Shelf) -> None:
         for k, r in enumerate(found)
     ]  # fmt: skip
     duck.load("own.replays", {"ord": "BIGINT", **_columns("replays")}, replays)
-    duck.execute(f"CREATE VIEW replays AS SELECT {', '.join(_columns('replays'))} FROM own.replays")
-    _views(duck, shelf)
+
+
+def load_views(duck: Duck, shelf: Shelf) -> None:
+    """Make the tables of docs/schema.md; those that cost something are empty until asked for."""
+    numeric = {"float", "int", "long", "bool"}
+    rows = (
+        {"run": run, "name": name, "kind": kind, "text": text,
+         "number": _number(text) if kind in numeric else None}
+        for run, found in _arguments(shelf).items()
+        for name, (kind, text) in found.items()
+    )  # fmt: skip
+    duck.load("arguments", _columns("arguments"), rows)
     for name in ("versions", "files", "checkpoints"):
         duck.load(name, _columns(name), [])
-
-
-def _views(duck: Duck, shelf: Shelf) -> None:
+    shown = ", ".join(_columns("runs"))
+    duck.execute(f"CREATE VIEW runs AS SELECT {shown} FROM own.runs ORDER BY ord")
+    duck.execute(f"CREATE VIEW replays AS SELECT {', '.join(_columns('replays'))} FROM own.replays")
     parts = [part for found in shelf.parts.values() for part in found]
     columns = ", ".join(f"l.{c}" for c in _columns("records") if c != "origin")
     order = ", ".join(_columns("records"))
@@ -221,6 +210,13 @@ def _views(duck: Duck, shelf: Shelf) -> None:
         "indices, string_split(path, '/') AS parts, unnest(range(1, len(indices) + 1)) AS depth "
         "FROM (SELECT DISTINCT run, path, indices FROM records)) GROUP BY ALL"
     )
+
+
+def _arguments(shelf: Shelf) -> dict[str, dict[str, tuple[str, str | None]]]:
+    return {
+        run.id: {name: encode(convert(value)) for name, value in run.args.items()}
+        for run in shelf.runs
+    }
 
 
 def load_versions(duck: Duck, versions: Versions | None, *, with_files: bool) -> None:

@@ -56,10 +56,16 @@ class Duck:
 
         Columns of a list type take JSON.
         """
+        lines = [
+            json.dumps({f"c{k}": _cell(row.get(name)) for k, name in enumerate(columns)})
+            for row in rows
+        ]
+        if not lines:
+            types = ", ".join(f"{ident(name)} {kind}" for name, kind in columns.items())
+            self.execute(f"CREATE OR REPLACE TABLE {table} ({types})")
+            return
         with self.text_file() as file:
-            for row in rows:
-                plain = {f"c{k}": _cell(row.get(name)) for k, name in enumerate(columns)}
-                file.write(json.dumps(plain).encode() + b"\n")
+            file.write("\n".join(lines).encode() + b"\n")
             file.flush()
             texts = ", ".join(f"'c{k}': 'VARCHAR'" for k in range(len(columns)))
             casts = ", ".join(

@@ -112,6 +112,8 @@ def _bring(con: Duck, shelf: Shelf, batch: list[Path], *, growing: bool) -> list
         except FileNotFoundError:
             out += [target] if (target := file.with_suffix(".parquet")).exists() else []
         except RearviewError as exc:
+            if exc.slug == "store-newer":
+                raise  # half a table would pretend
             shelf.problems.append(str(exc))
     return out
 

@@ -1,0 +1,59 @@
+"""Train one workload, saving one way after every epoch but the last; print what it took."""
+
+import json
+import resource
+import sys
+import tempfile
+import time
+
+import torch
+from ways import WAYS, clean, nbytes
+from workloads import WORKLOADS
+
+
+def main():
+    name, way_name, epochs, threads, folder = sys.argv[1:6]
+    epochs = int(epochs)
+    torch.set_num_threads(int(threads))
+    place = tempfile.mkdtemp(dir=folder)
+    try:
+        state, train = WORKLOADS[name]()
+        train()
+        way = WAYS[way_name](place)
+        if hasattr(way, "prepare"):
+            way.prepare(state())
+        blocking = 0.0
+        wall, cpu = time.perf_counter(), time.process_time()
+        children = resource.getrusage(resource.RUSAGE_CHILDREN)
+        for epoch in range(epochs):
+            train()
+            if epoch < epochs - 1:
+                began = time.perf_counter()
+                way.save(epoch, state())
+                blocking += time.perf_counter() - began
+        wall = time.perf_counter() - wall
+        began = time.perf_counter()
+        way.finish()
+        cpu = time.process_time() - cpu
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu += after.ru_utime + after.ru_stime - children.ru_utime - children.ru_stime
+        result = {
+            "wall": wall,
+            "cpu": cpu,
+            "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            "drain": time.perf_counter() - began,
+            "saved": way.saved,
+            "blocking_ms": 1e3 * blocking / max(way.saved, 1),
+            "state_mb": nbytes(state()) / 1e6,
+            "stored_mb": way.stored() / 1e6,
+            **way.extra,
+        }
+        if way.saved:
+            result["restore_ms"] = min(1e3 * way.restore(state()) for _ in range(3))
+        print(json.dumps(result))
+    finally:
+        clean(place)
+
+
+if __name__ == "__main__":
+    main()

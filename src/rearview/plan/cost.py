@@ -1,0 +1,187 @@
+"""What replay will cost: predictions with an interval, corrected by what it really took."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from rearview.model import Segment
+from rearview.plan.facts import CheckpointFacts, Machine, RunFacts
+
+READ = 500.0
+"""MB/s assumed where nothing was measured."""
+RESTORE = 0.02
+"""Seconds of a restore besides reading, assumed where nothing was measured."""
+WIDE = 1.96
+"""Standard deviations on either side of a prediction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Seconds, and where the real value will be 19 times out of 20.
+
+    >>> (Prediction(3.0, 1.0) + Prediction(4.0, 1.0)).seconds
+    7.0
+    """
+
+    seconds: float
+    variance: float = 0.0
+    """Of errors that even out over many parts."""
+    share: float = 0.0
+    """Relative error that does not even out: another machine, another load."""
+
+    def __add__(self, other: Prediction) -> Prediction:
+        total = self.seconds + other.seconds
+        common = self.seconds * self.share + other.seconds * other.share
+        return Prediction(
+            total, self.variance + other.variance, common / total if total > 0 else 0.0
+        )
+
+    def times(self, factor: float, *, share: float = 0.0) -> Prediction:
+        """Return it scaled, with the uncertainty of the factor itself."""
+        both = math.hypot(self.share, share)
+        return Prediction(self.seconds * factor, self.variance * factor**2, both)
+
+    @property
+    def half(self) -> float:
+        """Half the width of the interval."""
+        return WIDE * math.sqrt(self.variance + (self.share * self.seconds) ** 2)
+
+    @property
+    def low(self) -> float:
+        """Lower end of the interval."""
+        return max(0.0, self.seconds - self.half)
+
+    @property
+    def high(self) -> float:
+        """Upper end of the interval."""
+        return self.seconds + self.half
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """How much longer than predicted things took: logarithms of the ratios, summed up."""
+
+    count: int = 0
+    total: float = 0.0
+    squares: float = 0.0
+
+    def seen(self, ratio: float) -> Correction:
+        """Return it with one more ratio of real to predicted seconds."""
+        value = math.log(min(max(ratio, 0.01), 100.0))
+        return Correction(self.count + 1, self.total + value, self.squares + value**2)
+
+
+@dataclass(frozen=True, slots=True)
+class Corrections:
+    """What past replays teach, by version and operator, by operator, and over all.
+
+    The more often something was replayed, the more its own history counts.
+    """
+
+    by: Mapping[str, Correction] = field(default_factory=dict)
+    trust: float = 1.0
+    """How many observations the wider history counts for."""
+    prior: float = 0.1
+    """Relative error expected before anything was replayed."""
+
+    def factor(self, version: str, operator: str) -> tuple[float, float]:
+        """Return (what to multiply a prediction by, relative error of the result)."""
+        mean, spread = 0.0, self.prior
+        for key in ("", operator, f"{version} {operator}"):
+            seen = self.by.get(key)
+            if seen is None or not seen.count:
+                continue
+            weight = seen.count / (seen.count + self.trust)
+            own = seen.total / seen.count
+            mean = (1 - weight) * mean + weight * own
+            around = max(seen.squares / seen.count - own**2, 0.0)
+            spread = math.sqrt((1 - weight) * spread**2 + weight * around)
+        return math.exp(mean), spread
+
+
+def refine(known: Corrections, predicted: Segment, real: float) -> Corrections:
+    """Return the corrections with one more replay taken into account.
+
+    `predicted.seconds` is the prediction that was made, corrections included.
+
+    >>> from rearview.model import Operator
+    >>> segment = Segment("r", "v", Operator.INNER, seconds=10.0)
+    >>> known = Corrections()
+    >>> for _ in range(5):
+    ...     again = replace(segment, seconds=10.0 * known.factor("v", "DPi")[0])
+    ...     known = refine(known, again, 20.0)
+    >>> round(known.factor("v", "DPi")[0], 1)
+    2.0
+    """
+    if predicted.seconds <= 0 or real <= 0:
+        return known
+    operator = str(predicted.operator)
+    factor, _ = known.factor(predicted.version, operator)
+    ratio = real / (predicted.seconds / factor)
+    by = dict(known.by)
+    for key in ("", operator, f"{predicted.version} {operator}"):
+        by[key] = by.get(key, Correction()).seen(ratio)
+    return replace(known, by=by)
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """How one run's measurements translate to the machine that replays."""
+
+    compute: float = 1.0
+    reading: float = 1.0
+    read: float = READ
+    """MB/s here."""
+    share: float = 0.0
+
+
+def speed(recorded: Machine | None, here: Machine | None) -> Speed:
+    """Return the ratios between two machines; unknown ones are taken for equal, with doubt.
+
+    >>> old, new = Machine("a", 2.0, 100.0, 50.0), Machine("b", 1.0, 400.0, 50.0)
+    >>> speed(old, new)
+    Speed(compute=0.5, reading=0.25, read=400.0, share=0.15)
+    """
+    if here is None:
+        return Speed()
+    if recorded is None:
+        return Speed(read=here.read, share=0.3)
+    if recorded.name == here.name:
+        return Speed(read=here.read)
+    return Speed(here.kernel / recorded.kernel, recorded.read / here.read, here.read, 0.15)
+
+
+class CostModel:
+    """Predictions for one run on one machine."""
+
+    def __init__(
+        self, facts: RunFacts, *, here: Machine | None = None, known: Corrections | None = None
+    ) -> None:
+        self.facts = facts
+        self.speed = speed(facts.machine, here)
+        self.known = known or Corrections()
+        measured = [c for c in facts.checkpoints if c.restore is not None]
+        size = sum(c.nbytes for c in measured)
+        self._per_byte = None
+        if measured and size:
+            self._per_byte = sum(c.restore or 0.0 for c in measured) / size * self.speed.reading
+
+    def startup(self) -> Prediction:
+        """Predict interpreter start, imports and set-up."""
+        seconds = (self.facts.start + self.facts.setup) * self.speed.compute
+        return Prediction(seconds, (0.05 * seconds) ** 2, self.speed.share)
+
+    def restore(self, checkpoint: CheckpointFacts) -> float:
+        """Predict the seconds to load and restore a checkpoint."""
+        if checkpoint.restore is not None:
+            return checkpoint.restore * self.speed.reading
+        if self._per_byte is not None:
+            return checkpoint.nbytes * self._per_byte
+        return RESTORE + checkpoint.nbytes / 1e6 / self.speed.read
+
+    def corrected(self, raw: Prediction, operator: str) -> Prediction:
+        """Return a prediction with what past replays teach."""
+        factor, share = self.known.factor(self.facts.version, operator)
+        return raw.times(factor, share=share)

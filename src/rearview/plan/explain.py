@@ -1,0 +1,166 @@
+"""A plan in plain data: what it does, what it costs, and what would make it cheaper."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rearview.model import Operator, Plan, Segment
+from rearview.plan.balance import schedule
+from rearview.plan.needs import RUN
+from rearview.plan.partition import divide, least
+from rearview.plan.replay import Survey, Work
+
+
+@dataclass(frozen=True, slots=True)
+class Cheaper:
+    """Something that would save time."""
+
+    saves: float
+    """Predicted seconds of computing."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class OnWorkers:
+    """How long the plan takes on a number of workers."""
+
+    workers: int
+    seconds: float
+    segments: int
+    balance: float
+    """A time that no plan can beat over the planned one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Everything that is shown before a plan is run."""
+
+    segments: tuple[Segment, ...]
+    seconds: float
+    """Of computing, on one worker."""
+    low: float
+    high: float
+    startup: float
+    restoring: float
+    running: float
+    wasted: float
+    """Part of `running` that is only needed to get to what is wanted."""
+    cells: int
+    nbytes_written: int
+    nbytes_read: int
+    workers: tuple[OnWorkers, ...]
+    cheaper: tuple[Cheaper, ...]
+    refusals: tuple[tuple[str, str], ...]
+
+
+def explain(survey: Survey, plan: Plan, *, workers: Sequence[int] = (1, 2, 4, 8)) -> Explanation:
+    """Return what there is to know about a plan before it is run."""
+    startup = sum(work.startup.seconds for work in survey.work)
+    restoring = sum(
+        work.cost.restore(checkpoint)
+        for work in survey.work
+        for group in (work.cold_restores[:1] + work.going_restores[1:])
+        for checkpoint in group
+    )
+    total = sum(work.seconds for work in survey.work)
+    return Explanation(
+        segments=plan.segments,
+        seconds=plan.seconds,
+        low=sum(segment.low for segment in plan.segments),
+        high=sum(segment.high for segment in plan.segments),
+        startup=startup,
+        restoring=restoring,
+        running=max(0.0, total - startup - restoring),
+        wasted=sum(work.lead for work in survey.work),
+        cells=sum(work.cells for work in survey.work),
+        nbytes_written=sum(work.nbytes for work in survey.work),
+        nbytes_read=sum(segment.nbytes for segment in plan.segments),
+        workers=tuple(_on(survey, count) for count in workers),
+        cheaper=tuple(sorted(_cheaper(survey, total), key=lambda c: -c.saves)),
+        refusals=plan.refusals,
+    )
+
+
+def _on(survey: Survey, workers: int) -> OnWorkers:
+    seconds = [segment.seconds for segment in divide(survey, workers=workers).segments]
+    taken = schedule(seconds, workers).seconds
+    balance = min(1.0, least(survey, workers) / taken) if taken else 1.0
+    return OnWorkers(workers, taken, len(seconds), balance)
+
+
+def _cheaper(survey: Survey, total: float) -> list[Cheaper]:
+    if not survey.work or total <= 0:
+        return []
+    found: list[Cheaper] = []
+    dear = sorted(survey.work, key=lambda work: -work.seconds)
+    if len(dear) > 1:
+        few = dear[: max(1, len(dear) // 10)]
+        found.append(
+            Cheaper(
+                sum(work.seconds for work in few),
+                f"Leave out the {_count(len(few), 'most expensive run')} with `--where` or "
+                f"`--runs`: {', '.join(work.facts.run for work in few[:3])}"
+                f"{' …' if len(few) > 3 else ''}.",
+            )
+        )
+    iterated = [work for work in survey.work if len(work.iterations) > 1 and not work.whole]
+    if iterated:
+        saves = sum(sum(work.going[1::2]) for work in iterated)
+        loop = iterated[0].facts.loops[0].name
+        found.append(
+            Cheaper(
+                saves, f"Ask for every second `{loop}` only, or for a range: `--at {loop}=0:10`."
+            )
+        )
+    lead = sum(work.lead for work in survey.work if not work.whole)
+    if lead > 0.05 * total:
+        found.append(
+            Cheaper(
+                lead,
+                "Part of the time only serves to get from the nearest checkpoint to what is "
+                "wanted. Ask for iterations that follow a checkpoint, or record with checkpoints "
+                "more often.",
+            )
+        )
+    carried = [work for work in survey.work if work.whole]
+    if carried:
+        found.append(
+            Cheaper(
+                sum(work.seconds - work.startup.seconds for work in carried),
+                "A probe carries a value of its own over iterations, so these runs start from the "
+                "beginning. Log the single values and sum them up in the query.",
+            )
+        )
+    found += _deep(survey.work)
+    return [item for item in found if item.saves > 0]
+
+
+def _deep(all_work: Sequence[Work]) -> list[Cheaper]:
+    inner = [
+        work
+        for work in all_work
+        if len(work.facts.loops) > 1 and work.inner == () and any(need & RUN for need in work.needs)
+    ]
+    if not inner:
+        return []
+    loop = inner[0].facts.loops[1].name
+    return [
+        Cheaper(
+            sum(sum(work.going) for work in inner) / 2,
+            f"Ask for part of the inner loop only: `--at {loop}=0:10` stops each iteration there.",
+        )
+    ]
+
+
+def _count(number: int, what: str) -> str:
+    return what if number == 1 else f"{number} {what}s"
+
+
+def by_operator(plan: Plan) -> dict[Operator, tuple[int, float]]:
+    """Return how many segments, and seconds, each operator takes."""
+    found: dict[Operator, tuple[int, float]] = {}
+    for segment in plan.segments:
+        count, seconds = found.get(segment.operator, (0, 0.0))
+        found[segment.operator] = (count + 1, seconds + segment.seconds)
+    return found

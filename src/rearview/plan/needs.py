@@ -1,0 +1,133 @@
+"""What is wanted of a run, iteration by iteration of its outermost loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rearview.plan.axis import Axis
+from rearview.plan.facts import RunFacts, Wanted
+
+# what must happen in one iteration of the outermost loop: plain numbers, there are many of them
+NONE = 0
+HEAD = 1
+"""What stands before its inner loop."""
+TAIL = 2
+"""What stands after it."""
+RUN = 4
+"""The inner loop itself, or all of an iteration that has none."""
+
+
+class Needs:
+    """Collects what is wanted of one run, iteration by iteration."""
+
+    def __init__(self, axis: Axis, facts: RunFacts) -> None:
+        self.axis = axis
+        self.facts = facts
+        self.by: dict[int, int] = {}
+        self.low: dict[int, int] = {}
+        self.high: dict[int, int | None] = {}
+        self.inner: dict[str, tuple[int, int | None]] = {}
+        self.fenced: set[int] = set()
+        """Iterations that may not be entered in the middle."""
+        self.setup = self.after = self.whole = False
+        self.cells = self.nbytes = 0
+
+    def add(self, wanted: Wanted) -> str:
+        """Take in one wish; return why it cannot be met, or nothing."""
+        if not wanted.loops:
+            self.cells += 1
+            self.nbytes += wanted.cell_bytes
+            if wanted.place == "before" or self.axis.name is None:
+                self.setup = True
+                return ""
+            if not self.facts.finished:
+                return (
+                    f"run {self.facts.run} never finished, so what follows "
+                    f"its loop `{self.axis.name}` was never reached"
+                )
+            self.after = True
+            self.whole |= wanted.depth is not None and wanted.depth < 0
+            # fed by the loop: its iterations must run
+            self.whole |= wanted.feeds
+            return ""
+        return self._in_loops(wanted)
+
+    def _in_loops(self, wanted: Wanted) -> str:
+        axis = self.axis
+        if axis.name != wanted.loops[0]:
+            return (
+                f"run {self.facts.run} has no loop `{wanted.loops[0]}` "
+                f"(its outermost loop is `{axis.name}`)"
+            )
+        outer = next((at for at in wanted.at if at.loop == axis.name), None)
+        chosen: Iterable[int] = range(axis.count)
+        if outer is not None:
+            values = self.facts.loops[0].values
+            chosen = outer.indices(axis.count, values)
+            if not chosen:
+                return f"run {self.facts.run} has no iteration {outer}: it has {axis.count}"
+        if wanted.missing is not None:
+            chosen = [k for k in chosen if k in wanted.missing]
+        strange = [
+            at.loop for at in wanted.at if at.loop not in wanted.loops and at.loop != axis.name
+        ]
+        if strange:
+            return f"`{wanted.names[0]}` is not logged in a loop `{strange[0]}`"
+        self.whole |= wanted.depth is not None and wanted.depth < 1 and bool(chosen)
+        inner = [at for at in wanted.at if at.loop != axis.name]
+        if len(wanted.loops) == 1:
+            need = {"before": HEAD, "after": TAIL, "between": TAIL}.get(wanted.place, RUN)
+            self._note(chosen, RUN if wanted.feeds else need, wanted)
+            return ""
+        if not inner:
+            self._note(chosen, RUN, wanted)
+            return ""
+        return self._inner(chosen, wanted)
+
+    def _note(self, chosen: Iterable[int], need: int, wanted: Wanted) -> None:
+        deep = len(wanted.loops) > 1
+        by, counts = self.by, self.axis.counts
+        cells = 0
+        for k in chosen:
+            by[k] = by.get(k, NONE) | need
+            cells += (counts[k] or 1) if deep else 1
+        if need == RUN:
+            self.low.update(dict.fromkeys(chosen, 0))
+            self.high.update(dict.fromkeys(chosen))
+        self.cells += cells
+        self.nbytes += cells * wanted.cell_bytes
+        if deep and wanted.depth == 1:
+            self.fenced.update(chosen)
+
+    def _inner(self, chosen: Iterable[int], wanted: Wanted) -> str:
+        loop = wanted.loops[1]
+        at = next((a for a in wanted.at if a.loop == loop), None)
+        facts = next((f for f in self.facts.loops if f.name == loop), None)
+        values = facts.values if facts is not None else None
+        met = False
+        for k in chosen:
+            count = self.axis.counts[k]
+            picked = at.indices(count, values) if at is not None else list(range(count))
+            if not picked:
+                continue
+            met = True
+            low, high = picked[0], picked[-1] + 1
+            known = k in self.low
+            self.by[k] = self.by.get(k, NONE) | RUN
+            last = self.high.get(k, 0) if known else high
+            self.low[k] = min(low, self.low[k]) if known else low
+            self.high[k] = None if last is None else max(high, last)
+            self.cells += len(picked)
+            self.nbytes += wanted.cell_bytes * len(picked)
+            if wanted.depth == 1:
+                self.fenced.add(k)
+            for other in wanted.at:
+                if other.loop != self.axis.name:
+                    self.inner[other.loop] = (low, high) if other.loop == loop else (0, None)
+        if not met and at is not None:
+            most = max(self.axis.counts, default=0)
+            return (
+                f"run {self.facts.run} has no iteration {at}: "
+                f"`{loop}` has at most {most} in each `{self.axis.name}`"
+            )
+        return ""

@@ -1,0 +1,202 @@
+"""Work divided over processes: balanced by predicted seconds, what is wanted first comes first."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from itertools import accumulate, pairwise
+
+from rearview.model import Plan, Segment
+from rearview.plan.balance import bound, schedule, share_out
+from rearview.plan.cost import Prediction
+from rearview.plan.replay import Survey, Work, operator_of
+
+Piece = tuple[tuple[int, int], ...]
+"""Stretches of atoms `first <= i < last` that one process does, in order."""
+PER_WORKER = (1, 1.2, 1.5, 1.75, 2, 2.5, 3, 4, 6)
+"""How many segments per worker are tried."""
+WORTH = 0.1
+"""Seconds that a plan must end sooner for each second of computing it adds per worker."""
+
+
+def least(survey: Survey, workers: int) -> float:
+    """Return a time that no plan can beat: what lies between two cuts is never divided."""
+    pieces: list[float] = []
+    start = min((work.startup.seconds for work in survey.work), default=0.0)
+    for work in survey.work:
+        sums = list(accumulate(work.going, initial=0.0))
+        ends = [*work.cuts, len(work.going)]
+        pieces.extend(sums[b] - sums[a] for a, b in pairwise(ends))
+    return start + bound(pieces, workers)
+
+
+class _Cutter:
+    """Cuts the atoms of one run into pieces, each for one process."""
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        self.sums = list(accumulate(work.going, initial=0.0))
+        self.start = work.startup.seconds
+        self.total = len(work.going)
+        self.ends = [*work.cuts, self.total]
+
+    def cost(self, piece: Piece) -> float:
+        """Return the seconds of a process that does the stretches of a piece."""
+        spent, cold, sums = self.start, self.work.cold, self.sums
+        for first, last in piece:
+            if first < last:
+                spent += cold[first] + sums[last] - sums[first + 1]
+        return spent
+
+    def cut(self, limit: float) -> list[Piece]:
+        """Return pieces in a row, each as long as `limit` allows and at least one cut long."""
+        cuts, cold, sums = self.ends, self.work.cold, self.sums
+        found: list[Piece] = []
+        at = 0
+        while at < len(cuts) - 1:
+            first = cuts[at]
+            room = limit - self.start - cold[first] + sums[first + 1]
+            reach = bisect_right(sums, room) - 1
+            to = max(bisect_right(cuts, reach) - 1, at + 1)
+            found.append(((first, cuts[to]),))
+            at = to
+        return found or [((0, 0),)]
+
+    def even(self, count: int, limit: float) -> list[Piece]:
+        """Return at most `count` pieces in a row, as even as possible."""
+        if count == 1:
+            return [((0, self.total),)]
+        low, high = 0.0, limit
+        for _ in range(24):
+            middle = (low + high) / 2
+            if len(self.cut(middle)) <= count:
+                high = middle
+            else:
+                low = middle
+        return self.cut(high)
+
+    def scatter(self, count: int) -> list[Piece]:
+        """Return `count` pieces of stretches from all over the run, evener than in a row.
+
+        A process jumps between its stretches by restoring, which is cheaper than another start.
+        """
+        cold, sums = self.work.cold, self.sums
+        stretches = [(cold[a] + sums[b] - sums[a + 1], a, b) for a, b in pairwise(self.ends)]
+        shares = share_out(sorted(stretches, reverse=True), count)
+        return [_joined(sorted((a, b) for _, a, b in share)) for share in shares if share]
+
+
+def _joined(stretches: list[tuple[int, int]]) -> Piece:
+    found: list[tuple[int, int]] = []
+    for first, last in stretches:
+        if found and found[-1][1] == first:
+            found[-1] = (found[-1][0], last)
+        else:
+            found.append((first, last))
+    return tuple(found)
+
+
+def divide(survey: Survey, *, workers: int = 1, budget: float | None = None) -> Plan:
+    """Return the plan that ends first on `workers`, keeping to the order of priorities.
+
+    Each run is cut only where a process can begin without repeating work; more and smaller
+    segments balance better but each pays for its start, so several sizes are tried. With
+    `budget`, only what ends within that many seconds is planned.
+    """
+    cutters = [_Cutter(work) for work in survey.work]
+    best = _ordered(cutters, [[((0, cutter.total),)] for cutter in cutters])
+    spent, total = _weigh(cutters, best, workers)
+    for share in PER_WORKER if workers > 1 else ():
+        limit = _limit(cutters, int(share * workers))
+        if limit is None:
+            continue
+        counts = [len(cutter.cut(limit)) for cutter in cutters]
+        both = list(zip(cutters, counts, strict=True))
+        for pieces in (
+            [cutter.even(number, limit) for cutter, number in both],
+            [
+                cutter.scatter(number) if number > 1 else cutter.cut(limit)
+                for cutter, number in both
+            ],
+        ):
+            tried = _ordered(cutters, pieces)
+            took, computing = _weigh(cutters, tried, workers)
+            # many small segments must be worth the computing that they add
+            price = WORTH * (computing - total) / workers
+            if spent - took > max(price, 0.005 * spent):
+                best, spent, total = tried, took, computing
+    segments = [_segment(cutters[i], piece) for i, piece in best]
+    if budget is not None:
+        ends = schedule([segment.seconds for segment in segments], workers).ends
+        kept = next((i for i, end in enumerate(ends) if end > budget), len(segments))
+        segments = segments[:kept]
+    return Plan(tuple(segments), survey.refusals)
+
+
+def _weigh(
+    cutters: list[_Cutter], pieces: list[tuple[int, Piece]], workers: int
+) -> tuple[float, float]:
+    """Return (when the pieces are done, seconds of computing)."""
+    seconds = [cutters[i].cost(piece) for i, piece in pieces]
+    return schedule(seconds, workers).seconds, sum(seconds)
+
+
+def _ordered(cutters: list[_Cutter], pieces: list[list[Piece]]) -> list[tuple[int, Piece]]:
+    # within a priority the longest first: the short ones fill the gaps at the end
+    keyed = [
+        (cutters[i].work.facts.priority, -cutters[i].cost(piece), i, piece)
+        for i, own in enumerate(pieces)
+        for piece in own
+    ]
+    return [(i, piece) for _, _, i, piece in sorted(keyed)]
+
+
+def _limit(cutters: list[_Cutter], most: int) -> float | None:
+    """Return the least length of pieces in a row that keeps their number at `most`."""
+    if len(cutters) > most:
+        return None
+    low, high = 0.0, max((cutter.cost(((0, cutter.total),)) for cutter in cutters), default=0.0)
+    for _ in range(30):
+        middle = (low + high) / 2
+        if sum(len(cutter.cut(middle)) for cutter in cutters) <= most:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _segment(cutter: _Cutter, piece: Piece) -> Segment:
+    work, loops = cutter.work, cutter.work.facts.loops
+    operator = operator_of(work, *piece[0])
+    seconds = cutter.cost(piece) - cutter.start
+    own = Prediction(seconds, seconds * work.noise).times(1.0, share=work.cost.speed.share)
+    guess = work.cost.corrected(work.startup + own, operator)
+    wanted = [k for first, last in piece for k in work.iterations[first:last]]
+    tail = work.tail and piece[-1][1] == cutter.total and bool(wanted)
+    if tail:
+        wanted.pop()
+    gaps = bool(wanted) and wanted[-1] - wanted[0] + 1 != len(wanted)
+    groups = [
+        group
+        for first, last in piece
+        if first < last
+        for group in (work.cold_restores[first], *work.going_restores[first + 1 : last])
+    ]
+    return Segment(
+        run=work.facts.run,
+        version=work.facts.version,
+        operator=operator,
+        loop=loops[0].name if loops and work.iterations else None,
+        first=wanted[0] if wanted else (len(loops[0].seconds) if tail else 0),
+        last=wanted[-1] + 1 if wanted else None,
+        start=groups[0][0].id if groups and groups[0] else None,
+        names=work.names,
+        seconds=guess.seconds,
+        low=guess.low,
+        high=guess.high,
+        only=tuple(wanted) if gaps else None,
+        inner=work.inner,
+        restores=tuple((c.point.steps[0].index, c.id) for group in groups for c in group),
+        tail=tail,
+        priority=work.facts.priority,
+        nbytes=sum(c.nbytes for group in groups for c in group),
+    )

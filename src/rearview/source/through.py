@@ -1,0 +1,285 @@
+"""Statements carried through a chain of versions of a project, straight and step by step."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import unified_diff
+
+from rearview.source.carry import SURE, Carried, carry, chosen_statements, refuse
+from rearview.source.elsewhere import candidates
+from rearview.source.flow import uses
+from rearview.source.splice import put
+from rearview.source.text import newline, parse, split
+
+CLEAR = 0.95  # a straight answer this sure is not asked for twice
+Files = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """Lines of a file of the newest version, 1-based and inclusive."""
+
+    path: str
+    lines: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Text put before a 1-based line of a file; an empty text where it stood there already."""
+
+    path: str
+    line: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What becomes of one version: its changed files and their diff, or the reason for refusing."""
+
+    version: int
+    files: Files
+    placed: tuple[Placed, ...]
+    diff: str
+    confidence: float
+    reasons: tuple[str, ...]
+    reason: str = ""
+
+    @property
+    def refused(self) -> bool:
+        """Say whether this version stays as it is because no place is certain."""
+        return bool(self.reason)
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A version in which the statements stand, and where."""
+
+    files: Files
+    statements: tuple[Statement, ...]
+    confidence: float
+
+
+def through(
+    new: Files,
+    statements: Sequence[Statement],
+    chain: Sequence[Files],
+    corrections: Mapping[int, Sequence[Placed]] | None = None,
+) -> tuple[Outcome, ...]:
+    """Return for each version of a chain, newest first, the statements' place or a refusal.
+
+    A version gets all statements or none. `corrections` gives, for a version's index, where the
+    statements go by hand (one `Placed` per statement, in the same order); versions nearer to it than
+    to the newest source are carried from there.
+    """
+    given = {-1: _Source(new, tuple(statements), 1.0)}
+    done: dict[int, Outcome] = {}
+    reached: dict[int, _Source] = {}
+    for at, placed in (corrections or {}).items():
+        files, where = _by_hand(chain[at], placed)
+        given[at] = reached[at] = _Source({**chain[at], **files}, where, 1.0)
+        done[at] = _outcome(at, chain[at], files, tuple(placed), 1.0, ("put there by hand",))
+    origins = {at: min(given, key=lambda g: (abs(g - at), g)) for at in range(len(chain))}
+    for at in sorted(origins, key=lambda k: (abs(k - origins[k]), k)):
+        if at in done:
+            continue
+        origin = origins[at]
+        toward = 1 if at > origin else -1
+        near = next((k for k in range(at - toward, origin, -toward) if k in reached), None)
+        outcome, where = _version(
+            at, given[origin], reached[near] if near is not None else None, chain[at]
+        )
+        done[at] = outcome
+        if where is not None:
+            files = {**chain[at], **outcome.files}
+            reached[at] = _Source(files, where, outcome.confidence)
+    return tuple(done[at] for at in range(len(chain)))
+
+
+def _version(
+    at: int, origin: _Source, near: _Source | None, old: Files
+) -> tuple[Outcome, tuple[Statement, ...] | None]:
+    """Return the outcome for one version, asked straight and, where that helps, step by step."""
+    straight = _carry_all(origin, old)
+    if near is None or (not straight.reason and straight.confidence >= CLEAR):
+        return straight.outcome(at, old), straight.where
+    step = _carry_all(near, old)
+    stepped = min(step.confidence, near.confidence)
+    if straight.reason and step.reason:
+        return straight.outcome(at, old), None
+    if straight.reason:
+        better = step.but(stepped, "carried step by step")
+    elif step.reason:
+        better = straight.but(straight.confidence * 0.9, "the version next to it gives no place")
+    elif step.files == straight.files:
+        both = 1 - (1 - straight.confidence) * (1 - stepped)
+        better = straight.but(both, "the same straight and step by step")
+    elif abs(stepped - straight.confidence) < 0.1:
+        better = _Try({}, (), None, 0.0, (), "carried straight and step by step it lands at two places")
+    elif stepped > straight.confidence:
+        better = step.but(stepped, "carried step by step")
+    else:
+        better = straight
+    if not better.reason and better.confidence < SURE:
+        better = _Try({}, (), None, better.confidence, (), "no place is certain enough")
+    return better.outcome(at, old), better.where
+
+
+@dataclass(frozen=True, slots=True)
+class _Try:
+    files: Files
+    placed: tuple[Placed, ...]
+    where: tuple[Statement, ...] | None
+    confidence: float
+    reasons: tuple[str, ...]
+    reason: str = ""
+
+    def but(self, confidence: float, why: str) -> "_Try":
+        return _Try(self.files, self.placed, self.where, confidence, (*self.reasons, why))
+
+    def outcome(self, at: int, old: Files) -> Outcome:
+        if self.reason:
+            return Outcome(at, {}, (), "", self.confidence, self.reasons, self.reason)
+        return _outcome(at, old, self.files, self.placed, self.confidence, self.reasons)
+
+
+def _outcome(
+    at: int,
+    old: Files,
+    files: Files,
+    placed: tuple[Placed, ...],
+    confidence: float,
+    reasons: tuple[str, ...],
+) -> Outcome:
+    parts: list[str] = []
+    for path in sorted(files):
+        before, after = split(old[path]), split(files[path])
+        for line in unified_diff(before, after, f"a/{path}", f"b/{path}"):
+            ended = line.endswith(("\n", "\r"))
+            parts.append(line if ended else f"{line}\n\\ No newline at end of file\n")
+    return Outcome(at, files, placed, "".join(parts), confidence, reasons)
+
+
+def _carry_all(source: _Source, old: Files) -> _Try:
+    """Carry every statement, those that define what others read first."""
+    texts = dict(old)
+    placed: dict[int, Placed] = {}
+    where: dict[int, Statement] = {}
+    confidence, reasons = 1.0, []
+    order = _order(source)
+    for turn, number in enumerate(order):
+        statement = source.statements[number]
+        later = [source.statements[k] for k in order[turn + 1 :]]
+        new = _without(source.files[statement.path], statement.path, later)
+        path, found = _carry_one(source.files, new, statement, texts)
+        if found.line is None:
+            return _Try({}, (), None, found.confidence, found.reasons, found.reason)
+        confidence = min(confidence, found.confidence)
+        reasons += [reason for reason in found.reasons if reason not in reasons]
+        there = _present(texts[path], found.line, found.text)
+        if there is not None:
+            placed[number] = Placed(path, there[0], "")
+            where[number] = Statement(path, there)
+            reasons.append("it stands there already")
+            continue
+        count = len(split(found.text.strip("\r\n")))
+        for k, other in where.items():
+            if other.path == path and other.lines[0] >= found.line:
+                where[k] = Statement(path, (other.lines[0] + count, other.lines[1] + count))
+        texts[path] = put(texts[path], found.line, found.text)
+        placed[number] = Placed(path, found.line, found.text)
+        where[number] = Statement(path, (found.line, found.line + count - 1))
+    files = {path: text for path, text in texts.items() if old[path] != text}
+    numbers = range(len(source.statements))
+    return _Try(
+        files,
+        tuple(placed[k] for k in numbers),
+        tuple(where[k] for k in numbers),
+        confidence,
+        tuple(reasons),
+    )
+
+
+def _order(source: _Source) -> list[int]:
+    """Return the statements' numbers, definers before readers, else in the order given."""
+    known = []
+    for statement in source.statements:
+        parsed = parse(source.files[statement.path])
+        chosen = chosen_statements(parsed, statement.lines) if not isinstance(parsed, str) else ""
+        known.append(uses(chosen) if isinstance(chosen, list) else uses([]))
+    left, order = list(range(len(known))), []
+    while left:
+        free = [k for k in left if not any(known[k].reads & known[j].writes for j in left if j != k)]
+        nxt = (free or left)[0]
+        order.append(nxt)
+        left.remove(nxt)
+    return order
+
+
+def _without(text: str, path: str, later: Sequence[Statement]) -> str:
+    """Blank the statements that are not carried yet, so that lines keep their numbers."""
+    lines = split(text)
+    for filler in ("", "pass"):
+        kept = list(lines)
+        for statement in later:
+            if statement.path == path:
+                start, end = statement.lines
+                lead = lines[start - 1][: len(lines[start - 1]) - len(lines[start - 1].lstrip())]
+                ends = newline(lines, start - 1)
+                kept[start - 1 : end] = [f"{lead.rstrip(ends) if filler else ''}{filler}{ends}"] + [
+                    ends
+                ] * (end - start)
+        text = "".join(kept)
+        if not isinstance(parse(text), str):
+            break
+    return text
+
+
+def _carry_one(
+    files: Files, new: str, statement: Statement, old: Mapping[str, str]
+) -> tuple[str, Carried]:
+    """Carry into the same file, or into the one its surroundings came from."""
+    path = statement.path
+    found = refuse(f"{path} is not in that version")
+    if path in old:
+        found = carry(new, statement.lines, old[path])
+        if found.line is not None:
+            return path, found
+    hits: list[tuple[str, Carried]] = []
+    for other in candidates(files, new, statement.path, statement.lines, old):
+        moved = carry(new, statement.lines, old[other])
+        if moved.line is not None and moved.confidence >= 0.8:
+            hits.append((other, moved))
+    if len(hits) > 1:
+        names = " and ".join(name for name, _ in hits)
+        return path, refuse(f"two places are equally good: {names}")
+    if not hits:
+        return path, found
+    other, moved = hits[0]
+    reasons = (*moved.reasons, f"that code stood in {other} then")
+    return other, Carried(moved.line, moved.text, moved.confidence * 0.95, reasons)
+
+
+def _present(old: str, line: int, text: str) -> tuple[int, int] | None:
+    """Return the lines next to a place that hold the same statement already."""
+    wanted = [each.strip() for each in split(text) if each.strip()]
+    lines = split(old)
+    for start in (line - len(wanted), line):
+        if start >= 1 and [each.strip() for each in lines[start - 1 : start - 1 + len(wanted)]] == wanted:
+            return start, start + len(wanted) - 1
+    return None
+
+
+def _by_hand(old: Files, placed: Sequence[Placed]) -> tuple[dict[str, str], tuple[Statement, ...]]:
+    texts = {each.path: old[each.path] for each in placed}
+    where: list[Statement] = []
+    # later lines first, so that the lines given stay true while texts grow
+    for each in sorted(placed, key=lambda p: -p.line):
+        texts[each.path] = put(texts[each.path], each.line, each.text)
+    for each in placed:
+        shift = sum(
+            len(split(other.text.strip("\r\n")))
+            for other in placed
+            if other.path == each.path and other.line < each.line
+        )
+        count = len(split(each.text.strip("\r\n")))
+        where.append(Statement(each.path, (each.line + shift, each.line + shift + count - 1)))
+    return texts, tuple(where)

@@ -1,0 +1,74 @@
+"""A process that has imported torch once and forks a child for each program to run.
+
+Started as `python -P zygote.py SOCKET`. Each connection brings one line of JSON (environment, folder,
+log file) and gets one back: the exit code. The child runs the same entry point as a fresh interpreter
+would, to its normal end, so only the import is shared.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import threading
+
+
+def serve(path: str) -> dict | None:
+    """Answer requests; returns a request in the child that has to run it."""
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(path)
+    server.listen()
+    while True:
+        connection, _ = server.accept()
+        line = connection.makefile("rb").readline()
+        if not line:
+            return None
+        request = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            server.close()
+            connection.close()
+            return request
+        threading.Thread(target=reap, args=(pid, connection), daemon=True).start()
+
+
+def reap(pid: int, connection: socket.socket) -> None:
+    """Tell whoever asked how its child ended."""
+    _, status = os.waitpid(pid, 0)
+    with contextlib.suppress(OSError):  # nobody waits any more
+        connection.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
+    connection.close()
+
+
+def become(request: dict) -> None:
+    """Take on the environment, folder and output of the request."""
+    os.setsid()
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["folder"])
+    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for target, source in ((0, nothing), (1, log), (2, log)):
+        os.dup2(source, target)
+    if request.get("everywhere"):
+        from rearview.runtime.policy import Decision, Policy
+
+        Policy.decide = lambda *_: Decision(True, "the test wants all of them")
+
+
+if __name__ == "__main__":
+    import random
+
+    import numpy as np  # noqa: F401
+    import torch  # noqa: F401
+    import torch._dynamo  # noqa: F401 - the first step of an optimizer imports it
+    import torch.utils.data  # noqa: F401
+
+    import rearview.runtime.launch as launcher  # noqa: F401
+
+    asked = serve(sys.argv[1])
+    if asked is not None:
+        become(asked)
+        random.seed()
+        sys.argv = ["-m"]
+        launcher.main()

@@ -1,0 +1,107 @@
+"""Predictions carry an interval, move to another machine, and learn from what replay took."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from plan.runs import run, starts
+from rearview.model import Operator, Segment
+from rearview.plan.cost import Corrections, CostModel, Prediction, refine, speed
+from rearview.plan.facts import CheckpointFacts, Machine, Question, Timing, Wanted
+from rearview.plan.partition import divide
+from rearview.plan.replay import survey
+
+SLOW = Machine("slow", kernel=2.0, read=100.0, write=100.0)
+FAST = Machine("fast", kernel=1.0, read=1000.0, write=500.0)
+
+
+def test_errors_that_even_out_shrink_against_the_sum_and_shared_ones_do_not():
+    many = Prediction(0.0)
+    for _ in range(100):
+        many = many + Prediction(1.0, variance=0.01)
+    assert many.half / many.seconds == pytest.approx(0.0196)
+    shared = Prediction(0.0)
+    for _ in range(100):
+        shared = shared + Prediction(1.0, share=0.1)
+    assert shared.half / shared.seconds == pytest.approx(0.196)
+
+
+def test_an_interval_never_goes_below_zero():
+    assert Prediction(1.0, share=2.0).low == 0.0
+
+
+def test_the_interval_holds_the_truth_about_as_often_as_it_says():
+    draw = random.Random(4)
+    inside = 0
+    for _ in range(400):
+        recorded = [max(0.1, draw.gauss(10, 1)) for _ in range(30)]
+        real = sum(max(0.1, draw.gauss(10, 1)) for _ in range(30)) + 3.0
+        facts = run(recorded, inner=recorded)
+        wanted = Wanted(("n",), ("epoch", "step"))
+        known = Corrections(prior=0.0)
+        (segment,) = divide(survey([Question(facts, (wanted,))], known=known)).segments
+        inside += segment.low <= real <= segment.high
+    assert 300 <= inside <= 400
+
+
+def test_another_machine_scales_computing_and_reading_apart():
+    facts = run([10.0] * 3, starts(1, restore=4.0), machine=SLOW)
+    model = CostModel(facts, here=FAST)
+    assert model.startup().seconds == pytest.approx(1.5)
+    assert model.restore(facts.checkpoints[0]) == pytest.approx(0.4)
+    wanted = Wanted(("n",), ("epoch",), missing=frozenset({1}))
+    here = divide(survey([Question(facts, (wanted,))], here=FAST)).segments[0]
+    there = divide(survey([Question(facts, (wanted,))], here=SLOW)).segments[0]
+    assert here.seconds == pytest.approx(1.5 + 0.4 + 5.0)
+    assert there.seconds == pytest.approx(3.0 + 4.0 + 10.0)
+    assert (here.high - here.low) / here.seconds > (there.high - there.low) / there.seconds
+
+
+def test_a_machine_nobody_measured_is_taken_for_equal_with_doubt():
+    assert speed(None, FAST).compute == 1.0
+    assert speed(None, FAST).share > speed(SLOW, FAST).share > speed(SLOW, SLOW).share
+
+
+def test_restores_are_predicted_from_those_that_were_measured():
+    measured = CheckpointFacts("a", starts(1)[0].point, nbytes=100, restore=2.0)
+    new = CheckpointFacts("b", starts(2)[0].point, nbytes=300)
+    model = CostModel(run([1.0] * 3, [measured, new]))
+    assert model.restore(new) == pytest.approx(6.0)
+    alone = CostModel(run([1.0] * 3, [new]))
+    assert 0 < alone.restore(new) < 1
+
+
+def test_what_replay_took_corrects_the_next_prediction_of_its_kind_most():
+    known = Corrections()
+    segment = Segment("r", "v", Operator.INNER, seconds=10.0)
+    for _ in range(4):
+        guess = replace(segment, seconds=10.0 * known.factor("v", "DPi")[0])
+        known = refine(known, guess, 15.0)
+    own, spread = known.factor("v", "DPi")
+    same_operator, _ = known.factor("other", "DPi")
+    other, wide = known.factor("other", "setup")
+    assert own == pytest.approx(1.5, rel=0.05)
+    assert 1.0 < other <= same_operator <= own
+    assert spread < wide
+
+
+def test_a_prediction_without_sense_teaches_nothing():
+    known = Corrections()
+    assert refine(known, Segment("r", "v", Operator.INNER, seconds=0.0), 3.0) == known
+
+
+def test_corrections_move_the_plan():
+    known = Corrections()
+    for _ in range(20):
+        factor = known.factor("v-r", "DPi")[0]
+        known = refine(known, Segment("r", "v-r", Operator.INNER, seconds=10.0 * factor), 20.0)
+    wanted = Wanted(("n",), ("epoch",))
+    question = Question(run([10.0] * 3), (wanted,))
+    before = divide(survey([question])).segments[0].seconds
+    after = divide(survey([question], known=known)).segments[0].seconds
+    assert after == pytest.approx(2 * before, rel=0.05)
+
+
+def test_a_timing_of_nothing_is_a_guess():
+    assert Timing.of([]) == Timing(0.0, 0.0, 0)

@@ -1,0 +1,78 @@
+"""Before a plan runs it says what it does, what it costs and what would make it cheaper."""
+
+import pytest
+
+from plan.runs import ends, run, starts
+from rearview.model import Operator
+from rearview.plan.at import parse_at
+from rearview.plan.explain import by_operator, explain
+from rearview.plan.facts import Question, Wanted
+from rearview.plan.partition import divide
+from rearview.plan.replay import survey
+
+DEEP = Wanted(("n",), ("epoch", "step"))
+
+
+def explained(*questions, **more):
+    found = survey(questions)
+    plan = divide(found)
+    return explain(found, plan, **more)
+
+
+def test_the_parts_add_up_to_the_whole():
+    facts = run([10.0] * 8, ends(*range(8)), inner=[9.0] * 8)
+    told = explained(Question(facts, (Wanted(("n",), ("epoch",), place="after"),)))
+    assert (told.startup, told.restoring, told.running) == (3.0, 8.0, pytest.approx(8.0))
+    assert told.seconds == pytest.approx(told.startup + told.restoring + told.running)
+    assert told.low < told.seconds < told.high
+    assert (told.cells, told.nbytes_written, told.nbytes_read) == (8, 8 * 64, 80)
+
+
+def test_more_workers_are_told_with_their_times_and_balance():
+    facts = run([10.0] * 64, starts(*range(1, 64)), inner=[9.0] * 64)
+    told = explained(Question(facts, (DEEP,)), workers=(1, 2, 4, 8))
+    times = [on.seconds for on in told.workers]
+    assert times == sorted(times, reverse=True)
+    assert all(0.95 <= on.balance <= 1.0 for on in told.workers)
+    assert told.workers[3].segments >= 8
+    assert told.cells == 640
+
+
+def texts(told):
+    return " ".join(item.text for item in told.cheaper)
+
+
+def test_what_would_be_cheaper_is_told_with_what_it_saves():
+    facts = [run([10.0] * 20, starts(5), inner=[9.0] * 20, name=f"r{i}") for i in range(20)]
+    told = explained(*(Question(one, (DEEP,)) for one in facts))
+    assert "most expensive runs" in texts(told)
+    assert "every second `epoch`" in texts(told)
+    assert "`--at step=0:10`" in texts(told)
+    assert [item.saves for item in told.cheaper] == sorted(
+        (item.saves for item in told.cheaper), reverse=True
+    )
+    assert all(0 < item.saves < told.seconds for item in told.cheaper)
+
+
+def test_the_way_from_the_nearest_checkpoint_is_told():
+    facts = run([10.0] * 20, starts(5), inner=[9.0] * 20)
+    told = explained(Question(facts, (Wanted(("n",), ("epoch", "step"), at=parse_at("epoch=15")),)))
+    assert told.wasted == pytest.approx(100.0)
+    assert "nearest checkpoint" in texts(told)
+
+
+def test_a_probe_that_carries_values_is_told_to_log_single_ones():
+    facts = run([10.0] * 20, starts(5), inner=[9.0] * 20)
+    told = explained(Question(facts, (Wanted(("n",), ("epoch",), depth=0),)))
+    assert "carries a value" in texts(told)
+
+
+def test_segments_are_counted_by_operator():
+    facts = run([10.0] * 4, inner=[9.0] * 4)
+    plan = divide(survey([Question(facts, (Wanted(("n",), (), place="before"),))]))
+    assert by_operator(plan) == {Operator.SETUP: (1, 3.0)}
+
+
+def test_nothing_to_do_is_explained_as_nothing():
+    told = explained()
+    assert (told.seconds, told.cheaper, told.segments) == (0, (), ())

@@ -1,0 +1,37 @@
+import threading
+
+import pytest
+
+from rearview.store.ahead import Ahead
+from rearview.store.objects import digest
+
+VIEWS = [memoryview(bytes([i]) * 1000) for i in range(20)]
+
+
+def test_oids_come_in_order():
+    with Ahead(VIEWS) as ahead:
+        assert [ahead.next() for _ in VIEWS] == [digest(view) for view in VIEWS]
+    assert ahead.cpu > 0
+
+
+def test_leaving_early_ends_the_thread():
+    before = threading.active_count()
+    with Ahead(VIEWS) as ahead:
+        ahead.next()
+    assert threading.active_count() == before
+
+
+def test_where_no_thread_can_start_it_hashes_in_between(monkeypatch):
+    def refuse(self):
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with Ahead(VIEWS) as ahead:
+        assert [ahead.next() for _ in VIEWS] == [digest(view) for view in VIEWS]
+
+
+def test_a_failure_in_the_thread_is_raised_where_the_oid_is_wanted():
+    with Ahead([VIEWS[0], "not bytes", VIEWS[1]]) as ahead:
+        assert ahead.next() == digest(VIEWS[0])
+        with pytest.raises(TypeError):
+            ahead.next()
