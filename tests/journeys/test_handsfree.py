@@ -165,6 +165,14 @@ def test_an_unknown_name_gets_the_nearest(project):
     assert "total" in done.stderr
 
 
+def test_iterations_that_cannot_be_read_are_explained_before_anything_runs(project):
+    recorded(project, "--epochs", "1")
+    (project / "train.py").write_text(PROBED)
+    done = rearview(project, "backfill", "total", "--at", "epoch")
+    assert done.returncode == 2
+    assert "names no iterations" in done.stderr
+
+
 def test_what_is_not_there_is_said_clearly(project):
     done = rearview(project, "runs")
     assert done.returncode == 2

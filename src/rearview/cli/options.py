@@ -21,7 +21,6 @@ BYTES = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12} | {
     for power, unit in enumerate((f"{letter}{suffix}" for letter in "kmgt"), start=1)
 }
 _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
-_ITERATIONS = re.compile(r"[^=/:\s]+=(\d+(:\d*)?|:\d*)")
 _MARK = "\0"
 
 
@@ -51,12 +50,12 @@ def _amount(text: str, units: dict[str, int], wanted: str) -> float:
 
 
 def iterations(text: str) -> str:
-    """Return `text` if it names iterations of loops.
+    """Return `text` if it looks like iterations of loops; the planner reads it closely.
 
     >>> iterations("epoch=3:5"), iterations("epoch=3/step=7")
     ('epoch=3:5', 'epoch=3/step=7')
     """
-    if not all(_ITERATIONS.fullmatch(part) for part in text.split("/")):
+    if not all(re.fullmatch(r"[^=]+=[^=]+", part) for part in text.split("/")):
         raise click.BadParameter(
             f"{text!r} names no iterations. Write epoch=3 for one, epoch=3:5 for 3 and 4, "
             "epoch=3: for 3 and all after it, epoch=3/step=7 for one of an inner loop."
