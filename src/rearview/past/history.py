@@ -13,6 +13,7 @@ from rearview.errors import RearviewError, UsageError
 from rearview.execute.executor import Executor
 from rearview.execute.local import Local
 from rearview.execute.pool import Piece, Pool, Progress
+from rearview.execute.ray import Ray
 from rearview.execute.replays import Outcome, Replays
 from rearview.execute.start import Start, start
 from rearview.model import Checkpoint, Control, Run, Segment, Status
@@ -366,7 +367,9 @@ class History:
     def _executor(self, on: str, workers: int | None) -> Executor:
         if on == "local":
             return Local(self._workers(workers))
-        raise UsageError(f"There is no executor {on!r}. Use `local`.", slug="no-executor")
+        if on == "ray":
+            return Ray(workers)
+        raise UsageError(f"There is no executor {on!r}. Use `local` or `ray`.", slug="no-executor")
 
     def resume(self, which: str = "latest") -> Start:
         """Return how to go on with a run that was stopped, in the place where it ran."""
