@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Collection, Sequence
@@ -411,8 +412,8 @@ class History:
     def _referenced(self) -> list[str]:
         """Return the objects that records name."""
         self._tables.refresh()
-        rows = self._tables.sql("SELECT DISTINCT value FROM records WHERE kind = 'object'")
-        return [oid for row in rows for oid in _oids(row["value"])]
+        rows = self._tables.sql("SELECT DISTINCT text FROM records WHERE kind = 'object'")
+        return [str(json.loads(row["text"])["$object"]) for row in rows]
 
 
 def _piece(replays: Replays, one: Prepared, segment: Segment) -> Piece:
@@ -422,14 +423,6 @@ def _piece(replays: Replays, one: Prepared, segment: Segment) -> Piece:
         segment.seconds,
         lambda: replays.prepare(one.run, one.version, one.wanted(segment), segment),
     )
-
-
-def _oids(value: object) -> list[str]:
-    if isinstance(value, str):
-        import json
-
-        value = json.loads(value)
-    return [str(value["$object"])] if isinstance(value, dict) and "$object" in value else []
 
 
 def _exact(reports: list[dict[str, object]]) -> str:
