@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import io
+import os
+import stat
 import sys
 import types
 from collections.abc import Sequence
@@ -61,15 +63,25 @@ def file_state(file: Any, reading: Reading) -> tuple[Any, ...] | None:
     if is_standard(file):
         return None, None, None, None, None
     try:
-        position = file.tell() if file.seekable() else None
+        if not _is_regular(file):
+            if not file.writable():
+                reading.miss(file, "this is a pipe or device, which cannot be set back")
+            return None, None, None, None, None
+        position = file.tell()
     except (OSError, ValueError) as exc:
         reading.miss(file, f"the position in this file is not known ({exc})")
         return None, None, None, None, None
-    if position is None:
-        reading.miss(file, "this is a pipe or terminal, which cannot be set back")
     path = getattr(file, "name", None)
     text = (getattr(file, "encoding", None), getattr(file, "errors", None))
     return position, path, getattr(file, "mode", None), *text
+
+
+def _is_regular(file: Any) -> bool:
+    try:
+        return stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+    except OSError:
+        # A buffer or an archive member: as good as a file as long as it can seek.
+        return bool(file.seekable())
 
 
 def is_standard(file: object) -> bool:
