@@ -12,6 +12,7 @@ import pathlib
 import random
 import re
 import sys
+import threading
 import types
 import uuid
 import weakref
@@ -28,7 +29,7 @@ from rearview.runtime.state.layout import layout_of
 from rearview.runtime.state.objects import CellKind, ClassKind, FunctionKind, ObjectKind
 from rearview.runtime.state.programs import importable
 from rearview.runtime.state.randomness import random_kind
-from rearview.runtime.state.streams import GENERATOR, UNKEPT, stream_kind
+from rearview.runtime.state.streams import GENERATOR, THREAD, UNKEPT, stream_kind
 
 VALUE = Kind()
 """Immutable: pickled wherever it stands, never an anchor."""
@@ -153,10 +154,12 @@ def _by_name(obj: Any) -> Kind | None:
     name = f"{cls.__module__}.{cls.__qualname__}"
     if name.startswith(_BYSTANDERS) or name.startswith(_LOCKS):
         return REF
-    if name.startswith(_UNUSABLE):
+    if name.startswith(_UNUSABLE) or cls.__name__ == "_MultiProcessingDataLoaderIter":
         return UNKEPT
     if isinstance(obj, (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)):
         return GENERATOR
+    if isinstance(obj, threading.Thread):
+        return THREAD
     if name.startswith("threading."):
         return REF
     native = name.startswith(_IMMUTABLE_NATIVE) and not layout_of(cls).plain

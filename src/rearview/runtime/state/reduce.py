@@ -17,7 +17,15 @@ from rearview.runtime.state.containers import WEAK_CONTAINERS, Address, Attribut
 from rearview.runtime.state.kinds import REF
 from rearview.runtime.state.layout import layout_of
 from rearview.runtime.state.objects import ObjectKind
-from rearview.runtime.state.streams import FileKind, GeneratorKind, file_state, generator_over
+from rearview.runtime.state.streams import (
+    THREAD,
+    UNKEPT,
+    FileKind,
+    GeneratorKind,
+    file_state,
+    generator_over,
+    unkept_reason,
+)
 from rearview.runtime.state.streams import stream_kind as stream
 
 if TYPE_CHECKING:
@@ -68,7 +76,13 @@ def reducer_for(obj: Any, reading: Reading) -> Reducer | None:
         return _instance(kind)
     if cls.__module__.startswith(("xgboost", "lightgbm")):
         return _booster
+    if kind is UNKEPT or kind is THREAD:
+        return _unkept
     return _by_name if kind is REF else _own
+
+
+def _unkept(obj: Any, reading: Reading) -> Any:
+    return lose(obj, reading, unkept_reason(obj))
 
 
 def _plain_array(obj: Any) -> bool:

@@ -154,6 +154,11 @@ def generator_over(obj: Any, reading: Reading) -> bool:
     return False
 
 
+def unkept_reason(obj: Any) -> str:
+    """Say why an object cannot be kept."""
+    return f"the state of a {type(obj).__name__} lies outside this process"
+
+
 class UnkeptKind(Kind):
     """Something whose state lies outside the process: a socket, a database, a child process."""
 
@@ -162,11 +167,27 @@ class UnkeptKind(Kind):
     def read(self, objs: Sequence[Any], reading: Reading) -> list[Any] | None:
         """Report each."""
         for obj in objs:
-            reading.miss(obj, f"the state of a {type(obj).__name__} lies outside this process")
+            reading.miss(obj, unkept_reason(obj))
+        return None
+
+
+class ThreadKind(Kind):
+    """A thread: one that runs the user's own code may change state at any time."""
+
+    name = "thread"
+
+    def read(self, objs: Sequence[Any], reading: Reading) -> list[Any] | None:
+        """Report those that are alive and run code of the project."""
+        for obj in objs:
+            target = getattr(obj, "_target", None) or type(obj).run
+            module = getattr(target, "__module__", None) or type(obj).__module__
+            if obj.is_alive() and reading.anchors.look.project(module):
+                reading.miss(obj, f"the thread {obj.name} is running")
         return None
 
 
 GENERATOR = GeneratorKind()
+THREAD = ThreadKind()
 UNKEPT = UnkeptKind()
 
 

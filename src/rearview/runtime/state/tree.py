@@ -103,14 +103,22 @@ class FillNode(Node):
         return object.__new__(cls)
 
 
+class NamedNode(Node):
+    """Something that a module holds: the same as if it had been named outright."""
+
+    def __new__(cls, *args: Any, **_kwargs: Any) -> Any:
+        module, name = args
+        return node_class(f"{module}.{name}")
+
+
+_SPECIAL = {"build fill": FillNode, "build fill_weak": FillNode, "build named": NamedNode}
 _CLASSES: dict[str, type[Node]] = {}
 
 
 def node_class(label: str) -> type[Node]:
     """Return the node class for a name in the program, always the same one."""
     if label not in _CLASSES:
-        base = FillNode if label in {"build fill", "build fill_weak"} else Node
-        _CLASSES[label] = type("Node", (base,), {"label": label})
+        _CLASSES[label] = type("Node", (_SPECIAL.get(label, Node),), {"label": label})
     return _CLASSES[label]
 
 
