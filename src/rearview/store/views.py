@@ -10,16 +10,15 @@ from rearview.errors import UsageError
 from rearview.model import Checkpoint, Point, Step
 from rearview.store.project import Project
 from rearview.store.tables.ask import WORD, Ask
-from rearview.store.tables.catalogue import (
-    Sources,
-    Virtual,
+from rearview.store.tables.catalogue import Sources, Virtual
+from rearview.store.tables.duck import Duck
+from rearview.store.tables.parts import Shelf, gather
+from rearview.store.tables.relations import (
     load_checkpoints,
     load_runs,
     load_versions,
     load_views,
 )
-from rearview.store.tables.duck import Duck
-from rearview.store.tables.parts import Shelf, gather
 from rearview.store.tables.table import Table, refused
 from rearview.store.values import restore
 from rearview.store.versions import Versions

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rearview.errors import DamagedError, StoreError
 from rearview.store.records import RecordFile, read
-from rearview.store.tables import seal as seal_module
+from rearview.store.tables import summary as summary_module
 from rearview.store.tables.duck import Duck
 from rearview.store.tables.parts import gather
 from rearview.store.tables.seal import load, seal
@@ -176,7 +176,7 @@ def test_a_very_long_line_is_read(store):
 
 def test_a_sealed_file_of_a_newer_format_is_refused(store, monkeypatch):
     store.run((at(), {"a": 1}))
-    monkeypatch.setattr(seal_module, "FORMAT", 2)
+    monkeypatch.setattr(summary_module, "FORMAT", 2)
     with pytest.raises(StoreError, match="format 2"):
         Tables(store.project).table(["a"])
 
