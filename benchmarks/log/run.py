@@ -71,14 +71,14 @@ def mlflow_sqlite(folder):
     return (lambda i: mlflow.log_metrics({**VALUES, "i": i}, step=i)), 100
 
 
-WAYS = {"rearview": rearview, "json + write": plain_json}
-for library, way, make in (
-    ("tensorboardX", "tensorboardX", tensorboardx),
-    ("wandb", "wandb offline", wandb_offline),
-    ("mlflow", "mlflow sqlite", mlflow_sqlite),
-):
-    if importlib.util.find_spec(library):
-        WAYS[way] = make
+PEERS = {
+    "tensorboardX": ("tensorboardX", tensorboardx),
+    "wandb offline": ("wandb", wandb_offline),
+    "mlflow sqlite": ("mlflow", mlflow_sqlite),
+}
+WAYS = {"rearview": rearview, "json + write": plain_json} | {
+    way: make for way, (library, make) in PEERS.items() if importlib.util.find_spec(library)
+}
 
 KEPT = {
     "rearview": lambda folder: _all(folder, "*.jsonl").count(b'["i"'),
