@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rearview.model import Run
 from rearview.store.project import Project
-from rearview.store.tables.duck import Duck, files, ident, quoted
+from rearview.store.tables.duck import Duck, files, key, quoted
 from rearview.store.tables.kinds import TYPES, encode, recast, unify
 from rearview.store.tables.parts import Part, Shelf
 from rearview.store.tables.pivot import PLAIN, WINNERS, Catalogue, depth, inside, label, wide
@@ -139,8 +139,8 @@ class Sources:
             return found
         keys = [f"i{k}" for k in range(1, depth(path) + 1)]
         labels = [f"x{k}" for k in range(1, depth(path) + 1)]
-        columns = [ident("n:" + name) for name in names]
-        columns += [ident("o:" + name) for name in names] if origins else []
+        columns = [key("n", name) for name in names]
+        columns += [key("o", name) for name in names] if origins else []
         shown = ", ".join(
             ["u.run", *(f"u.{key}" for key in (*keys, *labels)), "coalesce(w.occ, 0) AS occ"]
             + [f"w.{column}" for column in columns]
@@ -158,7 +158,7 @@ class Sources:
             file, held = run[path]
             cells, present = "", []
             for name, kind in names.items():
-                column, origin = ident("n:" + name), ident("o:" + name)
+                column, origin = key("n", name), key("o", name)
                 there, source = f"{column} IS NOT NULL", "'recorded'"
                 if name in held.origins:
                     there, source = f"{origin} IS NOT NULL", origin
@@ -212,6 +212,6 @@ class Sources:
             f", NULL::BIGINT AS i{k}, NULL::VARCHAR AS x{k}" for k in n
         )
         for name, kind in names.items():
-            text += f", NULL::{TYPES[kind]} AS {ident('n:' + name)}"
-            text += f", NULL::VARCHAR AS {ident('o:' + name)}" if origins else ""
+            text += f", NULL::{TYPES[kind]} AS {key('n', name)}"
+            text += f", NULL::VARCHAR AS {key('o', name)}" if origins else ""
         return text + " WHERE false"

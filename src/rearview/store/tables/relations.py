@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from rearview.model import Checkpoint
 from rearview.store.tables import schema
-from rearview.store.tables.duck import Duck
+from rearview.store.tables.duck import Duck, fold
 from rearview.store.tables.kinds import TYPES, encode, unify
 from rearview.store.tables.parts import Shelf
 from rearview.store.tables.points import long
@@ -26,9 +26,9 @@ def load_runs(duck: Duck, shelf: Shelf) -> None:
     for found in values.values():
         for name, (kind, _) in found.items():
             kinds.setdefault(name, set()).add(kind)
-    columns = {f"a:{name}": TYPES[unify(found)] for name, found in kinds.items()}
+    columns = {fold(f"a:{name}"): TYPES[unify(found)] for name, found in kinds.items()}
     rows = (
-        {"run": run, **{f"a:{name}": text for name, (_, text) in found.items()}}
+        {"run": run, **{fold(f"a:{name}"): text for name, (_, text) in found.items()}}
         for run, found in values.items()
     )
     duck.load("own.args", {"run": "VARCHAR", **columns}, rows)
