@@ -112,6 +112,7 @@ def test_a_server_that_went_away_is_an_error_and_that_came_back_is_none(kind, fi
         pytest.skip(f"NOT TESTED on a real {kind} server: {exc}")
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # fork in a process with threads
 def test_a_forked_process_can_use_a_remote_that_its_parent_opened(server, file):
     found = server("s3")
     remote = open_remote(f"{found.url}/forked", retry=Retry(1), **found.options)

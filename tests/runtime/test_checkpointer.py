@@ -1,5 +1,6 @@
 """The Checkpointer in one process: what is saved, where it goes, what comes back."""
 
+import multiprocessing
 import shutil
 import signal
 import threading
@@ -420,6 +421,54 @@ def test_what_fails_in_the_background_is_raised_at_the_next_step(make):
         one.step(2)
 
 
+# when saving fails
+
+
+def full(path, value):
+    raise OSError(28, "No space left on device")
+
+
+def test_a_first_save_that_fails_is_an_error(make):
+    one = make()
+    one.checkpoint_function = full
+    with pytest.raises(OSError, match="No space"):
+        one.step(1)
+
+
+def test_a_later_save_that_fails_is_a_warning_and_the_one_before_stays(make):
+    one = make()
+    one.step(1)
+    one.checkpoint_function = full
+    with pytest.warns(CheckpointerWarning, match="No space left"):
+        one.step(2)
+    assert make().restore(0) == 1
+    one.checkpoint_function = write
+    one.step(3)
+    assert make().restore(0) == 3
+
+
+def test_the_third_failure_in_a_row_is_an_error(make):
+    one = make()
+    one.step(1)
+    one.checkpoint_function = full
+    for value in (2, 3):
+        with pytest.warns(CheckpointerWarning):
+            one.step(value)
+    with pytest.raises(OSError, match="No space"):
+        one.step(4)
+
+
+def test_a_last_save_that_fails_leaves_with_the_one_before(make):
+    one = make()
+    one.step(1)
+    one.checkpoint_function = full
+    one.signals.request()
+    with pytest.warns(CheckpointerWarning), pytest.raises(SystemExit) as left:
+        one.step(2)
+    assert left.value.code == 85
+    assert make().restore(0) == 1
+
+
 # several, and in threads
 
 
@@ -452,6 +501,29 @@ def test_a_pause_asked_for_saves_and_leaves_with_the_code(make):
         one.step(6)
     assert left.value.code == 85
     assert make().restore(0) == 6
+
+
+def test_processes_that_train_together_leave_at_the_same_step(make):
+    asked = []
+    others = iter([False, False, True])
+
+    def agree(mine):
+        asked.append(mine)
+        return mine or next(others)
+
+    one = make(checkpoint_every=None, agree=agree)
+    one.step(0)
+    one.step(1)
+    with pytest.raises(SystemExit):
+        one.step(2)
+    assert asked == [False, False, False]
+    assert make().restore(0) == 2
+
+
+def test_a_worker_of_multiprocessing_does_not_trap_signals(make, monkeypatch):
+    monkeypatch.setattr(multiprocessing, "parent_process", object)
+    assert make().signals.numbers == ()
+    assert make(signals=(signal.SIGUSR1,)).signals.numbers == (signal.SIGUSR1,)
 
 
 def test_an_interrupt_in_a_notebook_saves_and_ends_the_cell_only(make, monkeypatch):
