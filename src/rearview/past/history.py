@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -397,18 +398,23 @@ class History:
         return sweep(self.project, referenced=self._referenced, budget=bound, keep=keep, dry=dry)
 
     def _referenced(self) -> list[str]:
-        """Return the objects that records name."""
+        """Return the objects that records name, alone or inside lists and dictionaries."""
         self._tables.refresh()
-        rows = self._tables.sql("SELECT DISTINCT value FROM records WHERE kind = 'object'")
-        return [oid for row in rows for oid in _oids(row["value"])]
+        rows = self._tables.sql(
+            "SELECT DISTINCT text FROM records WHERE kind IN ('object', 'json') "
+            "AND contains(text, '$object')"
+        )
+        return [oid for row in rows for oid in _oids(json.loads(row["text"]))]
 
 
-def _oids(value: object) -> list[str]:
-    if isinstance(value, str):
-        import json
-
-        value = json.loads(value)
-    return [str(value["$object"])] if isinstance(value, dict) and "$object" in value else []
+def _oids(value: object) -> Iterator[str]:
+    if isinstance(value, dict):
+        if isinstance(value.get("$object"), str):
+            yield value["$object"]
+        value = list(value.values())
+    if isinstance(value, list):
+        for item in value:
+            yield from _oids(item)
 
 
 def _exact(reports: list[dict[str, object]]) -> str:
