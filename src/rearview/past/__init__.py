@@ -5,7 +5,7 @@ from rearview.execute.start import Start
 from rearview.past.history import History, history
 from rearview.past.probing import Propagated
 from rearview.past.reports import BackfillReport, PlanReport, Refusal, RunReport
-from rearview.past.start import begin
+from rearview.past.start import Preempt, begin
 
 __all__ = [
     "BackfillReport",
@@ -13,6 +13,7 @@ __all__ = [
     "History",
     "Outcome",
     "PlanReport",
+    "Preempt",
     "Progress",
     "Propagated",
     "Refusal",

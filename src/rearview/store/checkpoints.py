@@ -47,7 +47,7 @@ class Checkpoints:
         """Processor seconds that hashing beside a save has used."""
         self._known: dict[str, dict[str, Checkpoint]] = {}
 
-    def save(  # noqa: PLR0917 - in the order people say it
+    def save(
         self,
         run: str,
         seq: int,
