@@ -52,9 +52,9 @@ def project(tmp_path):
     return tmp_path
 
 
-def rearview(folder, *words):
+def rearview(folder, *words, **more):
     env = {key: value for key, value in os.environ.items() if not key.startswith("REARVIEW_")}
-    env["PYTHONPATH"] = str(SRC)
+    env |= {"PYTHONPATH": str(SRC), **more}
     return subprocess.run(
         [sys.executable, "-m", "rearview", *words],
         cwd=folder,
@@ -184,6 +184,16 @@ def test_iterations_that_cannot_be_read_are_explained_before_anything_runs(proje
     done = rearview(project, "backfill", "total", "--at", "epoch")
     assert done.returncode == 2
     assert "names no iterations" in done.stderr
+
+
+def test_the_store_may_stand_elsewhere(project, tmp_path_factory):
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    root = {"REARVIEW_ROOT": str(elsewhere)}
+    (elsewhere / "train.py").write_text(SCRIPT)
+    script = str(elsewhere / "train.py")
+    assert rearview(project, "run", script, "--epochs", "1", **root).returncode == 0
+    assert len(json.loads(rearview(project, "runs", "--json", **root).stdout)) == 1
+    assert not (project / ".rearview").exists()
 
 
 def test_what_is_not_there_is_said_clearly(project):

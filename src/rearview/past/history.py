@@ -37,8 +37,11 @@ from rearview.store.views import Tables
 
 
 def history(start: Path | str | None = None) -> History:
-    """Return the history of the project that `start` (or the current folder) lies in."""
-    return History(Project.open(Path(start) if start is not None else Path.cwd()))
+    """Return the history of the project that `start` lies in.
+
+    Without `start`: that of the folder `REARVIEW_ROOT` names, or of the current folder.
+    """
+    return History(Project.open(Path(start or os.environ.get("REARVIEW_ROOT") or Path.cwd())))
 
 
 class History:
