@@ -349,6 +349,15 @@ def test_bad_input_never_reaches_training(writer, warned):
     assert "failed" in writer.reason
 
 
+def test_a_copy_that_fails_gives_its_memory_back(writer, checkpoints, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(writer._changes, "copy", lambda *_: 1 / 0)
+        assert not submit(writer, 0, arrays())
+    writer._pause = 0
+    assert submit(writer, 1, arrays())
+    assert writer.drain(30)
+
+
 def test_a_forked_child_saves_nothing_and_ends(writer, checkpoints):
     state = arrays()
     go = stalled(checkpoints)

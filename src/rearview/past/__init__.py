@@ -1,6 +1,7 @@
 """Ask about the past: the one room that knows every other. Returns values, never prints."""
 
-from rearview.execute.replays import Event, Outcome, Progress
+from rearview.execute.pool import Event, Progress
+from rearview.execute.replays import Outcome
 from rearview.execute.start import Start
 from rearview.past.history import History, history
 from rearview.past.probing import Propagated

@@ -11,15 +11,19 @@ from pathlib import Path
 
 from rearview.config import Settings
 from rearview.errors import RearviewError, UsageError
-from rearview.execute.executor import Executor, Task
+from rearview.execute.executor import Executor
 from rearview.execute.local import Local
-from rearview.execute.replays import Progress, Replays
+from rearview.execute.pool import Piece, Pool, Progress
+from rearview.execute.ray import Ray
+from rearview.execute.replays import Outcome, Replays
 from rearview.execute.start import Start, start
-from rearview.model import Checkpoint, Control, Plan, Run, Status
+from rearview.model import Checkpoint, Control, Run, Segment, Status
+from rearview.past.learning import keep_corrections, read_corrections
 from rearview.past.probing import WORKTREE, Probing, Propagated
 from rearview.past.reports import BackfillReport, PlanReport, Refusal, RunReport
 from rearview.past.segments import Prepared, run_facts
 from rearview.plan.at import parse_at
+from rearview.plan.cost import refine
 from rearview.plan.explain import explain
 from rearview.plan.partition import divide
 from rearview.plan.replay import survey
@@ -245,7 +249,8 @@ class History:
             except RearviewError as exc:
                 refusals.append(Refusal(run.id, str(exc)))
         open_ = [one for one in prepared.values() if one.missing is None or one.missing]
-        found = survey([one.question() for one in open_])
+        known = read_corrections(self.project.cache)
+        found = survey([one.question() for one in open_], known=known)
         refusals += [Refusal(run, reason) for run, reason in found.refusals]
         plan = divide(found, workers=self._workers(workers), budget=budget)
         explained = explain(found, plan)
@@ -341,13 +346,10 @@ class History:
         begun: float,
     ) -> BackfillReport:
         replays = Replays(self.project, self._versions, self._runs)
-        work: list[tuple[Run, Task]] = []
-        for segment in report.plan.segments:
-            one = prepared[segment.run]
-            work.append(
-                (one.run, replays.prepare(one.run, one.version, one.wanted(segment), segment))
-            )
-        outcomes = replays.carry_out(work, self._executor(on, workers), progress)
+        segments = report.plan.segments
+        pieces = [_piece(replays, prepared[segment.run], segment) for segment in segments]
+        outcomes = Pool(replays, self._executor(on, workers), progress).carry_out(pieces)
+        self._learn(segments, outcomes)
         return BackfillReport(
             outcomes=outcomes,
             refusals=report.refusals,
@@ -358,10 +360,20 @@ class History:
             ),
         )
 
+    def _learn(self, segments: Sequence[Segment], outcomes: Sequence[Outcome]) -> None:
+        """Let what replays really took correct the next predictions."""
+        known = read_corrections(self.project.cache)
+        for segment, outcome in zip(segments, outcomes, strict=False):
+            if outcome.report.finished and not outcome.report.error:
+                known = refine(known, segment, outcome.seconds)
+        keep_corrections(self.project.cache, known)
+
     def _executor(self, on: str, workers: int | None) -> Executor:
         if on == "local":
             return Local(self._workers(workers))
-        raise UsageError(f"There is no executor {on!r}. Use `local`.", slug="no-executor")
+        if on == "ray":
+            return Ray(workers)
+        raise UsageError(f"There is no executor {on!r}. Use `local` or `ray`.", slug="no-executor")
 
     def resume(self, which: str = "latest") -> Start:
         """Return how to go on with a run that was stopped, in the place where it ran."""
@@ -410,6 +422,15 @@ class History:
         return [oid for row in rows for oid in _oids(json.loads(row["text"]))]
 
 
+def _piece(replays: Replays, one: Prepared, segment: Segment) -> Piece:
+    """Return a segment as a piece of work that is laid out only when its turn has come."""
+    return Piece(
+        one.run,
+        segment.seconds,
+        lambda: replays.prepare(one.run, one.version, one.wanted(segment), segment),
+    )
+
+
 def _oids(value: object) -> Iterator[str]:
     if isinstance(value, dict):
         if isinstance(value.get("$object"), str):
@@ -432,6 +453,3 @@ def _exact(reports: list[dict[str, object]]) -> str:
     states = sum(int(str(report.get("states", 0))) for report in reports)
     restored = sum(int(str(report.get("restored", 0))) for report in reports)
     return f"exact: {len(reports)} replays, {states} states equal, {restored} restored"
-
-
-__all__ = ["History", "Plan", "history"]

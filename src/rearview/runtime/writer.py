@@ -190,8 +190,13 @@ class Writer:
                 return False
             with self._changed:
                 self._changed.wait(1.0)
-        fetch = self._device.fetch(device) if device else None
-        staged = self._changes.copy(changed, lease.view)
+        try:
+            staged = self._changes.copy(changed, lease.view)
+            fetch = self._device.fetch(device) if device else None
+        except BaseException:
+            with self._changed:
+                self._staging.release(lease)
+            raise
         spent = time.perf_counter() - job.blocking
         with self._changed:
             self._jobs.append(

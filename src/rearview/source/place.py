@@ -66,7 +66,7 @@ def locate(found: Matching, spot: Spot) -> Place | Nowhere:
     if isinstance(chosen, Nowhere):
         return chosen
     at, certainty = chosen
-    split = _split_neighbours(anchors, target)
+    split = _split_neighbours(anchors, target, home, spot.used)
     if split is not None:
         return split
     touching = {
@@ -144,17 +144,26 @@ def _block(anchors: list[_Anchor], home: Node | None) -> Node | None:
     return best
 
 
-def _split_neighbours(anchors: list[_Anchor], target: Node) -> Nowhere | None:
+def _split_neighbours(
+    anchors: list[_Anchor], target: Node, home: Node | None, used: Uses
+) -> Nowhere | None:
     """Refuse where the two neighbours now stand in branches that run at different times."""
     near = {a.before: a.old for a in anchors if a.near}
     if len(near) < 2 or near[True].parent is near[False].parent:
         return None
+    if near[False].parent in target.above() and any(
+        a.near and a.gives and a.old.parent is target for a in anchors
+    ):
+        return None  # it follows what it reads, into the deeper block
     for old in near.values():
         for node in old.above():
             if node is target:
                 break
             if node.is_scope:
                 return None
+            if isinstance(node.tree, (ast.For, ast.AsyncFor, ast.While)) and target is home:
+                if not uses([node.tree]).writes & used.reads:
+                    continue  # once a turn of the outer loop, as before
             if isinstance(node.tree, (ast.If, ast.For, ast.AsyncFor, ast.While, ast.Match)):
                 return Nowhere(
                     "two places are equally good: its neighbours stand in different blocks, "

@@ -172,7 +172,7 @@ def test_a_set_whose_order_cannot_be_had_again_is_reported(program):
     # A table that has grown for elements since removed is larger than any recipe makes it.
     seen = set(range(1000))
     seen.difference_update(range(1000))
-    seen.update([1024, 5, 2048, 8])
+    seen.update([3, 10])
     assert recipe_for(list(seen)) is None
     run = program(lambda: {"seen": seen}, None)
     captured, _ = run.capture()

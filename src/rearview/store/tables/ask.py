@@ -137,7 +137,10 @@ class Ask:
         self.kinds = {label: kind for label, (_, kind) in columns.items() if kind}
         beside = {path for name in inline for path in self._cat.names[name]} - set(rows.paths)
         rows = replace(rows, joined=frozenset(beside))
-        text = self._rows_sql([*self._logged, *inline], rows, facts)
+        sources = self._sources
+        if limit is not None and not where and not order:
+            sources = self._near(rows, limit)
+        text = self._rows_sql([*self._logged, *inline], rows, facts, sources)
         if where and not apart:
             text = f"SELECT * FROM ({text}) WHERE (\n{where}\n)"
         elif where:
@@ -151,6 +154,17 @@ class Ask:
         by = ", ".join([*ranked, ident("$ord"), *steps, ident("$occ")])
         end = f" LIMIT {int(limit)}" if limit is not None else ""
         return f"SELECT {shown} FROM ({text}) ORDER BY {by}{end}"
+
+    def _near(self, rows: Rows, limit: int) -> Sources:
+        """Return sources that hold the first rows and not much more."""
+        if not self._logged:
+            return self._sources
+        sources = self._sources.first(limit, self._logged)
+        if len({path.split("/")[0] for path in rows.paths if path}) != 1:
+            return sources
+        leaf = max(rows.paths, key=depth)
+        here = {n: self._cat.kind(n) for n in self._logged if leaf in self._cat.names[n]}
+        return sources.until(leaf, limit, here)
 
     def _rows(self, names: Iterable[str]) -> Rows:
         rows = rows_of({name: self._cat.names[name] for name in names})
@@ -186,14 +200,14 @@ class Ask:
         label = f"{name}_arg" if taken else name
         return label, (f"a.{ident(column)}", self._sources.args[name])
 
-    def _rows_sql(self, names: list[str], rows: Rows, facts: list[str]) -> str:
+    def _rows_sql(self, names: list[str], rows: Rows, facts: list[str], sources: Sources) -> str:
         """Return all rows with everything that a condition or an order may mention."""
         kinds = {name: self._cat.kind(name) for name in names}
         columns = {name: dict.fromkeys(self._cat.names[name], kinds[name]) for name in names}
 
         def source(path: str) -> str:
             here = {name: kinds[name] for name in names if path in columns[name]}
-            return self._sources.wide(path, here, origins=self._origins)
+            return sources.wide(path, here, origins=self._origins)
 
         text = branches(self._cat, columns, rows, source, origins=self._origins)
         loops = self._cat.loops(rows.paths)
@@ -216,7 +230,7 @@ class Ask:
     ) -> str:
         """Return the rows in which, or inside which, the condition holds somewhere."""
         deeper = self._rows(names)
-        inner = self._rows_sql(names, deeper, facts)
+        inner = self._rows_sql(names, deeper, facts, self._sources)
         shared = min(
             _common(p, q)
             for p in rows.paths

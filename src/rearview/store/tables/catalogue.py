@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
+from dataclasses import dataclass
 from pathlib import Path
 
 from rearview.model import Checkpoint, Run
@@ -20,6 +22,18 @@ Virtual = Sequence[tuple[str, Sequence[str]]]
 """Names that the newest source logs, each with its loops, outermost first."""
 
 
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Where the records of runs are read from, by how much has to be done with them."""
+
+    simple: list[Part]
+    """Nothing competes."""
+    ranked: list[Part]
+    """Attempts, replays or repeated names compete."""
+    pivoted: list[dict[str, tuple[Path, Depth]]]
+    """Pivoted before."""
+
+
 class Sources:
     """The records of some runs, by depth."""
 
@@ -28,33 +42,86 @@ class Sources:
     ) -> None:
         self.runs = [run.id for run in runs]
         self.catalogue = Catalogue()
-        self.args: dict[str, str] = {}
+        self._project, self._duck, self._shelf = project, duck, shelf
         self._virtual = {(name, "/".join(loops)) for name, loops in virtual}
-        self._simple: list[Part] = []
-        self._ranked: list[Part] = []
-        self._pivoted: list[dict[str, tuple[Path, Depth]]] = []
+        self._files: Files | None = None
+        self._upto: int | None = None
         kinds: dict[str, set[str]] = {}
         for run in runs:
-            parts = shelf.parts.get(run.id, [])
-            for part in parts:
+            for part in shelf.parts.get(run.id, []):
                 for found in part.summary.names:
                     if not found.name.startswith("$"):
                         self.catalogue.add(found.path, found.name, found.kinds)
                 for path, labels in part.summary.labels.items():
                     self.catalogue.see(path, labels)
-            if run.id not in shelf.pivoted:
-                replays = shelf.replays.get(run.id, [])
-                shelf.pivoted[run.id] = points(project, duck, run.id, parts, replays)
-            pivoted = shelf.pivoted[run.id]
-            if pivoted is not None:
-                self._pivoted.append(pivoted)
-            else:
-                (self._simple if plain(parts) else self._ranked).extend(parts)
             for name, value in run.args.items():
                 kinds.setdefault(name, set()).add(encode(convert(value))[0])
         for name, path in sorted(self._virtual):
             self.catalogue.add(path, name, ())
         self.args = {name: unify(found) for name, found in kinds.items()}
+
+    def first(self, rows: int, names: Iterable[str]) -> Sources:
+        """Return the sources of as many runs, from the first on, as surely have that many rows."""
+        wanted, found = set(names), 0
+        for n, run in enumerate(self.runs[:-1], 1):
+            parts = self._shelf.parts.get(run, [])
+            sure = [0]
+            if not any(part.summary.attempt for part in parts):
+                # each value of one name that nothing lies inside of has a row
+                sure += [
+                    sum(one.kinds.values())
+                    for part in parts
+                    for one in part.summary.names
+                    if part.summary.replay is None
+                    and one.name in wanted
+                    and self._deepest(one.path, wanted)
+                ]
+            found += max(sure)
+            if found >= rows:
+                out = copy(self)
+                out.runs, out._files = self.runs[:n], None  # noqa: SLF001
+                return out
+        return self
+
+    def _deepest(self, path: str, names: set[str]) -> bool:
+        return not any(
+            other != path and inside(other, path)
+            for name in names
+            for other in self.catalogue.names.get(name, ())
+        )
+
+    def until(self, path: str, rows: int, names: dict[str, str]) -> Sources:
+        """Return the sources up to the outermost iteration at which `path` has that many rows.
+
+        Only where that is cheaply known: in one run that was pivoted before.
+        """
+        held = self._opened()
+        if len(self.runs) != 1 or not held.pivoted or self._upto is not None or not path:
+            return self
+        for stored in self._stored(path, names, origins=False):
+            sql = f"SELECT i1 FROM ({stored}) ORDER BY i1 LIMIT 1 OFFSET {max(0, rows - 1)}"
+            found = self._duck.execute(sql).fetchone()
+            if found is not None:
+                out = copy(self)
+                out._upto = int(found[0])  # noqa: SLF001
+                return out
+        return self
+
+    def _opened(self) -> Files:
+        if self._files is None:
+            self._files = Files([], [], [])
+            for run in self.runs:
+                parts = self._shelf.parts.get(run, [])
+                if run not in self._shelf.pivoted:
+                    replays = self._shelf.replays.get(run, [])
+                    made = points(self._project, self._duck, run, parts, replays)
+                    self._shelf.pivoted[run] = made
+                pivoted = self._shelf.pivoted[run]
+                if pivoted is not None:
+                    self._files.pivoted.append(pivoted)
+                else:
+                    (self._files.simple if plain(parts) else self._files.ranked).extend(parts)
+        return self._files
 
     def wide(self, path: str, names: dict[str, str], *, origins: bool) -> str:
         """Return one row per point and occurrence at `path`, with the named values as columns.
@@ -62,7 +129,8 @@ class Sources:
         With a virtual name among them, every point at or below `path` that is known has a row.
         """
         out = []
-        for parts, form in ((self._simple, PLAIN), (self._ranked, WINNERS)):
+        held = self._opened()
+        for parts, form in ((held.simple, PLAIN), (held.ranked, WINNERS)):
             if parts:
                 source = form.format(source=long(parts))
                 out.append(wide(source, path, names, names if origins else ()))
@@ -86,7 +154,7 @@ class Sources:
         """Return the scans of runs that were pivoted before, those of equal columns in one."""
         groups: dict[str, list[Path]] = {}
         keys = "".join(f", i{k}, x{k}" for k in range(1, depth(path) + 1))
-        for run in self._pivoted:
+        for run in self._opened().pivoted:
             if path not in run or not run[path][1].kinds.keys() & names.keys():
                 continue
             file, held = run[path]
@@ -103,7 +171,8 @@ class Sources:
                 if origins:
                     known = f"CASE WHEN {there} THEN {source} END" if name in held.kinds else "NULL"
                     cells += f", CAST({known} AS VARCHAR) AS {origin}"
-            text = f"SELECT run{keys}, occ{cells} FROM {{}} WHERE {' OR '.join(present)}"
+            near = f" AND i1 <= {self._upto}" if path and self._upto is not None else ""
+            text = f"SELECT run{keys}, occ{cells} FROM {{}} WHERE ({' OR '.join(present)}){near}"
             groups.setdefault(text, []).append(file)
         return [
             text.replace("{}", f"read_parquet({files(paths)})", 1) for text, paths in groups.items()
@@ -116,7 +185,7 @@ class Sources:
             return f"SELECT run FROM own.runs WHERE run IN ({chosen})"
         n = range(1, depth(path) + 1)
         texts = []
-        parts = [*self._simple, *self._ranked]
+        parts = [*self._opened().simple, *self._opened().ranked]
         if parts:
             keys = "".join(f", indices[{k}] AS i{k}" for k in n)
             labels = "".join(f", {label(k, 'labels')} AS x{k}" for k in n)
@@ -125,7 +194,7 @@ class Sources:
                 f"OR starts_with(path, {quoted(path + '/')})"
             )
         keys = "".join(f", i{k}" for k in n) + "".join(f", x{k}" for k in n)
-        for run in self._pivoted:
+        for run in self._opened().pivoted:
             texts += [
                 f"SELECT DISTINCT run{keys} FROM read_parquet({quoted(file)})"
                 for other, (file, _) in run.items()

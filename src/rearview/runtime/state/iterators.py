@@ -1,0 +1,331 @@
+"""Generators of the project and iterators of data loaders: kept in the middle, set going again.
+
+A suspended generator is its local variables, the yield it stands at, and the iterators of the loops
+around that yield. The instrumenter puts those iterators into local variables (as `Walk`), so all of
+it can be read. To restore one, it is driven to the same yield, whatever it computes on the way, and
+then given the recorded locals; everything it touched is restored afterwards with the rest.
+"""
+
+from __future__ import annotations
+
+import dis
+import gc
+import inspect
+import sys
+import types
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from rearview.errors import StateError
+from rearview.runtime.frames import assign
+from rearview.runtime.state.kinds import Kind, Look, Step, steps
+from rearview.runtime.state.randomness import read_global, write_global
+
+if TYPE_CHECKING:
+    from rearview.runtime.state.reading import Reading
+    from rearview.runtime.state.writing import Writing
+
+FURTHEST = 100_000
+"""Items drawn from a generator before it is said not to come to the recorded place."""
+FIRST = "_rearview_first"
+"""Attribute of a loader's iterator: random state before its sampler drew first, and the draws."""
+
+
+class Walk:
+    """The iterator of a loop in a generator function; it can be exchanged under the loop."""
+
+    __slots__ = ("__weakref__", "source")
+
+    def __init__(self, iterable: Iterable[Any]) -> None:
+        self.source = iter(iterable)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self.source)
+
+
+class WalkKind(Kind):
+    """A `Walk`: a reference to what it walks over."""
+
+    name = "walk"
+
+    def children(self, obj: Any, look: Look) -> Iterable[Step]:
+        """Yield the iterator."""
+        return [Step("<", "iterator", obj.source)]
+
+    def read(self, objs: Sequence[Any], reading: Reading) -> list[Any]:
+        """Return the iterators."""
+        return [o.source for o in objs]
+
+    def write(self, obj: Any, content: Any, writing: Writing) -> None:
+        """Exchange the iterator."""
+        obj.source = content
+
+
+class GeneratorKind(Kind):
+    """A generator: over, not begun, or suspended at a yield with its locals."""
+
+    name = "generator"
+
+    def children(self, obj: Any, look: Look) -> Iterable[Step]:
+        """Yield the local variables of the user's own."""
+        frame = getattr(obj, "gi_frame", None)
+        if frame is not None and look.project(frame.f_globals.get("__name__", "")):
+            yield from steps("<", sorted(frame.f_locals.items()))
+
+    def read(self, objs: Sequence[Any], reading: Reading) -> list[Any]:
+        """Return what each is at; those that cannot be kept are reported."""
+        return [generator_state(o, reading) for o in objs]
+
+    def write(self, obj: Any, content: Any, writing: Writing) -> None:
+        """Give it the recorded locals; `drive` has brought it to the recorded yield."""
+        if content is not None and content[0] == "suspended":
+            give_locals(obj, content[2])
+
+    def label(self, obj: Any) -> str:
+        """Return the function it is of."""
+        return f"generator {getattr(obj, '__qualname__', type(obj).__name__)}"
+
+
+GENERATOR = GeneratorKind()
+WALK = WalkKind()
+
+
+def generator_state(obj: Any, reading: Reading) -> tuple[Any, ...] | None:
+    """Return ("over",), ("new", 0, locals) or ("suspended", yield number, locals)."""
+    if not isinstance(obj, types.GeneratorType):
+        reading.miss(obj, f"a {type(obj).__name__} cannot be saved")
+        return None
+    state = inspect.getgeneratorstate(obj)
+    if state == inspect.GEN_CLOSED:
+        return ("over",)
+    frame = obj.gi_frame
+    if state == inspect.GEN_CREATED:
+        return "new", 0, {}
+    reason = unkept(obj, state, reading.anchors.look.project)
+    if reason:
+        reading.miss(obj, f"the generator {obj.__qualname__} {reason}")
+        return None
+    return "suspended", yield_number(obj), dict(sorted(frame.f_locals.items()))
+
+
+def unkept(obj: types.GeneratorType[Any, Any, Any], state: str, project: Any) -> str | None:
+    """Return why a generator in the middle cannot be kept, or None if it can."""
+    frame = obj.gi_frame
+    if state == inspect.GEN_RUNNING:
+        return "is running"
+    if not project(frame.f_globals.get("__name__", "")):
+        return "of a library is suspended in the middle, which cannot be saved"
+    if yield_number(obj) < 0:
+        return "is suspended at an unknown place"
+    held = sum(isinstance(value, Walk) for value in frame.f_locals.values())
+    if held < loops_around(obj.gi_code, frame.f_lasti):
+        return "holds an iterator that cannot be seen (as in a generator expression)"
+    return None
+
+
+@cache
+def yields_of(code: types.CodeType) -> tuple[int, ...]:
+    """Return the offsets of the yields in a function."""
+    return tuple(one.offset for one in dis.get_instructions(code) if one.opname == "YIELD_VALUE")
+
+
+@cache
+def loops_around(code: types.CodeType, offset: int) -> int:
+    """Return how many `for` loops and `yield from` are under way at an offset."""
+    count = 0
+    waiting = None
+    for one in dis.get_instructions(code):
+        if one.opname == "FOR_ITER" and one.offset < offset < int(one.argval):
+            count += 1
+        if one.opname == "SEND" and one.offset < offset <= int(one.argval):
+            waiting = one
+    return count + (waiting is not None)
+
+
+def yield_number(obj: types.GeneratorType[Any, Any, Any]) -> int:
+    """Return which yield of its function a generator stands at, -1 if at none."""
+    known = yields_of(obj.gi_code)
+    last = obj.gi_frame.f_lasti
+    return known.index(last) if last in known else -1
+
+
+def function_of(obj: types.GeneratorType[Any, Any, Any]) -> types.FunctionType | None:
+    """Return the function that a generator runs."""
+    for held in gc.get_referents(obj):
+        if isinstance(held, types.FunctionType) and held.__code__ is obj.gi_code:
+            return held
+    return None
+
+
+def reduce_generator(obj: Any, reading: Reading) -> tuple[Any, Any, dict[str, Any], Any] | None:
+    """Return (function, arguments, locals, state) of a generator to be made anew, or None."""
+    state = generator_state(obj, reading)
+    if state is None:
+        return None
+    if state[0] == "over":
+        return None, (), {}, state
+    function = function_of(obj)
+    if function is None:
+        reading.miss(obj, f"the function of the generator {obj.__qualname__} is not to be had")
+        return None
+    code = obj.gi_code
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    here = obj.gi_frame.f_locals
+    flags = bool(code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS))
+    if flags or any(name not in here for name in names):
+        reading.miss(obj, f"the arguments of the generator {obj.__qualname__} are not to be had")
+        return None
+    return function, tuple((name, here[name]) for name in names), {}, state
+
+
+def make(function: Any, arguments: Sequence[tuple[str, Any]], count: int) -> Any:
+    """Return a new generator of `function`; the first `count` arguments go by position."""
+    values = [value for _, value in arguments]
+    named = dict(arguments[count:])
+    return function(*values[:count], **named)
+
+
+def drive(obj: Any, state: Sequence[Any] | None, name: str) -> None:
+    """Bring a live generator to the yield that `state` names; its locals follow later."""
+    if state is None:
+        return
+    if state[0] == "over":
+        obj.close()
+        return
+    now = inspect.getgeneratorstate(obj)
+    if state[0] == "new":
+        if now != inspect.GEN_CREATED:
+            raise _lost(name, "had not begun when the checkpoint was taken, and has begun now")
+        return
+    if now == inspect.GEN_CLOSED:
+        raise _lost(name, "is over now")
+    wanted = state[1]
+    for _ in range(FURTHEST):
+        if obj.gi_frame is not None and now != inspect.GEN_CREATED and yield_number(obj) == wanted:
+            return
+        try:
+            next(obj)
+        except StopIteration:
+            break
+        now = inspect.GEN_SUSPENDED
+    raise _lost(name, "does not come to the yield at which it stood")
+
+
+def _lost(name: str, why: str) -> StateError:
+    return StateError(
+        f"The generator {name} {why}. Replay from the start of the loop.", slug="state-generator"
+    )
+
+
+def give_locals(obj: Any, values: dict[str, Any]) -> None:
+    """Give a suspended generator its local variables; loops go on with the recorded iterators."""
+    frame = obj.gi_frame
+    live = frame.f_locals
+    changed: dict[str, Any] = {}
+    for name, value in values.items():
+        old = live.get(name)
+        if isinstance(old, Walk) and isinstance(value, Walk):
+            old.source = value.source  # the loop itself holds the old one
+        else:
+            changed[name] = value
+    assign(frame, changed)
+
+
+def is_loader_iterator(obj: object) -> bool:
+    """Say whether it is the iterator of a torch DataLoader."""
+    module = sys.modules.get("torch.utils.data.dataloader")
+    return module is not None and isinstance(obj, module._BaseDataLoaderIter)  # noqa: SLF001
+
+
+class LoaderKind(Kind):
+    """The iterator of a DataLoader without workers: its sampler is drawn from again."""
+
+    name = "loader"
+
+    def children(self, obj: Any, look: Look) -> Iterable[Step]:
+        """Yield its attributes but the sampler's iterator."""
+        return steps(".", attributes(obj).items())
+
+    def read(self, objs: Sequence[Any], reading: Reading) -> list[Any]:
+        """Return the attributes of each, and what its sampler had drawn."""
+        return [loader_state(o, reading) for o in objs]
+
+    def write(self, obj: Any, content: Any, writing: Writing) -> None:
+        """Set the attributes; the sampler draws once its own state is restored."""
+        if content is not None:
+            vars(obj).update(content[0])
+            writing.draws.append((obj, content[1]))
+
+
+LOADER = LoaderKind()
+
+
+def attributes(obj: Any) -> dict[str, Any]:
+    """Return what a loader's iterator holds, without the iterator of its sampler."""
+    return {k: v for k, v in vars(obj).items() if k not in {"_sampler_iter", FIRST}}
+
+
+def loader_state(obj: Any, reading: Reading) -> tuple[dict[str, Any], Any] | None:
+    """Return attributes and (random state before the first draw, draws)."""
+    if getattr(obj, "_num_workers", 0):
+        reading.miss(obj, "a loader's iterator with workers lies partly in other processes")
+        return None
+    return attributes(obj), vars(obj).get(FIRST)
+
+
+def draw(obj: Any, first: tuple[Any, Any, int] | None) -> None:
+    """Let the sampler of a loader's iterator draw again what it had drawn."""
+    obj._sampler_iter = iter(obj._index_sampler)  # noqa: SLF001
+    vars(obj).pop(FIRST, None)
+    if first is None:
+        return
+    rng, own, count = first
+    here = read_global()
+    generators = generators_of(obj)
+    states = [one.get_state() for one in generators]
+    write_global(rng)
+    for one, state in zip(generators, own, strict=True):
+        one.set_state(state)
+    for _ in range(count):
+        if next(obj._sampler_iter, FIRST) is FIRST:  # noqa: SLF001
+            break
+    write_global(here)
+    for one, state in zip(generators, states, strict=True):
+        one.set_state(state)
+    vars(obj)[FIRST] = first
+
+
+def generators_of(obj: Any) -> list[Any]:
+    """Return the torch generators that a loader's sampler draws from."""
+    found: list[Any] = []
+    todo = [obj._index_sampler]  # noqa: SLF001
+    while todo:
+        one = todo.pop()
+        generator = getattr(one, "generator", None)
+        if generator is not None and hasattr(generator, "get_state"):
+            found.append(generator)
+        inner = getattr(one, "sampler", None)
+        if inner is not None and inner is not one:
+            todo.append(inner)
+    return found
+
+
+def watch_loaders(module: types.ModuleType) -> None:
+    """Note, for every loader's iterator, the random state before its sampler draws first."""
+    base = module._BaseDataLoaderIter  # noqa: SLF001
+    real = base._next_index  # noqa: SLF001
+
+    def next_index(self: Any) -> Any:
+        first = vars(self).get(FIRST)
+        if first is None:
+            own = [one.get_state() for one in generators_of(self)]
+            first = (read_global(), own, 0)
+        index = real(self)
+        vars(self)[FIRST] = (first[0], first[1], first[2] + 1)
+        return index
+
+    base._next_index = next_index  # noqa: SLF001
