@@ -111,9 +111,6 @@ def place(folder: Path) -> Iterator[Check]:
 
 
 def _home(folder: Path) -> Path:
-    root = os.environ.get("REARVIEW_ROOT")
-    if root:
-        return Path(root)
     with contextlib.suppress(RearviewError):
         project = Project.find(folder)
         if project is not None:

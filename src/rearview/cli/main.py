@@ -32,7 +32,7 @@ COMMANDS = {
     "diff": ("ask", "Show how the source of two runs differs."),
     "replay": ("fill", "Run a past run again from its checkpoints and prove it exact."),
     "backfill": ("fill", "Fill columns for past runs from log statements added since."),
-    "propagate": ("spread", "Show where a log statement goes in past versions."),
+    "propagate": ("spread", "Show where the statements that log NAMES go in past versions."),
     "resume": ("record", "Go on with a run that was stopped."),
     "verify": ("keep", "Check everything in the store; repair what can be rebuilt."),
     "gc": ("keep", "Free space by dropping checkpoints."),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -109,8 +111,13 @@ def complete_name(_ctx: Any, _param: Any, incomplete: str) -> list[CompletionIte
     return []
 
 
+def here() -> Path:
+    """Return the folder whose project is meant: where `REARVIEW_ROOT` says, or the current one."""
+    return Path(os.environ.get("REARVIEW_ROOT") or Path.cwd())
+
+
 def asked() -> History:
-    """Return the history of the project that the current folder lies in."""
+    """Return the history of the project that is meant here."""
     from rearview.past import history
 
     return history()

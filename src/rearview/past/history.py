@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -41,8 +41,11 @@ from rearview.store.views import Tables
 
 
 def history(start: Path | str | None = None) -> History:
-    """Return the history of the project that `start` (or the current folder) lies in."""
-    return History(Project.open(Path(start) if start is not None else Path.cwd()))
+    """Return the history of the project that `start` lies in.
+
+    Without `start`: that of the folder `REARVIEW_ROOT` names, or of the current folder.
+    """
+    return History(Project.open(Path(start or os.environ.get("REARVIEW_ROOT") or Path.cwd())))
 
 
 class History:
@@ -410,10 +413,18 @@ class History:
         return sweep(self.project, referenced=self._referenced, budget=bound, keep=keep, dry=dry)
 
     def _referenced(self) -> list[str]:
-        """Return the objects that records name."""
+        """Return the objects that records name, alone or inside lists and dictionaries."""
         self._tables.refresh()
+<<<<<<< HEAD
         rows = self._tables.sql("SELECT DISTINCT text FROM records WHERE kind = 'object'")
         return [str(json.loads(row["text"])["$object"]) for row in rows]
+=======
+        rows = self._tables.sql(
+            "SELECT DISTINCT text FROM records WHERE kind IN ('object', 'json') "
+            "AND contains(text, '$object')"
+        )
+        return [oid for row in rows for oid in _oids(json.loads(row["text"]))]
+>>>>>>> cli
 
 
 def _piece(replays: Replays, one: Prepared, segment: Segment) -> Piece:
@@ -425,6 +436,19 @@ def _piece(replays: Replays, one: Prepared, segment: Segment) -> Piece:
     )
 
 
+<<<<<<< HEAD
+=======
+def _oids(value: object) -> Iterator[str]:
+    if isinstance(value, dict):
+        if isinstance(value.get("$object"), str):
+            yield value["$object"]
+        value = list(value.values())
+    if isinstance(value, list):
+        for item in value:
+            yield from _oids(item)
+
+
+>>>>>>> cli
 def _exact(reports: list[dict[str, object]]) -> str:
     """Return one line on whether the replays so far repeated the run."""
     if not reports:
