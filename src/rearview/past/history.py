@@ -415,16 +415,11 @@ class History:
     def _referenced(self) -> list[str]:
         """Return the objects that records name, alone or inside lists and dictionaries."""
         self._tables.refresh()
-<<<<<<< HEAD
-        rows = self._tables.sql("SELECT DISTINCT text FROM records WHERE kind = 'object'")
-        return [str(json.loads(row["text"])["$object"]) for row in rows]
-=======
         rows = self._tables.sql(
             "SELECT DISTINCT text FROM records WHERE kind IN ('object', 'json') "
             "AND contains(text, '$object')"
         )
         return [oid for row in rows for oid in _oids(json.loads(row["text"]))]
->>>>>>> cli
 
 
 def _piece(replays: Replays, one: Prepared, segment: Segment) -> Piece:
@@ -436,8 +431,6 @@ def _piece(replays: Replays, one: Prepared, segment: Segment) -> Piece:
     )
 
 
-<<<<<<< HEAD
-=======
 def _oids(value: object) -> Iterator[str]:
     if isinstance(value, dict):
         if isinstance(value.get("$object"), str):
@@ -448,7 +441,6 @@ def _oids(value: object) -> Iterator[str]:
             yield from _oids(item)
 
 
->>>>>>> cli
 def _exact(reports: list[dict[str, object]]) -> str:
     """Return one line on whether the replays so far repeated the run."""
     if not reports:
