@@ -324,10 +324,10 @@ class Writer:
 
 def _stand_back() -> None:
     """Let training go first when cores are short; a thread has its own priority on Linux."""
-    try:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
-    except OSError:
-        return
+    thread = threading.get_native_id()
+    with contextlib.suppress(OSError):
+        now = os.getpriority(os.PRIO_PROCESS, thread)
+        os.setpriority(os.PRIO_PROCESS, thread, min(19, now + NICE))
 
 
 def _abandon_in_child(writer: Writer) -> None:

@@ -25,7 +25,7 @@ def test_pandas_frames_and_series_resume(resumes):
 
     def step(names, i):
         frame = names["frame"]
-        frame.loc[len(frame)] = [float(i), "z"]
+        frame.loc[len(frame), ["a", "b"]] = [float(i), "z"]
         frame["c"] = frame["a"] * 2
         names["series"] = frame["a"].rolling(2).mean()
         names["log"].append(frame["c"].sum())
@@ -130,7 +130,7 @@ def test_xgboost_boosters_resume(resumes):
     matrix = xgboost.DMatrix(x, y)
 
     def setup():
-        params = {"max_depth": 2, "seed": 0, "nthread": 1, "subsample": 0.5}
+        params = {"max_depth": 2, "seed": 0, "nthread": 1}
         return {"booster": xgboost.Booster(params, [matrix]), "new": None}
 
     def step(names, i):
@@ -141,6 +141,28 @@ def test_xgboost_boosters_resume(resumes):
         return names["booster"].predict(matrix).tobytes(), names["new"].predict(matrix).tobytes()
 
     resumes(setup, step)
+
+
+def test_an_xgboost_booster_that_samples_is_reported(program):
+    xgboost = needed("xgboost")
+    x, y = data()
+    matrix = xgboost.DMatrix(x, y)
+    run = program(lambda: {"booster": xgboost.Booster({"subsample": 0.5}, [matrix])}, None)
+    run.names["booster"].update(matrix, 0)
+    captured, _ = run.capture()
+    assert captured.missing == [
+        "booster: XGBoost leaves the random state of sampling out of what it saves"
+    ]
+
+
+def test_a_lightgbm_booster_with_its_training_set_is_reported(program):
+    lightgbm = needed("lightgbm")
+    x, y = data()
+    train = lightgbm.Dataset(x, y)
+    run = program(lambda: {"booster": lightgbm.Booster({"verbose": -1}, train)}, None)
+    run.names["booster"].update()
+    captured, _ = run.capture()
+    assert "booster: LightGBM leaves the training set out of what it saves" in captured.missing
 
 
 def test_lightgbm_boosters_resume_as_they_predict(program):
@@ -283,7 +305,7 @@ def test_accelerate_resumes(resumes):
         names["accelerator"].backward(loss)
         names["optimizer"].step()
         names["optimizer"].zero_grad()
-        return float(loss)
+        return float(loss.detach())
 
     resumes(setup, step)
 
@@ -296,7 +318,9 @@ def test_lightning_fabric_resumes(resumes):
 
     def setup():
         torch.manual_seed(0)
-        fabric = fabric_module.Fabric(accelerator="cpu", devices=1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            fabric = fabric_module.Fabric(accelerator="cpu", devices=1)
         model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Dropout(0.5), torch.nn.Linear(3, 1))
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
         model, optimizer = fabric.setup(model, optimizer)
@@ -307,7 +331,7 @@ def test_lightning_fabric_resumes(resumes):
         loss = names["model"](torch.randn(3, 4)).square().mean()
         names["fabric"].backward(loss)
         names["optimizer"].step()
-        return float(loss)
+        return float(loss.detach())
 
     resumes(setup, step)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rearview.errors import StateError
+from rearview.runtime.state.arrays import form_of, owns_memory
 from rearview.runtime.state.classify import INLINE, THROUGH, VALUE, kind_of
 from rearview.runtime.state.kinds import Kind, Look, Step, steps
 from rearview.runtime.state.tensors import plain_access
@@ -43,13 +44,13 @@ class Anchors:
         """Whether small arrays born later were seen to share memory with others."""
         self._refs: list[Any] = []
         self._weak: list[bool] = []
-        self.unheld: dict[int, int] = {}
-        """Arrays that own their memory, by address alone: NumPy refuses to resize an array that
-        anyone else refers to, even weakly. Should the array die and another take its address,
-        that one may just as well play its part: nobody else holds the old one."""
+        self.unheld: dict[int, tuple[int, Any]] = {}
+        """Arrays that own their memory, by address and form alone: NumPy refuses to resize an
+        array that anyone else refers to, even weakly. Should the array die and another one like
+        it take its address, that one may as well play its part: nobody holds the old one."""
         self.classes: list[int] = []
         """Numbers of anchors that are classes."""
-        self._wanted: dict[int, int] | None = None
+        self._wanted: dict[int, tuple[int, Any]] | None = None
         self._collected: list[Any] = []
         self._graphs: dict[int, int] = {}
         self._steps: list[tuple[int, str, object]] = []
@@ -165,10 +166,10 @@ class Anchors:
         self._path_of.append(place)
         if isinstance(obj, type):
             self.classes.append(number)
-        if kind.name == "array" and obj.base is None:
-            self.unheld[id(obj)] = number
+        if kind.name == "array" and owns_memory(obj):
+            self.unheld[id(obj)] = (number, form_of(obj))
             if self._wanted is not None and id(obj) in self._wanted:
-                self._collected[self._wanted[id(obj)]] = obj
+                self._collected[self._wanted[id(obj)][0]] = obj
             self._refs.append(None)
             self._weak.append(False)
         else:
@@ -261,6 +262,8 @@ def inside(obj: Any, look: Look) -> Iterable[Step]:
     elif not look.boring(obj):
         style = "{" if isinstance(obj, frozenset) else "["
         yield from steps(style, enumerate(obj))
+    if look.is_local(type(obj)):
+        yield Step("<", "class", type(obj))
     yield from steps(".", list(getattr(obj, "__dict__", {}).items()))
 
 

@@ -12,6 +12,8 @@ NAMES = (
     "method",
     "cell",
     "weakref",
+    "proxy",
+    "address",
     "weak",
     "fill_weak",
     "instance",

@@ -25,6 +25,7 @@ from rearview.runtime.state.tree import (
 # Made anew whenever they are asked for, so being the same object or not means nothing.
 _VALUE_LABELS = ("build method", "build weakref", "build module", "build lock", "build view")
 _VALUE_MODULES = ("numpy.", "torch.", "datetime.", "pathlib", "decimal.", "fractions.", "uuid.")
+_ARRAYS = {"build array", "build small_array", "build anchor"}
 _QUICK = {int, str, bytes, bool, type(None)}
 # A progress bar shows the time; it never feeds back.
 _CLOCKS = {"start_t", "last_print_t", "last_print_n", "_ema_dn", "_ema_dt", "_ema_miniters"}
@@ -144,7 +145,8 @@ class _Comparison:
         for name in shared:
             path = (None, spell("", name))
             yield from self._drain(self.then.roots[name], self.now.roots[name], path)
-        for number in sorted(self.then.contents.keys() & self.now.contents.keys()):
+        shared_anchors = self.then.contents.keys() & self.now.contents.keys()
+        for number in sorted(shared_anchors - self.then.by_address - self.now.by_address):
             path = (None, self.anchors.path(number))
             yield from self._drain(Ref(number), Ref(number), path)
         if self.then.rng is not None and self.now.rng is not None:
@@ -347,7 +349,7 @@ def _same_values(a: Any, b: Any) -> bool:
 
 
 def _is_array(value: Any) -> bool:
-    return isinstance(value, Node) and value.label in {"build array", "build small_array"}
+    return isinstance(value, Node) and value.label in _ARRAYS
 
 
 def _has_identity(value: Any) -> bool:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _REPAIRS = 32
 _FEW = 6
+_LOWEST_ADDRESS = 1 << 24
 _ATOMS = (str, int, float, bytes, bool, type(None))
 
 
@@ -69,11 +70,40 @@ class DictKind(Kind):
 
     def read(self, objs: Sequence[Any], reading: Reading) -> list[Any]:
         """Return a shallow copy of each as a plain dict."""
-        return [dict(o) for o in objs]
+        return [plain_copy(dict(self.base.items(o)), reading) for o in objs]  # type: ignore[attr-defined]
 
     def write(self, obj: Any, content: Any, writing: Writing) -> None:
         """Put the items back in order."""
         fill_dict(obj, content, self.base)
+
+
+class Address:
+    """Stands for the `id` of an anchor, which is another in the next process."""
+
+    __slots__ = ("target",)
+
+    def __init__(self, target: object) -> None:
+        self.target = target
+
+
+def plain_copy(copy: dict[Any, Any], reading: Reading) -> dict[Any, Any]:
+    """Return the copy of a dict, its keys marked where they are `id`s."""
+    keys = with_addresses(copy, reading) if copy else None
+    return copy if keys is None else dict(zip(keys, copy.values(), strict=True))
+
+
+def with_addresses(keys: Any, reading: Reading) -> list[Any] | None:
+    """Return the keys with `id`s of anchors marked as such, or None when there are none.
+
+    Keras keeps the `id`s of its variables in a set; so do many dicts of parameters.
+    """
+    first = next(iter(keys), None)
+    if type(first) is not int or first < _LOWEST_ADDRESS:
+        return None
+    index, alive = reading.anchors.index, reading.alive
+    if index.keys().isdisjoint(keys):
+        return None
+    return [Address(alive[index[key]]) if key in index else key for key in keys]
 
 
 class PlainDictKind(DictKind):
@@ -81,17 +111,13 @@ class PlainDictKind(DictKind):
 
     def read(self, objs: Sequence[Any], reading: Reading) -> list[Any]:
         """Return a shallow copy of each."""
-        return [o.copy() for o in objs]
+        return [plain_copy(o.copy(), reading) for o in objs]
 
 
 class OrderedDictKind(DictKind):
     """An OrderedDict, which keeps its own order beside the dict's."""
 
     base = OrderedDict
-
-    def read(self, objs: Sequence[Any], reading: Reading) -> list[Any]:
-        """Return the items of each in its own order."""
-        return [dict(OrderedDict.items(o)) for o in objs]
 
 
 class DefaultDictKind(DictKind):
@@ -107,7 +133,7 @@ class DefaultDictKind(DictKind):
 
     def read(self, objs: Sequence[Any], reading: Reading) -> list[Any]:
         """Return items and factory of each."""
-        return [(dict(o), o.default_factory) for o in objs]
+        return [(plain_copy(dict(o), reading), o.default_factory) for o in objs]
 
     def write(self, obj: Any, content: Any, writing: Writing) -> None:
         """Put back the items and the factory."""
@@ -190,6 +216,9 @@ def recipe_for(items: list[Any]) -> Sequence[Any] | None:
 def set_recipe(obj: Any, reading: Reading) -> Sequence[Any]:
     """Return how to make a set again, order included; report it when that is not known."""
     items = list(set.__iter__(obj))
+    marked = with_addresses(items, reading)
+    if marked is not None:
+        return marked
     if len(items) < 2 or not reading.anchors.look.boring(items) or list(set(items)) == items:
         return items
     recipe = recipe_for(items)

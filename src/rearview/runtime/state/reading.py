@@ -66,7 +66,7 @@ class Reading:
         self.oob: list[str] = []
         self.cells: list[types.CellType] = []
         """Closure variables met but not yet written."""
-        self._objects = anchors.alive()
+        self.alive = anchors.alive()
         self._stand_ins: list[object] = []
 
     def miss(self, obj: object, reason: str) -> None:
@@ -96,7 +96,7 @@ class Reading:
         """Return the shallow contents of all live anchors, grouped by kind."""
         groups: dict[int, tuple[Any, list[int], list[Any]]] = {}
         kinds = self.anchors.kinds
-        for number, obj in enumerate(self._objects):
+        for number, obj in enumerate(self.alive):
             if obj is None:
                 continue
             kind = kinds[number]
@@ -114,7 +114,7 @@ class Reading:
 
     def changed_classes(self) -> list[tuple[int, type]]:
         """Return the anchors whose `__class__` was assigned since the walk."""
-        pairs = zip(self._objects, self.anchors.types, strict=True)
+        pairs = zip(self.alive, self.anchors.types, strict=True)
         return [
             (number, type(obj))
             for number, (obj, then) in enumerate(pairs)
@@ -176,7 +176,7 @@ class Reading:
         for number, builder in enumerate(BUILDERS.values()):
             memo[id(builder)] = (number, builder)
         first = len(memo)
-        for number, obj in enumerate(self._objects):
+        for number, obj in enumerate(self.alive):
             if obj is None:
                 # Its number must not be given to another object.
                 obj = types.SimpleNamespace()  # noqa: PLW2901

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copyreg
+import re
 import sys
 import types
 import weakref
@@ -13,10 +14,19 @@ from typing import TYPE_CHECKING, Any
 from rearview.runtime.state import arrays, programs, tensors
 from rearview.runtime.state.blocks import SMALL
 from rearview.runtime.state.builders import BUILDERS
-from rearview.runtime.state.containers import WEAK_CONTAINERS, AttributedKind
+from rearview.runtime.state.containers import WEAK_CONTAINERS, Address, AttributedKind
+from rearview.runtime.state.kinds import REF
 from rearview.runtime.state.layout import layout_of
 from rearview.runtime.state.objects import ObjectKind
-from rearview.runtime.state.streams import FileKind, GeneratorKind, file_state, generator_over
+from rearview.runtime.state.streams import (
+    THREAD,
+    UNKEPT,
+    FileKind,
+    GeneratorKind,
+    file_state,
+    generator_over,
+    unkept_reason,
+)
 from rearview.runtime.state.streams import stream_kind as stream
 
 if TYPE_CHECKING:
@@ -38,6 +48,8 @@ def lose(obj: Any, reading: Reading, reason: str) -> Any:
 def reducer_for(obj: Any, reading: Reading) -> Reducer | None:
     """Return how objects of that type are reduced, or None when C pickling is right and safe."""
     cls = type(obj)
+    if cls in weakref.ProxyTypes:
+        return _proxy
     if tensors.is_tensor(obj):
         return _tensor
     if arrays.is_array(obj):
@@ -63,7 +75,15 @@ def reducer_for(obj: Any, reading: Reading) -> Reducer | None:
     if isinstance(kind, AttributedKind) and layout_of(cls).base is not deque:
         # Its own methods would run while it is filled; ours go past them.
         return _instance(kind)
-    return _own
+    if cls.__module__.startswith(("xgboost", "lightgbm")):
+        return _booster
+    if kind is UNKEPT or kind is THREAD:
+        return _unkept
+    return _by_name if kind is REF else _own
+
+
+def _unkept(obj: Any, reading: Reading) -> Any:
+    return lose(obj, reading, unkept_reason(obj))
 
 
 def _plain_array(obj: Any) -> bool:
@@ -91,6 +111,32 @@ def _own(obj: Any, reading: Reading) -> Any:
         return lose(obj, reading, f"its own pickling fails ({exc})")
 
 
+def _by_name(obj: Any, reading: Reading) -> Any:
+    module = type(obj).__module__
+    name = programs.named(obj, module)
+    return _own(obj, reading) if name is None else (BUILDERS["named"], (module, name))
+
+
+def _booster(obj: Any, reading: Reading) -> Any:
+    """Reduce a booster its own way, and say what that way leaves out."""
+    if getattr(obj, "train_set", None) is not None:
+        reading.miss(obj, "LightGBM leaves the training set out of what it saves")
+    config = obj.save_config() if hasattr(obj, "save_config") else ""
+    drawn = re.findall(r'"(subsample|colsample_by\w+)"\s*:\s*"([^"]*)"', config)
+    if any(float(share) != 1.0 for _, share in drawn):
+        reading.miss(obj, "XGBoost leaves the random state of sampling out of what it saves")
+    return _own(obj, reading)
+
+
+def _proxy(obj: Any, reading: Reading) -> Any:  # noqa: ARG001
+    # A proxy passes everything on; a method got through it is bound to what stands behind.
+    return BUILDERS["proxy"], (obj.__reduce_ex__.__self__,)
+
+
+def _address(obj: Address, reading: Reading) -> Any:  # noqa: ARG001
+    return BUILDERS["address"], (obj.target,)
+
+
 def _instance(kind: ObjectKind | AttributedKind) -> Reducer:
     def reduce(obj: Any, reading: Reading) -> Any:
         content = kind.read([obj], reading)[0]
@@ -115,8 +161,8 @@ def _tensor(obj: Any, reading: Reading) -> Any:
 
 
 def _array(obj: Any, reading: Reading) -> Any:
-    number = reading.anchors.unheld.get(id(obj))
-    if number is not None and number not in reading.found:
+    number, form = reading.anchors.unheld.get(id(obj), (-1, None))
+    if number >= 0 and form == arrays.form_of(obj) and arrays.owns_memory(obj):
         reading.found[number] = obj
         return BUILDERS["anchor"], (number,)
     if obj.dtype.hasobject:
@@ -145,6 +191,9 @@ def _function(obj: Any, reading: Reading) -> Any:
 def _class(obj: Any, reading: Reading) -> Any:
     if obj.__module__ == "builtins" or programs.importable(obj):
         return NotImplemented
+    name = programs.named(obj, obj.__module__)
+    if name is not None:
+        return BUILDERS["named"], (obj.__module__, name)
     return lose(obj, reading, "the class was made inside a function after the loop began")
 
 
@@ -233,6 +282,7 @@ _EXCLUSIVE = _measure_exclusive()
 
 _BY_TYPE: dict[type, Reducer] = {
     type(iter([])): _list_iterator,
+    Address: _address,
     types.FunctionType: _function,
     type: _class,
     types.CellType: _cell,

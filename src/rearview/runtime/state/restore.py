@@ -40,8 +40,8 @@ def restore(
 
     `roots` are the names as they are bound now, those of the walk.
 
-    Names that were unbound at capture are absent. Everything is read before anything is written,
-    so a skeleton that cannot be read leaves the program as it is.
+    Names that were unbound at capture are absent. After a StateError the live objects are neither
+    here nor there: start the program again.
     """
     header, stream = split(skeleton)
     if header["anchors"] != len(anchors):
@@ -82,7 +82,6 @@ def _restore(
     for cell, held in cells:
         if held:
             cell.cell_contents = held[0]
-    memory.fill()
     for action in writing.afterwards:
         action()
     if rng is not None:

@@ -47,7 +47,7 @@ class Writing:
         self.alive = alive
         self.memory = memory
         self.afterwards: list[Callable[[], None]] = []
-        """What needs the memory to be filled."""
+        """What needs all objects to be there."""
         self.cells: list[types.CellType] = []
 
     def path(self, obj: object) -> str:
@@ -137,6 +137,14 @@ class Writing:
         """Return a weak reference."""
         return weakref.ref(_Nothing() if target is None else target)
 
+    def build_proxy(self, target: Any) -> Any:
+        """Return a weak proxy."""
+        return weakref.proxy(target)
+
+    def build_address(self, target: Any) -> int:
+        """Return the `id` that an object has now."""
+        return id(target)
+
     def build_weak(self, cls: type) -> Any:
         """Return an empty weak container."""
         return cls()
@@ -176,8 +184,11 @@ class Writing:
         return importlib.import_module(name)
 
     def build_named(self, module: str, name: str) -> Any:
-        """Return a constant of a library."""
-        return getattr(importlib.import_module(module), name)
+        """Return what a module holds under a dotted name."""
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+        return found
 
     def build_view(self, mapping: dict[Any, Any], name: str) -> Any:
         """Return a view of a dict."""
