@@ -104,7 +104,7 @@ class Recorder(Session):
                     found, _ = self.roots(frame)
                     self.anchor(nest, index, found)
                     self.walked += nest.seconds
-            elif index and perf_counter() >= self.due:
+            elif index and (nest.entry is entry or perf_counter() >= self.due):
                 self.consider(entry, index, START, frame)
         except Exception as exc:
             self.fail(exc)
