@@ -47,7 +47,7 @@ def numbers():
 
 def numbers_step(names):
     names["seen"] += 1
-    names["numbers"][names["seen"]] = random.random()  # noqa: S311
+    names["numbers"][names["seen"]] = random.random()
 
 
 def buffer():
@@ -96,9 +96,7 @@ def main():
             "walk": lambda r=roots: Anchors.walk(r, project=lambda _: False),
             "capture": lambda a=anchors, r=roots: capture(a, r),
             "restore": lambda a=anchors, t=then, k=kept: restore(a, {}, t.skeleton, k.__getitem__),
-            "compare": lambda a=anchors, t=then, k=kept: compare(
-                a, t, t.skeleton, k.__getitem__
-            ),
+            "compare": lambda a=anchors, t=then, k=kept: compare(a, t, t.skeleton, k.__getitem__),
             "torch.save": lambda n=names: torch_save(n),
             "deepcopy": lambda n=names: copy.deepcopy({k: v for k, v in n.items()}),
         }
@@ -109,7 +107,9 @@ def main():
         row = [f"{statistics.median(times):.1f}" for times in taken.values()]
         print(("{:<24}" + "{:>12}" * 7).format(title, len(anchors), *row))
         plain = statistics.median(measure(lambda n=names: pickle.dumps(n, 5)) for _ in range(3))
-        print(f"    skeleton {len(then.skeleton):,} bytes, buffers {len(kept)}; pickle {plain:.1f} ms")
+        print(
+            f"    skeleton {len(then.skeleton):,} bytes, buffers {len(kept)}; pickle {plain:.1f} ms"
+        )
 
 
 if __name__ == "__main__":

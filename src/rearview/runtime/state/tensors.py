@@ -53,9 +53,7 @@ def describe(tensor: Any, blocks: Blocks, home: int) -> tuple[Any, ...]:
         address, device = storage.data_ptr(), str(tensor.device)
     block = blocks.index.get((address, nbytes)) if address else None
     if block is None:
-        block = blocks.add(
-            address, nbytes, lambda: _host_bytes(storage), home=home, device=device
-        )
+        block = blocks.add(address, nbytes, lambda: _host_bytes(storage), home=home, device=device)
     return block, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
 
 

@@ -81,9 +81,9 @@ class Writing:
         if cls is not torch.Tensor:
             tensor = torch.Tensor._make_subclass(cls, tensor, requires_grad and not carried)  # noqa: SLF001
         if flags[0]:
-            torch._C._set_conj(tensor, True)  # noqa: SLF001, FBT003
+            torch._C._set_conj(tensor, True)  # noqa: SLF001
         if flags[1]:
-            torch._C._set_neg(tensor, True)  # noqa: SLF001, FBT003
+            torch._C._set_neg(tensor, True)  # noqa: SLF001
         if carried:
             tensor = tensors.severed(tensor)
         elif requires_grad:
@@ -107,15 +107,10 @@ class Writing:
         return arrays.small(*form)
 
     def build_function(
-        self,
-        place: programs.Place,
-        names: Sequence[str],
-        cells: Sequence[types.CellType],
-        defaults: Any,
-        kwdefaults: Any,
-        attrs: dict[str, Any],
+        self, place: programs.Place, names: Sequence[str], cells: Sequence[Any], *own: Any
     ) -> Any:
         """Return a nested function: the live program's code with the recorded closure."""
+        defaults, kwdefaults, attrs = own
         code = programs.code_at(place)
         by_name = dict(zip(names, cells, strict=True))
         closure = tuple(by_name.get(name) or types.CellType() for name in code.co_freevars)
