@@ -214,7 +214,7 @@ class Anchors:
     def same_graph(self, tensor: Any) -> bool:
         """Say whether a tensor with a history has the one it had when the loop was entered."""
         number = self.index.get(id(tensor), -1)
-        return self._graphs.get(number) == tensor._version  # noqa: SLF001
+        return bool(self._graphs.get(number) == tensor._version)  # noqa: SLF001
 
     def check(self, signature: Sequence[str]) -> None:
         """Raise unless the recorded walk met the same kinds of objects in the same order."""

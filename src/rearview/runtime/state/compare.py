@@ -312,8 +312,8 @@ class _Comparison:
             return Difference(render(path), "memory of its own or shared", "shared otherwise")
         self._marry(a, b)
         if a.block.nbytes != b.block.nbytes or a.block.device != b.block.device:
-            texts = [f"{p.block.nbytes} bytes on {p.block.device}" for p in (a, b)]
-            return Difference(render(path), *texts)
+            sizes = [f"{p.block.nbytes} bytes on {p.block.device}" for p in (a, b)]
+            return Difference(render(path), *sizes)
         known = self.same is not None and a.block.key and b.block.key
         if known and self.same and self.same(a.block.key or "", b.block.key or ""):
             return None

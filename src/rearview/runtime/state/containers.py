@@ -26,7 +26,7 @@ def fill_dict(live: dict[Any, Any], content: Mapping[Any, Any], base: type = dic
     A loop of the program may be iterating over `live`, so keys are only taken out and put back
     when they differ. Keys are hashed anew: a key may be an anchor that was itself restored.
     """
-    write: Any = base.__setitem__  # type: ignore[attr-defined]
+    write: Any = getattr(base, "__setitem__")  # noqa: B009
     if len(live) == len(content) and all(
         (type(a) is str and a == b) or (a is b and is_steady(a))
         for a, b in zip(live, content, strict=True)

@@ -20,7 +20,8 @@ _ATOMS = (str, int, float, bytes, bool, type(None))
 def is_steady(key: Any) -> bool:
     """Say whether a key hashes the same whatever is restored."""
     cls = type(key)
-    if cls in _ATOMS or cls.__hash__ is object.__hash__ or is_tensor(key):
+    by_identity = getattr(cls, "__hash__") is getattr(object, "__hash__")  # noqa: B009
+    if cls in _ATOMS or by_identity or is_tensor(key):
         return True
     return cls is tuple and all(is_steady(part) for part in key)
 

@@ -159,7 +159,7 @@ def severed(value: Any) -> Any:
     """
     import torch
 
-    class CarriedGraph(torch.autograd.Function):  # type: ignore[misc, name-defined]
+    class CarriedGraph(torch.autograd.Function):  # type: ignore[misc]
         @staticmethod
         def forward(_ctx: Any, _source: Any, held: Any) -> Any:
             return held.detach()

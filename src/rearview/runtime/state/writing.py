@@ -151,7 +151,8 @@ class Writing:
 
     def build_instance(self, cls: type) -> Any:
         """Return an instance without attributes or items."""
-        return layout_of(cls).base.__new__(cls)
+        base: Any = layout_of(cls).base
+        return base.__new__(cls)
 
     def build_fill(self, obj: Any, content: Any) -> None:
         """Give it its attributes."""
