@@ -76,7 +76,9 @@ def closure(extra):
 
 def test_closure_variables_that_only_a_probe_uses_do_not_shift_the_numbers():
     recorded = walk({"hook": closure(None), "after": []}).signature
-    renamed = [label.replace("closure.<locals>.hook", "closure.<locals>.hook") for label in recorded]
+    renamed = [
+        label.replace("closure.<locals>.hook", "closure.<locals>.hook") for label in recorded
+    ]
     replayed = walk({"hook": closure(["probe"]), "after": []}, signature=renamed)
     replayed.check(recorded)
     assert len(replayed) == len(recorded)

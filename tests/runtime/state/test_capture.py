@@ -123,7 +123,7 @@ def test_a_function_that_is_gone_is_named(program):
         again.restore(damaged, buffers)
 
 
-SCRIPT = '''
+SCRIPT = """
 import sys, pickle, random
 import numpy as np, torch
 from torch import nn
@@ -175,7 +175,7 @@ def main(mode, folder):
         print(compare(anchors, capture(anchors, roots()), end, end_buffers.__getitem__))
 
 main(sys.argv[1], sys.argv[2])
-'''
+"""
 
 
 def test_a_trainer_resumes_in_a_fresh_process_with_extra_lines_in_its_source(tmp_path):

@@ -76,7 +76,9 @@ def test_arrow_tables_go_by_reference(resumes):
     resumes(setup, step)
 
 
-@pytest.mark.parametrize("name", ["SGDClassifier", "MLPClassifier", "GaussianNB", "MiniBatchKMeans", "Perceptron"])
+@pytest.mark.parametrize(
+    "name", ["SGDClassifier", "MLPClassifier", "GaussianNB", "MiniBatchKMeans", "Perceptron"]
+)
 def test_scikit_learn_partial_fit_resumes(name, resumes):
     needed("sklearn")
     from sklearn.cluster import MiniBatchKMeans
@@ -247,13 +249,17 @@ def test_jax_arrays_and_optax_states_resume(resumes):
 
 def test_flax_modules_resume(resumes):
     jax = needed("jax")
-    flax = pytest.importorskip("flax", reason="flax is optional in the test group: jax is tested above")
+    flax = pytest.importorskip(
+        "flax", reason="flax is optional in the test group: jax is tested above"
+    )
     from flax import nnx
 
     assert flax.__version__
 
     def setup():
-        model = nnx.Sequential(nnx.Linear(4, 3, rngs=nnx.Rngs(0)), nnx.Linear(3, 1, rngs=nnx.Rngs(1)))
+        model = nnx.Sequential(
+            nnx.Linear(4, 3, rngs=nnx.Rngs(0)), nnx.Linear(3, 1, rngs=nnx.Rngs(1))
+        )
         return {"model": model, "n": 0}
 
     def step(names, i):
@@ -277,19 +283,30 @@ def test_keras_on_torch_resumes(resumes, monkeypatch):
 
     def setup():
         keras.utils.set_random_seed(0)
-        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dropout(0.5), keras.layers.Dense(1)])
+        model = keras.Sequential(
+            [
+                keras.Input((4,)),
+                keras.layers.Dense(3),
+                keras.layers.Dropout(0.5),
+                keras.layers.Dense(1),
+            ]
+        )
         model.compile(optimizer=keras.optimizers.Adam(0.01), loss="mse")
         return {"model": model, "losses": []}
 
     def step(names, i):
-        names["losses"].append(float(names["model"].train_on_batch(x[i * 8 : i * 8 + 8], y[i * 8 : i * 8 + 8])))
+        names["losses"].append(
+            float(names["model"].train_on_batch(x[i * 8 : i * 8 + 8], y[i * 8 : i * 8 + 8]))
+        )
         return list(names["losses"])
 
     resumes(setup, step)
 
 
 def test_accelerate_resumes(resumes):
-    accelerate = pytest.importorskip("accelerate", reason="accelerate is optional in the test group")
+    accelerate = pytest.importorskip(
+        "accelerate", reason="accelerate is optional in the test group"
+    )
     import torch
 
     def setup():
@@ -313,7 +330,9 @@ def test_accelerate_resumes(resumes):
 def test_lightning_fabric_resumes(resumes):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        fabric_module = pytest.importorskip("lightning.fabric", reason="lightning is optional in the test group")
+        fabric_module = pytest.importorskip(
+            "lightning.fabric", reason="lightning is optional in the test group"
+        )
     import torch
 
     def setup():
@@ -321,7 +340,9 @@ def test_lightning_fabric_resumes(resumes):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             fabric = fabric_module.Fabric(accelerator="cpu", devices=1)
-        model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Dropout(0.5), torch.nn.Linear(3, 1))
+        model = torch.nn.Sequential(
+            torch.nn.Linear(4, 3), torch.nn.Dropout(0.5), torch.nn.Linear(3, 1)
+        )
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
         model, optimizer = fabric.setup(model, optimizer)
         return {"fabric": fabric, "model": model, "optimizer": optimizer}
@@ -340,7 +361,7 @@ def test_a_progress_bar_does_not_stand_in_the_way(resumes):
     tqdm = pytest.importorskip("tqdm", reason="tqdm is optional in the test group")
 
     def setup():
-        return {"bar": tqdm.tqdm(total=10, disable=False, file=open("/dev/null", "w")), "n": 0}  # noqa: PTH123, SIM115
+        return {"bar": tqdm.tqdm(total=10, disable=False, file=open("/dev/null", "w")), "n": 0}  # noqa: PTH123
 
     def step(names, i):
         names["bar"].update(1)

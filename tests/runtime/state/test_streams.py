@@ -115,7 +115,9 @@ def numbers(limit):
 
 
 def test_a_generator_in_the_middle_is_reported_with_its_place(program):
-    run = program(lambda: {"source": {"rows": numbers(9)}}, lambda names, i: next(names["source"]["rows"]))
+    run = program(
+        lambda: {"source": {"rows": numbers(9)}}, lambda names, i: next(names["source"]["rows"])
+    )
     run.run(0, 1)
     captured, _ = run.capture()
     assert captured.missing == [

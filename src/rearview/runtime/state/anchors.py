@@ -48,6 +48,10 @@ class Anchors:
         """Arrays that own their memory, by address and form alone: NumPy refuses to resize an
         array that anyone else refers to, even weakly. Should the array die and another one like
         it take its address, that one may as well play its part: nobody holds the old one."""
+        self.recipes: dict[tuple[Any, ...], Any] = {}
+        """How sets in a certain order are made, as found before."""
+        self.set_orders: dict[int, list[Any]] = {}
+        """The elements of each set of values when it was walked, by the set's identity."""
         self.classes: list[int] = []
         """Numbers of anchors that are classes."""
         self._wanted: dict[int, tuple[int, Any]] | None = None
@@ -166,6 +170,8 @@ class Anchors:
         self._path_of.append(place)
         if isinstance(obj, type):
             self.classes.append(number)
+        if type(obj) is set and len(obj) > 1 and self.look.boring(obj):
+            self.set_orders[id(obj)] = list(obj)
         if kind.name == "array" and owns_memory(obj):
             self.unheld[id(obj)] = (number, form_of(obj))
             if self._wanted is not None and id(obj) in self._wanted:
@@ -202,13 +208,13 @@ class Anchors:
 
     def _find_unheld(self, roots: Mapping[str, object], found: list[Any]) -> None:
         again = Anchors(self.look.project)
-        again._wanted, again._collected = self.unheld, found  # noqa: SLF001
-        again._walk(roots, self.signature)  # noqa: SLF001
+        again._wanted, again._collected = self.unheld, found
+        again._walk(roots, self.signature)
 
     def same_graph(self, tensor: Any) -> bool:
         """Say whether a tensor with a history has the one it had when the loop was entered."""
         number = self.index.get(id(tensor), -1)
-        return self._graphs.get(number) == tensor._version  # noqa: SLF001
+        return bool(self._graphs.get(number) == tensor._version)  # noqa: SLF001
 
     def check(self, signature: Sequence[str]) -> None:
         """Raise unless the recorded walk met the same kinds of objects in the same order."""
@@ -258,7 +264,9 @@ def inside(obj: Any, look: Look) -> Iterable[Step]:
         # The target counts only if something else holds it; it is met from there.
         return
     elif isinstance(obj, slice):
-        yield from steps(".", zip(("start", "stop", "step"), (obj.start, obj.stop, obj.step)))
+        yield from steps(
+            ".", zip(("start", "stop", "step"), (obj.start, obj.stop, obj.step), strict=True)
+        )
     elif not look.boring(obj):
         style = "{" if isinstance(obj, frozenset) else "["
         yield from steps(style, enumerate(obj))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import decimal
 import enum
 import fractions
@@ -61,10 +61,10 @@ _VALUE_BASES: tuple[type, ...] = (
     re.Pattern,
     decimal.Decimal,
     fractions.Fraction,
-    datetime.date,
-    datetime.time,
-    datetime.timedelta,
-    datetime.tzinfo,
+    dt.date,
+    dt.time,
+    dt.timedelta,
+    dt.tzinfo,
     uuid.UUID,
     BaseException,
     random.SystemRandom,
@@ -99,7 +99,14 @@ _BYSTANDERS = (
 _KEEP_THEMSELVES = ("pandas.", "polars.")
 _PYTHON_MADE = (types.FunctionType, types.MethodType, weakref.ref, tuple, io.IOBase)
 _IMMUTABLE_NATIVE = ("jaxlib.", "jax.", "pyarrow.", "tokenizers.")
-_LOCKS = ("_thread.lock", "_thread.RLock", "_thread._local", "_contextvars.", "_csv.writer", "mmap.")
+_LOCKS = (
+    "_thread.lock",
+    "_thread.RLock",
+    "_thread._local",
+    "_contextvars.",
+    "_csv.writer",
+    "mmap.",
+)
 _UNUSABLE = ("_socket.", "socket.", "ssl.", "subprocess.", "sqlite3.", "_csv.reader")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from rearview.runtime.state.anchors import Anchors, spell, tidy
 from rearview.runtime.state.capture import Captured, split
+from rearview.runtime.state.containers import SAME
 from rearview.runtime.state.texts import canonical, memory_texts, short
 from rearview.runtime.state.tree import (
     CONTENT_FIELDS,
@@ -84,7 +85,7 @@ def differences(
         Tree(captured_now.skeleton),
         buffers_then,
         captured_now.buffers.__getitem__,
-        same,
+        same=same,
     )
     for difference in comparison.run():
         if ignore is None or not ignore(difference.path):
@@ -111,9 +112,10 @@ def _plainly_equal(
         if then[0] is None:
             if then[2] != here[2]:
                 return False
-        elif not (same and same(then[0], here[0])):
-            if memory_texts(buffers_then(then[0]), now.buffers[here[0]]) is not None:
-                return False
+        elif same is not None and same(then[0], here[0]):
+            continue
+        elif memory_texts(buffers_then(then[0]), now.buffers[here[0]]) is not None:
+            return False
     return True
 
 
@@ -125,6 +127,7 @@ class _Comparison:
         now: Tree,
         buffers_then: Callable[[str], Any],
         buffers_now: Callable[[str], Any],
+        *,
         same: Callable[[str, str], bool] | None,
     ) -> None:
         self.anchors = anchors
@@ -295,7 +298,7 @@ class _Comparison:
                 right = {k: v for k, v in right.items() if k not in _CLOCKS}
             return self._dicts(left, right, path, ".")
         if kind in {"set", "weak set"}:
-            return self._sets(frozenset(left), frozenset(right), path)
+            return self._sets(_elements(left), _elements(right), path)
         if left is not None and right is not None and kind in CONTENT_FIELDS:
             return self._fields(left, right, path, CONTENT_FIELDS[kind])
         self._stack.append((left, right, path))
@@ -309,11 +312,11 @@ class _Comparison:
             return Difference(render(path), "memory of its own or shared", "shared otherwise")
         self._marry(a, b)
         if a.block.nbytes != b.block.nbytes or a.block.device != b.block.device:
-            texts = [f"{p.block.nbytes} bytes on {p.block.device}" for p in (a, b)]
-            return Difference(render(path), *texts)
-        if a.block.key and b.block.key and self.same is not None:
-            if self.same(a.block.key, b.block.key):
-                return None
+            sizes = [f"{p.block.nbytes} bytes on {p.block.device}" for p in (a, b)]
+            return Difference(render(path), *sizes)
+        known = self.same is not None and a.block.key and b.block.key
+        if known and self.same and self.same(a.block.key or "", b.block.key or ""):
+            return None
         left, right = self._data(a, self.buffers_then), self._data(b, self.buffers_now)
         texts = memory_texts(left, right)
         return None if texts is None else Difference(render(path), *texts)
@@ -332,6 +335,11 @@ class _Comparison:
 
     def _name(self, key: Any) -> str:
         return self.anchors.path(key.number) if isinstance(key, Ref) else short(key, self.anchors)
+
+
+def _elements(recipe: Any) -> frozenset[Any]:
+    as_set_up = isinstance(recipe, tuple) and recipe[:1] == (SAME,)
+    return frozenset(recipe[1] if as_set_up else recipe)
 
 
 def _same_values(a: Any, b: Any) -> bool:

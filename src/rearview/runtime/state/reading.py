@@ -12,11 +12,11 @@ from rearview.runtime.state import arrays
 from rearview.runtime.state.anchors import Anchors
 from rearview.runtime.state.blocks import SMALL, Blocks
 from rearview.runtime.state.builders import BUILDERS
-from rearview.runtime.state.containers import set_recipe
 from rearview.runtime.state.objects import CellKind
 from rearview.runtime.state.reduce import reducer_for
+from rearview.runtime.state.sets import set_recipe
 
-PLAIN = object()
+PLAIN: Any = object()
 """Marks a type that C pickling handles with no help."""
 
 
@@ -164,9 +164,9 @@ class Reading:
     def _reordered(self, pickler: StatePickler) -> list[tuple[Any, Any]]:
         """Return the sets born later which would come back in another order, with the right one."""
         found = []
-        for _, obj in pickler.memo.copy().values():  # type: ignore[union-attr]
+        for _, obj in pickler.memo.copy().values():
             if type(obj) is set and len(obj) > 1 and id(obj) not in self.anchors.index:
-                recipe = set_recipe(obj, self)
+                recipe = set_recipe(obj, list(obj), self)
                 if recipe != list(obj):
                     found.append((obj, recipe))
         return found

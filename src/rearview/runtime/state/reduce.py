@@ -98,8 +98,10 @@ def _customised(cls: type) -> bool:
         or hasattr(cls, "__getnewargs__")
         or hasattr(cls, "__getnewargs_ex__")
         or getattr(cls, "__getstate__", None) is not getattr(object, "__getstate__", None)
-        or cls.__reduce__ is not object.__reduce__
-        or cls.__reduce_ex__ is not object.__reduce_ex__
+        or any(
+            getattr(cls, name) is not getattr(object, name)
+            for name in ("__reduce__", "__reduce_ex__")
+        )
     )
 
 
@@ -207,7 +209,7 @@ def _method(obj: Any, reading: Reading) -> Any:  # noqa: ARG001
     return BUILDERS["method"], (obj.__func__, obj.__self__)
 
 
-def _module(obj: Any, reading: Reading) -> Any:
+def _module(obj: types.ModuleType, reading: Reading) -> Any:
     if sys.modules.get(obj.__name__) is not obj:
         return lose(obj, reading, "the module is not in sys.modules")
     return BUILDERS["module"], (obj.__name__,)

@@ -12,8 +12,8 @@ from rearview.runtime.state.anchors import Anchors
 from rearview.runtime.state.blocks import Block, Memory
 from rearview.runtime.state.builders import NAMES, prelude
 from rearview.runtime.state.capture import split
-from rearview.runtime.state.containers import fill_set
 from rearview.runtime.state.randomness import write_global
+from rearview.runtime.state.sets import fill_set
 from rearview.runtime.state.tensors import plain_access
 from rearview.runtime.state.writing import Writing
 

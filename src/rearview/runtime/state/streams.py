@@ -88,8 +88,14 @@ def is_standard(file: object) -> bool:
     """Say whether it is one of the streams every process has."""
     return any(
         file is stream or file is getattr(stream, "buffer", None)
-        for stream in (sys.stdin, sys.stdout, sys.stderr)
-        + (sys.__stdin__, sys.__stdout__, sys.__stderr__)
+        for stream in (
+            sys.stdin,
+            sys.stdout,
+            sys.stderr,
+            sys.__stdin__,
+            sys.__stdout__,
+            sys.__stderr__,
+        )
     )
 
 

@@ -53,9 +53,7 @@ def describe(tensor: Any, blocks: Blocks, home: int) -> tuple[Any, ...]:
         address, device = storage.data_ptr(), str(tensor.device)
     block = blocks.index.get((address, nbytes)) if address else None
     if block is None:
-        block = blocks.add(
-            address, nbytes, lambda: _host_bytes(storage), home=home, device=device
-        )
+        block = blocks.add(address, nbytes, lambda: _host_bytes(storage), home=home, device=device)
     return block, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
 
 
@@ -161,7 +159,7 @@ def severed(value: Any) -> Any:
     """
     import torch
 
-    class CarriedGraph(torch.autograd.Function):  # type: ignore[misc, name-defined]
+    class CarriedGraph(torch.autograd.Function):  # type: ignore[misc]
         @staticmethod
         def forward(_ctx: Any, _source: Any, held: Any) -> Any:
             return held.detach()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from rearview.runtime.state.blocks import Block
 from rearview.runtime.state.builders import NAMES, prelude
@@ -66,7 +66,8 @@ class Node:
     args: tuple[Any, ...]
     state: Any
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Node:
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Take what the maker is called with."""
         node = object.__new__(cls)
         node.args = (*args, kwargs) if kwargs else args
         node.state = None
@@ -97,7 +98,8 @@ class Node:
 class FillNode(Node):
     """Gives its second argument to its first as state."""
 
-    def __new__(cls, *args: Any, **_kwargs: Any) -> Node:
+    def __new__(cls, *args: Any, **_kwargs: Any) -> Self:
+        """Hand the state over."""
         target, state = args
         target.state = state
         return object.__new__(cls)
@@ -107,6 +109,7 @@ class NamedNode(Node):
     """Something that a module holds: the same as if it had been named outright."""
 
     def __new__(cls, *args: Any, **_kwargs: Any) -> Any:
+        """Return the class that stands for the name."""
         module, name = args
         return node_class(f"{module}.{name}")
 

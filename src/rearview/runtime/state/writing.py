@@ -81,9 +81,9 @@ class Writing:
         if cls is not torch.Tensor:
             tensor = torch.Tensor._make_subclass(cls, tensor, requires_grad and not carried)  # noqa: SLF001
         if flags[0]:
-            torch._C._set_conj(tensor, True)  # noqa: SLF001, FBT003
+            torch._C._set_conj(tensor, True)  # noqa: SLF001
         if flags[1]:
-            torch._C._set_neg(tensor, True)  # noqa: SLF001, FBT003
+            torch._C._set_neg(tensor, True)  # noqa: SLF001
         if carried:
             tensor = tensors.severed(tensor)
         elif requires_grad:
@@ -107,15 +107,10 @@ class Writing:
         return arrays.small(*form)
 
     def build_function(
-        self,
-        place: programs.Place,
-        names: Sequence[str],
-        cells: Sequence[types.CellType],
-        defaults: Any,
-        kwdefaults: Any,
-        attrs: dict[str, Any],
+        self, place: programs.Place, names: Sequence[str], cells: Sequence[Any], *own: Any
     ) -> Any:
         """Return a nested function: the live program's code with the recorded closure."""
+        defaults, kwdefaults, attrs = own
         code = programs.code_at(place)
         by_name = dict(zip(names, cells, strict=True))
         closure = tuple(by_name.get(name) or types.CellType() for name in code.co_freevars)
@@ -156,7 +151,8 @@ class Writing:
 
     def build_instance(self, cls: type) -> Any:
         """Return an instance without attributes or items."""
-        return layout_of(cls).base.__new__(cls)
+        base: Any = layout_of(cls).base
+        return base.__new__(cls)
 
     def build_fill(self, obj: Any, content: Any) -> None:
         """Give it its attributes."""
