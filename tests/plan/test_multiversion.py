@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rearview.errors import PlanError
-from rearview.plan.multiversion import dynamic, order, search
+from rearview.plan.multiversion import dynamic, order
 from rearview.plan.published import depth_first_cost, lfu, parent_choice, prp, walk
+from rearview.plan.search import search
 from rearview.plan.tree import START, Cell, Do, Tree, check, merge
 
 

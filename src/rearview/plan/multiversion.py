@@ -7,17 +7,15 @@ there as long as it is let. What it has proved by then is the gap that is told.
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from rearview.errors import PlanError
 from rearview.plan.published import lfu, parent_choice, prp, walk
-from rearview.plan.tree import START, Do, Step, Tree, check
+from rearview.plan.search import search
+from rearview.plan.tree import START, Step, Tree, check
 
-State = tuple[int, frozenset[int]]
-"""Leaves still to reach, as bits, and nodes kept."""
 STATES = 300_000
 """Situations that the dynamic program may look at before it counts sizes in coarser steps."""
 
@@ -160,136 +158,3 @@ def _situations(
         if count > limit:
             return None
     return reached
-
-
-def search(
-    tree: Tree,
-    room: float,
-    *,
-    below: float = float("inf"),
-    patience: int = 20_000,
-    going: Callable[[], bool] = lambda: True,
-) -> tuple[list[Step] | None, float]:
-    """Return (steps that take less than `below`, or None; what no order can beat).
-
-    Best-first (A*) over (leaves still to reach, states kept), any order of leaves, any keeping.
-    """
-    return _Search(tree, room).run(below, patience, going)
-
-
-class _Search:
-    def __init__(self, tree: Tree, room: float) -> None:
-        self.tree = tree
-        self.room = room
-        self.leaves = tree.leaves
-        self.paths = {leaf: tree.path(START, leaf) for leaf in self.leaves}
-        loads = [cell.load for cell in tree.cells]
-        self.cheapest = min([tree.start, *loads])
-        self.free_to_keep = all(cell.save == 0 for cell in tree.cells)
-        # bit i stands for leaf i; under[n]: the leaves below node n
-        self.under = [0] * len(tree)
-        for i, leaf in enumerate(self.leaves):
-            for node in self.paths[leaf]:
-                self.under[node] |= 1 << i
-
-    def least(self, remaining: int, held: frozenset[int]) -> float:
-        """Return what the rest takes at least: each cell still needed is computed once."""
-        tree, total = self.tree, remaining.bit_count() * self.cheapest
-        counted: set[int] = set()
-        i = 0
-        while remaining >> i:
-            if remaining >> i & 1:
-                node = self.leaves[i]
-                while node != START and node not in counted and node not in held:
-                    counted.add(node)
-                    total += tree.cells[node].seconds
-                    node = tree.parent[node]
-            i += 1
-        return total
-
-    def run(
-        self, below: float, patience: int, going: Callable[[], bool]
-    ) -> tuple[list[Step] | None, float]:
-        everything = (1 << len(self.leaves)) - 1
-        start: State = (everything, frozenset())
-        spent = {start: 0.0}
-        came: dict[State, tuple[State, tuple[int, int]]] = {}
-        heap = [(self.least(*start), 0, start)]
-        number = 0
-        while heap:
-            estimate, _, state = heapq.heappop(heap)
-            if estimate >= below - 1e-9:
-                return None, below
-            if estimate > spent[state] + self.least(*state) + 1e-9:
-                continue  # reached more cheaply since
-            if not state[0]:
-                return self._steps(came, state), estimate
-            if number >= patience or not going():
-                return None, estimate
-            number += 1
-            for cost, move, then in self._moves(*state):
-                total = spent[state] + cost
-                if total < spent.get(then, float("inf")) - 1e-12:
-                    rest = self.least(*then)
-                    if total + rest >= below - 1e-9:
-                        continue
-                    spent[then] = total
-                    came[then] = (state, move)
-                    heapq.heappush(heap, (total + rest, -len(came), then))
-        return None, below
-
-    def _moves(
-        self, remaining: int, held: frozenset[int]
-    ) -> Iterator[tuple[float, tuple[int, int], State]]:
-        tree = self.tree
-        for i, leaf in enumerate(self.leaves):
-            if not remaining >> i & 1:
-                continue
-            rest = remaining & ~(1 << i)
-            useful = [n for n in held if self.under[n] & rest]
-            for near in (START, *(n for n in self.paths[leaf] if n in held)):
-                cost = tree.load(near) + tree.between(near, leaf)
-                passed = tree.path(near, leaf)[:-1]
-                fresh = [n for n in passed if self.under[n] & rest and n not in held]
-                for kept in self._keepings(useful, fresh):
-                    saving = sum(tree.cells[n].save for n in kept if n not in held)
-                    yield cost + saving, (leaf, near), (rest, kept)
-
-    def _keepings(self, held: list[int], fresh: list[int]) -> Iterator[frozenset[int]]:
-        """Yield what may be kept after a leaf; if keeping is free, only what cannot be added to."""
-        nodes = sorted((*held, *fresh), key=lambda n: -self.tree.cells[n].size)
-        sizes = [self.tree.cells[n].size for n in nodes]
-        total = sum(sizes)
-        if self.free_to_keep and total <= self.room:
-            yield frozenset(nodes)
-            return
-        chosen: list[int] = []
-
-        def take(at: int, used: float, least_left: float) -> Iterator[frozenset[int]]:
-            if at == len(nodes):
-                if not self.free_to_keep or used + least_left > self.room:
-                    yield frozenset(chosen)
-                return
-            if used + sizes[at] <= self.room:
-                chosen.append(nodes[at])
-                yield from take(at + 1, used + sizes[at], least_left)
-                chosen.pop()
-            yield from take(at + 1, used, min(least_left, sizes[at]))
-
-        yield from take(0, 0.0, float("inf"))
-
-    def _steps(self, came: dict[State, tuple[State, tuple[int, int]]], state: State) -> list[Step]:
-        chain: list[tuple[frozenset[int], int, int, frozenset[int]]] = []
-        while state in came:
-            before, (leaf, near) = came[state]
-            chain.append((before[1], leaf, near, state[1]))
-            state = before
-        steps: list[Step] = []
-        for held, leaf, near, kept in reversed(chain):
-            steps.append((Do.GO_BACK, near))
-            steps.extend((Do.DROP, node) for node in sorted(held - kept))
-            for node in self.tree.path(near, leaf):
-                steps.append((Do.COMPUTE, node))
-                if node in kept and node not in held:
-                    steps.append((Do.KEEP, node))
-        return steps
