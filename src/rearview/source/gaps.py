@@ -26,10 +26,16 @@ def line_at(
             at += 1
             if old[at - 2].strip() and len(indent_of(old[at - 2])) >= depth > 0:
                 stop = at
+    above, below = around(here.lines, lines)
+    if index == len(block.children) and start == stop:
+        for line in above:  # as many blank lines between as in the new text
+            if line or stop > len(old) or old[stop - 1].strip():
+                break
+            stop += 1
+        return stop
     gap = [line.strip() for line in old[start - 1 : stop - 1]]
     if not gap:
         return stop
-    above, below = around(here.lines, lines)
     if not above and index:
         return start
     best, choice = -1.0, start

@@ -94,9 +94,8 @@ def locate(found: Matching, spot: Spot) -> Place | Nowhere:
 
 def _anchors(found: Matching, spot: Spot) -> list[_Anchor]:
     anchors: list[_Anchor] = []
-    children = spot.block.children
-    sides = ((True, children[: spot.index][::-1]), (False, children[spot.index :]))
-    for before, siblings in sides:
+    for before in (True, False):
+        siblings = _siblings(found, spot, before=before)
         for far, new in enumerate(siblings[:REACH]):
             old = found.there.get(new)
             gives = before and bool(uses([new.tree]).writes & spot.used.reads)
@@ -107,6 +106,21 @@ def _anchors(found: Matching, spot: Spot) -> list[_Anchor]:
                 # a block put around statements that stood there before
                 anchors.append(_Anchor(inner, before, 0.7 / (1 + far), False, gives))
     return anchors
+
+
+def _siblings(found: Matching, spot: Spot, *, before: bool) -> list[Node]:
+    """Return what stands on one side, nearest first, beyond blocks the old text does not have."""
+    block, index, siblings = spot.block, spot.index, list[Node]()
+    while True:
+        children = block.children
+        siblings += children[:index][::-1] if before else children[index:]
+        owner = block.parent
+        if owner is None or owner.is_scope or owner in found.there or len(siblings) >= REACH:
+            return siblings
+        if owner.kind not in {"With", "Try"} and not any(n in found.there for n in block.children):
+            return siblings  # a branch or loop that is all new, not one put around old statements
+        assert owner.parent is not None
+        block, index = owner.parent, owner.index + (not before)
 
 
 def _edge(found: Matching, new: Node, *, last: bool) -> Node | None:
@@ -215,8 +229,8 @@ def _between(
     """Choose among places between the same anchors: by order, comment, dependence, adjacency."""
     if low == high:
         return low, 1.0
-    before = _run(spot.block.children[: spot.index][::-1], found)
-    after = _run(spot.block.children[spot.index :], found)
+    before = _run(_siblings(found, spot, before=True), found)
+    after = _run(_siblings(found, spot, before=False), found)
     gap = target.children[low:high]
     tied = [node for node in gap if conflict(spot.used, uses([node.tree]))]
     under = _under_comment(found, spot, target, low, high)
