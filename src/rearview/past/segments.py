@@ -124,14 +124,18 @@ def _ranges(segment: Segment) -> dict[str, list[tuple[int, int]]]:
     return found
 
 
-def run_facts(run: Run, version: str, checkpoints: Sequence[Checkpoint]) -> planning.RunFacts:
+def run_facts(
+    run: Run, version: str, checkpoints: Sequence[Checkpoint], *, blocked: str = ""
+) -> planning.RunFacts:
     """Return what a run measured about itself, as the planner takes it."""
     end = run.facts.get("end", {})
     main: dict[str, Any] = end.get("main") or _from_checkpoints(checkpoints)
     began = float(main.get("start", 0.0))
     if "site" not in main:
         seconds = float(end.get("seconds", 0.0))
-        return planning.RunFacts(run.id, version, start=began, setup=seconds, finished=bool(end))
+        return planning.RunFacts(
+            run.id, version, start=began, setup=seconds, finished=bool(end), blocked=blocked
+        )
     iterations = [each for count, each in main["iterations"] for _ in range(count)]
     loops = [planning.LoopFacts(main["name"], iterations, values=_values(main, len(iterations)))]
     for site, spent in main.get("inner", {}).items():
@@ -151,6 +155,7 @@ def run_facts(run: Run, version: str, checkpoints: Sequence[Checkpoint]) -> plan
         after=max(0.0, whole - float(main["left"])) if whole else 0.0,
         checkpoints=tuple(_of_main(main["site"], checkpoints)),
         finished=bool(end),
+        blocked=blocked,
     )
 
 

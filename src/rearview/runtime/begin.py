@@ -20,6 +20,7 @@ from rearview.errors import VersionError
 from rearview.model import Control, Wanted
 from rearview.remote.base import open_remote
 from rearview.runtime import api, entropy, imports, outside, shield
+from rearview.runtime.inputs import Inputs
 from rearview.runtime.jumps import Jumps
 from rearview.runtime.outside import View
 from rearview.runtime.pulse import Pulse
@@ -110,6 +111,7 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
     os.register_at_fork(after_in_child=session.forked)
     if watched:
         session.declared[CHANCE] = entropy.install(key)
+        session.inputs = Inputs()
         _watch_arguments(session)
     if not joins:
         _beat(runs, run, settings.heartbeat)

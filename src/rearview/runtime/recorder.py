@@ -17,6 +17,7 @@ import msgspec
 
 from rearview.model import Point, Step
 from rearview.runtime.frames import project_modules, qualified
+from rearview.runtime.inputs import Inputs
 from rearview.runtime.loops import Entry
 from rearview.runtime.pulse import Pulse
 from rearview.runtime.session import Session, position
@@ -50,6 +51,7 @@ class Recorder(Session):
     writer: Writer = field(kw_only=True)
     pulse: Pulse = field(kw_only=True)
     script: str = ""
+    inputs: Inputs | None = None
     signals: Signals | None = None
     """Notices when somebody asks the program to leave; None: nobody may."""
     bring: Callable[[], object] | None = None
@@ -306,6 +308,7 @@ class Recorder(Session):
             "seconds": perf_counter() - self.began,
             "costs": self.pulse.report(self.writer.costs),
             "main": self.timeline.facts(),
+            "inputs": self.inputs.facts() if self.inputs is not None else {},
             "loops": {
                 key: {
                     "entries": h.entries,
