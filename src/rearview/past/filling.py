@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from rearview.config import Settings
 from rearview.errors import RearviewError, UsageError
@@ -99,8 +100,14 @@ class Filling:
         refusals += [Refusal(run, reason) for run, reason in found.refusals]
         plan = divide(found, workers=self._workers(asked.workers), budget=asked.budget)
         explained = explain(found, plan)
-        inputs = sorted({text for one in lacking for text in changed(one.run)})
+        inputs = sorted({text for one in lacking for text in changed(one.run, self._kept(one.run))})
         return PlanReport(plan, refusals, explained.cells, inputs, explained)
+
+    def _kept(self, run: Run) -> set[Path]:
+        """Return the files that were kept with the source of a run."""
+        if not run.version:
+            return set()
+        return {self.project.root / path for path in self.versions.hashes(run.version)}
 
     def _workers(self, workers: int | None) -> int:
         return workers or self.settings.workers or len(os.sched_getaffinity(0))
@@ -152,7 +159,9 @@ class Filling:
         if not names:
             asked = tuple(probe for probe in probes.probes if probe.names)
         version = self._derived(run, dict(probes.source))
-        facts = run_facts(run, version, self.checkpoints.of(run.id), blocked=gone(run))
+        facts = run_facts(
+            run, version, self.checkpoints.of(run.id), blocked=gone(run, self._kept(run))
+        )
         missing = self._missing(run, version, names, facts.loops)
         if only is not None:
             missing = frozenset(only if missing is None else only & missing)
