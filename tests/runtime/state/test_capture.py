@@ -197,3 +197,39 @@ def test_a_trainer_resumes_in_a_fresh_process_with_extra_lines_in_its_source(tmp
     assert done.stdout.strip() == "None"
     assert pickle.loads(kept.read_bytes())[1]
     assert textwrap.dedent(SCRIPT)
+
+
+def nested(depth):
+    inner = []
+    for _ in range(depth):
+        inner = [inner]
+    return inner
+
+
+def test_something_nested_too_deeply_is_named_and_the_rest_kept(program):
+    run = program(lambda: {"good": [1], "holder": {}}, None)
+    run.names["good"].append(2)
+    run.names["deep"] = nested(100_000)
+    run.names["holder"]["too"] = nested(100_000)
+    captured, buffers = run.capture()
+    assert sorted(m.split(":")[0] for m in captured.missing) == ["deep", "holder"]
+    again = program(lambda: {"good": [1], "holder": {}}, None)
+    again.restore(captured.skeleton, buffers)
+    assert again.names["good"] == [1, 2]
+
+
+class Moody:
+    """Fails when it is looked into."""
+
+    __slots__ = ("__dict__",)
+
+    @property
+    def __dict__(self):
+        raise RuntimeError("not now")
+
+
+def test_an_object_that_fails_when_read_is_named(program):
+    run = program(lambda: {"moody": Moody(), "good": []}, None)
+    run.names["good"].append(1)
+    captured, _ = run.capture()
+    assert captured.missing == ["moody: it cannot be read (RuntimeError: not now)"]

@@ -12,8 +12,9 @@ from rearview.runtime.state import arrays
 from rearview.runtime.state.anchors import Anchors
 from rearview.runtime.state.blocks import SMALL, Blocks
 from rearview.runtime.state.builders import BUILDERS
+from rearview.runtime.state.kinds import Kind
 from rearview.runtime.state.objects import CellKind
-from rearview.runtime.state.reduce import reducer_for
+from rearview.runtime.state.reduce import Gone, reducer_for
 from rearview.runtime.state.sets import set_recipe
 
 PLAIN: Any = object()
@@ -107,10 +108,51 @@ class Reading:
             group[2].append(obj)
         found = []
         for kind, numbers, objs in groups.values():
-            content = kind.read(objs, self)
+            try:
+                content = kind.read(objs, self)
+            except Exception:
+                numbers, content = self._one_by_one(kind, numbers, objs)  # noqa: PLW2901
             if content is not None:
                 found.append((kind.name, numbers, content))
         return found
+
+    def _one_by_one(
+        self, kind: Kind, numbers: list[int], objs: list[Any]
+    ) -> tuple[list[int], list[Any]]:
+        """Read a group that failed as a whole, leaving out and naming what fails by itself."""
+        good: list[int] = []
+        contents: list[Any] = []
+        for number, obj in zip(numbers, objs, strict=True):
+            try:
+                contents.extend(kind.read([obj], self) or ())
+            except Exception as exc:
+                self.miss(obj, f"it cannot be read ({type(exc).__name__}: {exc})")
+            else:
+                good.append(number)
+        return good, contents
+
+    def prune(self, body: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the body without what makes pickling fail as a whole, each part named."""
+        roots, contents, *rest = body
+        kept_roots = {
+            name: value if self._can_dump(value) else Gone(value) for name, value in roots.items()
+        }
+        kept = []
+        for kind, numbers, group in contents:
+            good = [i for i, content in enumerate(group) if self._can_dump(content, numbers[i])]
+            kept.append((kind, [numbers[i] for i in good], [group[i] for i in good]))
+        return kept_roots, kept, *rest
+
+    def _can_dump(self, value: Any, number: int | None = None) -> bool:
+        pickler = StatePickler(io.BytesIO(), self)
+        pickler.memo = self._memo()
+        try:
+            pickler.dump(value)
+        except Exception as exc:
+            obj = value if number is None else self.alive[number]
+            self.miss(obj, f"it cannot be pickled ({type(exc).__name__}: {exc})")
+            return False
+        return True
 
     def changed_classes(self) -> list[tuple[int, type]]:
         """Return the anchors whose `__class__` was assigned since the walk."""
@@ -120,6 +162,12 @@ class Reading:
             for number, (obj, then) in enumerate(pairs)
             if type(obj) is not then and obj is not None
         ]
+
+    def again(self) -> Reading:
+        """Return a fresh start that remembers what was missing."""
+        fresh = Reading(self.anchors, self.roots, careful=True)
+        fresh.missing, fresh.lost = self.missing, self.lost
+        return fresh
 
     def shared(self) -> bool:
         """Say whether an array that was taken to stand alone shares its memory after all."""

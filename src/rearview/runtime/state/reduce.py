@@ -135,6 +135,17 @@ def _proxy(obj: Any, reading: Reading) -> Any:  # noqa: ARG001
     return BUILDERS["proxy"], (obj.__reduce_ex__.__self__,)
 
 
+class Gone:
+    """Stands for an object that made pickling fail as a whole."""
+
+    def __init__(self, obj: object) -> None:
+        self.text = type(obj).__name__
+
+
+def _gone(obj: Gone, reading: Reading) -> Any:  # noqa: ARG001
+    return BUILDERS["lost"], (f"{obj.text}: it cannot be pickled",)
+
+
 def _address(obj: Address, reading: Reading) -> Any:  # noqa: ARG001
     return BUILDERS["address"], (obj.target,)
 
@@ -285,6 +296,7 @@ _EXCLUSIVE = _measure_exclusive()
 _BY_TYPE: dict[type, Reducer] = {
     type(iter([])): _list_iterator,
     Address: _address,
+    Gone: _gone,
     types.FunctionType: _function,
     type: _class,
     types.CellType: _cell,
