@@ -27,7 +27,9 @@ class Version:
 class LineMap:
     """Where each line of the newer text stands in the older one (0: nowhere), by two diffs."""
 
-    older: tuple[int, ...]  # index = newer line, 1-based; 0 where the two diffs disagree or unmapped
+    older: tuple[
+        int, ...
+    ]  # index = newer line, 1-based; 0 where the two diffs disagree or unmapped
     inserted: frozenset[int]  # newer lines that lie in a hunk which only inserts
 
 
@@ -50,7 +52,7 @@ def busy_files(repo: Path, limit: int) -> list[str]:
         text = git(repo, "show", f"HEAD:{path}").decode("utf-8", "replace")
         if 1500 < len(text) < 250_000 and TRAINING.search(text) and LOGGING.search(text):
             hits = len(TRAINING.findall(text))
-            if hits >= 8 and re.search(r"^\s+(for|while)\b", text, re.M):
+            if hits >= 8 and re.search(r"^\s+(for|while)\b", text, re.MULTILINE):
                 found.append(path)
     return found
 
@@ -87,7 +89,9 @@ def _hunks(repo: Path, newer: str, older: str, algorithm: str) -> list[tuple[int
     for line in out.decode("utf-8", "replace").split("\n"):
         if found := HUNK.match(line):
             a, n, b, m = found.groups()
-            hunks.append((int(a), int(n or 1) if n != "0" else 0, int(b), int(m or 1) if m != "0" else 0))
+            hunks.append(
+                (int(a), int(n or 1) if n != "0" else 0, int(b), int(m or 1) if m != "0" else 0)
+            )
     return hunks
 
 

@@ -12,7 +12,9 @@ import re
 
 from mine import parse, tokens
 
-BARRIERS = re.compile(r"^(step|backward|zero_grad|load_state_dict|train|eval|clip_grad\w*|reset|update|all_reduce|barrier)$")
+BARRIERS = re.compile(
+    r"^(step|backward|zero_grad|load_state_dict|train|eval|clip_grad\w*|reset|update|all_reduce|barrier)$"
+)
 SINKS = re.compile(r"^(print|log\w*|info|debug|warning|add_\w+|write|append|set_\w+|format|len|int|float|str|item|round|sum|min|max|join|time|record\w*)$")  # fmt: skip
 
 
@@ -96,7 +98,9 @@ def _root(node: ast.AST) -> str:
 def _free(carried: ast.stmt, other: ast.stmt) -> bool:
     changed = _names(other, (ast.Store, ast.Del))
     for node in ast.walk(other):
-        if isinstance(node, (ast.Return, ast.Break, ast.Continue, ast.Raise, ast.Yield, ast.YieldFrom)):
+        if isinstance(
+            node, (ast.Return, ast.Break, ast.Continue, ast.Raise, ast.Yield, ast.YieldFrom)
+        ):
             return False
         if isinstance(node, (ast.Attribute, ast.Subscript)) and isinstance(node.ctx, ast.Store):
             changed.add(_root(node))
