@@ -62,7 +62,9 @@ def by_merge_file(new: str, lines: tuple[int, int], old: str) -> Answer:
 def _write(folder: str, new: str, lines: tuple[int, int], old: str) -> tuple[Path, Path, Path]:
     all_new = new.split("\n")
     base, theirs, ours = (Path(folder) / name for name in ("base", "theirs", "ours"))
-    base.write_bytes("\n".join(all_new[: lines[0] - 1] + all_new[lines[1] :]).encode("utf-8", "replace"))
+    base.write_bytes(
+        "\n".join(all_new[: lines[0] - 1] + all_new[lines[1] :]).encode("utf-8", "replace")
+    )
     theirs.write_bytes(new.encode("utf-8", "replace"))
     ours.write_bytes(old.encode("utf-8", "replace"))
     return base, theirs, ours

@@ -27,7 +27,10 @@ from synthetic import cases as synthetic_cases
 
 def load(path: Path) -> list[Case]:
     rows = [json.loads(line) for line in path.read_text().splitlines()]
-    return [Case(**{**row, "commits": tuple(row["commits"]), "lines": tuple(row["lines"])}) for row in rows]
+    return [
+        Case(**{**row, "commits": tuple(row["commits"]), "lines": tuple(row["lines"])})
+        for row in rows
+    ]
 
 
 def mined(paths: list[Path]) -> list[Case]:
@@ -52,7 +55,18 @@ def measure(cases: list[Case], methods: list[str]) -> dict[str, list[tuple[Case,
 
 
 def table(results: dict[str, list[tuple[Case, str, float]]]) -> None:
-    head = ("method", "cases", "exact", "equivalent", "wrong", "refused", "must refuse", "did", "median ms", "p95 ms")
+    head = (
+        "method",
+        "cases",
+        "exact",
+        "equivalent",
+        "wrong",
+        "refused",
+        "must refuse",
+        "did",
+        "median ms",
+        "p95 ms",
+    )
     print("| " + " | ".join(head) + " |\n|" + "---|" * len(head))
     for name, rows in results.items():
         has = [v for c, v, _ in rows if c.line is not None]
@@ -70,7 +84,7 @@ def table(results: dict[str, list[tuple[Case, str, float]]]) -> None:
 
 
 def share(part: int, whole: int) -> str:
-    return f"{100 * part / whole:.1f} %" if whole else "–"
+    return f"{100 * part / whole:.1f} %" if whole else "-"
 
 
 def strata(rows: list[tuple[Case, str, float]], key) -> None:
@@ -78,11 +92,16 @@ def strata(rows: list[tuple[Case, str, float]], key) -> None:
     for case, judged, _ in rows:
         groups[key(case)][judged] += 1
     for group, count in sorted(groups.items(), key=lambda item: str(item[0]).zfill(12)):
-        print(f"  {group!s:16} {count.total():5}  " + ", ".join(f"{k} {v}" for k, v in count.most_common()))
+        print(
+            f"  {group!s:16} {count.total():5}  "
+            + ", ".join(f"{k} {v}" for k, v in count.most_common())
+        )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("what", choices=["synthetic", "ecological", "mine"])
     parser.add_argument("paths", nargs="*", type=Path)
     parser.add_argument("--count", type=int, default=20)
@@ -103,7 +122,11 @@ def main() -> None:
         cases = mined(options.paths)
     results = measure(cases, options.only or list(METHODS))
     table(results)
-    for title, key in (("kind", lambda c: c.kind), ("distance", lambda c: c.distance), ("history", lambda c: c.repo)):
+    for title, key in (
+        ("kind", lambda c: c.kind),
+        ("distance", lambda c: c.distance),
+        ("history", lambda c: c.repo),
+    ):
         print(f"\nrearview by {title}:")
         strata(results["rearview"], key)
 

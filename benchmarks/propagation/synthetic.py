@@ -59,7 +59,11 @@ def rename(tree: ast.AST, rng: random.Random) -> None:
 
 
 def rename_function(tree: ast.AST, rng: random.Random) -> None:
-    options = [n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and not n.name.startswith("__")]
+    options = [
+        n.name
+        for n in ast.walk(tree)
+        if isinstance(n, ast.FunctionDef) and not n.name.startswith("__")
+    ]
     before = rng.choice(options)
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and node.name == before:
@@ -105,7 +109,9 @@ def wrap(tree: ast.AST, rng: random.Random) -> None:
         return
     if isinstance(run[0], ast.Expr) and isinstance(run[0].value, ast.Constant):
         return
-    head = rng.choice(["with torch.profiler.record_function('part'):", "if enabled():", "with timer:"])
+    head = rng.choice(
+        ["with torch.profiler.record_function('part'):", "if enabled():", "with timer:"]
+    )
     shell = ast.parse(head + "\n    pass").body[0]
     shell.body = run
     body[start:end] = [shell]
@@ -113,7 +119,9 @@ def wrap(tree: ast.AST, rng: random.Random) -> None:
 
 def loop_around(tree: ast.AST, rng: random.Random) -> None:
     """Put a new loop around a loop."""
-    loops = [(b, i) for b in blocks(tree) for i, s in enumerate(b) if isinstance(s, (ast.For, ast.While))]
+    loops = [
+        (b, i) for b in blocks(tree) for i, s in enumerate(b) if isinstance(s, (ast.For, ast.While))
+    ]
     body, at = rng.choice(loops)
     shell = ast.parse("for repeat in range(repeats):\n    pass").body[0]
     shell.body = [body[at]]
@@ -121,14 +129,28 @@ def loop_around(tree: ast.AST, rng: random.Random) -> None:
 
 
 def insert(tree: ast.AST, rng: random.Random) -> None:
-    extra = rng.choice(["counter = tick()", "check(state_of_things)", "notes.append('here')", "if debug:\n    dump()"])
-    body = rng.choice([b for b in blocks(tree) if not isinstance(b[0], (ast.Import, ast.ImportFrom))])
+    extra = rng.choice(
+        [
+            "counter = tick()",
+            "check(state_of_things)",
+            "notes.append('here')",
+            "if debug:\n    dump()",
+        ]
+    )
+    body = rng.choice(
+        [b for b in blocks(tree) if not isinstance(b[0], (ast.Import, ast.ImportFrom))]
+    )
     body.insert(rng.randrange(len(body) + 1), ast.parse(extra).body[0])
 
 
 def delete(tree: ast.AST, rng: random.Random) -> None:
     """Delete a statement that binds nothing, near or far from the probe."""
-    options = [(b, s) for b in blocks(tree) for s in b if len(b) > 2 and isinstance(s, ast.Expr) and not marked(s)]
+    options = [
+        (b, s)
+        for b in blocks(tree)
+        for s in b
+        if len(b) > 2 and isinstance(s, ast.Expr) and not marked(s)
+    ]
     if options:
         body, stmt = rng.choice(options)
         body.remove(stmt)
@@ -142,7 +164,9 @@ def header(tree: ast.AST, rng: random.Random) -> None:
     elif rng.random() < 0.5:
         loop.iter = ast.parse(f"progress({ast.unparse(loop.iter)})").body[0].value
     else:
-        loop.target = ast.parse(f"index, {'(' + ast.unparse(loop.target) + ')'} = 1").body[0].targets[0]
+        loop.target = (
+            ast.parse(f"index, {'(' + ast.unparse(loop.target) + ')'} = 1").body[0].targets[0]
+        )
         loop.iter = ast.parse(f"enumerate({ast.unparse(loop.iter)})").body[0].value
 
 
@@ -153,21 +177,29 @@ def extract(tree: ast.AST, rng: random.Random) -> None:
     for body in bodies:
         start = rng.randrange(len(body) - 2)
         run = body[start : start + 3]
-        if not all(map(simple, run)) or any(isinstance(n, ast.Await) for s in run for n in ast.walk(s)):
+        if not all(map(simple, run)) or any(
+            isinstance(n, ast.Await) for s in run for n in ast.walk(s)
+        ):
             continue
-        if body is tree.body or isinstance(run[0], ast.Expr) and isinstance(run[0].value, ast.Constant):
+        if body is tree.body or (
+            isinstance(run[0], ast.Expr) and isinstance(run[0].value, ast.Constant)
+        ):
             continue
         bound = sorted(set().union(*(names(s, ast.Store) for s in run)))
         known = {a.arg for n in ast.walk(tree) if isinstance(n, ast.arguments) for a in n.args}
         known |= names(tree, ast.Store)
         read = sorted(set().union(*(names(s, ast.Load) for s in run)) & known | {b for b in bound if any(isinstance(s, ast.AugAssign) for s in run)})  # fmt: skip
         result = ", ".join(bound)
-        function = ast.parse(f"def part({', '.join(read)}):\n    pass" + (f"\n    return {result}" if bound else ""))
+        function = ast.parse(
+            f"def part({', '.join(read)}):\n    pass" + (f"\n    return {result}" if bound else "")
+        )
         shell = function.body[0]
         shell.body[:1] = run
         call = f"{result} = " * bool(bound) + f"part({', '.join(read)})"
         body[start : start + 3] = ast.parse(call).body
-        at = next(i for i, s in enumerate(tree.body) if isinstance(s, (ast.FunctionDef, ast.ClassDef)))
+        at = next(
+            i for i, s in enumerate(tree.body) if isinstance(s, (ast.FunctionDef, ast.ClassDef))
+        )
         tree.body.insert(at, shell)
         return
 
@@ -176,7 +208,9 @@ def hints(tree: ast.AST, rng: random.Random) -> None:
     for body in blocks(tree):
         for at, stmt in enumerate(body):
             if isinstance(stmt, ast.Assign) and len(stmt.targets) == 1 and isinstance(stmt.targets[0], ast.Name) and rng.random() < 0.5:  # fmt: skip
-                body[at] = ast.AnnAssign(stmt.targets[0], ast.Name("object", ast.Load()), stmt.value, 1)
+                body[at] = ast.AnnAssign(
+                    stmt.targets[0], ast.Name("object", ast.Load()), stmt.value, 1
+                )
     for node in ast.walk(tree):
         if isinstance(node, ast.arg) and node.arg != "self":
             node.annotation = ast.Name("object", ast.Load())
@@ -190,8 +224,16 @@ def reformat(tree: ast.AST, rng: random.Random) -> None:
 def comments(text: str, rng: random.Random) -> str:
     out = []
     for line in text.split("\n"):
-        if line.strip() and rng.random() < 0.2 and not line.lstrip().startswith(("else", "elif", "except", ")", "]")):
-            out.append(re.match(r"\s*", line)[0] + "# " + rng.choice(["why", "see the paper", "to be sure"]))
+        if (
+            line.strip()
+            and rng.random() < 0.2
+            and not line.lstrip().startswith(("else", "elif", "except", ")", "]"))
+        ):
+            out.append(
+                re.match(r"\s*", line)[0]
+                + "# "
+                + rng.choice(["why", "see the paper", "to be sure"])
+            )
         out.append(line)
     return "\n".join(out)
 
@@ -215,11 +257,21 @@ def probes(tree: ast.AST, rng: random.Random) -> ast.AST:
     spots = []
     for body in blocks(tree):
         for at, stmt in enumerate(body):
-            bound = sorted(names(stmt, ast.Store)) if isinstance(stmt, (ast.Assign, ast.AugAssign)) else []
+            bound = (
+                sorted(names(stmt, ast.Store))
+                if isinstance(stmt, (ast.Assign, ast.AugAssign))
+                else []
+            )
             if bound and bound != ["_"]:
-                spots.append((body, at, [b for b in bound if b != "_"][0]))
+                spots.append((body, at, next(b for b in bound if b != "_")))
     body, at, name = rng.choice(spots)
-    form = rng.choice(["print('{m}', {n})", "if verbose:\n    print('{m}', {n})", "log('{m}', value={n}, note=f'{{{n}}}')"])
+    form = rng.choice(
+        [
+            "print('{m}', {n})",
+            "if verbose:\n    print('{m}', {n})",
+            "log('{m}', value={n}, note=f'{{{n}}}')",
+        ]
+    )
     body.insert(at + 1, ast.parse(form.format(m=MARK, n=name)).body[0])
     return tree
 
@@ -231,7 +283,12 @@ def find(text: str) -> tuple[int, int] | None:
     for body in blocks(tree):
         for stmt in body:
             inner = [s for b in blocks(stmt) for s in b if marked(s)]
-            short = isinstance(stmt, ast.If) and len(inner) == 1 and len(stmt.body) == 1 and "verbose" in ast.unparse(stmt.test)
+            short = (
+                isinstance(stmt, ast.If)
+                and len(inner) == 1
+                and len(stmt.body) == 1
+                and "verbose" in ast.unparse(stmt.test)
+            )
             if marked(stmt) and (not inner or short):
                 return stmt.lineno, stmt.end_lineno
     return None
@@ -264,4 +321,19 @@ def cases(count: int, seed: int = 0) -> Iterator[tuple[str, Case]]:
         taken = "\n".join(lines[two[0] - 1 : two[1]])
         without = "\n".join(lines[: two[0] - 1] + lines[two[1] :])
         kind = plan[0] if len(plan) == 1 else f"{len(plan)} at once"
-        yield kind, Case("synthetic", name, ("", ""), len(plan), kind, "simple", new, one, without, two[0], taken)
+        yield (
+            kind,
+            Case(
+                "synthetic",
+                name,
+                ("", ""),
+                len(plan),
+                kind,
+                "simple",
+                new,
+                one,
+                without,
+                two[0],
+                taken,
+            ),
+        )

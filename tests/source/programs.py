@@ -26,7 +26,9 @@ def simple(draw):
 
 
 def block(depth):
-    return st.lists(statement(depth), min_size=1, max_size=4).map(lambda parts: sum(parts, []))
+    return st.lists(statement(depth), min_size=1, max_size=4).map(
+        lambda parts: [each for part in parts for each in part]
+    )
 
 
 def statement(depth):
@@ -59,15 +61,21 @@ def compound(draw, depth):
     if head.startswith("match"):
         return [head, ("I", "case {'k': value}:"), *[("I", each) for each in inner]]
     if head.startswith("if") and draw(st.booleans()):
-        return [head, *inner, "else:", *[("I", line) for line in draw(block(depth - 1))], ("I", "pass")]
+        return [
+            head,
+            *inner,
+            "else:",
+            *[("I", line) for line in draw(block(depth - 1))],
+            ("I", "pass"),
+        ]
     return [head, *inner]
 
 
 def written(parts, indent, end):
     """Return the program as text."""
     lines = []
-    for part in parts:
-        depth = 0
+    for each in parts:
+        depth, part = 0, each
         while isinstance(part, tuple):
             depth, part = depth + 1, part[1]
         lines.append(indent * depth + part.replace("\n", end))

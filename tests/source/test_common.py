@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,7 +13,7 @@ ITEMS = st.lists(st.integers(0, 5), max_size=30)
 def test_pairs_are_equal_items_in_rising_order(ones, twos):
     pairs = align(ones, twos)
     assert all(ones[i] == twos[j] for i, j in pairs)
-    assert all(a < c and b < d for (a, b), (c, d) in zip(pairs, pairs[1:], strict=False))
+    assert all(a < c and b < d for (a, b), (c, d) in pairwise(pairs))
 
 
 @given(ITEMS)

@@ -1,8 +1,9 @@
 import ast
 
-from rearview.source.flow import conflict, definition, uses, visible
+from rearview.source.flow import definition, visible
 from rearview.source.text import parse
 from rearview.source.tree import grow
+from rearview.source.uses import conflict, uses
 
 
 def of(text):

@@ -45,7 +45,9 @@ def test_what_is_carried_parses_and_can_be_taken_out_byte_for_byte(program, data
     dropped = data.draw(st.sets(st.integers(0, max(0, len(parts) - 1)), max_size=3))
     renamed = data.draw(st.sampled_from(["loss", "x", "total", "nothing"]))
     kept = [part for at, part in enumerate(parts) if at not in dropped]
-    old = written(kept, data.draw(st.sampled_from(["    ", "\t"])), data.draw(st.sampled_from(["\n", "\r\n"])))
+    old = written(
+        kept, data.draw(st.sampled_from(["    ", "\t"])), data.draw(st.sampled_from(["\n", "\r\n"]))
+    )
     old = old.replace(renamed, "former")
     if data.draw(st.booleans()):
         old = old.rstrip("\r\n")

@@ -8,7 +8,11 @@ from rearview.source.text import parse
 
 def shown(text, lines, **options):
     parsed = parse(text)
-    trees = [node for node in ast.walk(parsed.tree) if isinstance(node, ast.stmt) and lines[0] <= node.lineno <= lines[1]]
+    trees = [
+        node
+        for node in ast.walk(parsed.tree)
+        if isinstance(node, ast.stmt) and lines[0] <= node.lineno <= lines[1]
+    ]
     given = {"renamed": {}, "indent": "", "unit": "    ", "end": "\n", **options}
     return render(parsed, lines, trees, **given)
 

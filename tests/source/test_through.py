@@ -19,7 +19,9 @@ def test_a_helper_and_its_import_come_with_the_statement():
     assert not found.refused
     text = found.files["t.py"]
     assert text.index("import rearview") < text.index("def norm") < text.index("rearview.log")
-    assert [line for line in found.diff.split("\n") if line.startswith("-") and line[1] != "-"] == []
+    assert [
+        line for line in found.diff.split("\n") if line.startswith("-") and line[1] != "-"
+    ] == []
     assert [placed.path for placed in found.placed] == ["t.py"] * 3
 
 
@@ -55,7 +57,9 @@ def test_step_by_step_reaches_what_cannot_be_reached_straight():
     one = "def t(m):\n    score = m.run(data)\n    m.save(score)\n"
     two = "def t(m):\n    s = m.run(data)\n    m.save(s)\n"
     three = "def t(m):\n    s = m.go(items, 3, key=None)\n    m.save(s)\n"
-    found = through({"t.py": new}, [Statement("t.py", (3, 3))], [{"t.py": t} for t in (one, two, three)])
+    found = through(
+        {"t.py": new}, [Statement("t.py", (3, 3))], [{"t.py": t} for t in (one, two, three)]
+    )
     assert [outcome.refused for outcome in found] == [False, False, False]
     assert "print(s)" in found[2].files["t.py"]
 

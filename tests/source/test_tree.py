@@ -8,7 +8,7 @@ def tree(text, **options):
 
 def test_formatting_does_not_change_the_words():
     one = words("f(a, 'x', b=[1, 2])")
-    two = words("f(\n    a,\n    \"x\",  # why\n    b=[\n        1,\n        2,\n    ],\n)")
+    two = words('f(\n    a,\n    "x",  # why\n    b=[\n        1,\n        2,\n    ],\n)')
     assert one == two
 
 
@@ -35,7 +35,12 @@ def test_left_out_lines_are_not_in_the_tree():
 
 
 def test_a_statement_after_a_semicolon_does_not_lead_its_line():
-    assert [node.leads for node in tree("a; b\nif x: c\n").statements()] == [True, False, True, False]
+    assert [node.leads for node in tree("a; b\nif x: c\n").statements()] == [
+        True,
+        False,
+        True,
+        False,
+    ]
 
 
 def test_a_chain_of_a_thousand_branches_is_no_problem():

@@ -4,11 +4,10 @@ import argparse
 import time
 
 import torch
-from torch import nn
-from torch.utils.data import DataLoader
-
 from project.data import Pictures
 from project.nets import build
+from torch import nn
+from torch.utils.data import DataLoader
 
 
 def parse_args():
