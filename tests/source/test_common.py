@@ -3,7 +3,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rearview.source import align as room
+from rearview.source import common as room
 from rearview.source.common import align
 
 ITEMS = st.lists(st.integers(0, 5), max_size=30)
