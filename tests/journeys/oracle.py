@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import rearview
 import rearview.past as past
 from rearview.execute.executor import Task
 from rearview.model import Checkpoint
@@ -114,7 +115,7 @@ class Zygote:
 
     def __init__(self, folder: Path) -> None:
         self.address = str(folder / "zygote")
-        source = str(Path(past.__file__).parent.parent)
+        source = str(Path(rearview.__file__).parent.parent.resolve())
         self.environment = {
             **os.environ,
             "PYTHONHASHSEED": SEED,
@@ -128,9 +129,8 @@ class Zygote:
         self.process = subprocess.Popen(
             [sys.executable, "-P", str(script), self.address], env=self.environment
         )
-        for _ in range(1200):
-            if os.path.exists(self.address):
-                break
+        while not os.path.exists(self.address):
+            assert self.process.poll() is None, "the zygote could not start"
             time.sleep(0.05)
 
     def start(self, task: Task, slot: int) -> Forked:

@@ -51,7 +51,13 @@ def install(key: bytes) -> Stream:
     random.seed(int.from_bytes(stream.read(32), "big"))
     os.register_at_fork(after_in_child=remove)
     after_import("torch", functools.partial(_seed_torch, key=key))
+    after_import("numpy.random", functools.partial(_seed_numpy, key=key))
     return stream
+
+
+def _seed_numpy(module: ModuleType, *, key: bytes) -> None:
+    """Let NumPy's global generator follow `key`, also if something imported it before us."""
+    module.seed(int.from_bytes(hashlib.sha256(key + b"numpy").digest()[:4], "big"))
 
 
 def _seed_torch(torch: ModuleType, *, key: bytes) -> None:

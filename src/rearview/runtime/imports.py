@@ -6,18 +6,21 @@ import ast
 import builtins
 import importlib.machinery
 import importlib.util
+import itertools
 import linecache
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
+from rearview.runtime.entropy import after_import
 from rearview.runtime.loops import Habit
 from rearview.runtime.outside import View
-from rearview.source.instrument import HOOK, instrument
+from rearview.runtime.state.iterators import Walk, watch_loaders
+from rearview.source.instrument import HOOK, WALK, instrument
 from rearview.source.shield import Places, shield_tree
 
 if TYPE_CHECKING:
@@ -102,10 +105,34 @@ class Finder:
 
 def install(compiler: Compiler) -> None:
     """Let imports of project files go through `compiler` from now on."""
-    builtins.__dict__[HOOK] = compiler.session.hook
+    _hook(compiler.session, _never)
+    builtins.__dict__[WALK] = Walk
+    after_import("torch.utils.data.dataloader", watch_loaders)
+    after_import(
+        "torch.compiler", lambda found: _hook(compiler.session, found.is_dynamo_compiling)
+    )
     position = next(
         (i for i, f in enumerate(sys.meta_path) if f is importlib.machinery.PathFinder),
         len(sys.meta_path),
     )
     finder: Any = Finder(compiler)
     sys.meta_path.insert(position, finder)
+
+
+def _never() -> bool:
+    return False
+
+
+def _hook(session: Session, compiling: Callable[[], bool]) -> None:
+    """Make what instrumented code calls known to it.
+
+    While `torch.compile` traces a function, its loops are left alone.
+    """
+
+    def hook(site: str, iterable: Any) -> Any:
+        if compiling():
+            return itertools.repeat(None) if iterable is None else iterable
+        return session.hook(site, iterable, sys._getframe(1))
+
+    vars(hook)["scalar"] = session.scalar
+    builtins.__dict__[HOOK] = hook

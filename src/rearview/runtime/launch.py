@@ -150,7 +150,7 @@ def strip(trace: TracebackType | None) -> TracebackType | None:
         if not trace.tb_frame.f_code.co_filename.startswith((_HERE, "<frozen runpy")):
             kept = [*kept, trace]
         trace = trace.tb_next
-    for one, following in zip(kept, [*kept[1:], None], strict=True):
+    for one, following in zip(kept, [*kept[1:], None], strict=False):
         one.tb_next = following
     return kept[0] if kept else None
 

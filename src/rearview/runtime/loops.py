@@ -15,6 +15,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from rearview.model import Step
+from rearview.runtime.state.iterators import Walk
 from rearview.source.instrument import Site
 
 if TYPE_CHECKING:
@@ -57,6 +58,10 @@ class Entry:
     counter: Any = None
     sliced: int = 0
     sequence: range | None = None
+    source: Any = None
+    """Iterator that the items come from."""
+    walk: Walk | None = None
+    """Counts the items of a loop in a generator, which may be set forward under the loop."""
     ordinals: dict[str, int] = field(default_factory=dict)
     """Entries of loops inside, in the current iteration."""
 
@@ -68,6 +73,8 @@ class Entry:
     @property
     def now(self) -> int:
         """Index of the iteration under way, also in the middle of a slice."""
+        if self.walk is not None:
+            return self.walk.count - 1
         if self.counter is None:
             return self.index
         return self.index + self.sliced - length_hint(self.counter)
@@ -95,6 +102,8 @@ def iterate(session: Session, entry: Entry, iterable: Any) -> Generator[Iterable
     """
     source: Iterator[Any] = repeat(None) if iterable is None else iter(iterable)
     entry.sequence = iterable if isinstance(iterable, range) else None
+    entry.walk = iterable if type(iterable) is Walk else None
+    entry.source = source
     size = 1
     ended = False
     entry.started = last = perf_counter()

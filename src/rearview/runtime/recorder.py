@@ -82,10 +82,12 @@ class Recorder(Session):
     def leave(self, entry: Entry, frame: FrameType | None, *, ended: bool) -> None:
         """Note what a loop took."""
         outermost = self.nest is not None and self.nest.entry is entry
+        if outermost and not ended and not _untried(entry, frame):
+            self.timeline.turn(entry.now + 1, self.pulse.waited)
         super().leave(entry, frame, ended=ended)
         if outermost:
             self.timeline.leave(entry.sequence)
-        elif len(self.stack) == 1:
+        elif len(self.stack) == 1 and not entry.site.loose:
             self.timeline.inside(
                 entry.site.id, perf_counter() - entry.started, max(0, entry.now + 1)
             )
@@ -171,7 +173,7 @@ class Recorder(Session):
 
     def consider(self, entry: Entry, index: int, edge: str, frame: FrameType) -> None:
         """Save if the policy finds that it pays."""
-        depth = sum(not other.site.loose for other in self.stack) - 1
+        depth = len(self.stack) - 1
         if edge == END and depth == 1:
             depth = 0  # what an iteration of the outermost loop leaves to be skipped to
         begun = perf_counter()
@@ -228,7 +230,7 @@ class Recorder(Session):
 
     def place(self, entry: Entry, index: int) -> Point:
         """Return the point whose start or end a checkpoint of `entry` marks."""
-        steps = [other.step() for other in self.stack if not other.site.loose]
+        steps = [other.step() for other in self.stack]
         known = entry.sequence[index] if entry.sequence and index < len(entry.sequence) else None
         steps[-1] = Step(entry.site.name, index, None if known == index else known)
         return Point(tuple(steps))
@@ -236,7 +238,7 @@ class Recorder(Session):
     def log(self, items: Mapping[str, Any]) -> None:
         """Append values at the current point; once this returns, a kill does not lose them."""
         try:
-            if not (self.stack and self.stack[-1].habit.loud):
+            if self.loose or not (self.stack and self.stack[-1].habit.loud):
                 self.loudly()
             self.records.append(self.prefix(), list(items.items()))
         except Exception as exc:
@@ -331,3 +333,12 @@ class Recorder(Session):
             yield self.script
         for _, module in project_modules(self.belongs):
             yield str(module.__file__)
+
+
+def _untried(entry: Entry, frame: FrameType | None) -> bool:
+    """Say whether a `while` loop ended at its test, so that the last turn had no body."""
+    if frame is None or id(frame) != entry.frame:
+        return False
+    here = position(frame)
+    heads = [place for place in entry.site.breaks if place[0] == entry.site.line]
+    return bool(heads) and here == min(heads)

@@ -80,7 +80,7 @@ class Replayer(Session):
 
     def needed(self, entry: Entry) -> bool:
         """Say whether something inside this loop is wanted, at the current iterations around it."""
-        around = [other for other in self.stack if other is not entry and not other.site.loose]
+        around = [other for other in self.stack if other is not entry]
         if not all(self.in_range(other.site.name, other.now) for other in around):
             return False
         if self.wanted.everywhere:

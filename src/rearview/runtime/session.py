@@ -18,6 +18,7 @@ from rearview.runtime.frames import project_frames, roots
 from rearview.runtime.loops import Entry, Habit, iterate
 from rearview.runtime.outside import View
 from rearview.runtime.state.anchors import Anchors
+from rearview.runtime.state.iterators import feeding
 from rearview.source.instrument import Site
 from rearview.store.project import FOLDER, Project
 
@@ -56,6 +57,8 @@ class Nest:
     """Iteration of the outermost loop at whose start the anchors were walked."""
     names: tuple[str, ...] = ()
     """Roots of that walk."""
+    feeds: list[Any] | None = None
+    """Generators and iterators of loaders that the outermost loop draws from."""
     seconds: float = 0.0
 
 
@@ -84,7 +87,8 @@ class Session:
     """Exit code, once the program has ended."""
     watching: bool = True
     """False in threads and forked children, where loops are left alone."""
-    loose: int = 0
+    loose: list[Entry] = field(default_factory=list)
+    """Loops in generators and coroutines: suspended and resumed in any order, so not stacked."""
 
     def __post_init__(self) -> None:
         self.thread = threading.get_ident()
@@ -112,16 +116,21 @@ class Session:
         """Return where a file of the program is, which in a replay is not where it seems."""
         return path if self.view is None else str(self.view.real(path))
 
-    def hook(self, site: str, iterable: Any) -> Any:
-        """Stand in for a loop's iterable; this is what instrumented code calls."""
+    def hook(self, site: str, iterable: Any, frame: FrameType) -> Any:
+        """Stand in for the iterable of a loop in `frame`."""
         habit = self.habits.get(site)
         if habit is None or habit.quiet or threading.get_ident() != self.thread:
             return _forever() if iterable is None else iterable
         if not self.watching:
             return _forever() if iterable is None else iterable
         if type(iterable) is Explicit:
-            return self.enter(iterable.habit, iterable.iterable, sys._getframe(1))
-        return self.enter(habit, iterable, sys._getframe(1))
+            return self.enter(iterable.habit, iterable.iterable, frame)
+        return self.enter(habit, iterable, frame)
+
+    def scalar(self, name: str, value: Any) -> None:
+        """Log what was assigned in a loop, if it is a plain number; text and the like are not."""
+        if type(value) in (int, float, bool) and threading.get_ident() == self.thread:
+            self.log({name: value})
 
     def named(self, name: str) -> Habit:
         """Return what is known of the loop that the user named `name`."""
@@ -134,9 +143,11 @@ class Session:
 
     def enter(self, habit: Habit, iterable: Any, frame: FrameType) -> Iterator[Any]:
         """Return an iterator over `iterable` that tells this session of every iteration."""
-        counts = self.stack[-1].ordinals if self.stack else self.ordinals
-        ordinal = counts.get(habit.site.id, 0)
-        counts[habit.site.id] = ordinal + 1
+        ordinal = 0
+        if not habit.site.loose:
+            counts = self.stack[-1].ordinals if self.stack else self.ordinals
+            ordinal = counts.get(habit.site.id, 0)
+            counts[habit.site.id] = ordinal + 1
         entry = Entry(habit, ordinal, id(frame))
         habit.entries += 1
         if iterable is not None:
@@ -152,26 +163,33 @@ class Session:
     def push(self, entry: Entry) -> None:
         """Put a loop on the stack: its first iteration is about to begin."""
         if entry.site.loose:
-            self.loose += 1
-        elif not any(not other.site.loose for other in self.stack):
+            self.loose.append(entry)
+            return
+        if not self.stack:
             self.nest = Nest(entry)
             entry.habit.outermost = True
         self.stack.append(entry)
 
     def leave(self, entry: Entry, frame: FrameType | None, *, ended: bool) -> None:
         """Take a loop off the stack, however it was left."""
-        if entry not in self.stack:
+        if entry.site.loose:
+            self.loose = [other for other in self.loose if other is not entry]
+            self._learn(entry)
+            return
+        if not any(other is entry for other in self.stack):
             return
         if not ended and frame is not None and id(frame) == entry.frame:
             self.broken(entry, frame)
         while self.stack:
             last = self.stack.pop()
-            if last.site.loose:
-                self.loose -= 1
             if self.nest is not None and self.nest.entry is last:
                 self.nest = None
             if last is entry:
                 break
+        self._learn(entry)
+
+    def _learn(self, entry: Entry) -> None:
+        """Take in what a loop took; one that is brief and says nothing is left alone from now on."""
         habit = entry.habit
         seconds = perf_counter() - entry.started
         count = max(entry.now + 1, 0)
@@ -193,11 +211,19 @@ class Session:
         """Return where the program is now."""
         if threading.get_ident() != self.thread:
             return Point()
-        stack = self.stack
-        if self.loose:
-            running = set(_frames())
-            stack = [e for e in stack if not e.site.loose or e.frame in running]
-        return Point(tuple(entry.step() for entry in stack))
+        return Point(tuple(entry.step() for entry in self.running()))
+
+    def running(self) -> list[Entry]:
+        """Return the loops around the statement being executed, outermost first."""
+        if not self.loose:
+            return self.stack
+        frames = list(_frames())
+        depth = {frame: -k for k, frame in enumerate(frames)}
+        loose = [entry for entry in self.loose if entry.frame in depth]
+        if not loose:
+            return self.stack
+        # By the frames they run in: a generator was perhaps begun outside the loops around it now.
+        return sorted([*self.stack, *loose], key=lambda e: depth.get(e.frame, -len(frames)))
 
     def path(self, entry: Entry, index: int) -> list[list[Any]]:
         """Return the stack down to `entry`, as checkpoints are found by."""
@@ -205,16 +231,23 @@ class Session:
         for other in self.stack:
             if other is entry:
                 break
-            if not other.site.loose:
-                steps.append([other.site.id, other.ordinal, other.now])
+            steps.append([other.site.id, other.ordinal, other.now])
         return [*steps, [entry.site.id, entry.ordinal, index]]
 
     def roots(self, frame: FrameType) -> tuple[dict[str, Any], list[FrameType]]:
         """Return what the state starts from, and the frames it lies in."""
         frames = project_frames(frame, self.belongs)
         found = roots(frames, self.belongs)
+        if self.nest is not None:
+            found.update(self._sources(self.nest))
         found.update((f"declared::{name}", obj) for name, obj in self.declared.items())
         return found, frames
+
+    def _sources(self, nest: Nest) -> dict[str, Any]:
+        """Return the generators and loaders that feed the outermost loop: they are state too."""
+        if nest.feeds is None:
+            nest.feeds = feeding(nest.entry.source, self.is_project_module)
+        return {f"loop:{n}:{nest.entry.site.id}": one for n, one in enumerate(nest.feeds)}
 
     def anchor(self, nest: Nest, index: int, found: Mapping[str, Any]) -> Anchors:
         """Walk the objects that exist now; later checkpoints of this nest refer to them."""
@@ -234,7 +267,7 @@ class Session:
 
     def loudly(self) -> None:
         """Remember that something was logged in the loops being executed."""
-        for entry in self.stack:
+        for entry in self.running():
             entry.habit.loud = True
 
     # What recording and replaying do differently.

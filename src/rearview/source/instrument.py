@@ -21,6 +21,15 @@ HOOK = "__rearview__"
 TURN = "__rearview_turn__"
 """Target of rewritten `while` loops; the runtime leaves it out of the state."""
 
+COMPILERS = {
+    *("jit", "njit", "pjit", "compile", "script", "script_method", "vectorize", "guvectorize"),
+    *("stencil", "cuda_jit", "kernel"),
+}
+"""Decorators under which a function must stay as it is written."""
+
+WALK = "__rearview_walk__"
+"""Name of what keeps the iterator of a loop in a generator where it can be seen."""
+
 TALKERS = {
     *("log", "print", "info", "debug", "warning", "log_metric", "log_metrics", "log_dict"),
     *("add_scalar", "add_scalars", "add_histogram", "add_image", "add_text"),
@@ -72,6 +81,7 @@ class _Rewriter(ast.NodeTransformer):
         self.autolog = autolog
         self.scope: list[str] = []
         self.loose = [False]
+        self.generator = [False]
         self.depth = [0]
 
     @property
@@ -81,11 +91,14 @@ class _Rewriter(ast.NodeTransformer):
     def _scoped(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> ast.AST:
         self.scope.append(node.name)
         self.loose.append(isinstance(node, ast.AsyncFunctionDef) or _yields(node))
+        self.generator.append(isinstance(node, ast.FunctionDef) and _yields(node))
         self.depth.append(0)
         # Left alone: torch.compile and torch.jit trace `forward`, and no training loop lives there.
-        if not (node.name == "forward" and not _talks(node.body)):
+        traced = node.name == "forward" and not _talks(node.body)
+        if not traced and not any(map(_compiles, node.decorator_list)):
             self.generic_visit(node)
         self.depth.pop()
+        self.generator.pop()
         self.loose.pop()
         self.scope.pop()
         return node
@@ -123,8 +136,24 @@ class _Rewriter(ast.NodeTransformer):
 
     def visit_For(self, node: ast.For) -> ast.AST:
         site = self._site(node)
+        suspends = self._suspends(node)
         self._body(node)
+        if suspends:
+            node.iter = _walked(site.id, node.iter, node.iter)
         node.iter = _call(HOOK, site.id, node.iter)
+        return node
+
+    def _suspends(self, node: Loop) -> bool:
+        return self.generator[-1] and any(
+            isinstance(part, ast.Yield | ast.YieldFrom) for part in _own(node.body)
+        )
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST:
+        self.generic_visit(node)
+        if isinstance(node.value, ast.YieldFrom) and self.generator[-1]:
+            inner = node.value.value
+            name = f"{self.function}:{node.lineno}:"
+            node.value.value = _walked(name, inner, inner)
         return node
 
     def visit_AsyncFor(self, node: ast.AsyncFor) -> ast.AST:
@@ -138,6 +167,7 @@ class _Rewriter(ast.NodeTransformer):
             self.generic_visit(node)
             return node
         site = self._site(node)
+        suspends = self._suspends(node)
         self._body(node)
         where = node.test
         head: list[ast.stmt] = []
@@ -145,7 +175,10 @@ class _Rewriter(ast.NodeTransformer):
             done = ast.copy_location(ast.Break(), node)
             done.end_lineno, done.end_col_offset = node.lineno, node.col_offset + len("while")
             head = [_at(where, ast.If(node.test, [ast.Pass()], [done]))]
-        endless = _at(where, _call(HOOK, site.id, ast.Constant(None)))
+        nothing: ast.expr = _at(where, ast.Constant(None))
+        if suspends:
+            nothing = _walked(site.id, nothing, where)
+        endless = _at(where, _call(HOOK, site.id, nothing))
         target = _at(where, ast.Name(TURN, ast.Store()))
         loop = ast.For(target, endless, [*head, *node.body], [])
         return ast.copy_location(loop, node)
@@ -154,6 +187,14 @@ class _Rewriter(ast.NodeTransformer):
 def _call(hook: str, site: str, argument: ast.expr) -> ast.Call:
     call = ast.Call(ast.Name(hook, ast.Load()), [ast.Constant(site), argument], [])
     return _at(argument, call)
+
+
+def _walked(site: str, iterable: ast.expr, where: ast.AST) -> ast.NamedExpr:
+    """Return an expression that keeps the iterator in a local variable named by the loop."""
+    ordinal = site.rsplit(":", 2)[1].strip("+")
+    name = ast.Name(f"{WALK}{ordinal}", ast.Store())
+    call = ast.Call(ast.Name(WALK, ast.Load()), [iterable], [])
+    return _at(where, ast.NamedExpr(name, call))
 
 
 def _at(where: ast.AST, node: _Node) -> _Node:
@@ -172,6 +213,16 @@ def _own(nodes: list[ast.stmt]) -> Iterator[ast.AST]:
         inside = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
         if not isinstance(node, inside):
             todo.extend(ast.iter_child_nodes(node))
+
+
+def _compiles(decorator: ast.expr) -> bool:
+    """Say whether a decorator hands the function's own bytecode or text to a compiler."""
+    while isinstance(decorator, ast.Call):
+        if any(map(_compiles, decorator.args)):  # functools.partial(jax.jit, …)
+            return True
+        decorator = decorator.func
+    name = decorator.attr if isinstance(decorator, ast.Attribute) else getattr(decorator, "id", "")
+    return name in COMPILERS
 
 
 def _yields(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> bool:

@@ -178,7 +178,7 @@ class Anchors:
         else:
             self._hold(obj)
         if kind.name == "tensor" and not obj.is_leaf:
-            self._graphs[number] = obj._version  # noqa: SLF001
+            self._graphs[number] = obj._version
 
     def _hold(self, obj: Any) -> None:
         try:
@@ -211,7 +211,7 @@ class Anchors:
     def same_graph(self, tensor: Any) -> bool:
         """Say whether a tensor with a history has the one it had when the loop was entered."""
         number = self.index.get(id(tensor), -1)
-        return bool(self._graphs.get(number) == tensor._version)  # noqa: SLF001
+        return bool(self._graphs.get(number) == tensor._version)
 
     def check(self, signature: Sequence[str]) -> None:
         """Raise unless the recorded walk met the same kinds of objects in the same order."""

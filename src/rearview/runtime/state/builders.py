@@ -25,6 +25,12 @@ NAMES = (
     "view",
     "torch_generator",
     "generator",
+    "live_generator",
+    "fill_generator",
+    "walk",
+    "fill_walk",
+    "loader",
+    "fill_loader",
     "lost",
 )
 

@@ -24,12 +24,13 @@ from rearview.runtime.state.containers import (
     WEAK_CONTAINERS,
     AttributedKind,
 )
+from rearview.runtime.state.iterators import GENERATOR, LOADER, WALK, Walk, is_loader_iterator
 from rearview.runtime.state.kinds import REF, Kind
 from rearview.runtime.state.layout import layout_of
 from rearview.runtime.state.objects import CellKind, ClassKind, FunctionKind, ObjectKind
 from rearview.runtime.state.programs import importable
 from rearview.runtime.state.randomness import random_kind
-from rearview.runtime.state.streams import GENERATOR, THREAD, UNKEPT, stream_kind
+from rearview.runtime.state.streams import THREAD, UNKEPT, stream_kind
 
 VALUE = Kind()
 """Immutable: pickled wherever it stands, never an anchor."""
@@ -159,6 +160,10 @@ def _tensor_or_array(obj: Any) -> Kind | None:
 def _by_name(obj: Any) -> Kind | None:
     cls = type(obj)
     name = f"{cls.__module__}.{cls.__qualname__}"
+    if cls is Walk:
+        return WALK
+    if is_loader_iterator(obj):
+        return LOADER
     if name.startswith(_BYSTANDERS) or name.startswith(_LOCKS):
         return REF
     if name.startswith(_UNUSABLE) or cls.__name__ == "_MultiProcessingDataLoaderIter":

@@ -21,6 +21,7 @@ from rearview.runtime.state.tree import (
     Piece,
     Ref,
     Tree,
+    extent_of,
 )
 
 # Made anew whenever they are asked for, so being the same object or not means nothing.
@@ -140,6 +141,8 @@ class _Comparison:
         self._kept: list[Any] = []
         """Keeps alive what is known by its id."""
         self._stack: list[tuple[Any, Any, Path]] = []
+        self._memory: list[tuple[Piece, Piece, Path]] = []
+        self._covered: dict[int, list[tuple[int, int]]] = {}
 
     def run(self) -> Iterator[Difference]:
         """Go through roots, then anchors nobody met, then random state."""
@@ -152,11 +155,13 @@ class _Comparison:
         for number in sorted(shared_anchors - self.then.by_address - self.now.by_address):
             path = (None, self.anchors.path(number))
             yield from self._drain(Ref(number), Ref(number), path)
+        yield from self._memories()
         if self.then.rng is not None and self.now.rng is not None:
             # A probe may have imported a library with a generator of its own.
             for name in self.then.rng.keys() & self.now.rng.keys():
                 path = (None, f"<global state of {name}>")
                 yield from self._drain(self.then.rng[name], self.now.rng[name], path)
+            yield from self._memories()
 
     def _names(self) -> Iterator[Difference]:
         for name in self.then.roots.keys() - self.now.roots.keys():
@@ -226,6 +231,7 @@ class _Comparison:
 
     def _sequences(self, a: Any, b: Any, path: Path, style: str = "[") -> Difference | None:
         if isinstance(a, Body):
+            self._cover(a)
             return self._fields(a, b, path, Body.FIELDS[: len(a)])
         if len(a) != len(b):
             return Difference(render(path), f"{len(a)} items", f"{len(b)} items")
@@ -317,9 +323,23 @@ class _Comparison:
         known = self.same is not None and a.block.key and b.block.key
         if known and self.same and self.same(a.block.key or "", b.block.key or ""):
             return None
-        left, right = self._data(a, self.buffers_then), self._data(b, self.buffers_now)
-        texts = memory_texts(left, right)
-        return None if texts is None else Difference(render(path), *texts)
+        self._memory.append((a, b, path))
+        return None
+
+    def _memories(self) -> Iterator[Difference]:
+        """Compare memory last: only then is it known which bytes something stands on."""
+        for a, b, path in self._memory:
+            left, right = self._data(a, self.buffers_then), self._data(b, self.buffers_now)
+            texts = memory_texts(left, right, self._covered.get(id(a)))
+            if texts is not None:
+                yield Difference(render(path), *texts)
+        self._memory = []
+
+    def _cover(self, body: Body) -> None:
+        """Note which bytes a tensor stands on; what lies beside them was perhaps never written."""
+        piece, known = body[0], self._covered.setdefault(id(body[0]), [])
+        span = extent_of(body)
+        known.append((0, piece.block.nbytes) if span is None else span)
 
     @staticmethod
     def _data(piece: Piece, buffers: Callable[[str], Any]) -> Any:

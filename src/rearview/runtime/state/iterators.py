@@ -33,18 +33,41 @@ FIRST = "_rearview_first"
 
 
 class Walk:
-    """The iterator of a loop in a generator function; it can be exchanged under the loop."""
+    """The iterator of a loop in a generator function; it can be exchanged under the loop.
 
-    __slots__ = ("__weakref__", "source")
+    Over None it never ends: that is how `while` loops walk.
+    """
 
-    def __init__(self, iterable: Iterable[Any]) -> None:
-        self.source = iter(iterable)
+    __slots__ = ("__weakref__", "count", "source")
+
+    def __init__(self, iterable: Any) -> None:
+        self.source: Any = None if iterable is None else iter(iterable)
+        self.count = 0
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
-        return next(self.source)
+        item = None if self.source is None else next(self.source)
+        self.count += 1
+        return item
+
+    def send(self, value: Any) -> Any:
+        """Hand on what is sent through `yield from`."""
+        return self.source.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        """Hand on what is thrown through `yield from`."""
+        thrown = getattr(self.source, "throw", None)
+        if thrown is None:
+            raise error[0]
+        return thrown(*error)
+
+    def close(self) -> None:
+        """Close the source if it can be closed."""
+        closing = getattr(self.source, "close", None)
+        if isinstance(self.source, types.GeneratorType) and closing is not None:
+            closing()
 
 
 class WalkKind(Kind):
@@ -57,12 +80,12 @@ class WalkKind(Kind):
         return [Step("<", "iterator", obj.source)]
 
     def read(self, objs: Sequence[Any], reading: Reading) -> list[Any]:
-        """Return the iterators."""
-        return [o.source for o in objs]
+        """Return iterator and count of each."""
+        return [(o.source, o.count) for o in objs]
 
     def write(self, obj: Any, content: Any, writing: Writing) -> None:
         """Exchange the iterator."""
-        obj.source = content
+        obj.source, obj.count = content
 
 
 class GeneratorKind(Kind):
@@ -81,9 +104,9 @@ class GeneratorKind(Kind):
         return [generator_state(o, reading) for o in objs]
 
     def write(self, obj: Any, content: Any, writing: Writing) -> None:
-        """Give it the recorded locals; `drive` has brought it to the recorded yield."""
-        if content is not None and content[0] == "suspended":
-            give_locals(obj, content[2])
+        """Leave it to the end: it has to be driven, and that must leave no trace."""
+        if content is not None:
+            writing.generators.append((obj, content[:2], content[2] if content[2:] else {}))
 
     def label(self, obj: Any) -> str:
         """Return the function it is of."""
@@ -104,7 +127,7 @@ def generator_state(obj: Any, reading: Reading) -> tuple[Any, ...] | None:
         return ("over",)
     frame = obj.gi_frame
     if state == inspect.GEN_CREATED:
-        return "new", 0, {}
+        return "new", 0
     reason = unkept(obj, state, reading.anchors.look.project)
     if reason:
         reading.miss(obj, f"the generator {obj.__qualname__} {reason}")
@@ -161,16 +184,19 @@ def function_of(obj: types.GeneratorType[Any, Any, Any]) -> types.FunctionType |
     return None
 
 
-def reduce_generator(obj: Any, reading: Reading) -> tuple[Any, Any, dict[str, Any], Any] | None:
-    """Return (function, arguments, locals, state) of a generator to be made anew, or None."""
+def recipe(obj: Any, reading: Reading) -> tuple[Any, ...] | None:
+    """Return (function, arguments, how many go by position, state) of a generator, or None."""
     state = generator_state(obj, reading)
     if state is None:
         return None
     if state[0] == "over":
-        return None, (), {}, state
+        return None, (), 0, state
     function = function_of(obj)
     if function is None:
         reading.miss(obj, f"the function of the generator {obj.__qualname__} is not to be had")
+        return None
+    if function.__closure__ and id(function) not in reading.anchors.index:
+        reading.miss(obj, f"the generator {obj.__qualname__} is of a function made in the loop")
         return None
     code = obj.gi_code
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
@@ -179,7 +205,7 @@ def reduce_generator(obj: Any, reading: Reading) -> tuple[Any, Any, dict[str, An
     if flags or any(name not in here for name in names):
         reading.miss(obj, f"the arguments of the generator {obj.__qualname__} are not to be had")
         return None
-    return function, tuple((name, here[name]) for name in names), {}, state
+    return function, tuple((name, here[name]) for name in names), code.co_argcount, state
 
 
 def make(function: Any, arguments: Sequence[tuple[str, Any]], count: int) -> Any:
@@ -229,16 +255,42 @@ def give_locals(obj: Any, values: dict[str, Any]) -> None:
     for name, value in values.items():
         old = live.get(name)
         if isinstance(old, Walk) and isinstance(value, Walk):
-            old.source = value.source  # the loop itself holds the old one
+            # the loop itself holds the old one
+            old.source, old.count = value.source, value.count
         else:
             changed[name] = value
     assign(frame, changed)
 
 
+def feeding(source: Any, project: Any) -> list[Any]:
+    """Return the project's generators and loaders' iterators that an iterator draws from."""
+    found: list[Any] = []
+    todo, seen = [source], set()
+    while todo:
+        one = todo.pop()
+        if id(one) in seen or len(seen) > 50:
+            continue
+        seen.add(id(one))
+        if isinstance(one, types.GeneratorType):
+            frame = one.gi_frame
+            if frame is None:
+                continue
+            if project(frame.f_globals.get("__name__", "")):
+                found.append(one)
+            else:
+                todo += [v for v in frame.f_locals.values() if hasattr(v, "__next__")]
+        elif is_loader_iterator(one):
+            if not getattr(one, "_num_workers", 0):
+                found.append(one)
+        elif type(one).__module__ in {"builtins", "itertools"} and hasattr(one, "__next__"):
+            todo += [held for held in gc.get_referents(one) if hasattr(held, "__next__")]
+    return found
+
+
 def is_loader_iterator(obj: object) -> bool:
     """Say whether it is the iterator of a torch DataLoader."""
     module = sys.modules.get("torch.utils.data.dataloader")
-    return module is not None and isinstance(obj, module._BaseDataLoaderIter)  # noqa: SLF001
+    return module is not None and isinstance(obj, module._BaseDataLoaderIter)
 
 
 class LoaderKind(Kind):
@@ -258,7 +310,7 @@ class LoaderKind(Kind):
         """Set the attributes; the sampler draws once its own state is restored."""
         if content is not None:
             vars(obj).update(content[0])
-            writing.draws.append((obj, content[1]))
+            writing.loaders.append((obj, content[1]))
 
 
 LOADER = LoaderKind()
@@ -279,30 +331,37 @@ def loader_state(obj: Any, reading: Reading) -> tuple[dict[str, Any], Any] | Non
 
 def draw(obj: Any, first: tuple[Any, Any, int] | None) -> None:
     """Let the sampler of a loader's iterator draw again what it had drawn."""
-    obj._sampler_iter = iter(obj._index_sampler)  # noqa: SLF001
+    obj._sampler_iter = iter(obj._index_sampler)
     vars(obj).pop(FIRST, None)
     if first is None:
         return
     rng, own, count = first
-    here = read_global()
-    generators = generators_of(obj)
-    states = [one.get_state() for one in generators]
-    write_global(rng)
-    for one, state in zip(generators, own, strict=True):
-        one.set_state(state)
+    write_global({**read_global(), **rng})
+    for one, state in zip(generators_of(obj), own, strict=True):
+        one.set_state(_tensor(state))
     for _ in range(count):
-        if next(obj._sampler_iter, FIRST) is FIRST:  # noqa: SLF001
+        if next(obj._sampler_iter, FIRST) is FIRST:
             break
-    write_global(here)
-    for one, state in zip(generators, states, strict=True):
-        one.set_state(state)
     vars(obj)[FIRST] = first
+
+
+def carry_over(old: Any, new: Any, first: Any) -> None:
+    """Let `new`, which stands for the same iterator as `old`, draw where `old` has come to."""
+    new._sampler_iter = old._sampler_iter
+    if first is not None:
+        vars(new)[FIRST] = first
+
+
+def _tensor(state: bytes) -> Any:
+    import torch
+
+    return torch.frombuffer(bytearray(state), dtype=torch.uint8)
 
 
 def generators_of(obj: Any) -> list[Any]:
     """Return the torch generators that a loader's sampler draws from."""
     found: list[Any] = []
-    todo = [obj._index_sampler]  # noqa: SLF001
+    todo = [obj._index_sampler]
     while todo:
         one = todo.pop()
         generator = getattr(one, "generator", None)
@@ -316,16 +375,17 @@ def generators_of(obj: Any) -> list[Any]:
 
 def watch_loaders(module: types.ModuleType) -> None:
     """Note, for every loader's iterator, the random state before its sampler draws first."""
-    base = module._BaseDataLoaderIter  # noqa: SLF001
-    real = base._next_index  # noqa: SLF001
+    base = module._BaseDataLoaderIter
+    real = base._next_index
 
     def next_index(self: Any) -> Any:
         first = vars(self).get(FIRST)
         if first is None:
-            own = [one.get_state() for one in generators_of(self)]
-            first = (read_global(), own, 0)
+            own = [one.get_state().numpy().tobytes() for one in generators_of(self)]
+            rng = {k: v for k, v in read_global().items() if k != "modes"}
+            first = (rng, own, 0)
         index = real(self)
         vars(self)[FIRST] = (first[0], first[1], first[2] + 1)
         return index
 
-    base._next_index = next_index  # noqa: SLF001
+    base._next_index = next_index

@@ -98,7 +98,7 @@ def _tops(module_name: str) -> Iterator[types.CodeType]:
     if module is None:
         return
     # The module's own code runs now, or is gone; running, it holds all the others.
-    for frame in sys._current_frames().values():  # noqa: SLF001
+    for frame in sys._current_frames().values():
         here: types.FrameType | None = frame
         while here is not None:
             if here.f_globals is vars(module):

@@ -134,7 +134,7 @@ def write_global(state: dict[str, Any]) -> None:
     if "numpy" in state:
         import numpy as np
 
-        np.random.set_state(state["numpy"])  # noqa: NPY002
+        np.random.set_state(state["numpy"])
     if "torch" in state:
         import torch
 

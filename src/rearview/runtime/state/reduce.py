@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from rearview.runtime.state import arrays, programs, tensors
+from rearview.runtime.state import arrays, iterators, programs, tensors
 from rearview.runtime.state.blocks import SMALL
 from rearview.runtime.state.builders import BUILDERS
 from rearview.runtime.state.containers import WEAK_CONTAINERS, Address, AttributedKind
@@ -22,9 +22,7 @@ from rearview.runtime.state.streams import (
     THREAD,
     UNKEPT,
     FileKind,
-    GeneratorKind,
     file_state,
-    generator_over,
     unkept_reason,
 )
 from rearview.runtime.state.streams import stream_kind as stream
@@ -59,6 +57,8 @@ def reducer_for(obj: Any, reading: Reading) -> Reducer | None:
             return reducer
     if cls in _VIEWS:
         return _view
+    if iterators.is_loader_iterator(obj):
+        return _loader
     if cls.__module__ in {"_thread", "threading"} and cls.__name__ in _LOCKS:
         return _lock
     if isinstance(obj, tuple(WEAK_CONTAINERS)):
@@ -202,7 +202,12 @@ def _function(obj: Any, reading: Reading) -> Any:
 
 
 def _class(obj: Any, reading: Reading) -> Any:
-    if obj.__module__ == "builtins" or programs.importable(obj):
+    if programs.importable(obj):
+        return NotImplemented
+    for label, known in vars(types).items():
+        if known is obj:  # the type of functions and the like, which builtins does not name
+            return BUILDERS["named"], ("types", label)
+    if obj.__module__ == "builtins":
         return NotImplemented
     name = programs.named(obj, obj.__module__)
     if name is not None:
@@ -268,9 +273,26 @@ def _file(obj: Any, reading: Reading) -> Any:
 
 
 def _generator(obj: Any, reading: Reading) -> Any:
-    if isinstance(obj, types.GeneratorType) and generator_over(obj, reading):
+    found = iterators.recipe(obj, reading)
+    if found is None:
+        return BUILDERS["lost"], (f"{type(obj).__name__} in the middle",)
+    function, arguments, count, state = found
+    if function is None:
         return BUILDERS["generator"], ()
-    return lose(obj, reading, f"a {GeneratorKind.name} cannot be saved")
+    made = BUILDERS["live_generator"], (function, arguments, count, state[:2])
+    return (*made, state[2] if state[2:] else {}, None, None, BUILDERS["fill_generator"])
+
+
+def _walk(obj: Any, reading: Reading) -> Any:  # noqa: ARG001
+    content = (obj.source, obj.count)
+    return BUILDERS["walk"], (), content, None, None, BUILDERS["fill_walk"]
+
+
+def _loader(obj: Any, reading: Reading) -> Any:
+    content = iterators.loader_state(obj, reading)
+    if content is None:
+        return BUILDERS["lost"], ("the iterator of a loader with workers",)
+    return BUILDERS["loader"], (type(obj),), content, None, None, BUILDERS["fill_loader"]
 
 
 def _list_iterator(obj: Any, reading: Reading) -> Any:
@@ -303,6 +325,7 @@ _BY_TYPE: dict[type, Reducer] = {
     types.MethodType: _method,
     types.ModuleType: _module,
     weakref.ref: _weakref,
+    iterators.Walk: _walk,
     types.GeneratorType: _generator,
     types.CoroutineType: _generator,
     types.AsyncGeneratorType: _generator,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rearview.errors import StateError
+from rearview.runtime.state import iterators
 from rearview.runtime.state.anchors import Anchors
 from rearview.runtime.state.blocks import Block, Memory
 from rearview.runtime.state.builders import NAMES, prelude
@@ -61,10 +62,38 @@ def _restore(
     stream: memoryview,
     buffers: Callable[[str], Any],
 ) -> dict[str, object]:
+    values, first = _pass(anchors, roots, header, stream, buffers)
+    if not first.generators and not first.loaders:
+        return values
+    # To bring them to their places runs the program's code, so everything is written once more.
+    for obj, state, _ in first.generators:
+        iterators.drive(obj, state, getattr(obj, "__qualname__", "?"))
+    for obj, drawn in first.loaders:
+        iterators.draw(obj, drawn)
+    values, second = _pass(anchors, roots, header, stream, buffers, first)
+    for (old, _), (new, drawn) in zip(first.loaders, second.loaders, strict=True):
+        iterators.carry_over(old, new, drawn)
+    for obj, state, held in second.generators:
+        if state[0] == "suspended":
+            iterators.give_locals(obj, held)
+    return values
+
+
+def _pass(
+    anchors: Anchors,
+    roots: Mapping[str, object],
+    header: dict[str, Any],
+    stream: memoryview,
+    buffers: Callable[[str], Any],
+    before: Writing | None = None,
+) -> tuple[dict[str, object], Writing]:
+    """Read and write everything once."""
     alive = anchors.alive(roots)
     table = [Block(*row) for row in header["blocks"]]
     memory = Memory(table, buffers, lambda number: alive[number], anchors.path)
     writing = Writing(anchors, alive, memory)
+    if before is not None:
+        writing.driven = list(before.made)
     memory.claim()
     try:
         values, contents, classes, rng, cells = _read(header, stream, alive, writing, buffers)
@@ -86,7 +115,7 @@ def _restore(
         action()
     if rng is not None:
         write_global(rng)
-    return dict(values)
+    return dict(values), writing
 
 
 def _read(

@@ -1,13 +1,11 @@
-"""Files, buffers and generators: what is set back to its position, and what cannot be kept."""
+"""Files and buffers: what is set back to its position, and what cannot be kept."""
 
 from __future__ import annotations
 
-import inspect
 import io
 import os
 import stat
 import sys
-import types
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -132,34 +130,6 @@ def reopen(state: Sequence[Any]) -> Any:
     return file
 
 
-class GeneratorKind(Kind):
-    """A generator or coroutine: not started or finished is known, in between is not."""
-
-    name = "generator"
-
-    def read(self, objs: Sequence[Any], reading: Reading) -> list[Any]:
-        """Return whether each is over; report those that are suspended in the middle."""
-        return [generator_over(o, reading) for o in objs]
-
-    def write(self, obj: Any, content: Any, writing: Writing) -> None:
-        """Close what was over."""
-        if content and isinstance(obj, types.GeneratorType):
-            obj.close()
-
-
-def generator_over(obj: Any, reading: Reading) -> bool:
-    """Say whether a generator is finished; one in the middle is reported."""
-    if isinstance(obj, types.GeneratorType):
-        state = inspect.getgeneratorstate(obj)
-        if state == inspect.GEN_CLOSED:
-            return True
-        if state == inspect.GEN_CREATED:
-            return False
-    name = getattr(obj, "__qualname__", type(obj).__name__)
-    reading.miss(obj, f"the generator {name} is suspended in the middle, which cannot be saved")
-    return False
-
-
 def unkept_reason(obj: Any) -> str:
     """Say why an object cannot be kept."""
     return f"the state of a {type(obj).__name__} lies outside this process"
@@ -192,7 +162,6 @@ class ThreadKind(Kind):
         return None
 
 
-GENERATOR = GeneratorKind()
 THREAD = ThreadKind()
 UNKEPT = UnkeptKind()
 

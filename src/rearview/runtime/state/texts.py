@@ -58,8 +58,13 @@ def canonical(value: Any, depth: int = 4) -> str:
     return f"{type(value).__name__} {value!r}"
 
 
-def memory_texts(then: Any, now: Any) -> tuple[str, str] | None:
-    """Return how two pieces of memory differ, or None when they are equal byte for byte."""
+def memory_texts(
+    then: Any, now: Any, spans: list[tuple[int, int]] | None = None
+) -> tuple[str, str] | None:
+    """Return how two pieces of memory differ, or None when they are equal byte for byte.
+
+    With `spans`, only those bytes count.
+    """
     import numpy as np
 
     left, right = np.frombuffer(then, np.uint8), np.frombuffer(now, np.uint8)
@@ -68,6 +73,13 @@ def memory_texts(then: Any, now: Any) -> tuple[str, str] | None:
     if np.array_equal(left, right):
         return None
     unequal = np.flatnonzero(left != right)
+    if spans is not None:
+        inside = np.zeros(unequal.size, bool)
+        for first, last in spans:
+            inside |= (unequal >= first) & (unequal < last)
+        unequal = unequal[inside]
+        if not unequal.size:
+            return None
     first = int(unequal[0])
     return (
         f"byte {first} is {int(left[first]):#04x}",

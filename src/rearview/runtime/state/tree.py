@@ -57,6 +57,23 @@ class OutsideKey(bytes):
     """The key of a buffer that an object's own pickling handed over."""
 
 
+def extent_of(body: Body) -> tuple[int, int] | None:
+    """Return the first byte that a tensor stands on and the one after its last, None if unknown."""
+    import sys
+
+    kind = getattr(body[1], "label", "")
+    library, _, name = kind.rpartition(".")
+    torch = sys.modules.get("torch")
+    dtype = getattr(torch, name, None) if library == "torch" else None
+    if len(body) != len(Body.FIELDS) - 1 or dtype is None:
+        return None
+    _, _, shape, strides, offset = body
+    if 0 in shape:
+        return 0, 0
+    last = offset + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+    return offset * dtype.itemsize, (last + 1) * dtype.itemsize
+
+
 class Node:
     """Any other object: what it is made by, and everything given to it."""
 
@@ -114,7 +131,10 @@ class NamedNode(Node):
         return node_class(f"{module}.{name}")
 
 
-_SPECIAL = {"build fill": FillNode, "build fill_weak": FillNode, "build named": NamedNode}
+_SPECIAL: dict[str, type[Node]] = {
+    **{f"build {name}": FillNode for name in NAMES if name.startswith("fill")},
+    "build named": NamedNode,
+}
 _CLASSES: dict[str, type[Node]] = {}
 
 

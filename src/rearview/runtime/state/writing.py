@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from rearview.errors import StateError
-from rearview.runtime.state import arrays, programs, streams, tensors
+from rearview.runtime.state import arrays, iterators, programs, streams, tensors
 from rearview.runtime.state.anchors import Anchors
 from rearview.runtime.state.blocks import Memory
 from rearview.runtime.state.containers import CONTAINERS, WEAK_CONTAINERS, AttributedKind
@@ -49,6 +49,14 @@ class Writing:
         self.afterwards: list[Callable[[], None]] = []
         """What needs all objects to be there."""
         self.cells: list[types.CellType] = []
+        self.generators: list[tuple[Any, Sequence[Any], dict[str, Any]]] = []
+        """Generators with the place they stood at and their locals."""
+        self.loaders: list[tuple[Any, Any]] = []
+        """Iterators of loaders with what their samplers had drawn."""
+        self.made: list[Any] = []
+        self.driven: list[Any] = []
+        """Generators that an earlier reading of the same state made and drove."""
+        self.heads: dict[int, Sequence[Any]] = {}
 
     def path(self, obj: object) -> str:
         """Return the way to an anchor."""
@@ -79,11 +87,11 @@ class Writing:
 
         attrs, hooks, late_hooks, carried, flags = extra or ({}, None, None, False, (False, False))
         if cls is not torch.Tensor:
-            tensor = torch.Tensor._make_subclass(cls, tensor, requires_grad and not carried)  # noqa: SLF001
+            tensor = torch.Tensor._make_subclass(cls, tensor, requires_grad and not carried)
         if flags[0]:
-            torch._C._set_conj(tensor, True)  # noqa: SLF001
+            torch._C._set_conj(tensor, True)
         if flags[1]:
-            torch._C._set_neg(tensor, True)  # noqa: SLF001
+            torch._C._set_neg(tensor, True)
         if carried:
             tensor = tensors.severed(tensor)
         elif requires_grad:
@@ -93,9 +101,9 @@ class Writing:
         if attrs:
             tensor.__dict__.update(attrs)
         if hooks is not None and not carried:
-            tensor._backward_hooks = hooks  # noqa: SLF001
+            tensor._backward_hooks = hooks
         if late_hooks is not None:
-            tensor._post_accumulate_grad_hooks = late_hooks  # noqa: SLF001
+            tensor._post_accumulate_grad_hooks = late_hooks
         return tensor
 
     def build_array(self, *body: Any) -> Any:
@@ -201,6 +209,42 @@ class Writing:
     def build_generator(self) -> Iterator[None]:
         """Return a generator that is over."""
         return (None for _ in ())
+
+    def build_live_generator(
+        self,
+        function: Any,
+        arguments: Sequence[tuple[str, Any]],
+        count: int,
+        state: Sequence[Any],
+    ) -> Any:
+        """Return a generator of that function, to be driven; the one already driven, if any."""
+        if self.driven:
+            made = self.driven.pop(0)
+        else:
+            made = iterators.make(function, arguments, count)
+        self.made.append(made)
+        self.heads[id(made)] = state
+        return made
+
+    def build_fill_generator(self, obj: Any, values: dict[str, Any]) -> None:
+        """Remember its local variables."""
+        self.generators.append((obj, self.heads[id(obj)], values))
+
+    def build_walk(self) -> iterators.Walk:
+        """Return the iterator of a loop in a generator."""
+        return iterators.Walk(None)
+
+    def build_fill_walk(self, obj: iterators.Walk, content: Sequence[Any]) -> None:
+        """Give it what it walks over."""
+        obj.source, obj.count = content
+
+    def build_loader(self, cls: type) -> Any:
+        """Return an iterator of a loader without attributes."""
+        return object.__new__(cls)
+
+    def build_fill_loader(self, obj: Any, content: Sequence[Any]) -> None:
+        """Give it its attributes."""
+        iterators.LOADER.write(obj, content, self)
 
     def build_lost(self, reason: str) -> Lost:
         """Return the mark of an object that was not kept."""
