@@ -34,7 +34,7 @@ def test_three_hundred_kills_never_corrupt_and_never_lose_a_completed_save(folde
     acknowledged = 0
     moved, only_here, in_the_middle = 0, False, 0
     for _ in range(KILLS):
-        last = kills.killed_after(folder, dice.uniform(0, 4 * takes), {})
+        last = kills.killed_after(folder, dice.uniform(0, 3 * takes), {})
         acknowledged = max(acknowledged, last or 0)
         in_the_middle += any(path.name.startswith(".rv-") for path in folder.rglob("*"))
         only_here = only_here and last is None
