@@ -16,9 +16,10 @@ GROUP := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["depe
 export PYTHONUTF8 := 1
 
 # install: $(1) names what is installed, $(2) is what pip gets; nothing happens if it is there
+# (what the tests need contains what the demo needs)
 define install
 @wanted="$$(cat pyproject.toml constraints-cpu.txt | cksum) $(CURDIR)"
-if [ "$$(cat $(VENV)/$(1).stamp 2>/dev/null)" != "$$wanted" ]; then
+if ! grep -qsxF "$$wanted" $(VENV)/$(1).stamp $(VENV)/test.stamp; then
   if [ ! -x $(BIN)/python ]; then
     if [ -z "$(PYTHON)" ]; then
       echo "No Python 3.11 or newer was found. Install one, or: make PYTHON=/path/to/python" >&2
@@ -73,7 +74,7 @@ docs: test-env
 	@$(BIN)/python docs/generate.py
 
 bench: test-env
-	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script; done
+	@for script in benchmarks/*.py benchmarks/*/run.py; do echo "== $$script"; $(BIN)/python $$script; done
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -98,7 +98,7 @@ def main():
             "restore": lambda a=anchors, t=then, k=kept: restore(a, {}, t.skeleton, k.__getitem__),
             "compare": lambda a=anchors, t=then, k=kept: compare(a, t, t.skeleton, k.__getitem__),
             "torch.save": lambda n=names: torch_save(n),
-            "deepcopy": lambda n=names: copy.deepcopy({k: v for k, v in n.items()}),
+            "deepcopy": lambda n=names: copy.deepcopy(dict(n)),
         }
         taken = {way: [] for way in ways}
         for _ in range(ROUNDS):

@@ -25,7 +25,7 @@ def verdict(old: str, truth: tuple[int, str] | None, answer: tuple[int, str] | N
     if answer is None:
         return "refused"
     line, text = answer
-    if [t for _, t in tokens(text.strip())] != [t for _, t in tokens(truth[1].strip())]:
+    if _solid(text) != _solid(truth[1]):
         return "wrong"
     if line == truth[0] and _indent(text) == _indent(truth[1]):
         return "exact"
@@ -35,6 +35,11 @@ def verdict(old: str, truth: tuple[int, str] | None, answer: tuple[int, str] | N
     low, high = sorted((one[1], two[1]))
     between = one[2][low:high]
     return "equivalent" if all(_free(one[3], each) for each in between) else "wrong"
+
+
+def _solid(text: str) -> str:
+    """Return the code without blanks and comments: lines were followed without regard to blanks."""
+    return re.sub(r"\s", "", "".join(word for _, word in tokens(text.strip())))
 
 
 def _indent(text: str) -> int:

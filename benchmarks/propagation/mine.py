@@ -21,6 +21,7 @@ import warnings
 from collections import Counter
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -30,6 +31,14 @@ LOGGERS = re.compile(
     r"^(print\w*|log\w*|info|debug|warning|add_(scalar|image|histogram|text|figure|batch|embedding)s?|write"
     r"|update|append|record\w*|logkv\w*|dump\w*|set_(description|postfix)\w*|store|pprint|report\w*)$"
 )
+LAYOUT = {
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.COMMENT,
+    tokenize.ENDMARKER,
+}
 DISTANCES = (1, 3, 8, 20, 60)
 
 
@@ -111,14 +120,11 @@ def _statements(tree: ast.AST, lines: list[str]):
 
 @lru_cache(maxsize=4096)
 def tokens(text: str) -> list[tuple[int, str]]:
-    out = []
     try:
-        for token in tokenize.generate_tokens(io.StringIO(text).readline):
-            if token.type not in (tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.COMMENT, tokenize.ENDMARKER):  # fmt: skip
-                out.append((token.type, token.string))
+        found = list(tokenize.generate_tokens(io.StringIO(text).readline))
     except (tokenize.TokenError, IndentationError):
         return [(0, word) for word in text.split()]
-    return out
+    return [(token.type, token.string) for token in found if token.type not in LAYOUT]
 
 
 @lru_cache(maxsize=256)
@@ -164,7 +170,7 @@ class Miner:
             usable = [v for v in history if len(v.text) < 300_000]
             if len(usable) < 4:
                 continue
-            maps = [line_map(self.repo, a, b) for a, b in zip(usable, usable[1:], strict=False)]
+            maps = [line_map(self.repo, a, b) for a, b in pairwise(usable)]
             trees = [parse(v.text) for v in usable]
             for case in self.pairs(usable, trees, maps):
                 (bad if case.line is None else good).append(case)
@@ -210,7 +216,7 @@ class Miner:
             shape = "simple" if is_log(node) else "compound"
             fixed = (self.name, new.path, (new.commit, old.commit), j - i)
             if kept["positive"] < 4:
-                truth = self.arrive(history, trees, maps, i, j, node)
+                truth = self.arrive(history, trees, maps, (i, j), node)
                 if truth is not None:
                     kind, line, without, text = truth
                     if kind != "renamed" and self.neighbours_changed(new, body, index, maps):
@@ -224,8 +230,9 @@ class Miner:
                     kept["negative"] += 1
                     yield Case(*fixed, kind, shape, new.text, (node.lineno, node.end_lineno), old.text, None, None)  # fmt: skip
 
-    def arrive(self, history, trees, maps, i, j, node):
+    def arrive(self, history, trees, maps, ends, node):
         """Return (kind, line, old text without the statement, its old text) if it arrives."""
+        i, j = ends
         span = list(range(node.lineno, node.end_lineno + 1))
         kind = "plain"
         for step, mapping in enumerate(maps):
@@ -233,12 +240,18 @@ class Miner:
             if 0 not in moved and moved == list(range(moved[0], moved[0] + len(moved))):
                 span = moved
                 continue
-            twin = self.renamed(history[i + step], history[i + step + 1], trees[i + step + 1], mapping, span)
+            twin = self.renamed(
+                history[i + step], history[i + step + 1], trees[i + step + 1], mapping, span
+            )
             if twin is None:
                 return None
             kind, span = "renamed", twin
         old = history[j].text.split("\n")
-        there = [s for s, _, _ in statements(trees[j], history[j].text) if (s.lineno, s.end_lineno) == (span[0], span[-1])]
+        there = [
+            s
+            for s, _, _ in statements(trees[j], history[j].text)
+            if (s.lineno, s.end_lineno) == (span[0], span[-1])
+        ]
         if len(there) != 1 or type(there[0]) is not type(node):
             return None
         text = "\n".join(old[span[0] - 1 : span[-1]])
@@ -255,14 +268,17 @@ class Miner:
             return None
         before = next((mapping.older[x] for x in range(span[0] - 1, 0, -1) if mapping.older[x]), 0)
         after = next((mapping.older[x] for x in range(span[-1] + 1, len(mapping.older)) if mapping.older[x]), older.text.count("\n") + 2)  # fmt: skip
-        mine = tokens(newer.text and "\n".join(newer.text.split("\n")[span[0] - 1 : span[-1]]).strip())
+        mine = tokens(
+            newer.text and "\n".join(newer.text.split("\n")[span[0] - 1 : span[-1]]).strip()
+        )
         lines = older.text.split("\n")
         twins = []
         for node, _, _ in statements(tree, older.text):
             if before < node.lineno and node.end_lineno < after:
                 theirs = tokens("\n".join(lines[node.lineno - 1 : node.end_lineno]).strip())
                 if len(mine) == len(theirs) and all(
-                    a == b or (a[0] == b[0] == tokenize.NAME) for a, b in zip(mine, theirs, strict=True)
+                    a == b or (a[0] == b[0] == tokenize.NAME)
+                    for a, b in zip(mine, theirs, strict=True)
                 ):
                     twins.append(list(range(node.lineno, node.end_lineno + 1)))
         return twins[0] if len(twins) == 1 else None
@@ -284,7 +300,8 @@ class Miner:
         node = body[index]
         lines = new.text.split("\n")
         here, _ = track(node.lineno, maps)
-        for at, step in ((node.lineno - 1, -1), (node.end_lineno + 1, 1)):
+        for edge, step in ((node.lineno - 1, -1), (node.end_lineno + 1, 1)):
+            at = edge
             while 0 < at <= len(lines) and not lines[at - 1].strip():
                 at += step
             if not 0 < at <= len(lines):
@@ -298,7 +315,12 @@ class Miner:
         """Name what the statement needs and the older text cannot have, or None if unsure."""
         if track(node.lineno, maps)[1] is None:
             return None
-        mine = [t for _, t in tokens("\n".join(new.text.split("\n")[node.lineno - 1 : node.end_lineno]).strip())]
+        mine = [
+            t
+            for _, t in tokens(
+                "\n".join(new.text.split("\n")[node.lineno - 1 : node.end_lineno]).strip()
+            )
+        ]
         if len(mine) < 5 or " ".join(mine[:6]) in joined(old.text):
             return None
         old_lines = {line.strip() for line in old.text.split("\n")}

@@ -26,7 +26,7 @@ class Settings:
     every: bool = False
     """Checkpoint at every boundary of the outermost loop, whatever it costs."""
     staging: int = 0
-    """Bound in bytes on staging memory; 0 means the changed bytes of one checkpoint."""
+    """Bound in bytes on staging memory; 0 means the changed bytes of one checkpoint, or 16 MB."""
     budget: int = 0
     """Size in bytes that checkpoints of a project may take; 0 is no bound."""
     max_source: int = 1_000_000

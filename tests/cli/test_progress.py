@@ -1,7 +1,7 @@
 import sys
 
 from rearview.cli import progress
-from rearview.execute.replays import Event
+from rearview.past import Event
 
 
 class Clock:

@@ -14,7 +14,8 @@ def begun(monkeypatch, tmp_path):
 
     asked = []
 
-    def begin(target, args, **options):
+    def begin(target, args, *, preempt, **options):
+        assert preempt is None
         asked.append((target, list(args), options))
 
     monkeypatch.setattr(rearview.past, "begin", begin)

@@ -1,4 +1,3 @@
-import io
 import sys
 
 import pytest
@@ -6,20 +5,15 @@ import pytest
 from rearview.cli import show
 
 
-class Screen(io.StringIO):
-    def isatty(self):
-        return True
-
-
 @pytest.fixture
-def screen(monkeypatch):
+def screen(monkeypatch, capsys):
+    """A terminal of 60 columns; returns what was shown on it."""
     for name in ("NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "60")
-    shown = Screen()
-    monkeypatch.setattr(sys, "stdout", shown)
-    return shown
+    monkeypatch.setattr(type(sys.stdout), "isatty", lambda self: True, raising=False)
+    return lambda: capsys.readouterr().out
 
 
 def test_a_terminal_gets_colour(screen):
@@ -43,9 +37,9 @@ def test_colour_can_be_forced_where_there_is_no_terminal(monkeypatch, capsys):
 
 def test_a_table_on_a_terminal_keeps_to_its_width(screen):
     show.table(["name", "text"], [["a", "word " * 30]], right=[False, False])
-    lines = screen.getvalue().splitlines()
-    assert all(len(show.click.unstyle(line)) <= 60 for line in lines)
-    assert screen.getvalue().count("word") == 30
+    shown = screen()
+    assert all(len(show.click.unstyle(line)) <= 60 for line in shown.splitlines())
+    assert shown.count("word") == 30
 
 
 def test_a_table_in_a_pipe_keeps_every_row_on_one_line(capsys):
@@ -55,7 +49,7 @@ def test_a_table_in_a_pipe_keeps_every_row_on_one_line(capsys):
 
 def test_brackets_in_values_are_not_taken_for_markup(screen):
     show.table(["name"], [["[red]x[/red]"]], right=[False])
-    assert "[red]x[/red]" in screen.getvalue()
+    assert "[red]x[/red]" in screen()
 
 
 def test_labels_stand_in_one_column_and_long_texts_under_themselves(capsys, monkeypatch):

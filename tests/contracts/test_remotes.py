@@ -12,7 +12,7 @@ from rearview.remote.base import Remote, open_remote
 from rearview.remote.content import checksum
 from rearview.remote.retry import Retry
 
-KINDS = ["folder", "condor", "function", "file-url", "memory", "s3", "webdav", "xrootd"]
+KINDS = ["folder", "condor", "function", "file-url", "memory", "s3", "webdav", "xrootd", "sftp"]
 
 
 def quick(attempts=3):

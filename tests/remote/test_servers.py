@@ -71,6 +71,18 @@ def test_xrootd_goes_on_with_half_a_file(server, file):
     assert going_on == [True]
 
 
+def test_sftp_goes_on_with_half_a_file(server, file, tmp_path):
+    found = server("sftp")
+    remote = open_remote(f"{found.url}/half", retry=Retry(1), **found.options)
+    (found.folder / "half").mkdir()
+    half = found.folder / "half" / staged(file, "model.pt")
+    half.write_bytes(file.read_bytes()[: 5 << 20])
+    remote._fs.put_file = lambda *_: pytest.fail("it began again")
+    assert remote.put(file, "model.pt").checksum == checksum(file)
+    remote.get("model.pt", tmp_path / "back")
+    assert checksum(tmp_path / "back") == checksum(file)
+
+
 def test_xrootd_begins_again_when_the_half_that_is_there_is_wrong(server, file, tmp_path):
     found = server("xrootd")
     remote = open_remote(f"{found.url}/wrong", retry=Retry(2, sleep=lambda _: None))
@@ -112,6 +124,7 @@ def test_a_server_that_went_away_is_an_error_and_that_came_back_is_none(kind, fi
         pytest.skip(f"NOT TESTED on a real {kind} server: {exc}")
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # fork in a process with threads
 def test_a_forked_process_can_use_a_remote_that_its_parent_opened(server, file):
     found = server("s3")
     remote = open_remote(f"{found.url}/forked", retry=Retry(1), **found.options)

@@ -1,10 +1,10 @@
 import pytest
-from servers.fixtures import pytest_terminal_summary, server
+from servers.fixtures import pytest_sessionfinish, pytest_terminal_summary, server
 
 from rearview.store.checkpoints import Checkpoints
 from rearview.store.project import Project
 
-__all__ = ["pytest_terminal_summary", "server"]
+__all__ = ["pytest_sessionfinish", "pytest_terminal_summary", "server"]
 
 
 @pytest.fixture

@@ -1,49 +1,19 @@
-"""The Checkpointer in one process: what is saved, where it goes, what comes back."""
+"""The Checkpointer in one process: what is saved, what is kept, what comes back."""
 
-import shutil
+import multiprocessing
 import signal
 import threading
 import warnings
-from pathlib import Path
 
 import pytest
 
 from rearview import Checkpointer
-from rearview.errors import DamagedError, RemoteError, UsageError
-from rearview.remote.base import open_remote
+from rearview.errors import DamagedError, UsageError
 from rearview.remote.folder import FolderRemote
-from rearview.remote.retry import Retry
 from rearview.runtime.checkpointer import CheckpointerWarning
+from runtime.checkpointers import make, other_node, read, write
 
-ONCE = Retry(attempts=1)
-
-
-def write(path, value):
-    path.write_text(str(value))
-
-
-def read(path):
-    return int(path.read_text())
-
-
-@pytest.fixture
-def make(tmp_path):
-    made = []
-
-    def make(name="here/a b.pt", **options):
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        options = {"checkpoint_every": 1, "retry": ONCE, **options}
-        made.append(Checkpointer(path, write, read, **options))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
-
-
-def other_node(tmp_path):
-    shutil.rmtree(tmp_path / "here", ignore_errors=True)
+__all__ = ["make"]
 
 
 # what comes back
@@ -171,206 +141,6 @@ def test_keeping_goes_on_after_a_move_to_another_node(make, tmp_path):
     assert [mirror.manifest(i).metric for i in mirror.ids()] == [0.5, 0.1]
 
 
-# where it goes
-
-
-@pytest.fixture(params=["shared", "path", "manual", "remote", "memory", "s3", "webdav", "xrootd"])
-def away(request, tmp_path, server):
-    """Options for one place away, of every kind."""
-    kind = request.param
-    (tmp_path / "far").mkdir()
-    if kind == "shared":
-        return {
-            "checkpoint_transfer_mode": "shared",
-            "checkpoint_transfer_target": tmp_path / "far" / "of mine.pt",
-        }
-    if kind == "path":
-        return {"checkpoint_transfer_target": str(tmp_path / "far") + "/"}
-    if kind == "remote":
-        return {"checkpoint_transfer_target": FolderRemote(tmp_path / "far", retry=ONCE)}
-    if kind == "memory":
-        return {"checkpoint_transfer_target": f"memory://{tmp_path.name}/x"}
-    if kind == "manual":
-        return {
-            "checkpoint_transfer_mode": "manual",
-            "checkpoint_transfer_target": tmp_path / "far" / "of mine.pt",
-            "checkpoint_transfer_callback": shutil.copy,
-            "checkpoint_transfer_callback_kwargs": {},
-        }
-    found = server(kind)
-    if kind == "xrootd":
-        host, _, path = found.url.removeprefix("root://").partition("/")
-        return {
-            "checkpoint_transfer_mode": "xrootd",
-            "xrootd_server_name": f"root://{host}/",
-            "checkpoint_transfer_target": f"{path}/{tmp_path.name}/ck.pt",
-        }
-    return {
-        "checkpoint_transfer_target": f"{found.url.rstrip('/')}/{tmp_path.name}/ck.pt",
-        "remote_options": found.options,
-    }
-
-
-def test_a_save_comes_back_on_another_node(make, tmp_path, away):
-    one = make(**away)
-    for value in range(4):
-        one.step(value)
-    other_node(tmp_path)
-    two = make(**away)
-    assert two.checkpoint_exists
-    assert two.restore(0) == 3
-    two.step(4)
-    other_node(tmp_path)
-    assert make(**away).restore(0) == 4
-
-
-def test_a_stale_local_copy_does_not_win_over_a_newer_one_away(make, tmp_path, away):
-    one = make(**away)
-    one.step(1)
-    shutil.copytree(tmp_path / "here", tmp_path / "kept", symlinks=True)
-    one.step(2)
-    one.step(3)
-    other_node(tmp_path)
-    shutil.move(tmp_path / "kept", tmp_path / "here")
-    for path in (tmp_path / "here").rglob("*"):
-        path.touch()  # later file dates must not matter
-    assert make(**away).restore(0) == 3
-
-
-def test_a_newer_local_save_wins_over_the_one_away(make, tmp_path, away):
-    make(**away).step(1)
-    local = make()
-    local.step(2)
-    assert make(**away).restore(0) == 2
-
-
-def test_local_files_go_only_if_the_newest_is_away(make, tmp_path, away):
-    one = make(**away)
-    one.step(1)
-    one._archive.write(lambda path: write(path, 2), counter=9, step=9, metric=None)
-    one.clean_up_local_checkpoint_files()
-    assert (tmp_path / "here/a b.pt").exists()
-    one.transfer_checkpoint_files()
-    one.clean_up_local_checkpoint_files()
-    assert list((tmp_path / "here").iterdir()) == []
-    assert make(**away).restore(0) == 2
-
-
-def test_without_a_place_away_local_files_stay(make, tmp_path):
-    one = make()
-    one.step(1)
-    one.clean_up_local_checkpoint_files()
-    assert (tmp_path / "here/a b.pt").exists()
-
-
-def test_a_damaged_copy_away_is_reported_and_the_one_before_comes_back(make, tmp_path):
-    options = {"checkpoint_transfer_target": tmp_path / "far" / "x"}
-    one = make(**options)
-    one.step(1)
-    one.step(2)
-    newest = one._archive.folder.saves()[0]
-    (tmp_path / "far/x.saves" / newest.id / "a b.pt").write_text("9")
-    other_node(tmp_path)
-    with pytest.warns(CheckpointerWarning, match="not what was saved"):
-        assert make(**options).restore(0) == 1
-
-
-def test_a_damaged_local_copy_is_mended_from_away(make, tmp_path):
-    options = {"checkpoint_transfer_target": tmp_path / "far" / "x"}
-    one = make(**options)
-    one.step(1)
-    newest = one._archive.folder.saves()[0]
-    (one._archive.folder.folder / newest.id / "a b.pt").write_text("9")
-    assert make(**options).restore(0) == 1
-
-
-def test_a_job_that_never_restores_still_saves_the_newest(make, tmp_path):
-    options = {"checkpoint_transfer_target": tmp_path / "far" / "x"}
-    one = make(**options)
-    for value in range(5):
-        one.step(value)
-    other_node(tmp_path)
-    make(**options).step(100)
-    other_node(tmp_path)
-    assert make(**options).restore(0) == 100
-
-
-def test_the_published_file_at_a_shared_target_is_taken_over(make, tmp_path):
-    (tmp_path / "far.pt").write_text("41")
-    options = {
-        "checkpoint_transfer_mode": "shared",
-        "checkpoint_transfer_target": tmp_path / "far.pt",
-    }
-    assert make(**options).checkpoint_exists
-    assert make(**options).restore(0) == 41
-
-
-# when the place away fails
-
-
-class Away(FolderRemote):
-    broken = False
-
-    def _size(self, key):
-        if self.broken:
-            raise ConnectionError("unplugged")
-        return super()._size(key)
-
-    def _keys(self, prefix):
-        if self.broken:
-            raise ConnectionError("unplugged")
-        return super()._keys(prefix)
-
-
-def test_a_target_that_never_worked_is_an_error_at_the_first_step(make, tmp_path):
-    remote = Away(tmp_path / "far", retry=ONCE)
-    remote.broken = True
-    with pytest.raises(RemoteError, match="unplugged"):
-        make(checkpoint_transfer_target=remote).step(1)
-
-
-def test_a_target_that_fails_later_is_a_warning_and_the_next_save_goes_there(make, tmp_path):
-    remote = Away(tmp_path / "far", retry=ONCE)
-    one = make(checkpoint_transfer_target=remote)
-    one.step(1)
-    remote.broken = True
-    with pytest.warns(CheckpointerWarning, match="not at the target.*unplugged"):
-        one.step(2)
-    assert read(tmp_path / "here/a b.pt") == 2
-    with pytest.raises(RemoteError):
-        one.transfer_checkpoint()
-    remote.broken = False
-    one.step(3)
-    other_node(tmp_path)
-    assert make(checkpoint_transfer_target=remote).restore(0) == 3
-
-
-def test_a_target_that_cannot_be_asked_is_not_taken_for_empty(make, tmp_path):
-    remote = Away(tmp_path / "far", retry=ONCE)
-    make(checkpoint_transfer_target=remote).step(1)
-    remote.broken = True
-    with pytest.raises(RemoteError):
-        make(checkpoint_transfer_target=remote).restore(0)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"checkpoint_transfer_mode": "carrier pigeon"},
-        {"checkpoint_transfer_mode": "shared"},
-        {"checkpoint_transfer_mode": "xrootd", "checkpoint_transfer_target": "/pnfs/x"},
-        {"checkpoint_transfer_mode": "manual"},
-        {"checkpoint_transfer_mode": "htcondor"},
-        {"asynchronous": "maybe"},
-        {"keep_last": 0},
-    ],
-)
-def test_parameters_that_cannot_work_are_refused_at_once(make, options, monkeypatch):
-    monkeypatch.delenv("_CONDOR_JOB_AD", raising=False)
-    with pytest.raises(UsageError):
-        make(**options)
-
-
 # in the background
 
 
@@ -420,6 +190,54 @@ def test_what_fails_in_the_background_is_raised_at_the_next_step(make):
         one.step(2)
 
 
+# when saving fails
+
+
+def full(path, value):
+    raise OSError(28, "No space left on device")
+
+
+def test_a_first_save_that_fails_is_an_error(make):
+    one = make()
+    one.checkpoint_function = full
+    with pytest.raises(OSError, match="No space"):
+        one.step(1)
+
+
+def test_a_later_save_that_fails_is_a_warning_and_the_one_before_stays(make):
+    one = make()
+    one.step(1)
+    one.checkpoint_function = full
+    with pytest.warns(CheckpointerWarning, match="No space left"):
+        one.step(2)
+    assert make().restore(0) == 1
+    one.checkpoint_function = write
+    one.step(3)
+    assert make().restore(0) == 3
+
+
+def test_the_third_failure_in_a_row_is_an_error(make):
+    one = make()
+    one.step(1)
+    one.checkpoint_function = full
+    for value in (2, 3):
+        with pytest.warns(CheckpointerWarning):
+            one.step(value)
+    with pytest.raises(OSError, match="No space"):
+        one.step(4)
+
+
+def test_a_last_save_that_fails_leaves_with_the_one_before(make):
+    one = make()
+    one.step(1)
+    one.checkpoint_function = full
+    one.signals.request()
+    with pytest.warns(CheckpointerWarning), pytest.raises(SystemExit) as left:
+        one.step(2)
+    assert left.value.code == 85
+    assert make().restore(0) == 1
+
+
 # several, and in threads
 
 
@@ -454,6 +272,29 @@ def test_a_pause_asked_for_saves_and_leaves_with_the_code(make):
     assert make().restore(0) == 6
 
 
+def test_processes_that_train_together_leave_at_the_same_step(make):
+    asked = []
+    others = iter([False, False, True])
+
+    def agree(mine):
+        asked.append(mine)
+        return mine or next(others)
+
+    one = make(checkpoint_every=None, agree=agree)
+    one.step(0)
+    one.step(1)
+    with pytest.raises(SystemExit):
+        one.step(2)
+    assert asked == [False, False, False]
+    assert make().restore(0) == 2
+
+
+def test_a_worker_of_multiprocessing_does_not_trap_signals(make, monkeypatch):
+    monkeypatch.setattr(multiprocessing, "parent_process", object)
+    assert make().signals.numbers == ()
+    assert make(signals=(signal.SIGUSR1,)).signals.numbers == (signal.SIGUSR1,)
+
+
 def test_an_interrupt_in_a_notebook_saves_and_ends_the_cell_only(make, monkeypatch):
     from types import SimpleNamespace
 
@@ -478,14 +319,3 @@ def test_a_kernel_that_sets_its_own_handler_in_every_cell_is_followed(make):
     assert one.signals.requested is signal.SIGINT
     signal.signal(signal.SIGINT, before)
     one.signals.clear()
-
-
-def test_what_killed_transfers_left_away_is_removed(make, tmp_path):
-    remote = open_remote(tmp_path / "far", retry=ONCE)
-    one = make(checkpoint_transfer_target=remote)
-    half = Path(tmp_path / "far/a b.pt.saves/00000000-abcdef")
-    half.mkdir(parents=True)
-    (half / "a b.pt").write_text("half")
-    (half / ".rv-123-x").write_text("less")
-    one.step(1)
-    assert not half.exists()

@@ -266,6 +266,38 @@ def test_from_another_thread_the_whole_process_leaves_with_the_code(start):
     assert out == "True\n"
 
 
+def test_ranks_that_agree_leave_at_the_same_step_when_one_is_signalled(start, tmp_path):
+    process = start("""
+        import socket
+        ends = socket.socketpair()
+        other = os.fork()
+        rank = int(other != 0)
+        mine = ends[rank]
+        mine.settimeout(30)
+
+        def agree(flag):
+            mine.send(bytes([flag]))
+            return bool(mine.recv(1)[0] or flag)
+
+        one = Checkpointer(f"here/rank{rank}", write, read, checkpoint_every=None, agree=agree)
+        if rank:
+            say(other)
+        try:
+            for value in range(10**6):
+                time.sleep(0.002 * (1 + rank))
+                one.step(value)
+        finally:
+            if rank:
+                say(os.waitstatus_to_exitcode(os.waitpid(other, 0)[1]))
+    """)
+    rank0 = int(process.stdout.readline())
+    time.sleep(0.1)
+    os.kill(rank0, signal.SIGUSR1)
+    code, out, _ = end(process)
+    assert (code, out) == (85, "85\n")
+    assert (tmp_path / "here/rank0").read_text() == (tmp_path / "here/rank1").read_text()
+
+
 def test_children_of_a_data_loader_are_not_checkpointers(start):
     process = start("""
         import multiprocessing

@@ -114,6 +114,22 @@ def test_a_write_in_a_forked_child_is_not_ours(pages, watched, buffer):
     assert not pages.unwritten(watch, view)
 
 
+def test_a_forgotten_watch_is_no_longer_believed(pages, watched):
+    watch, view = watched
+    pages.forget(watch)
+    assert not pages.unwritten(watch, view)
+    assert pages.unwritten(pages.watch(view), view)
+
+
+def test_watches_are_few_enough_to_leave_mappings_for_the_program(pages, watched, monkeypatch):
+    watch, view = watched
+    monkeypatch.setattr("rearview.runtime.pages.MOST", 1)
+    assert pages.watch(view) is not None
+    assert pages.watch(view[PAGE:]) is None
+    pages.forget(watch)
+    assert pages.watch(view[PAGE:]) is not None
+
+
 def test_where_the_system_offers_nothing_nothing_is_watched(monkeypatch, buffer):
     monkeypatch.setattr("rearview.runtime.pages._USERFAULTFD", {})
     pages = Pages()

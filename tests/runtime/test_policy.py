@@ -151,6 +151,11 @@ def test_before_anything_is_measured_half_the_processor_time_counts():
     assert policy.cost("epoch") == pytest.approx(0.2)
 
 
+def test_a_site_whose_time_is_counted_elsewhere_is_judged_by_the_run():
+    policy = Policy(0.0667).observe("epoch", Iteration(0.0, depth=1)).observe("", Iteration(10.0))
+    assert policy.decide("epoch", Facts(since=10.0)).save
+
+
 def test_restores_refine_the_scale():
     policy = Policy(0.0667).observe("epoch", Saved(blocking=1.0))
     assert policy.restore("epoch") == pytest.approx(NAIVE)

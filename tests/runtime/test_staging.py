@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from rearview.runtime.staging import PAGE, Staging
+from rearview.runtime.staging import DEEPEST, PAGE, SMALL, Staging
 
 
 def test_leases_never_overlap_and_stay_within_the_bound():
@@ -40,12 +40,23 @@ def test_what_is_in_one_lease_stays_when_another_is_taken():
 
 def test_without_a_bound_one_checkpoint_is_the_bound():
     staging = Staging()
-    lease = staging.take(10 * PAGE)
+    lease = staging.take(SMALL + PAGE)
     assert staging.take(PAGE) is None
-    staging.release(lease)
-    assert staging.take(20 * PAGE) is not None
-    assert staging.touched == 20 * PAGE
     assert staging.depth == 1
+    staging.release(lease)
+    assert staging.take(2 * SMALL) is not None
+    assert staging.touched == 2 * SMALL
+
+
+def test_small_checkpoints_may_wait_together():
+    staging = Staging()
+    taken = [staging.take(SMALL // 4) for _ in range(5)]
+    assert [lease is not None for lease in taken] == [True] * 4 + [False]
+    assert staging.touched == SMALL
+    assert staging.depth == 4
+    staging = Staging()
+    staging.take(1)
+    assert staging.depth == DEEPEST
 
 
 def test_a_request_beyond_the_bound_can_never_be_met():
@@ -75,7 +86,7 @@ def test_warming_makes_memory_present_and_keeps_the_bound():
 
 
 def test_trimming_gives_back_what_is_no_longer_needed():
-    staging = Staging()
+    staging = Staging(100 * PAGE)
     staging.release(staging.take(100 * PAGE))
     staging.trim(60 * PAGE)
     assert staging.touched == 100 * PAGE

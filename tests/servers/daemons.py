@@ -127,6 +127,36 @@ def xrootd_server():
             yield Server(f"root://127.0.0.1:{port}//runs", {}, base / "data", process)
 
 
+@contextlib.contextmanager
+def sftp_server():
+    need("paramiko")
+    program = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+    keygen = shutil.which("ssh-keygen")
+    if program is None or keygen is None:
+        raise UnavailableError("sshd is not installed; run tests/servers/install")
+    port, user = free_port(), pwd.getpwuid(os.getuid()).pw_name
+    with tempfile.TemporaryDirectory() as folder:
+        base = Path(folder)
+        (base / "data").mkdir()
+        for name in ("host", "user"):
+            subprocess.run(
+                [keygen, "-q", "-t", "ed25519", "-N", "", "-f", str(base / name)], check=True
+            )
+        config = base / "sshd_config"
+        config.write_text(
+            f"Port {port}\nListenAddress 127.0.0.1\nHostKey {base}/host\nPidFile {base}/pid\n"
+            f"AuthorizedKeysFile {base}/user.pub\nStrictModes no\nUsePAM no\n"
+            "PermitRootLogin yes\nPasswordAuthentication no\nSubsystem sftp internal-sftp\n"
+        )
+        if os.getuid() == 0:
+            Path("/run/sshd").mkdir(exist_ok=True)  # sshd wants it, though it is not used here
+        command = [program, "-D", "-e", "-f", str(config)]
+        with running(command, port, base / "log") as process:
+            options = {"username": user, "key_filename": str(base / "user"), "port": port}
+            options |= {"look_for_keys": False, "allow_agent": False}
+            yield Server(f"sftp://127.0.0.1{base}/data", options, base / "data", process)
+
+
 def known_user(name):
     try:
         return pwd.getpwnam(name)
@@ -147,4 +177,4 @@ def loopback_only(folder):
     return {"LD_PRELOAD": str(shim)} if done.returncode == 0 else {}
 
 
-SERVERS = {"s3": s3_server, "webdav": webdav_server, "xrootd": xrootd_server}
+SERVERS = {"s3": s3_server, "webdav": webdav_server, "xrootd": xrootd_server, "sftp": sftp_server}

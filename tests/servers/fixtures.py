@@ -1,4 +1,7 @@
-"""pytest fixtures for the servers; a test that cannot have its server says so at the end."""
+"""pytest fixtures for the servers; a test that cannot have its server says so at the end.
+
+Several conftest files import these names; each server is still started once and named once.
+"""
 
 import os
 
@@ -7,32 +10,36 @@ import pytest
 from servers.daemons import SERVERS, UnavailableError
 
 _MISSED = {}
+_STARTED = {}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def server():
     """Return a function that starts the named server once and returns it."""
-    started = {}
 
     def start(name):
-        if name in _MISSED:
-            pytest.skip(f"NOT TESTED on a real {name} server: {_MISSED[name]}")
-        if name not in started:
+        if name not in _STARTED and name not in _MISSED:
             context = SERVERS[name]()
             try:
-                started[name] = (context, context.__enter__())
+                _STARTED[name] = (context, context.__enter__())
             except UnavailableError as exc:
                 if os.environ.get("REARVIEW_REQUIRE_SERVERS"):
                     raise
                 _MISSED[name] = str(exc)
-                pytest.skip(f"NOT TESTED on a real {name} server: {exc}")
-        return started[name][1]
+        if name in _MISSED:
+            pytest.skip(f"NOT TESTED on a real {name} server: {_MISSED[name]}")
+        return _STARTED[name][1]
 
-    yield start
-    for context, _ in started.values():
+    return start
+
+
+def pytest_sessionfinish():
+    while _STARTED:
+        _, (context, _found) = _STARTED.popitem()
         context.__exit__(None, None, None)
 
 
 def pytest_terminal_summary(terminalreporter):
-    for name, reason in _MISSED.items():
+    while _MISSED:
+        name, reason = _MISSED.popitem()
         terminalreporter.write_line(f"NOT TESTED on a real {name} server: {reason}", red=True)

@@ -95,6 +95,8 @@ def slurm(folder):
         start("slurmd", "-D", "-N", "node0")
         wait(lambda: idle(site), processes, folder)
         yield site
+        site.run("scancel", "--user=root")
+        wait(lambda: not site.run("squeue", "-h"), processes, folder)  # no step outlives its node
     finally:
         for process in reversed(processes):
             process.terminate()

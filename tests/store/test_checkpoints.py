@@ -93,6 +93,13 @@ def test_asking_again_reads_only_what_is_new(checkpoints, save, monkeypatch):
     assert [path.name for path in reads] == ["00000005.json"]
 
 
+def test_a_checkpoint_that_was_saved_again_is_the_new_one(checkpoints, save):
+    save(1, seed=1)
+    assert checkpoints.of("r")[0].meta == {"n": 1}
+    checkpoints.save("r", 1, POINT, "start", [Part("a", b"")], {"n": "again"})
+    assert checkpoints.of("r")[0].meta == {"n": "again"}
+
+
 def test_parts_are_read_one_by_one_or_together(checkpoints, save, state):
     loaded = checkpoints.load(save(9))
     buffers = {key: bytearray(len(data)) for key, data in state(9).items()}

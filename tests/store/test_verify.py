@@ -129,3 +129,11 @@ def test_progress_is_told_the_bytes_checked(project, three):
     report = verify(project, progress=told.append)
     assert told == sorted(told)
     assert told[-1] == report.nbytes
+
+
+def test_what_a_killed_sweep_had_renamed_is_brought_back(project, checkpoints, three, holds):
+    path = checkpoints.objects.path(three[1].parts["large"].oid)
+    path.rename(path.with_name(f".gone-{path.name}"))
+    assert not verify(project).ok
+    assert verify(project, repair=True).problems == ()
+    assert holds(1)

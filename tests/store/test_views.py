@@ -136,6 +136,21 @@ def test_a_loop_of_the_same_name_inside_itself_and_three_depths(store):
     assert [tuple(row.values()) for row in table] == [(run, 1, 2, 3, 1, 9)]
 
 
+def test_names_that_differ_only_in_case_are_different_names(store):
+    store.run((at(Epoch=0, epoch=1), {"Loss": 1, "loss": 2, "LOSS": 3}), args={"lr": 1, "LR": 2})
+    store.run((at(Epoch=0, epoch=1), {"loss": 4, "É": 5, "é": 6}), args={"Lr": 3})
+    tables = Tables(store.project)
+    one, two = tables.table()
+    assert (one["Epoch"], one["epoch"], one["Loss"], one["loss"], one["LOSS"]) == (0, 1, 1, 2, 3)
+    assert (one["lr"], one["LR"], one["Lr"]) == (1, 2, None)
+    assert (two["Loss"], two["loss"], two["É"], two["é"], two["Lr"]) == (None, 4, 5, 6, 3)
+    assert tables.table(["loss"], where="loss > 3", order=["-loss"]).pandas()["loss"].tolist() == [
+        4
+    ]
+    assert tables.table(["loss", "Loss"]).arrow().column_names[-2:] == ["loss", "Loss"]
+    assert len(tables.sql("SELECT * FROM full_pivot").rows()) == 2
+
+
 def test_values_of_every_kind_come_back_exactly(store):
     values = {
         "f": -0.0, "tiny": 5e-324, "nan": math.nan, "i": 2**53 + 1, "big": 10**30, "b": True,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 
-from rearview import __version__
+import rearview
 from rearview.cli.doctor import Check
 from rearview.cli.formats import plural, size
 from rearview.errors import RearviewError
@@ -51,7 +51,7 @@ def examine(folder: Path) -> list[Check]:
 def python() -> Iterator[Check]:
     """Check the interpreter and the system."""
     version = platform.python_version()
-    yield Check("ok", "python", f"{version} at {sys.executable}, rearview {__version__}")
+    yield Check("ok", "python", f"{version} at {sys.executable}, rearview {rearview.__version__}")
     if sys.platform != "linux":
         yield Check("warn", "system", platform.platform(), "Only Linux is tested.")
 
@@ -111,9 +111,6 @@ def place(folder: Path) -> Iterator[Check]:
 
 
 def _home(folder: Path) -> Path:
-    root = os.environ.get("REARVIEW_ROOT")
-    if root:
-        return Path(root)
     with contextlib.suppress(RearviewError):
         project = Project.find(folder)
         if project is not None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import click
 
 from rearview.cli import show
-from rearview.cli.options import json_option
+from rearview.cli.options import here, json_option
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +31,7 @@ def doctor(as_json: bool) -> int:
     """
     from rearview.cli.checks import examine
 
-    found = examine(Path.cwd())
+    found = examine(here())
     if as_json:
         show.json_document(found)
     else:

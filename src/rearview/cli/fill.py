@@ -23,9 +23,8 @@ from rearview.cli.options import (
 from rearview.cli.progress import Bar, waiting
 
 if TYPE_CHECKING:
-    from rearview.execute.replays import Outcome
     from rearview.model import Segment
-    from rearview.past import BackfillReport, PlanReport
+    from rearview.past import BackfillReport, Outcome, PlanReport
 
 ASK_ABOVE = 60.0
 """Predicted seconds above which a person at a terminal is asked first."""
@@ -37,6 +36,12 @@ ASK_ABOVE = 60.0
 @some_runs
 @at_option
 @click.option("--workers", type=click.IntRange(1), metavar="N", help="Processes at once.")
+@click.option(
+    "--on",
+    type=click.Choice(["local", "ray"]),
+    default="local",
+    help="What runs them: this machine, or a Ray cluster.",
+)
 @click.option("--budget", type=span, metavar="TIME", help="Run no more than this takes: 10m.")
 @click.option("--explain", is_flag=True, help="Only show what would run again, and its cost.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask, however long it takes.")
@@ -49,6 +54,7 @@ def backfill(
     which: tuple[str, ...],
     at: str | None,
     workers: int | None,
+    on: str,
     budget: float | None,
     explain: bool,
     yes: bool,
@@ -87,7 +93,7 @@ def backfill(
         show.note("Nothing was run.")
         return 1
     with Bar(quiet=quiet) as bar:
-        report = past.backfill(list(names), progress=bar, **chosen)
+        report = past.backfill(list(names), on=on, progress=bar, **chosen)
     return finish(report, as_json=as_json)
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from rearview.cli import show
 from rearview.cli.formats import plain, plural, size
-from rearview.cli.options import TakesRuns, a_run, asked, complete_run, json_option, nbytes
+from rearview.cli.options import TakesRuns, a_run, asked, complete_run, here, json_option, nbytes
 from rearview.cli.progress import waiting
 from rearview.errors import StoreError
 
@@ -63,8 +62,8 @@ def _opened(*, repair: bool) -> History:
         from rearview.store.project import FOLDER, Project
         from rearview.store.verify import verify as check
 
-        here = Path.cwd()
-        root = next(p for p in (here, *here.parents) if (p / FOLDER / "format").exists())
+        start = here().resolve()
+        root = next(p for p in (start, *start.parents) if (p / FOLDER / "format").exists())
         check(Project(root), repair=True)
         show.note(f"{root / FOLDER / 'format'} was written anew.")
         return asked()

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import click
 
-from rearview import __version__
+import rearview
 from rearview.cli import show
 from rearview.errors import RearviewError
 
@@ -32,6 +32,7 @@ COMMANDS = {
     "diff": ("ask", "Show how the source of two runs differs."),
     "replay": ("fill", "Run a past run again from its checkpoints and prove it exact."),
     "backfill": ("fill", "Fill columns for past runs from log statements added since."),
+    "propagate": ("spread", "Show where the statements that log NAMES go in past versions."),
     "resume": ("record", "Go on with a run that was stopped."),
     "verify": ("keep", "Check everything in the store; repair what can be rebuilt."),
     "gc": ("keep", "Free space by dropping checkpoints."),
@@ -86,13 +87,13 @@ class Lazy(click.Group):
     epilog="Exit codes: 0 yes, done. 1 the answer is no. 2 wrong use, or a clear refusal. "
     "`run` and `resume` end as the script does.",
 )
-@click.version_option(__version__, "-V", "--version", prog_name="rearview")
+@click.version_option(rearview.__version__, "-V", "--version", prog_name="rearview")
 @click.option("--traceback", is_flag=True, help="Show where an unexpected error came from.")
 @click.pass_context
 def cli(ctx: click.Context, traceback: bool) -> int | None:  # noqa: ARG001 - read in `main`
     """Hindsight for model training: log it after the run, exactly."""
     if ctx.invoked_subcommand is None:
-        show.overview(__version__)
+        show.overview(rearview.__version__)
         return OK
     return None
 

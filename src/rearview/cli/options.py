@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -21,7 +23,6 @@ BYTES = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12} | {
     for power, unit in enumerate((f"{letter}{suffix}" for letter in "kmgt"), start=1)
 }
 _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
-_ITERATIONS = re.compile(r"[^=/:\s]+=(\d+(:\d*)?|:\d*)")
 _MARK = "\0"
 
 
@@ -51,12 +52,12 @@ def _amount(text: str, units: dict[str, int], wanted: str) -> float:
 
 
 def iterations(text: str) -> str:
-    """Return `text` if it names iterations of loops.
+    """Return `text` if it looks like iterations of loops; the planner reads it closely.
 
     >>> iterations("epoch=3:5"), iterations("epoch=3/step=7")
     ('epoch=3:5', 'epoch=3/step=7')
     """
-    if not all(_ITERATIONS.fullmatch(part) for part in text.split("/")):
+    if not all(re.fullmatch(r"[^=]+=[^=]+", part) for part in text.split("/")):
         raise click.BadParameter(
             f"{text!r} names no iterations. Write epoch=3 for one, epoch=3:5 for 3 and 4, "
             "epoch=3: for 3 and all after it, epoch=3/step=7 for one of an inner loop."
@@ -110,8 +111,13 @@ def complete_name(_ctx: Any, _param: Any, incomplete: str) -> list[CompletionIte
     return []
 
 
+def here() -> Path:
+    """Return the folder whose project is meant: where `REARVIEW_ROOT` says, or the current one."""
+    return Path(os.environ.get("REARVIEW_ROOT") or Path.cwd())
+
+
 def asked() -> History:
-    """Return the history of the project that the current folder lies in."""
+    """Return the history of the project that is meant here."""
     from rearview.past import history
 
     return history()

@@ -13,7 +13,7 @@ from rearview.cli import show
 from rearview.cli.formats import duration
 
 if TYPE_CHECKING:
-    from rearview.execute.replays import Event
+    from rearview.past import Event
 
 PATIENCE = 2.0
 """Seconds of silence that need no explanation."""

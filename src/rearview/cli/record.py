@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from rearview.errors import UsageError
 
 if TYPE_CHECKING:
     from rearview.execute.start import Start
+    from rearview.past import Preempt
 
 
 class Program(click.Command):
@@ -64,6 +66,30 @@ class Program(click.Command):
 )
 @click.option("--every", is_flag=True, help="Checkpoint each outer iteration, whatever it costs.")
 @click.option("--autolog", is_flag=True, help="Log every scalar that is assigned in a loop.")
+@click.option(
+    "--preemptible",
+    is_flag=True,
+    help="Save and leave with exit code 85 when asked to; started again, go on from there.",
+)
+@click.option(
+    "--signal",
+    "signals",
+    metavar="NAME",
+    multiple=True,
+    help="With --preemptible: a signal that asks (default TERM and USR1); may be repeated.",
+)
+@click.option(
+    "--remote",
+    metavar="URL",
+    help="With --preemptible: a folder or URL where saved state is brought, and fetched from.",
+)
+@click.option(
+    "--retries",
+    type=click.IntRange(0),
+    default=1000,
+    show_default=True,
+    help="With --preemptible: how often one run is gone on with.",
+)
 @quiet_option
 def run(
     *,
@@ -73,6 +99,10 @@ def run(
     epsilon: float | None,
     every: bool,
     autolog: bool,
+    preemptible: bool,
+    signals: tuple[str, ...],
+    remote: str | None,
+    retries: int,
     quiet: bool,
 ) -> None:
     """Record a run of a script, which needs no changes.
@@ -95,16 +125,37 @@ def run(
         "every": every or None,
         "autolog": autolog or None,
     }
+    preempt = _preempt(signals, remote, retries) if preemptible else None
+    if preempt is not None:
+        # One that comes while the program is still being started waits for it to listen.
+        signal.pthread_sigmask(signal.SIG_BLOCK, preempt.signals)
     begun = begin(
         target,
         rest,
         module=module is not None,
         given=dict(given),
         settings={name: value for name, value in settings.items() if value is not None},
+        preempt=preempt,
     )
     if not quiet:
         show.said(f"recording {'-m ' if module else ''}{target}")
     become(begun)
+
+
+def _preempt(signals: tuple[str, ...], remote: str | None, retries: int) -> Preempt:
+    from rearview.past import Preempt
+
+    try:
+        numbers = tuple(
+            int(signal.Signals[f"SIG{name.upper().removeprefix('SIG')}"]) for name in signals
+        )
+    except KeyError as exc:
+        raise UsageError(
+            f"There is no signal {exc.args[0]!r}. Give a name such as TERM, USR1 or INT.",
+            slug="no-signal",
+        ) from exc
+    chosen = {"signals": numbers} if numbers else {}
+    return Preempt(remote=remote, retries=retries, **chosen)
 
 
 def _check_script(script: Path) -> None:

@@ -105,7 +105,7 @@ def _here() -> tuple[int, Path | None]:
     from rearview.store.project import Project
 
     try:
-        project = Project.find(Path.cwd())
+        project = Project.find(Path(os.environ.get("REARVIEW_ROOT") or Path.cwd()))
         if project is None or not project.runs.is_dir():
             return 0, None
         return sum((run / "run.json").is_file() for run in project.runs.iterdir()), project.root

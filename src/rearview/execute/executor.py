@@ -40,9 +40,12 @@ class Job(Protocol):
 
 
 class Executor(Protocol):
-    """Starts tasks somewhere; `slots` of them can run at once."""
+    """Starts tasks somewhere, several at once."""
 
-    slots: int
+    @property
+    def slots(self) -> int:
+        """How many can run at once now; asked again and again, so it may change."""
+        ...
 
     def start(self, task: Task, slot: int) -> Job:
         """Start a task on a slot that is free."""

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from rearview.execute.executor import Executor, Job, Task
+from rearview.execute.executor import Task
 from rearview.execute.scratch import lay_out
 from rearview.execute.start import start
 from rearview.model import Control, Report, Run, Segment, Wanted
@@ -32,30 +32,13 @@ class Outcome:
     """Output of the replayed program."""
     tree: Path
     """Where it ran, with the files it wrote."""
+    seconds: float = 0.0
+    """From its start to its end, the interpreter's included."""
 
     @property
     def proved(self) -> bool:
         """Whether the replay was found equal to the run."""
         return self.report.proved
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """A sign of progress."""
-
-    kind: str
-    """`started`, `progress` or `finished`."""
-    segment: int
-    total: int
-    run: str
-    done: float = 0.0
-    """Share of all predicted seconds that is done."""
-    seconds: float = 0.0
-    left: float | None = None
-    message: str = ""
-
-
-Progress = Callable[[Event], None]
 
 
 def doubtful(report: Report) -> bool:
@@ -65,10 +48,6 @@ def doubtful(report: Report) -> bool:
     (True, False)
     """
     return report.retry or (report.difference is not None and report.restored > 0)
-
-
-def _untold(event: Event) -> None:
-    """Take progress that nobody asked to see."""
 
 
 @dataclass
@@ -124,47 +103,6 @@ class Replays:
             seconds=segment.seconds,
         )
 
-    def carry_out(
-        self,
-        tasks: Sequence[tuple[Run, Task]],
-        executor: Executor,
-        progress: Progress | None = None,
-    ) -> list[Outcome]:
-        """Run tasks in their order, as many at once as the executor has slots."""
-        tell = progress or _untold
-        waiting = list(enumerate(tasks))
-        running: dict[int, tuple[int, Run, Job, float]] = {}
-        outcomes: dict[int, Outcome] = {}
-        total = sum(task.seconds for _, task in tasks) or 1.0
-        done = 0.0
-        again: set[int] = set()
-        try:
-            while waiting or running:
-                free = [slot for slot in range(executor.slots) if slot not in running]
-                while waiting and free:
-                    number, (run, task) = waiting.pop(0)
-                    slot = free.pop(0)
-                    running[slot] = (number, run, executor.start(task, slot), time.monotonic())
-                    tell(Event("started", number, len(tasks), run.id, done / total))
-                for slot, (number, run, job, begun) in list(running.items()):
-                    code = job.wait(0.05 / max(1, len(running)))
-                    if code is None:
-                        continue
-                    del running[slot]
-                    outcomes[number] = outcome = self.judge(run, job.task, code)
-                    if doubtful(outcome.report) and number not in again:
-                        again.add(number)
-                        waiting.insert(0, (number, (run, self.from_the_start(run, job.task))))
-                        continue
-                    done += job.task.seconds
-                    spent = time.monotonic() - begun
-                    tell(Event("finished", number, len(tasks), run.id, done / total, seconds=spent))
-        finally:
-            for _, _, job, _ in running.values():
-                job.stop()
-            executor.close()
-        return [outcomes[number] for number in sorted(outcomes)]
-
     def from_the_start(self, run: Run, task: Task) -> Task:
         """Return a task that replays the same without trusting any checkpoint."""
         old = self.project.replays / task.id
@@ -189,7 +127,7 @@ class Replays:
             report=folder / "report.json",
         )
 
-    def judge(self, run: Run, task: Task, code: int) -> Outcome:
+    def judge(self, run: Run, task: Task, code: int, seconds: float) -> Outcome:
         """Read what a task reports and keep the verdict with the run."""
         try:
             report = msgspec.json.decode(task.report.read_bytes(), type=Report)
@@ -198,8 +136,26 @@ class Replays:
         if report.error and task.log.is_file():
             last = task.log.read_text("utf-8", "replace").strip().splitlines()[-3:]
             report.error += ": " + " / ".join(line.strip() for line in last)
-        outcome = Outcome(run.id, task.id, report, task.log, task.folder)
+        outcome = Outcome(run.id, task.id, report, task.log, task.folder, seconds)
+        if outcome.proved:
+            tidy(self.project.replays / task.id / "tree")
         self.runs.end_replay(
             run.id, task.id, proved=outcome.proved, facts={"report": msgspec.to_builtins(report)}
         )
         return outcome
+
+
+def tidy(tree: Path) -> None:
+    """Leave of a scratch tree only what the replay wrote itself."""
+    try:
+        begun = (tree.parent / "output.txt").stat().st_ctime
+        laid = (tree.parent / "segment.json").stat().st_mtime
+    except OSError:
+        return
+    for folder, _, names in os.walk(tree, topdown=False):
+        for name in names:
+            file = Path(folder, name)
+            if file.is_symlink() or file.stat().st_mtime <= min(begun, laid):
+                file.unlink()
+        with contextlib.suppress(OSError):
+            Path(folder).rmdir()

@@ -27,7 +27,10 @@ class Control(msgspec.Struct, frozen=True, omit_defaults=True):
     """File that says what to replay; None records."""
     resume: str | None = None
     """Run to continue; None starts a new one."""
-    run: str | None = None
+    signals: tuple[int, ...] = ()
+    """Signals at which to save at the next boundary and leave with exit code 85."""
+    remote: str | None = None
+    """Where what was saved is brought then, for another machine to go on from."""
     settings: dict[str, Any] = {}
     given: dict[str, str] = {}
     """Values for `rearview.arg`, by name."""

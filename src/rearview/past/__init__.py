@@ -1,11 +1,12 @@
 """Ask about the past: the one room that knows every other. Returns values, never prints."""
 
-from rearview.execute.replays import Event, Outcome, Progress
+from rearview.execute.pool import Event, Progress
+from rearview.execute.replays import Outcome
 from rearview.execute.start import Start
 from rearview.past.history import History, history
 from rearview.past.probing import Propagated
 from rearview.past.reports import BackfillReport, PlanReport, Refusal, RunReport
-from rearview.past.start import begin
+from rearview.past.start import Preempt, begin
 
 __all__ = [
     "BackfillReport",
@@ -13,6 +14,7 @@ __all__ = [
     "History",
     "Outcome",
     "PlanReport",
+    "Preempt",
     "Progress",
     "Propagated",
     "Refusal",

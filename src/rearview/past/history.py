@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
 from rearview.config import Settings
 from rearview.errors import RearviewError, UsageError
-from rearview.execute.executor import Executor, Task
-from rearview.execute.local import Local
-from rearview.execute.replays import Progress, Replays
+from rearview.execute.pool import Progress
 from rearview.execute.start import Start, start
-from rearview.model import Checkpoint, Control, Plan, Run, Status
+from rearview.model import Checkpoint, Control, Run, Status
+from rearview.past.filling import Filling, Question
 from rearview.past.probing import WORKTREE, Probing, Propagated
-from rearview.past.reports import BackfillReport, PlanReport, Refusal, RunReport
-from rearview.past.segments import Prepared, run_facts
-from rearview.plan.at import parse_at
-from rearview.plan.explain import explain
-from rearview.plan.partition import divide
-from rearview.plan.replay import survey
+from rearview.past.reports import BackfillReport, PlanReport, RunReport
 from rearview.source.logged import names_logged
 from rearview.store.checkpoints import Checkpoints
 from rearview.store.project import Project
@@ -36,8 +31,11 @@ from rearview.store.views import Tables
 
 
 def history(start: Path | str | None = None) -> History:
-    """Return the history of the project that `start` (or the current folder) lies in."""
-    return History(Project.open(Path(start) if start is not None else Path.cwd()))
+    """Return the history of the project that `start` lies in.
+
+    Without `start`: that of the folder `REARVIEW_ROOT` names, or of the current folder.
+    """
+    return History(Project.open(Path(start or os.environ.get("REARVIEW_ROOT") or Path.cwd())))
 
 
 class History:
@@ -140,8 +138,19 @@ class History:
             exact=_exact([replay.facts.get("report", {}) for replay in replays]),
         )
 
+    @cached_property
+    def _filling(self) -> Filling:
+        return Filling(
+            self.project,
+            self.settings,
+            self._runs,
+            self._versions,
+            self._checkpoints,
+            self._tables,
+        )
+
     def _probing(self, runs: Sequence[Run]) -> Probing:
-        return Probing(self._versions, runs, self.project.store / "corrections.json")
+        return self._filling.probing(runs)
 
     def propagate(
         self, names: Sequence[str], *, to: Sequence[str] | None = None
@@ -173,8 +182,8 @@ class History:
         budget: float | None = None,
     ) -> PlanReport:
         """Return what has to run again for `names`, and what it costs; nothing runs."""
-        report, _ = self._plan(names, runs, where, at, workers, budget)
-        return report
+        asked = Question(tuple(names), self._chosen(runs), where, at, workers, budget)
+        return self._filling.plan(asked)[0]
 
     def backfill(
         self,
@@ -190,8 +199,9 @@ class History:
     ) -> BackfillReport:
         """Fill the columns `names` of past runs from the probes in the work tree."""
         begun = time.monotonic()
-        report, prepared = self._plan(names, runs, where, at, workers, budget)
-        return self._carry_out(report, prepared, workers, on, progress, begun)
+        asked = Question(tuple(names), self._chosen(runs), where, at, workers, budget, on)
+        report, prepared = self._filling.plan(asked)
+        return self._filling.carry_out(report, prepared, asked, progress, begun)
 
     def replay(
         self,
@@ -202,162 +212,10 @@ class History:
         progress: Progress | None = None,
     ) -> BackfillReport:
         """Replay a run as it was recorded, with any probes of the work tree, and prove it."""
-        begun = time.monotonic()
-        run = self.run(which)
-        prepared = self._prepared(self._probing([run]), run, (), at, None)
-        found = survey([prepared.question()])
-        plan = divide(found, workers=self._workers(workers))
-        report = PlanReport(plan, [Refusal(*one) for one in found.refusals])
-        return self._carry_out(report, {run.id: prepared}, workers, "local", progress, begun)
+        return self._filling.replay(self.run(which), at, workers, progress)
 
-    def _workers(self, workers: int | None) -> int:
-        return workers or self.settings.workers or len(os.sched_getaffinity(0))
-
-    def _plan(
-        self,
-        names: Sequence[str],
-        runs: Sequence[str] | None,
-        where: str | None,
-        at: str | None,
-        workers: int | None,
-        budget: float | None,
-    ) -> tuple[PlanReport, dict[str, Prepared]]:
-        every = self.runs()
-        chosen = [self.run(which) for which in runs] if runs else every
-        meant = self._meant(where, chosen)
-        probing = self._probing(every)
-        refusals: list[Refusal] = []
-        prepared: dict[str, Prepared] = {}
-        recorded = self._tables.names()
-        for run in chosen:
-            if meant is not None and run.id not in meant:
-                continue
-            lacking = tuple(name for name in names if not self._logs(run, name, recorded))
-            if not lacking:
-                continue
-            try:
-                only = None if meant is None else meant[run.id]
-                prepared[run.id] = self._prepared(probing, run, lacking, at, only)
-            except RearviewError as exc:
-                refusals.append(Refusal(run.id, str(exc)))
-        open_ = [one for one in prepared.values() if one.missing is None or one.missing]
-        found = survey([one.question() for one in open_])
-        refusals += [Refusal(run, reason) for run, reason in found.refusals]
-        plan = divide(found, workers=self._workers(workers), budget=budget)
-        explained = explain(found, plan)
-        return PlanReport(plan, refusals, explained.cells, [], explained), prepared
-
-    def _logs(self, run: Run, name: str, recorded: Collection[str]) -> bool:
-        """Say whether a run logged `name` itself."""
-        if name not in recorded:
-            return False
-        rows = self._tables.sql(
-            f"SELECT count(*) AS n FROM records WHERE run = {quoted(run.id)} "  # noqa: S608
-            f"AND name = {quoted(name)} AND origin = 'recorded'"
-        )
-        return bool(next(iter(rows))["n"])
-
-    def _meant(self, where: str | None, runs: Sequence[Run]) -> dict[str, set[int] | None] | None:
-        """Return the runs, and iterations of their outermost loops, that a predicate selects."""
-        if where is None:
-            return None
-        self._tables.refresh()
-        found: dict[str, set[int] | None] = {}
-        for run, point in self._tables.points(where=where, runs=[run.id for run in runs]):
-            if not point.steps:
-                found[run] = None
-            elif found.get(run, set()) is not None:
-                known = found.setdefault(run, set())
-                assert known is not None
-                known.add(point.indices[0])
-        return found
-
-    def _prepared(
-        self,
-        probing: Probing,
-        run: Run,
-        names: tuple[str, ...],
-        at: str | None,
-        only: set[int] | None,
-    ) -> Prepared:
-        probes = probing.of(run, names)
-        unknown = [name for name in names if not probes.of(name)]
-        if unknown:
-            raise UsageError(
-                f"{', '.join(unknown)}: nothing in the work tree logs this beyond what run "
-                f"{run.id} logged. Add a statement such as rearview.log({unknown[0]!r}, value).",
-                slug="no-probe",
-            )
-        asked = tuple(dict.fromkeys(probe for name in names for probe in probes.of(name)))
-        if not names:
-            asked = tuple(probe for probe in probes.probes if probe.names)
-        version = self._derived(run, dict(probes.source))
-        facts = run_facts(run, version, self._checkpoints.of(run.id))
-        missing = self._missing(run, version, names, facts.loops)
-        if only is not None:
-            missing = frozenset(only if missing is None else only & missing)
-        limits = tuple(parse_at(at)) if at else ()
-        return Prepared(run, version, probes, asked, names, facts, missing, limits)
-
-    def _derived(self, run: Run, source: dict[str, str]) -> str:
-        old = self._versions.files(run.version)
-        changes = {
-            path: text.encode() for path, text in source.items() if old.get(path) != text.encode()
-        }
-        return self._versions.derive(run.version, changes) if changes else run.version
-
-    def _missing(
-        self, run: Run, version: str, names: tuple[str, ...], loops: Sequence[object]
-    ) -> frozenset[int] | None:
-        """Return the iterations of the outermost loop that no proved replay has covered."""
-        covered: dict[str, set[int]] = {name: set() for name in names}
-        count = len(getattr(loops[0], "seconds", ())) if loops else 0
-        done = False
-        for replay in self._runs.replays(run.id):
-            if replay.version != version or not replay.proved:
-                continue
-            for name in set(names) & set(replay.names):
-                first, last = replay.facts.get("covered", (0, 0))
-                only = replay.facts.get("only")
-                covered[name] |= set(only if only is not None else range(first, min(last, count)))
-                done = True
-        if not names or not done:
-            return None
-        return frozenset(range(count)) - frozenset.intersection(
-            *(frozenset(found) for found in covered.values())
-        )
-
-    def _carry_out(
-        self,
-        report: PlanReport,
-        prepared: dict[str, Prepared],
-        workers: int | None,
-        on: str,
-        progress: Progress | None,
-        begun: float,
-    ) -> BackfillReport:
-        replays = Replays(self.project, self._versions, self._runs)
-        work: list[tuple[Run, Task]] = []
-        for segment in report.plan.segments:
-            one = prepared[segment.run]
-            work.append(
-                (one.run, replays.prepare(one.run, one.version, one.wanted(segment), segment))
-            )
-        outcomes = replays.carry_out(work, self._executor(on, workers), progress)
-        return BackfillReport(
-            outcomes=outcomes,
-            refusals=report.refusals,
-            seconds=time.monotonic() - begun,
-            recorded_seconds=sum(
-                float(prepared[run].run.facts.get("end", {}).get("seconds", 0.0))
-                for run in {segment.run for segment in report.plan.segments}
-            ),
-        )
-
-    def _executor(self, on: str, workers: int | None) -> Executor:
-        if on == "local":
-            return Local(self._workers(workers))
-        raise UsageError(f"There is no executor {on!r}. Use `local`.", slug="no-executor")
+    def _chosen(self, runs: Sequence[str] | None) -> tuple[Run, ...]:
+        return tuple(self.run(which) for which in runs) if runs else tuple(self.runs())
 
     def resume(self, which: str = "latest") -> Start:
         """Return how to go on with a run that was stopped, in the place where it ran."""
@@ -397,18 +255,23 @@ class History:
         return sweep(self.project, referenced=self._referenced, budget=bound, keep=keep, dry=dry)
 
     def _referenced(self) -> list[str]:
-        """Return the objects that records name."""
+        """Return the objects that records name, alone or inside lists and dictionaries."""
         self._tables.refresh()
-        rows = self._tables.sql("SELECT DISTINCT value FROM records WHERE kind = 'object'")
-        return [oid for row in rows for oid in _oids(row["value"])]
+        rows = self._tables.sql(
+            "SELECT DISTINCT text FROM records WHERE kind IN ('object', 'json') "
+            "AND contains(text, '$object')"
+        )
+        return [oid for row in rows for oid in _oids(json.loads(row["text"]))]
 
 
-def _oids(value: object) -> list[str]:
-    if isinstance(value, str):
-        import json
-
-        value = json.loads(value)
-    return [str(value["$object"])] if isinstance(value, dict) and "$object" in value else []
+def _oids(value: object) -> Iterator[str]:
+    if isinstance(value, dict):
+        if isinstance(value.get("$object"), str):
+            yield value["$object"]
+        value = list(value.values())
+    if isinstance(value, list):
+        for item in value:
+            yield from _oids(item)
 
 
 def _exact(reports: list[dict[str, object]]) -> str:
@@ -423,6 +286,3 @@ def _exact(reports: list[dict[str, object]]) -> str:
     states = sum(int(str(report.get("states", 0))) for report in reports)
     restored = sum(int(str(report.get("restored", 0))) for report in reports)
     return f"exact: {len(reports)} replays, {states} states equal, {restored} restored"
-
-
-__all__ = ["History", "Plan", "history"]

@@ -35,6 +35,10 @@ class Prepared:
         wanted = []
         for probe in self.asked:
             chains = probe.chains or (self._deepest(),)
+            if not probe.chains and not probe.loops:
+                # Nobody is seen to call its function: it may well stand after the loops.
+                after = Place.AFTER.value
+                wanted.append(planning.Wanted(self.names, (), after, missing=self.missing))
             for chain in chains:
                 depth = len(chain) - len(probe.loops) + probe.depth
                 wanted.append(
@@ -124,14 +128,18 @@ def _ranges(segment: Segment) -> dict[str, list[tuple[int, int]]]:
     return found
 
 
-def run_facts(run: Run, version: str, checkpoints: Sequence[Checkpoint]) -> planning.RunFacts:
+def run_facts(
+    run: Run, version: str, checkpoints: Sequence[Checkpoint], *, blocked: str = ""
+) -> planning.RunFacts:
     """Return what a run measured about itself, as the planner takes it."""
     end = run.facts.get("end", {})
     main: dict[str, Any] = end.get("main") or _from_checkpoints(checkpoints)
     began = float(main.get("start", 0.0))
     if "site" not in main:
         seconds = float(end.get("seconds", 0.0))
-        return planning.RunFacts(run.id, version, start=began, setup=seconds, finished=bool(end))
+        return planning.RunFacts(
+            run.id, version, start=began, setup=seconds, finished=bool(end), blocked=blocked
+        )
     iterations = [each for count, each in main["iterations"] for _ in range(count)]
     loops = [planning.LoopFacts(main["name"], iterations, values=_values(main, len(iterations)))]
     for site, spent in main.get("inner", {}).items():
@@ -151,6 +159,7 @@ def run_facts(run: Run, version: str, checkpoints: Sequence[Checkpoint]) -> plan
         after=max(0.0, whole - float(main["left"])) if whole else 0.0,
         checkpoints=tuple(_of_main(main["site"], checkpoints)),
         finished=bool(end),
+        blocked=blocked,
     )
 
 

@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from rearview.errors import UsageError
 from rearview.execute.start import Start, start
-from rearview.model import Control
-from rearview.store.project import root_of
+from rearview.model import Control, Run, Status
+from rearview.remote.base import open_remote
+from rearview.store.project import Project, root_of
+from rearview.store.runs import Runs
+from rearview.store.sync import command_key, pull
+
+
+@dataclass(frozen=True, slots=True)
+class Preempt:
+    """How a run may be stopped and gone on with."""
+
+    signals: tuple[int, ...] = (signal.SIGTERM, signal.SIGUSR1)
+    remote: str | None = None
+    retries: int = 1000
 
 
 def begin(
@@ -20,8 +36,12 @@ def begin(
     module: bool = False,
     given: Mapping[str, str] | None = None,
     settings: Mapping[str, Any] | None = None,
+    preempt: Preempt | None = None,
 ) -> Start:
-    """Return how to start recording a script or module from the current folder."""
+    """Return how to start recording a script or module from the current folder.
+
+    With `preempt`, a run of the same command that was stopped is gone on with instead.
+    """
     here = Path.cwd()
     root = Path(os.environ["REARVIEW_ROOT"]) if "REARVIEW_ROOT" in os.environ else here
     if not module:
@@ -41,4 +61,34 @@ def begin(
         given=dict(given or {}),
         settings=dict(settings or {}),
     )
-    return start(control, os.environ, here)
+    if preempt is None:
+        return start(control, os.environ, here)
+    return _continued(control, preempt, here)
+
+
+def _continued(control: Control, preempt: Preempt, here: Path) -> Start:
+    project = Project.create(Path(control.root))
+    control = msgspec.structs.replace(control, signals=preempt.signals, remote=preempt.remote)
+    if preempt.remote is not None:
+        pull(project, open_remote(preempt.remote), command_key(control.target, control.args))
+    run = stopped(Runs(project).all(), control)
+    if run is None:
+        return start(control, os.environ, here)
+    if int(run.facts.get("attempts", 0)) >= preempt.retries:
+        raise UsageError(
+            f"Run {run.id} was gone on with {preempt.retries} times and never ended. Look at its "
+            "output; raise --retries to let it try again.",
+            slug="too-many-attempts",
+        )
+    control = msgspec.structs.replace(control, resume=run.id)
+    env = {**os.environ, **run.facts.get("threads", {})}
+    return start(control, env, here, hash_seed=str(run.facts["hash_seed"]))
+
+
+def stopped(runs: Sequence[Run], control: Control) -> Run | None:
+    """Return the newest run of the same command if it was stopped before its end."""
+    for run in reversed(runs):
+        same = run.facts.get("target") == control.target and run.argv == control.args
+        if same and bool(run.facts.get("module")) == control.module:
+            return run if run.status in {Status.PAUSED, Status.DEAD} else None
+    return None

@@ -40,7 +40,8 @@ class FolderRemote(CarefulRemote):
                     view = view[os.write(fd, view) :]
             os.fsync(fd)
             # else the comparison would read back our own memory, not what the disk has
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(fd)
 

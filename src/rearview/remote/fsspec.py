@@ -47,7 +47,7 @@ class FsspecRemote(CarefulRemote):
         if self._opened is None or self._opened[0] != os.getpid():
             import fsspec
 
-            options = {"use_listings_cache": False, **self.options}
+            options = dict(self.options)
             if self._opened is not None:
                 options["skip_instance_cache"] = True
             if scheme_of(self.url).startswith("webdav"):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import platform
+import signal
 import sys
 import threading
 import warnings
@@ -16,7 +18,9 @@ import msgspec
 from rearview.config import Settings
 from rearview.errors import VersionError
 from rearview.model import Control, Wanted
+from rearview.remote.base import open_remote
 from rearview.runtime import api, entropy, imports, outside, shield
+from rearview.runtime.inputs import Inputs
 from rearview.runtime.jumps import Jumps
 from rearview.runtime.outputs import Outputs, for_native_paths
 from rearview.runtime.outside import View
@@ -25,11 +29,13 @@ from rearview.runtime.recorder import Recorder
 from rearview.runtime.replayer import Replayer, recorded_values
 from rearview.runtime.resumer import Resumer, last_usable
 from rearview.runtime.session import Session
+from rearview.runtime.signals import Signals
 from rearview.runtime.writer import Writer
 from rearview.store.checkpoints import Checkpoints
 from rearview.store.project import Project, root_of
 from rearview.store.records import RecordFile
 from rearview.store.runs import Runs
+from rearview.store.sync import command_key, push
 from rearview.store.versions import Versions
 
 RUN_VARIABLE = "REARVIEW_RUN"
@@ -46,7 +52,20 @@ def begin(control: Control) -> Session:
         return _replay(control)
     session = _record(control) if control.resume is None else _resume(control)
     imports.install(session.compiler)
+    if control.signals:
+        session.signals = Signals(control.signals).start()
+        # Held back since before this interpreter started, so that none kills it on the way.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, control.signals)
+    if control.remote is not None:
+        session.bring = functools.partial(_push, session, control)
     return session
+
+
+def _push(session: Recorder, control: Control) -> None:
+    """Bring the run to the remote, so that any machine can go on with it."""
+    assert control.remote is not None
+    key = command_key(control.target, control.args)
+    push(session.project, session.run, open_remote(control.remote), key)
 
 
 def attach() -> Session:
@@ -93,6 +112,7 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
     os.register_at_fork(after_in_child=session.forked)
     if watched:
         session.declared[CHANCE] = entropy.install(key)
+        session.inputs = Inputs()
         _watch_arguments(session)
         session.outputs = Outputs(session.root)
         session.outputs.install()

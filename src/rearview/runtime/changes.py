@@ -155,14 +155,18 @@ class Changes:
     def _unchanged(self, known: _Seen, view: memoryview) -> bool:
         if len(view) != known.ref.nbytes:
             return False
-        if known.watch is not None and self._pages.unwritten(known.watch, view):
-            return True
-        known.watch = None
+        if known.watch is not None:
+            if self._pages.unwritten(known.watch, view):
+                return True
+            self._pages.forget(known.watch)
+            known.watch = None
         if known.hash is None or _sample(view) != known.sample:
             return False
         # watched before it is hashed: a write in between is then seen the next time
         watch = self._pages.watch(view)
         if _hash(view) != known.hash:
+            if watch is not None:
+                self._pages.forget(watch)
             return False
         known.watch = watch
         return True

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
+import multiprocessing
 import os
-import pickle
 import signal
 import threading
 import time
@@ -20,15 +20,19 @@ from rearview.remote.base import Remote
 from rearview.remote.condor import EXIT_CODE
 from rearview.remote.retry import Retry
 from rearview.runtime.leaving import in_notebook, leave, leave_at_once
+from rearview.runtime.saving import pickled
 from rearview.runtime.saving.archive import Archive, CheckpointerWarning
 from rearview.runtime.saving.courier import Courier
 from rearview.runtime.saving.destination import destination
-from rearview.runtime.saving.interval import Interval, Pace, interval, seconds
+from rearview.runtime.saving.interval import Interval, Stopwatch, interval, seconds
 from rearview.runtime.saving.keep import Keep
 from rearview.runtime.saving.saves import Save, SaveFolder
 from rearview.runtime.signals import Signals
 
 __all__ = ["Checkpointer", "CheckpointerWarning"]
+
+FAILURES = 3
+"""So many failed saves in a row are an error, not a warning."""
 
 TRAPPED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
@@ -76,10 +80,11 @@ class Checkpointer:
         best: str = "min",
         asynchronous: bool | str = False,
         snapshot_function: Callable[[Any], Any] = copy.deepcopy,
-        signals: Iterable[int] = TRAPPED,
+        signals: Iterable[int] | None = None,
         grace: float | str | None = "5min",
         exit_every: float | str | timedelta | None = None,
         pause_when: Callable[[], bool] | None = None,
+        agree: Callable[[bool], bool] | None = None,
         remote_options: Mapping[str, Any] | None = None,
         retry: Retry | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -90,8 +95,8 @@ class Checkpointer:
                 "the background) or 'transfer' (only that).",
                 slug="checkpointer-asynchronous",
             )
-        self.checkpoint_function = checkpoint_function or _pickle
-        self.restore_function = restore_function or _unpickle
+        self.checkpoint_function = checkpoint_function or pickled.write
+        self.restore_function = restore_function or pickled.read
         self.on_SIGTERM_prehook = on_SIGTERM_prehook
         self.on_SIGTERM_prehook_kwargs = dict(on_SIGTERM_prehook_kwargs or {})
         self.checkpoint_value: Any = None
@@ -123,16 +128,19 @@ class Checkpointer:
 
         self._interval = interval(checkpoint_every)
         self._asynchronous, self._snapshot = asynchronous, snapshot_function
-        self._pause_when = pause_when
+        self._pause_when, self._agree = pause_when, agree
         self._clock = clock
-        self._born = clock()
-        self._last_save: float | None = None
-        self._saving, self._cost = 0.0, 0.0
+        self._watch = Stopwatch(clock)
+        self._failures = 0
+        self._rearm_at = clock()
         self._courier = Courier(f"save {self.local_checkpoint_file.name}")
         self.departed = False
         """Whether the save that a signal asked for is done."""
         self.thread = threading.current_thread()
         """Where `step` was called last."""
+        if signals is None:
+            # a worker that multiprocessing started is stopped by SIGTERM; trapped, it would hang
+            signals = TRAPPED if multiprocessing.parent_process() is None else ()
         self.signals = Signals(signals, grace=deadline, on_deadline=self._give_up, clock=clock)
         self.signals.start()
 
@@ -146,15 +154,25 @@ class Checkpointer:
         self.checkpoint_value = value
         self.thread = threading.current_thread()
         _STEPPING.add(self)
-        self.signals.rearm()
+        now = self._clock()
+        if now >= self._rearm_at:  # not at every step: some take microseconds
+            self.signals.rearm()
+            self._rearm_at = now + 0.05
         if self._pause_when is not None and self._pause_when():
             self.signals.request(signal.SIGTERM)
-        if self.signals.requested is not None:
+        leaving = self.signals.requested is not None
+        if self._agree is not None:
+            # processes that train together leave together, at the same step
+            leaving = self._agree(leaving)
+            if leaving:
+                self.signals.request(signal.SIGTERM)
+        if leaving:
             self._depart(metric)
             return
         self._check_courier()
-        if self._interval.due(self._pace()) and not self._courier.busy:
-            self._save(value, metric, background=self._asynchronous)
+        if self._interval.due(self._watch.pace(self.step_counter)) and not self._courier.busy:
+            with self._watch.saving():
+                self._save(value, metric, background=self._asynchronous)
             if self._exit_due():
                 self._finish_courier()
                 self.close()
@@ -177,7 +195,8 @@ class Checkpointer:
             _STEPPING.add(self)
             self._depart(metric)
             return
-        self._save(value, metric, background=False)
+        with self._watch.saving():
+            self._save(value, metric, background=False)
 
     def restore(self, default: Any = None) -> Any:
         """Return what `restore_function` makes of the newest intact save, or `default`.
@@ -234,7 +253,6 @@ class Checkpointer:
     # saving
 
     def _save(self, value: Any, metric: float | None, *, background: bool | str) -> None:
-        begun = self._clock()
         step = self.step_counter
         try:
             counter = self._archive.next_counter()
@@ -252,20 +270,20 @@ class Checkpointer:
                 metric=metric,
             )
 
-        if background is True:
-            self._courier.send(lambda: self._archive.deliver(write()))
-        elif background == "transfer":
-            save = write()
-            self._courier.send(lambda: self._archive.deliver(save))
-        else:
-            save = write()
-            try:
-                self._archive.deliver(save)
-            except RemoteError as exc:
-                self._transfer_failed(exc)
-        self._cost = self._clock() - begun
-        self._saving += self._cost
-        self._last_save = self._clock()
+        def deliver(save: Save) -> None:
+            self._failures = 0
+            self._archive.deliver(save)
+
+        try:
+            if background is True:
+                self._courier.send(lambda: deliver(write()))
+            elif background == "transfer":
+                save = write()
+                self._courier.send(lambda: deliver(save))
+            else:
+                deliver(write())
+        except Exception as exc:
+            self._failed(exc)
 
     def _transfer_failed(self, exc: RemoteError) -> None:
         """Warn and go on if an earlier transfer succeeded; a target that never worked is an error.
@@ -281,6 +299,24 @@ class Checkpointer:
             stacklevel=4,
         )
 
+    def _failed(self, exc: Exception) -> None:
+        """Warn and go on if an earlier save stands and this is not the third failure in a row.
+
+        A disk that was full for an hour should not end a training of days.
+        """
+        if isinstance(exc, RemoteError):
+            self._transfer_failed(exc)
+            return
+        self._failures += 1
+        if not self._archive.folder.saves() or self._failures >= FAILURES:
+            raise exc
+        warnings.warn(
+            f"The save of step {self.step_counter} failed ({type(exc).__name__}: {exc}). The one "
+            "before it stays; the next save tries again.",
+            CheckpointerWarning,
+            stacklevel=4,
+        )
+
     def _finish_courier(self) -> None:
         self._courier.wait()
         self._check_courier()
@@ -288,20 +324,13 @@ class Checkpointer:
     def _check_courier(self) -> None:
         try:
             self._courier.check()
-        except RemoteError as exc:
-            self._transfer_failed(exc)
-
-    def _pace(self) -> Pace:
-        now = self._clock()
-        since = now - (self._born if self._last_save is None else self._last_save)
-        return Pace(
-            self.step_counter, since, now - self._born - self._saving, self._saving, self._cost
-        )
+        except Exception as exc:
+            self._failed(exc)
 
     # leaving
 
     def _exit_due(self) -> bool:
-        return self._exit_every is not None and self._clock() - self._born >= self._exit_every
+        return self._exit_every is not None and self._watch.age >= self._exit_every
 
     def _depart(self, metric: float | None) -> None:
         number = self.signals.requested or signal.SIGTERM
@@ -360,13 +389,3 @@ class Checkpointer:
             warnings.warn(f"At the deadline: {exc}", CheckpointerWarning, stacklevel=1)
         finally:
             leave_at_once(self._code(number))
-
-
-def _pickle(path: Path, value: Any) -> None:
-    with path.open("wb") as file:
-        pickle.dump(value, file, protocol=5)
-
-
-def _unpickle(path: Path) -> Any:
-    with path.open("rb") as file:
-        return pickle.load(file)

@@ -49,7 +49,6 @@ class Device:
         import torch
 
         cuda = self._cuda or torch.cuda
-        self.busy = True
         fetch = Fetch()
         devices = {tensor.device for tensor in tensors.values()}
         for device in sorted(devices, key=str):
@@ -68,6 +67,7 @@ class Device:
                 event.record(side)
             current.wait_event(event)  # nothing computed later is
             fetch.events.append(event)
+        self.busy = True
         return fetch
 
     def release(self, fetch: Fetch) -> None:

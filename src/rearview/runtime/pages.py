@@ -22,10 +22,12 @@ import xxhash
 PAGE = 4096
 TRACK_FROM = 16 * PAGE
 """Smaller buffers are cheaper to hash than to ask about."""
+MOST = 4096
+"""Watches at once: each may split a mapping, and a process may have 65530 of those."""
 
 _USERFAULTFD = {"x86_64": 323, "aarch64": 282}
 _USER_MODE_ONLY = 1
-_API, _REGISTER, _WRITEPROTECT = 0xC018AA3F, 0xC020AA00, 0xC018AA06
+_API, _REGISTER, _UNREGISTER, _WRITEPROTECT = 0xC018AA3F, 0xC020AA00, 0x8010AA01, 0xC018AA06
 _FEATURES = (1 << 15) | (1 << 13) | 1  # note writes without a handler, also of absent pages
 _MODE_WP = 2
 _SCAN = 0xC0606610
@@ -51,6 +53,7 @@ class Pages:
         self._fd = -1
         self._map = -1
         self._pid = os.getpid()
+        self._watched: set[tuple[int, int]] = set()
         with contextlib.suppress(OSError, AttributeError):
             self._open()
 
@@ -65,6 +68,8 @@ class Pages:
             return None
         address = address_of(view)
         low, high = (address + PAGE - 1) & -PAGE, (address + len(view)) & -PAGE
+        if (low, high) not in self._watched and len(self._watched) >= MOST:
+            return None
         if not _private(low, high):
             return None
         try:
@@ -72,6 +77,7 @@ class Pages:
             self._ioctl(_WRITEPROTECT, struct.pack("QQQ", low, high - low, 1))
         except OSError:
             return None
+        self._watched.add((low, high))
         return Watch(address, len(view), low, high, _edges(view, address, low, high))
 
     def unwritten(self, watch: Watch, view: memoryview) -> bool:
@@ -82,8 +88,16 @@ class Pages:
             return False
         return _edges(view, watch.address, watch.low, watch.high) == watch.edges
 
+    def forget(self, watch: Watch) -> None:
+        """End one watch: writes to its memory cost nothing again."""
+        self._watched.discard((watch.low, watch.high))
+        if self.available:
+            with contextlib.suppress(OSError):  # the memory is gone
+                self._ioctl(_UNREGISTER, struct.pack("QQ", watch.low, watch.high - watch.low))
+
     def close(self) -> None:
         """End all watches."""
+        self._watched.clear()
         for fd in (self._fd, self._map):
             if fd >= 0 and self._pid == os.getpid():
                 os.close(fd)

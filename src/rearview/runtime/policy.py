@@ -158,7 +158,7 @@ class Policy:
                 f"leave {_s(max(left, 0))}"
             )
         site = self.sites.get(name)
-        if site is not None and site.n and cost * (site.k + 1) > share * site.computed:
+        if site is not None and 0 < share * site.computed < cost * (site.k + 1):
             return (
                 f"{site.k + 1} saves of {_s(cost)} exceed {share * 100:.3g} % of the "
                 f"{_s(site.computed)} that this loop has computed"

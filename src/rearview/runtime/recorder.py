@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
 from types import FrameType
@@ -16,10 +17,12 @@ import msgspec
 
 from rearview.model import Point, Step
 from rearview.runtime.frames import project_modules, qualified
+from rearview.runtime.inputs import Inputs
 from rearview.runtime.loops import Entry
 from rearview.runtime.outputs import Outputs
 from rearview.runtime.pulse import Pulse
 from rearview.runtime.session import Session, position
+from rearview.runtime.signals import Signals
 from rearview.runtime.state.capture import capture
 from rearview.runtime.timeline import Timeline
 from rearview.runtime.writer import Writer
@@ -28,6 +31,8 @@ from rearview.store.runs import Runs
 
 START = "start"
 END = "end"
+PAUSED = 85
+"""Exit code that says: state is saved, start me again."""
 _WALKING = 0.01
 """Share of the time so far that walking anchors may take."""
 _FIRST = 0.1
@@ -49,6 +54,11 @@ class Recorder(Session):
     script: str = ""
     outputs: Outputs | None = None
     """The files that the program writes, which are part of its state."""
+    inputs: Inputs | None = None
+    signals: Signals | None = None
+    """Notices when somebody asks the program to leave; None: nobody may."""
+    bring: Callable[[], object] | None = None
+    """Brings what was saved to another place."""
     joins: bool = False
     """This process is a child of the one that the run is about."""
     seq: int = 0
@@ -90,6 +100,8 @@ class Recorder(Session):
         nest = self.nest
         if not self.checkpointing or entry.site.loose or self.failed or nest is None:
             return index
+        if self.signals is not None and self.signals.requested is not None:
+            self.leave_program(entry, index, frame)
         try:
             if nest.entry is entry:
                 self.timeline.turn(index, self.pulse.waited)
@@ -99,11 +111,41 @@ class Recorder(Session):
                     found, _ = self.roots(frame)
                     self.anchor(nest, index, found)
                     self.walked += nest.seconds
-            elif index and perf_counter() >= self.due:
+            elif index and (nest.entry is entry or perf_counter() >= self.due):
                 self.consider(entry, index, START, frame)
         except Exception as exc:
             self.fail(exc)
         return index
+
+    def leave_program(self, entry: Entry, index: int, frame: FrameType) -> None:
+        """Save here and end with exit code 85, as somebody asked; the run is to be continued.
+
+        Where the state cannot be saved whole, the program goes on to the next boundary of its
+        outermost loop, and leaves there in any case: the last good checkpoint is still there.
+        """
+        nest = self.nest
+        assert nest is not None
+        assert self.signals is not None
+        if nest.anchors is not None and index:
+            try:
+                if not self.save(entry, index, START, frame, wait=True) and nest.entry is not entry:
+                    return
+            except Exception as exc:
+                self.fail(exc)
+        elif nest.anchors is not None and nest.entry is not entry:
+            return
+        self.signals.settle()
+        self.code = PAUSED
+        self.finish(PAUSED)
+        if self.bring is not None:
+            try:
+                self.bring()
+            except Exception as exc:
+                self.code = 1
+                sys.stderr.write(f"rearview: saved, but not brought to the remote: {exc}\n")
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(self.code)
 
     def _may_walk(self, entry: Entry) -> bool:
         now = perf_counter()
@@ -149,8 +191,10 @@ class Recorder(Session):
             self.last = perf_counter()
         self.pulse.paid(perf_counter() - begun)
 
-    def save(self, entry: Entry, index: int, edge: str, frame: FrameType) -> bool:
-        """Take a checkpoint here; say whether it was taken."""
+    def save(
+        self, entry: Entry, index: int, edge: str, frame: FrameType, *, wait: bool = False
+    ) -> bool:
+        """Take a checkpoint here; say whether it was taken, and with `wait` whether it is whole."""
         nest = self.nest
         assert nest is not None
         assert nest.anchors is not None
@@ -184,11 +228,11 @@ class Recorder(Session):
             },
             complete=not captured.missing,
             missing=tuple(captured.missing),
-            wait=self.settings.every,
+            wait=wait or self.settings.every,
         )
         if not taken:
             self.pulse.skipped(self.seq)
-        return taken
+        return taken and not (wait and captured.missing)
 
     def place(self, entry: Entry, index: int) -> Point:
         """Return the point whose start or end a checkpoint of `entry` marks."""
@@ -272,6 +316,7 @@ class Recorder(Session):
             "seconds": perf_counter() - self.began,
             "costs": self.pulse.report(self.writer.costs),
             "main": self.timeline.facts(),
+            "inputs": self.inputs.facts() if self.inputs is not None else {},
             "loops": {
                 key: {
                     "entries": h.entries,

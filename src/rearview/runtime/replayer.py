@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from rearview.errors import RearviewError, StateError
+from rearview.errors import RearviewError
 from rearview.model import Checkpoint, Report, Wanted
 from rearview.runtime.jumps import END, START, Jumps
 from rearview.runtime.loops import Entry
@@ -56,7 +56,7 @@ class Replayer(Session):
             self.leave_program()
         try:
             self.jumps.anchor(entry, index, frame)
-        except RearviewError as exc:
+        except Exception as exc:
             self.give_up(exc)
         path = self.path(entry, index)
         self.prove(self.jumps.at(START, path), frame)
@@ -117,7 +117,7 @@ class Replayer(Session):
             return False
         try:
             self.jumps.restore(checkpoint, frame)
-        except RearviewError as exc:
+        except Exception as exc:
             self.give_up(exc)
         self.report.skipped += 1
         self.moved = True  # what follows the loop is executed
@@ -129,7 +129,7 @@ class Replayer(Session):
         """Go to the pending checkpoint."""
         try:
             self.jumps.advance(source, target - index, frame)
-        except RearviewError as exc:
+        except Exception as exc:
             self.give_up(exc)
         self.moved = True
         self.report.iterations += self.nest is not None and self.nest.entry is entry
@@ -149,14 +149,14 @@ class Replayer(Session):
         if position(frame) in entry.site.breaks:
             self.exhausted(entry, entry.now, frame)
 
-    def give_up(self, exc: RearviewError) -> None:
+    def give_up(self, exc: Exception) -> None:
         """End a replay whose state can no longer be trusted; one without jumps tells more."""
         if not self.wanted.jump:
-            self.report.difference = self.report.difference or str(exc)
+            self.report.difference = self.report.difference or _said(exc)
             self.jumps.found = {}
             return
         self.report.retry = True
-        self.report.error = str(exc)
+        self.report.error = _said(exc)
         self.finish(1)
         sys.stdout.flush()
         sys.stderr.flush()
@@ -168,8 +168,8 @@ class Replayer(Session):
             return
         try:
             found = self.jumps.difference(checkpoint, frame)
-        except StateError as exc:
-            self.report.difference = f"at {checkpoint.point}: {exc}"
+        except Exception as exc:
+            self.report.difference = f"at {checkpoint.point}: {_said(exc)}"
             return
         if found is None:
             self.report.states += 1
@@ -235,6 +235,10 @@ class Replayer(Session):
         self.report.restored = self.jumps.restored
         self.records.close()
         publish(Path(self.wanted.report), msgspec.json.encode(self.report))
+
+
+def _said(exc: Exception) -> str:
+    return str(exc) if isinstance(exc, RearviewError) else f"{type(exc).__name__}: {exc}"
 
 
 def _within(names: list[str], chain: list[str]) -> bool:

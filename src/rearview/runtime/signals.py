@@ -63,6 +63,8 @@ class Signals:
 
     def start(self) -> Self:
         """Begin to notice. Off the main thread this can only join in; if it cannot, it warns."""
+        if not self.numbers:
+            return self
         self.armed = _TRAP.add(self)
         if not self.armed:
             names = ", ".join(number.name for number in self.numbers)

@@ -10,6 +10,10 @@ from collections import deque
 from dataclasses import dataclass
 
 PAGE = 4096
+SMALL = 16 << 20
+"""Without a bound, several small checkpoints may wait for the disk together in so many bytes."""
+DEEPEST = 8
+"""Checkpoints in flight at most: what a program waits for when it ends."""
 _NORESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000)
 _POPULATE_WRITE = 23
 """MADV_POPULATE_WRITE of Linux 5.14: make pages present without writing into them."""
@@ -34,7 +38,7 @@ class Staging:
 
     def __init__(self, bound: int = 0) -> None:
         self.bound = bound
-        """Bytes; 0 lets it grow to the largest single request."""
+        """Bytes; 0 lets it grow to the largest single request, or `SMALL`."""
         self.touched = 0
         """Bytes of it that are, or were made, present."""
         self._largest = 0
@@ -44,12 +48,12 @@ class Staging:
     @property
     def limit(self) -> int:
         """Bytes that may be in use at once."""
-        return self.bound or self._largest
+        return self.bound or max(self._largest, SMALL)
 
     @property
     def depth(self) -> int:
         """Checkpoints like the largest so far that may be in flight at once."""
-        return max(1, self.bound // self._largest) if self._largest else 1
+        return min(DEEPEST, max(1, self.limit // self._largest)) if self._largest else 1
 
     def fits(self, need: int) -> bool:
         """Say whether a request of `need` bytes could ever be met."""
@@ -66,7 +70,7 @@ class Staging:
         elif self._leases[-1].start >= self._leases[0].start:
             # in use: one stretch; free: behind it, and before it
             start = self._leases[-1].end
-            if start + need > self.limit:
+            if start + need > max(self.limit, need):
                 start = 0
                 if need > self._leases[0].start:
                     return None
@@ -104,10 +108,11 @@ class Staging:
     def trim(self, keep: int) -> None:
         """Give memory back to the system if no more than half of it, `keep` bytes, is needed."""
         keep += -keep % PAGE
+        self._largest = min(self._largest, keep)
+        keep = keep if self.bound else max(keep, SMALL)
         if self._map is not None and not self._leases and keep < self.touched // 2:
             self._map.madvise(mmap.MADV_DONTNEED, keep, self.touched - keep)
             self.touched = keep
-            self._largest = min(self._largest, keep)
 
     def close(self) -> None:
         """Give everything back; harmless twice."""

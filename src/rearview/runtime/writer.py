@@ -190,8 +190,13 @@ class Writer:
                 return False
             with self._changed:
                 self._changed.wait(1.0)
-        fetch = self._device.fetch(device) if device else None
-        staged = self._changes.copy(changed, lease.view)
+        try:
+            staged = self._changes.copy(changed, lease.view)
+            fetch = self._device.fetch(device) if device else None
+        except BaseException:
+            with self._changed:
+                self._staging.release(lease)
+            raise
         spent = time.perf_counter() - job.blocking
         with self._changed:
             self._jobs.append(
@@ -319,10 +324,10 @@ class Writer:
 
 def _stand_back() -> None:
     """Let training go first when cores are short; a thread has its own priority on Linux."""
-    try:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
-    except OSError:
-        return
+    thread = threading.get_native_id()
+    with contextlib.suppress(OSError):
+        now = os.getpriority(os.PRIO_PROCESS, thread)
+        os.setpriority(os.PRIO_PROCESS, thread, min(19, now + NICE))
 
 
 def _abandon_in_child(writer: Writer) -> None:

@@ -3,14 +3,15 @@
 import ast
 from dataclasses import dataclass
 
-from rearview.source.flow import uses
 from rearview.source.gaps import comment_above, idle, line_at, step
 from rearview.source.match import Matching, match
 from rearview.source.names import Votes, absent_members, imports_for, overwritten, resolve
-from rearview.source.place import Nowhere, Place, Spot, anywhere, locate
+from rearview.source.place import anywhere, locate
 from rearview.source.splice import indent_of, put, render
+from rearview.source.spot import Nowhere, Place, Spot
 from rearview.source.text import Parsed, newline, parse
 from rearview.source.tree import Node, Tree, blocks_of, first_line, grow, last_line
+from rearview.source.uses import uses
 
 SURE = 0.5  # below this a place is a guess, and a guess is refused
 
@@ -35,24 +36,31 @@ class Carried:
         return old if self.line is None else put(old, self.line, self.text)
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    parsed: Parsed
+    lines: tuple[int, int]
+    statements: list[ast.stmt]
+
+
 def refuse(reason: str, *reasons: str, confidence: float = 0.0) -> Carried:
     """Return a refusal with its reason."""
     return Carried(None, "", confidence, reasons, reason)
 
 
 def carry(new: str, lines: tuple[int, int], old: str) -> Carried:
-    """Return where the statements on `lines` of the new text belong in the old one, and as what text.
+    r"""Return where the statements on `lines` of the new text belong in the old one, and as what text.
 
     Lines are 1-based and inclusive. Every other byte of the old text stays. Where a variable is not
     there, two places are equally good, or the code around it did not exist yet, the answer is a
     refusal that says so.
 
-    >>> new = "for x in data:\\n    cost = f(x)\\n    print(cost)\\n    step(cost)\\n"
-    >>> old = "for x in data:\\n    loss = f(x)\\n    step(loss)\\n"
+    >>> new = "for x in data:\n    cost = f(x)\n    print(cost)\n    step(cost)\n"
+    >>> old = "for x in data:\n    loss = f(x)\n    step(loss)\n"
     >>> found = carry(new, (3, 3), old)
     >>> found.line, found.text
-    (3, '    print(loss)\\n')
-    >>> carry(new, (3, 3), "for x in data:\\n    pass\\n").reason
+    (3, '    print(loss)\n')
+    >>> carry(new, (3, 3), "for x in data:\n    pass\n").reason
     'the statements around it did not exist yet'
     """
     here, there = parse(new), parse(old)
@@ -75,7 +83,7 @@ def carry(new: str, lines: tuple[int, int], old: str) -> Carried:
         if loose is None:
             return refuse(place.reason)
         place = loose
-    return _write(here, lines, chosen, found, spot, place)
+    return _write(_Asked(here, lines, chosen), found, spot, place)
 
 
 def chosen_statements(parsed: Parsed, lines: tuple[int, int]) -> list[ast.stmt] | str:
@@ -85,7 +93,9 @@ def chosen_statements(parsed: Parsed, lines: tuple[int, int]) -> list[ast.stmt] 
     while todo:
         body = todo.pop()
         inside = [s for s in body if start <= first_line(s) and last_line(s) <= end]
-        cut = [s for s in body if s not in inside and first_line(s) <= end and last_line(s) >= start]
+        cut = [
+            s for s in body if s not in inside and first_line(s) <= end and last_line(s) >= start
+        ]
         if inside and not cut:
             held = {at for s in inside for at in range(first_line(s), last_line(s) + 1)}
             rest = [at for at in range(start, min(end, len(parsed.lines)) + 1) if at not in held]
@@ -93,7 +103,9 @@ def chosen_statements(parsed: Parsed, lines: tuple[int, int]) -> list[ast.stmt] 
                 return inside
             return f"lines {start} to {end} of the new text hold more than whole statements"
         if inside or len(cut) > 1:
-            return f"lines {start} to {end} of the new text do not hold whole statements of one block"
+            return (
+                f"lines {start} to {end} of the new text do not hold whole statements of one block"
+            )
         for stmt in cut:
             todo.extend(inner for _, _, inner in blocks_of(stmt))
     return f"lines {start} to {end} of the new text do not hold whole statements"
@@ -101,7 +113,9 @@ def chosen_statements(parsed: Parsed, lines: tuple[int, int]) -> list[ast.stmt] 
 
 def is_notebook(text: str) -> bool:
     """Say whether a text is a notebook file, which parses as Python but is data."""
-    return text.lstrip("\ufeff \r\n\t").startswith("{") and '"cells"' in text and '"nbformat"' in text
+    return (
+        text.lstrip("\ufeff \r\n\t").startswith("{") and '"cells"' in text and '"nbformat"' in text
+    )
 
 
 def _spot(tree: Tree, stmt: ast.stmt) -> tuple[Node, int]:
@@ -117,14 +131,8 @@ def _spot(tree: Tree, stmt: ast.stmt) -> tuple[Node, int]:
     raise AssertionError("a statement stands in some block")
 
 
-def _write(
-    here: Parsed,
-    lines: tuple[int, int],
-    chosen: list[ast.stmt],
-    found: Matching,
-    spot: Spot,
-    place: Place,
-) -> Carried:
+def _write(asked: _Asked, found: Matching, spot: Spot, place: Place) -> Carried:
+    here, lines, chosen = asked.parsed, asked.lines, asked.statements
     used = spot.used
     old = found.old
     names = resolve(found, Votes(found), used, (spot.block, spot.index), (place.block, place.index))
@@ -151,13 +159,19 @@ def _write(
     there = old.parsed.lines
     end = newline(there, min(line, len(there)) - 1)
     text = "".join(f"{indent}{each}{end}" for each in sorted(set(imports.values())))
-    text += render(here, lines, chosen, renamed=names.renamed, indent=indent, unit=step(old), end=end)
+    text += render(
+        here, lines, chosen, renamed=names.renamed, indent=indent, unit=step(old), end=end
+    )
     if line == len(there) + 1 and there and not there[-1].endswith(("\n", "\r")):
         text = end + text.removesuffix(end)
     broken = _still_parses(old, line, text)
     if broken is not None:
         return refuse(f"the old text would no longer parse: {broken}")
-    reasons = (*place.reasons, *names.reasons, *(f"`{each}` comes with it" for each in imports.values()))
+    reasons = (
+        *place.reasons,
+        *names.reasons,
+        *(f"`{each}` comes with it" for each in imports.values()),
+    )
     return Carried(line, text, confidence, reasons)
 
 

@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 
 CELLS = 250_000  # beyond this product of lengths only items that occur once are aligned
 
@@ -28,25 +29,26 @@ def align(ones: Sequence[int], twos: Sequence[int]) -> list[tuple[int, int]]:
             found.append((k, m))
         if i == k or j == m:
             continue
-        anchors = _unique(ones, twos, i, k, j, m)
+        anchors = _unique(ones, twos, (i, k), (j, m))
         if not anchors:
             if (k - i) * (m - j) <= CELLS:
-                found.extend(_longest(ones, twos, i, k, j, m))
+                found.extend(_longest(ones, twos, (i, k), (j, m)))
             continue
         found.extend(anchors)
         edges = [(i - 1, j - 1), *anchors, (k, m)]
-        work.extend(
-            (a + 1, b, c + 1, d) for (a, c), (b, d) in zip(edges, edges[1:], strict=False)
-        )
+        work.extend((a + 1, b, c + 1, d) for (a, c), (b, d) in pairwise(edges))
     return sorted(found)
 
 
 def _unique(
-    ones: Sequence[int], twos: Sequence[int], i: int, k: int, j: int, m: int
+    ones: Sequence[int], twos: Sequence[int], here: tuple[int, int], there: tuple[int, int]
 ) -> list[tuple[int, int]]:
-    here, there = Counter(ones[i:k]), Counter(twos[j:m])
-    place = {twos[at]: at for at in range(j, m) if there[twos[at]] == 1}
-    pairs = [(at, place[ones[at]]) for at in range(i, k) if here[ones[at]] == 1 and ones[at] in place]
+    (i, k), (j, m) = here, there
+    once, also = Counter(ones[i:k]), Counter(twos[j:m])
+    place = {twos[at]: at for at in range(j, m) if also[twos[at]] == 1}
+    pairs = [
+        (at, place[ones[at]]) for at in range(i, k) if once[ones[at]] == 1 and ones[at] in place
+    ]
     # the longest run of pairs whose second positions rise
     tails: list[int] = []
     last: list[int] = []
@@ -68,8 +70,9 @@ def _unique(
 
 
 def _longest(
-    ones: Sequence[int], twos: Sequence[int], i: int, k: int, j: int, m: int
+    ones: Sequence[int], twos: Sequence[int], here: tuple[int, int], there: tuple[int, int]
 ) -> list[tuple[int, int]]:
+    (i, k), (j, m) = here, there
     width = m - j
     table = [[0] * (width + 1)]
     for at in range(k - 1, i - 1, -1):
@@ -80,7 +83,7 @@ def _longest(
             if item == twos[j + col]:
                 row[col] = below[col + 1] + 1
             else:
-                row[col] = below[col] if below[col] > row[col + 1] else row[col + 1]
+                row[col] = max(row[col + 1], below[col])
         table.append(row)
     table.reverse()
     pairs: list[tuple[int, int]] = []

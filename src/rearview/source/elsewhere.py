@@ -11,12 +11,12 @@ MOST = 3  # files tried
 def candidates(
     files: Mapping[str, str], new: str, path: str, lines: tuple[int, int], old: Mapping[str, str]
 ) -> list[str]:
-    """Return paths of the old version that hold the surroundings of lines, best first.
+    r"""Return paths of the old version that hold the surroundings of lines, best first.
 
     A file that holds them in the new version as well is a copy, not the place they came from.
 
-    >>> new = {"a.py": "loss = compute(x)\\nprint(loss)\\nstep_with(loss)\\n"}
-    >>> old = {"b.py": "loss = compute(x)\\nstep_with(loss)\\n", "c.py": "other()\\n"}
+    >>> new = {"a.py": "loss = compute(x)\nprint(loss)\nstep_with(loss)\n"}
+    >>> old = {"b.py": "loss = compute(x)\nstep_with(loss)\n", "c.py": "other()\n"}
     >>> candidates(new, new["a.py"], "a.py", (2, 2), old)
     ['b.py']
     """

@@ -5,9 +5,7 @@ from rearview.source.text import Parsed
 from rearview.source.tree import Node, Tree
 
 
-def line_at(
-    here: Parsed, lines: tuple[int, int], there: Parsed, block: Node, index: int
-) -> int:
+def line_at(here: Parsed, lines: tuple[int, int], there: Parsed, block: Node, index: int) -> int:
     """Return the line of the old text, comments and blank lines around it placed as in the new."""
     old = there.lines
     if not block.children:
@@ -26,16 +24,24 @@ def line_at(
             at += 1
             if old[at - 2].strip() and len(indent_of(old[at - 2])) >= depth > 0:
                 stop = at
+    above, below = around(here.lines, lines)
+    if index == len(block.children) and start == stop:
+        for line in above:  # as many blank lines between as in the new text
+            if line or stop > len(old) or old[stop - 1].strip():
+                break
+            stop += 1
+        return stop
     gap = [line.strip() for line in old[start - 1 : stop - 1]]
     if not gap:
         return stop
-    above, below = around(here.lines, lines)
     if not above and index:
         return start
     best, choice = -1.0, start
     for at in range(len(gap) + 1):
         score = 2.0 * _same(gap[:at][::-1], above[::-1]) + 2.0 * _same(gap[at:], below)
-        score -= 0.1 * (abs(at - len(above)) if above or not below else abs(len(gap) - at - len(below)))
+        score -= 0.1 * (
+            abs(at - len(above)) if above or not below else abs(len(gap) - at - len(below))
+        )
         if score > best or at == 0:
             best, choice = score, start + at
     return choice
@@ -57,6 +63,7 @@ def idle(line: str) -> bool:
 
 
 def around(all_lines: tuple[str, ...], lines: tuple[int, int]) -> tuple[list[str], list[str]]:
+    """Return the blank lines and comments directly above and below lines, stripped."""
     start, end = lines
     above: list[str] = []
     while start > 1 and idle(all_lines[start - 2]):

@@ -6,10 +6,12 @@ functions and classes are paired first, so that the rest is many small problems.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from rearview.source.common import align
+from rearview.source.likeness import likeness
 from rearview.source.tree import Node, Tree
 
 LIKE = 0.5  # two statements less alike than this are two statements
@@ -54,69 +56,15 @@ class Matching:
 
 
 def match(new: Tree, old: Tree) -> Matching:
-    """Return the pairs of statements of two trees.
+    r"""Return the pairs of statements of two trees.
 
     >>> from rearview.source.text import parse
     >>> from rearview.source.tree import grow
-    >>> one, two = (grow(parse(t)) for t in ("a = 1\\nf(a)", "if on:\\n    a = 1\\n    f(a)"))
+    >>> one, two = (grow(parse(t)) for t in ("a = 1\nf(a)", "if on:\n    a = 1\n    f(a)"))
     >>> [(n.start, o.start) for n, o in match(one, two).there.items() if not n.is_block]
     [(1, 2), (2, 3)]
     """
     return _Matcher(new, old).run()
-
-
-def likeness(one: Node, two: Node) -> float:
-    """Return how alike two statements are, from 0 to 1, by the words they share.
-
-    What a statement sets, or the call it makes, counts more than the rest: it says what it is for.
-    """
-    if one.kind == two.kind:
-        value = _dice(one.words, two.words)
-        first = lead(one)
-        if first and first == lead(two):
-            value = max(value, 0.35 + 0.65 * value)
-        return value
-    if {one.kind, two.kind} <= _SIMPLE:
-        return 0.9 * _dice(_tail(one), _tail(two))
-    return 0.0
-
-
-_SIMPLE = {"Assign", "Expr", "AugAssign"}
-_SETS = {"=", "+=", "-=", "*=", "/="}
-
-
-def lead(node: Node) -> tuple[str, ...]:
-    """Return what a simple statement sets, or the dotted call it makes; empty if neither."""
-    words = node.words
-    if node.kind in {"Assign", "AugAssign"}:
-        for at, word in enumerate(words[:12]):
-            if word in _SETS:
-                return words[:at]
-        return ()
-    if node.kind == "Expr":
-        at = 1
-        while at + 1 < len(words) and words[at] == ".":
-            at += 2
-        return words[:at] if at > 1 else ()
-    return ()
-
-
-def _tail(node: Node) -> tuple[str, ...]:
-    return node.words[len(lead(node)) + 1 :] if node.kind != "Expr" else node.words
-
-
-def _dice(one: Sequence[str], two: Sequence[str]) -> float:
-    if one == two:
-        return 1.0
-    if not one or not two:
-        return 0.0
-    count = Counter(one)
-    shared = 0
-    for word in two:
-        if count.get(word, 0) > 0:
-            count[word] -= 1
-            shared += 1
-    return 2 * shared / (len(one) + len(two))
 
 
 class _Matcher:
@@ -145,14 +93,14 @@ class _Matcher:
         self.identical_subtrees()
         self.scopes()
         for new, old in sorted(found.there.items(), key=lambda pair: pair[0].order):
-            if new.is_scope and not self.same_below(new, old):
+            if new.is_scope and not self.same_below(new):
                 self.inside(new, old)
         self.moved()
         self.containers()
         self.rest()
         return found
 
-    def same_below(self, new: Node, old: Node) -> bool:
+    def same_below(self, new: Node) -> bool:
         return bool(new.children) and all(each in self.found.there for each in new.children)
 
     def pair_subtrees(self, new: Node, old: Node) -> None:
@@ -229,7 +177,7 @@ class _Matcher:
         for one, two in pairs:
             self.offer(ones[one], twos[two])
         edges = [(-1, -1), *pairs, (len(ones), len(twos))]
-        for (i, j), (k, m) in zip(edges, edges[1:], strict=False):
+        for (i, j), (k, m) in pairwise(edges):
             self.alike(ones[i + 1 : k], twos[j + 1 : m])
 
     def key(self, node: Node) -> int:
@@ -289,9 +237,9 @@ class _Matcher:
                     back[self.whole[node]].append(node)
             for key, ones in there.items():
                 twos = back.get(key, [])
-                if len(ones) == len(twos) == 1 and (least > 1 or len(ones[0].words) >= 5):
-                    if self.free(ones[0], twos[0]):
-                        self.pair_subtrees(ones[0], twos[0])
+                telling = least > 1 or len(ones[0].words) >= 5
+                if len(ones) == len(twos) == 1 and telling and self.free(ones[0], twos[0]):
+                    self.pair_subtrees(ones[0], twos[0])
 
     def free(self, new: Node, old: Node) -> bool:
         return not any(each in self.found.there for each in new.walk()) and not any(

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-from rearview.source.flow import BUILTINS, Uses, definition, visible
+from rearview.source.flow import definition, visible
 from rearview.source.match import Matching
 from rearview.source.tree import Node
+from rearview.source.uses import BUILTINS, Uses
 
 _NAME = re.compile(r"^[^\W\d]\w*$")
 

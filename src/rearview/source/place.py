@@ -5,38 +5,13 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rearview.source.flow import Uses, conflict, definition, uses
-from rearview.source.match import Matching, lead, likeness
+from rearview.source.between import between
+from rearview.source.flow import definition
+from rearview.source.likeness import likeness
+from rearview.source.match import Matching
+from rearview.source.spot import REACH, Nowhere, Place, Spot, child_of, siblings
 from rearview.source.tree import Node, Tree
-
-REACH = 8  # siblings looked at on either side
-
-
-@dataclass(frozen=True, slots=True)
-class Spot:
-    """A statement's place in the new tree: before child `index` of `block`, under `comment`."""
-
-    block: Node
-    index: int
-    used: Uses
-    comment: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Before child `index` of `block` of the old tree, with the evidence for it."""
-
-    block: Node
-    index: int
-    confidence: float
-    reasons: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Nowhere:
-    """No place can be named, and why."""
-
-    reason: str
+from rearview.source.uses import Uses, uses
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +30,18 @@ def locate(found: Matching, spot: Spot) -> Place | Nowhere:
     target = _block(anchors, home)
     if target is None:
         return Nowhere(_why_nowhere(spot.block))
-    spots = {a: at for a in anchors if (at := _child(a.old, target)) is not None}
+    spots = {a: at for a in anchors if (at := child_of(a.old, target)) is not None}
     if not spots:
         return _at_edge(found, spot, target)
     low, high, agree = _range(spots, len(target.children))
     low = max([low, *_after_definitions(found, spot, target)])
     if low > high:
         return Nowhere("what it reads is set only after the place where it would stand")
-    chosen = _between(found, spot, target, low, high)
+    chosen = between(found, spot, target, low, high)
     if isinstance(chosen, Nowhere):
         return chosen
     at, certainty = chosen
-    split = _split_neighbours(anchors, target)
+    split = _split_neighbours(anchors, target, home, spot.used)
     if split is not None:
         return split
     touching = {
@@ -94,10 +69,9 @@ def locate(found: Matching, spot: Spot) -> Place | Nowhere:
 
 def _anchors(found: Matching, spot: Spot) -> list[_Anchor]:
     anchors: list[_Anchor] = []
-    children = spot.block.children
-    sides = ((True, children[: spot.index][::-1]), (False, children[spot.index :]))
-    for before, siblings in sides:
-        for far, new in enumerate(siblings[:REACH]):
+    for before in (True, False):
+        side = siblings(found, spot, before=before)
+        for far, new in enumerate(side[:REACH]):
             old = found.there.get(new)
             gives = before and bool(uses([new.tree]).writes & spot.used.reads)
             if old is not None:
@@ -144,32 +118,31 @@ def _block(anchors: list[_Anchor], home: Node | None) -> Node | None:
     return best
 
 
-def _split_neighbours(anchors: list[_Anchor], target: Node) -> Nowhere | None:
+def _split_neighbours(
+    anchors: list[_Anchor], target: Node, home: Node | None, used: Uses
+) -> Nowhere | None:
     """Refuse where the two neighbours now stand in branches that run at different times."""
     near = {a.before: a.old for a in anchors if a.near}
     if len(near) < 2 or near[True].parent is near[False].parent:
         return None
+    if near[False].parent in list(target.above()) and any(
+        a.near and a.gives and a.old.parent is target for a in anchors
+    ):
+        return None  # it follows what it reads, into the deeper block
     for old in near.values():
         for node in old.above():
             if node is target:
                 break
             if node.is_scope:
                 return None
+            loop = isinstance(node.tree, (ast.For, ast.AsyncFor, ast.While))
+            if loop and target is home and not uses([node.tree]).writes & used.reads:
+                continue  # once a turn of the outer loop, as before
             if isinstance(node.tree, (ast.If, ast.For, ast.AsyncFor, ast.While, ast.Match)):
                 return Nowhere(
                     "two places are equally good: its neighbours stand in different blocks, "
                     f"at lines {near[True].start} and {near[False].start} of the old text"
                 )
-    return None
-
-
-def _child(old: Node, target: Node) -> int | None:
-    """Return the index in `target` of the child that holds a node, None if none does."""
-    node = old
-    while node.parent is not None:
-        if node.parent is target:
-            return node.index
-        node = node.parent
     return None
 
 
@@ -192,115 +165,12 @@ def _after_definitions(found: Matching, spot: Spot, target: Node) -> Iterable[in
     """Yield the least index for each name read whose setting stands in the same block."""
     for name in spot.used.reads:
         home = definition(spot.block, spot.index, name)
-        if home is None or home.is_scope or _child(home, spot.block) is None:
+        if home is None or home.is_scope or child_of(home, spot.block) is None:
             continue
         partner = found.there.get(home)
-        at = _child(partner, target) if partner is not None else None
+        at = child_of(partner, target) if partner is not None else None
         if at is not None:
             yield at + 1
-
-
-def _between(
-    found: Matching, spot: Spot, target: Node, low: int, high: int
-) -> tuple[int, float] | Nowhere:
-    """Choose among places between the same anchors: by order, comment, dependence, adjacency."""
-    if low == high:
-        return low, 1.0
-    before = _run(spot.block.children[: spot.index][::-1], found)
-    after = _run(spot.block.children[spot.index :], found)
-    gap = target.children[low:high]
-    tied = [node for node in gap if conflict(spot.used, uses([node.tree]))]
-    under = _under_comment(found, spot, target, low, high)
-    if under is not None:
-        return under, 1.0
-    moved = [node for node in gap if node in found.back]
-    if moved and not (before or after) and any(_rebinds(spot.used, n) for n in tied):
-        return Nowhere(f"two places are equally good: line {moved[0].start} of the old text moved over it")
-    if len(before) + len(after):
-        for node in moved:  # what went elsewhere in the new text still tells before from after
-            at = _child(found.back[node], spot.block)
-            if at is not None and at < spot.index:
-                low = max(low, node.index + 1)
-            elif at is not None:
-                high = min(high, node.index)
-        if low >= high:
-            return low, 0.9
-    tied = [node for node in tied if low <= node.index < high]
-    if not tied:
-        return (low if len(before) <= len(after) else high), 1.0
-    if not before and after:
-        return low, 0.9
-    if before and not after:
-        return high, 0.9
-    if not before and not any(_rebinds(spot.used, node) for node in tied):
-        return low, 0.85
-    counterpart = _counterparts(found, spot, before, after, target.children[low:high])
-    if counterpart is not None:
-        return counterpart, 0.8
-    return Nowhere(
-        "two places are equally good: before or after line "
-        f"{tied[0].start} of the old text, which changes what it reads"
-    )
-
-
-def _rebinds(used: Uses, node: Node) -> bool:
-    """Say whether a statement changes what is read, other than by adding to the same thing."""
-    other = uses([node.tree])
-    if other.leaves or other.writes & used.reads:
-        return True
-    return bool((other.changes & used.reads) - used.changes)
-
-
-def _counterparts(
-    found: Matching, spot: Spot, before: list[Node], after: list[Node], gap: list[Node]
-) -> int | None:
-    """Return the place if rewritten statements can be told apart by what they set."""
-    del found
-    sets_before = {lead(node) for node in before} - {()}
-    sets_after = {lead(node) for node in after} - {()}
-    at: int | None = None
-    for node in gap:
-        if lead(node) in sets_before - sets_after:
-            at = node.index + 1
-        elif lead(node) in sets_after - sets_before:
-            at = at if at is not None else node.index
-            break
-    if at is None:
-        return None
-    rest = [n for n in gap if n.index >= at and lead(n) not in sets_after]
-    return None if any(_rebinds(spot.used, n) for n in rest) else at
-
-
-def _under_comment(
-    found: Matching, spot: Spot, target: Node, low: int, high: int
-) -> int | None:
-    """Return the place under the same comment, if one of the places has it."""
-    if not spot.comment:
-        return None
-    lines = found.old.parsed.lines
-    hits: list[int] = []
-    for at in range(low, high + 1):
-        start = target.children[at - 1].end + 1 if at else target.children[0].start
-        stop = target.children[at].start if at < len(target.children) else start
-        if at == len(target.children):
-            while stop <= len(lines) and lines[stop - 1].strip().startswith("#"):
-                stop += 1
-        if not at:
-            while start > 1 and lines[start - 2].strip().startswith("#"):
-                start -= 1
-        if spot.comment[-1] in {line.strip() for line in lines[start - 1 : stop - 1]}:
-            hits.append(at)
-    return hits[0] if len(hits) == 1 else None
-
-
-def _run(siblings: list[Node], found: Matching) -> list[Node]:
-    """Return the unpaired siblings up to the first paired one."""
-    run: list[Node] = []
-    for node in siblings:
-        if node in found.there:
-            break
-        run.append(node)
-    return run
 
 
 def _at_edge(found: Matching, spot: Spot, target: Node) -> Place | Nowhere:
@@ -308,9 +178,8 @@ def _at_edge(found: Matching, spot: Spot, target: Node) -> Place | Nowhere:
     owner = spot.block.parent
     if not target.children:
         return Place(target, 0, 0.8, ("the block is empty there",))
-    if owner is not None and found.same(owner) and not owner.is_scope:
-        if spot.index == 0:
-            return Place(target, 0, 0.7, ("it is the first of the same block",))
+    if owner is not None and found.same(owner) and not owner.is_scope and spot.index == 0:
+        return Place(target, 0, 0.7, ("it is the first of the same block",))
     return Nowhere("the statements around it did not exist yet")
 
 
@@ -336,6 +205,10 @@ def anywhere(chosen: list[ast.stmt], spot: Spot, old: Tree) -> Place | None:
             at = node.index
             break
     first = old.root.children[0] if old.root.children else None
-    if at == 0 and first is not None and isinstance(getattr(first.tree, "value", None), ast.Constant):
+    if (
+        at == 0
+        and first is not None
+        and isinstance(getattr(first.tree, "value", None), ast.Constant)
+    ):
         at = 1  # the module's docstring stays first
     return Place(old.root, at, 0.9, ("it can stand anywhere among the module's definitions",))

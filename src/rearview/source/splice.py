@@ -54,7 +54,7 @@ def render(
     for at, line in enumerate(chosen):
         body = line.rstrip("\r\n")
         if at in frozen:
-            out.append(body + (end if line != body or at + 1 < len(chosen) else end))
+            out.append(body + end)
             continue
         inner = body.removeprefix(base) if body.startswith(base) else body.lstrip(" \t")
         if not inner.strip():

@@ -44,7 +44,9 @@ def split(text: str) -> list[str]:
 
 def newline(lines: list[str] | tuple[str, ...], near: int) -> str:
     """Return the line end used nearest to a 0-based line; a line feed if there is none."""
-    order = sorted(range(max(0, near - 50), min(len(lines), near + 50)), key=lambda i: abs(i - near))
+    order = sorted(
+        range(max(0, near - 50), min(len(lines), near + 50)), key=lambda i: abs(i - near)
+    )
     for at in order:
         line = lines[at]
         for end in ("\r\n", "\n", "\r"):
@@ -54,13 +56,13 @@ def newline(lines: list[str] | tuple[str, ...], near: int) -> str:
 
 
 def decode(data: bytes) -> str:
-    """Return the text of source bytes so that `encode(text, data)` can give the bytes back.
+    r"""Return the text of source bytes so that `encode(text, data)` can give the bytes back.
 
     The byte order mark stays as a character, a coding cookie is obeyed, and bytes that are not in
     the encoding become lone surrogates instead of an error.
 
     >>> decode(bytes([120, 255]))
-    'x\\udcff'
+    'x\udcff'
     """
     return data.decode(encoding_of(data), "surrogateescape")
 
@@ -92,8 +94,7 @@ def parse(text: str) -> Parsed | str:
     """
     lines = tuple(split(text))
     code = _SURROGATE.sub("?", text)
-    if code.startswith("\ufeff"):
-        code = code[1:]
+    code = code.removeprefix("\ufeff")
     tree = _tree(code)
     if isinstance(tree, ast.Module):
         return Parsed(text, lines, tree, tuple(split(code)))

@@ -6,9 +6,9 @@ from difflib import unified_diff
 
 from rearview.source.carry import SURE, Carried, carry, chosen_statements, refuse
 from rearview.source.elsewhere import candidates
-from rearview.source.flow import uses
 from rearview.source.splice import put
 from rearview.source.text import newline, parse, split
+from rearview.source.uses import uses
 
 CLEAR = 0.95  # a straight answer this sure is not asked for twice
 Files = Mapping[str, str]
@@ -74,9 +74,10 @@ def through(
     done: dict[int, Outcome] = {}
     reached: dict[int, _Source] = {}
     for at, placed in (corrections or {}).items():
-        files, where = _by_hand(chain[at], placed)
-        given[at] = reached[at] = _Source({**chain[at], **files}, where, 1.0)
-        done[at] = _outcome(at, chain[at], files, tuple(placed), 1.0, ("put there by hand",))
+        files, spots = _by_hand(chain[at], placed)
+        given[at] = reached[at] = _Source({**chain[at], **files}, spots, 1.0)
+        diff = _diff(chain[at], files)
+        done[at] = Outcome(at, files, tuple(placed), diff, 1.0, ("put there by hand",))
     origins = {at: min(given, key=lambda g: (abs(g - at), g)) for at in range(len(chain))}
     for at in sorted(origins, key=lambda k: (abs(k - origins[k]), k)):
         if at in done:
@@ -89,8 +90,8 @@ def through(
         )
         done[at] = outcome
         if where is not None:
-            files = {**chain[at], **outcome.files}
-            reached[at] = _Source(files, where, outcome.confidence)
+            texts = {**chain[at], **outcome.files}
+            reached[at] = _Source(texts, where, outcome.confidence)
     return tuple(done[at] for at in range(len(chain)))
 
 
@@ -113,7 +114,9 @@ def _version(
         both = 1 - (1 - straight.confidence) * (1 - stepped)
         better = straight.but(both, "the same straight and step by step")
     elif abs(stepped - straight.confidence) < 0.1:
-        better = _Try({}, (), None, 0.0, (), "carried straight and step by step it lands at two places")
+        better = _Try(
+            {}, (), None, 0.0, (), "carried straight and step by step it lands at two places"
+        )
     elif stepped > straight.confidence:
         better = step.but(stepped, "carried step by step")
     else:
@@ -138,24 +141,18 @@ class _Try:
     def outcome(self, at: int, old: Files) -> Outcome:
         if self.reason:
             return Outcome(at, {}, (), "", self.confidence, self.reasons, self.reason)
-        return _outcome(at, old, self.files, self.placed, self.confidence, self.reasons)
+        diff = _diff(old, self.files)
+        return Outcome(at, self.files, self.placed, diff, self.confidence, self.reasons)
 
 
-def _outcome(
-    at: int,
-    old: Files,
-    files: Files,
-    placed: tuple[Placed, ...],
-    confidence: float,
-    reasons: tuple[str, ...],
-) -> Outcome:
+def _diff(old: Files, files: Files) -> str:
     parts: list[str] = []
     for path in sorted(files):
         before, after = split(old[path]), split(files[path])
         for line in unified_diff(before, after, f"a/{path}", f"b/{path}"):
             ended = line.endswith(("\n", "\r"))
             parts.append(line if ended else f"{line}\n\\ No newline at end of file\n")
-    return Outcome(at, files, placed, "".join(parts), confidence, reasons)
+    return "".join(parts)
 
 
 def _carry_all(source: _Source, old: Files) -> _Try:
@@ -207,7 +204,9 @@ def _order(source: _Source) -> list[int]:
         known.append(uses(chosen) if isinstance(chosen, list) else uses([]))
     left, order = list(range(len(known))), []
     while left:
-        free = [k for k in left if not any(known[k].reads & known[j].writes for j in left if j != k)]
+        free = [
+            k for k in left if not any(known[k].reads & known[j].writes for j in left if j != k)
+        ]
         nxt = (free or left)[0]
         order.append(nxt)
         left.remove(nxt)
@@ -263,7 +262,10 @@ def _present(old: str, line: int, text: str) -> tuple[int, int] | None:
     wanted = [each.strip() for each in split(text) if each.strip()]
     lines = split(old)
     for start in (line - len(wanted), line):
-        if start >= 1 and [each.strip() for each in lines[start - 1 : start - 1 + len(wanted)]] == wanted:
+        if (
+            start >= 1
+            and [each.strip() for each in lines[start - 1 : start - 1 + len(wanted)]] == wanted
+        ):
             return start, start + len(wanted) - 1
     return None
 

@@ -22,7 +22,15 @@ _WORD = re.compile(
 )
 _INSIDE = re.compile(r"\w+")
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-_SIMPLE = (ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return, ast.Import, ast.ImportFrom)
+_SIMPLE = (
+    ast.Expr,
+    ast.Assign,
+    ast.AugAssign,
+    ast.AnnAssign,
+    ast.Return,
+    ast.Import,
+    ast.ImportFrom,
+)
 _SCOPE_KINDS = {"Module", "FunctionDef", "ClassDef"}
 _FAMILY = {
     "AsyncFunctionDef": "FunctionDef",
@@ -170,7 +178,9 @@ class _Builder:
         parts = () if isinstance(stmt, _SIMPLE) else blocks_of(stmt)
         if not parts:
             return words(
-                self.span(stmt.lineno, stmt.col_offset, stmt.end_lineno or 0, stmt.end_col_offset or 0)
+                self.span(
+                    stmt.lineno, stmt.col_offset, stmt.end_lineno or 0, stmt.end_col_offset or 0
+                )
             )
         _, owner, inner = parts[0]
         stop = inner[0]
@@ -185,14 +195,16 @@ class _Builder:
         return words(text)
 
     def piece(self, node: ast.expr) -> str:
-        return self.span(node.lineno, node.col_offset, node.end_lineno or 0, node.end_col_offset or 0)
+        return self.span(
+            node.lineno, node.col_offset, node.end_lineno or 0, node.end_col_offset or 0
+        )
 
     def arguments(self, args: ast.arguments) -> Iterator[str]:
         for arg in (*args.posonlyargs, *args.args, *args.kwonlyargs):
             yield arg.arg
-        for arg in (args.vararg, args.kwarg):
-            if arg is not None:
-                yield arg.arg
+        for rest in (args.vararg, args.kwarg):
+            if rest is not None:
+                yield rest.arg
         for default in (*args.defaults, *(d for d in args.kw_defaults if d is not None)):
             yield from words(self.piece(default))
 

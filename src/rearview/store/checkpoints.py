@@ -45,9 +45,9 @@ class Checkpoints:
         self.objects = Objects(project)
         self.hashing = 0.0
         """Processor seconds that hashing beside a save has used."""
-        self._known: dict[str, dict[str, Checkpoint]] = {}
+        self._known: dict[str, dict[tuple[str, int], Checkpoint]] = {}
 
-    def save(  # noqa: PLR0917 - in the order people say it
+    def save(
         self,
         run: str,
         seq: int,
@@ -83,14 +83,17 @@ class Checkpoints:
         folder = self.project.checkpoints / run
         try:
             with os.scandir(folder) as found:
-                names = sorted(entry.name for entry in found if _is_manifest(entry.name))
+                # a manifest that was replaced has the same name and another inode
+                names = sorted(
+                    (entry.name, entry.inode()) for entry in found if _is_manifest(entry.name)
+                )
         except FileNotFoundError:
             return []
         known = self._known.setdefault(run, {})
-        fresh: dict[str, Checkpoint] = {}
+        fresh: dict[tuple[str, int], Checkpoint] = {}
         for name in names:
             try:
-                checkpoint = known.get(name) or self._read(folder / name)
+                checkpoint = known.get(name) or self._read(folder / name[0])
             except DamagedError as exc:
                 # one damaged checkpoint must not hide the others
                 _log.warning("%s", exc)

@@ -13,7 +13,7 @@ from rearview.model import Origin
 from rearview.store.records import line_of, scan
 from rearview.store.tables.duck import quoted
 from rearview.store.tables.kinds import cell
-from rearview.store.tables.seal import MARK
+from rearview.store.tables.summary import MARK
 
 Logged = tuple[tuple[str, ...], tuple[int, ...], str, Any]
 """Loops, iterations, name, and the value as `store.values` converts it."""

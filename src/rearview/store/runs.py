@@ -199,7 +199,9 @@ class Runs:
             cwd=str(about.get("cwd", "")),
             parent=about.get("parent"),
             args=args,
-            facts={**about.get("facts", {}), "attempts": attempts, **({"end": end} if end else {})},
+            facts=dict(about.get("facts", {}))
+            | ({"attempts": attempts} if attempts else {})
+            | ({"end": end} if end else {}),
         )
 
     def find(self, text: str) -> Run:

@@ -62,7 +62,7 @@ def gc(
     are promised: they stay, whatever the budget. With `dry` nothing is changed.
     """
     if not dry:
-        _finish(project)
+        bring_back(project)
     files = _files(project)
     now = _clock(project) if not dry else time.time()
     cutoff = earliest(project, now) - (RECORDING if _recording(project, now) else SLACK)
@@ -209,7 +209,7 @@ def _remove(path: Path, stamp: int) -> bool:
     return False
 
 
-def _finish(project: Project) -> None:
+def bring_back(project: Project) -> None:
     """Bring back what a sweep that was killed had renamed; this one judges it anew."""
     for root in (project.objects, project.packs):
         for gone in root.rglob(f"{GONE}*"):

@@ -16,6 +16,7 @@ from rearview.store.manifest import checkpoint_of, seal, unseal
 from rearview.store.objects import Objects
 from rearview.store.packs import body_of
 from rearview.store.project import FORMAT, Project, publish
+from rearview.store.sweep import bring_back
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,8 @@ def verify(
     """
     check = _Check(project, repair, fetch, progress or (lambda _: None))
     try:
+        if repair:
+            bring_back(project)
         check.format()
         check.runs(records or (lambda _: ()))
         check.objects_of_their_own()

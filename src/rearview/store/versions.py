@@ -103,6 +103,26 @@ class Versions:
         blobs = home.blobs(entries.values())
         return {os.fsdecode(path): data for path, data in zip(entries, blobs, strict=True)}
 
+    def packed(self, version: str) -> dict[str, tuple[str, bytes]]:
+        """Return mode and content by path of everything in a version, links included."""
+        home = self._holding(version)
+        entries = home.entries(version)
+        blobs = home.blobs([name for _, name in entries.values()])
+        return {
+            os.fsdecode(path): (mode, data)
+            for (path, (mode, _)), data in zip(entries.items(), blobs, strict=True)
+        }
+
+    def adopt(self, run: str, packed: Mapping[str, tuple[str, bytes]]) -> str:
+        """Keep for `run` a version that comes from elsewhere; return its id."""
+        home = self._database()
+        entries: dict[bytes, Entry | None] = {
+            os.fsencode(path): (mode, home.put(data)) for path, (mode, data) in packed.items()
+        }
+        tree = home.tree(None, entries)
+        home.keep(f"runs/{run}", tree, f"run {run}\n")
+        return tree
+
     def hashes(self, version: str) -> dict[str, str]:
         """Return git's name of the content by path of every file of a version."""
         entries = self._holding(version).entries(version)

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from rearview.errors import UsageError
 from rearview.model import Checkpoint, Point, Step
 from rearview.store.project import Project
 from rearview.store.tables.ask import WORD, Ask
-from rearview.store.tables.catalogue import (
-    Sources,
-    Virtual,
+from rearview.store.tables.catalogue import Sources, Virtual
+from rearview.store.tables.duck import Duck
+from rearview.store.tables.parts import Shelf, gather
+from rearview.store.tables.relations import (
     load_checkpoints,
     load_runs,
     load_versions,
     load_views,
 )
-from rearview.store.tables.duck import Duck
-from rearview.store.tables.parts import Shelf, gather
 from rearview.store.tables.table import Table, refused
 from rearview.store.values import restore
 from rearview.store.versions import Versions
@@ -92,7 +91,8 @@ class Tables:
         `origins` adds a column `<name>.origin` for every logged name.
         """
         ask = Ask(self._sources(runs, virtual), names, origins=origins)
-        return self._answer(ask, ask.sql(where, order, limit))
+        sql = ask.sql(where, order, limit)
+        return self._answer(ask, sql, ask.labels)
 
     def points(
         self,
@@ -136,12 +136,12 @@ class Tables:
             if level is not None or word == "full_pivot":
                 ask = Ask(self._sources(None, ()), (), origins=False, level=level)
                 duck.execute(f"CREATE OR REPLACE VIEW {word} AS {ask.sql(None)}")
-        return Table(duck, query.strip().rstrip(";"), {})
+        return Table(duck, query.strip().rstrip(";"))
 
-    def _answer(self, ask: Ask, sql: str) -> Table:
+    def _answer(self, ask: Ask, sql: str, labels: Sequence[str] = ()) -> Table:
         self._question(sql)
         try:
-            return Table(self._duck(), sql, ask.kinds)
+            return Table(self._duck(), sql, ask.kinds, labels)
         except UsageError as exc:
             raise ask.explain(str(exc)) or exc from exc
 

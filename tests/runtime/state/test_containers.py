@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rearview.runtime.state.compare import compare
-from rearview.runtime.state.containers import recipe_for
+from rearview.runtime.state.sets import recipe_for
 
 Pair = namedtuple("Pair", "left right")  # noqa: PYI024
 
@@ -96,7 +96,11 @@ def test_aliases_and_cycles_stay_what_they_are(resumes):
             ring.append(ring)
             names["made"] = names["twin"] = ring
         names["made"].append(i)
-        return list(names["b"][1]["again"]), len(names["twin"]), names["loop"]["self"] is names["loop"]
+        return (
+            list(names["b"][1]["again"]),
+            len(names["twin"]),
+            names["loop"]["self"] is names["loop"],
+        )
 
     _, resumed = resumes(setup, step)
     names = resumed.names
@@ -170,11 +174,21 @@ def test_a_set_iterates_in_the_recorded_order(program):
 
 def test_a_set_whose_order_cannot_be_had_again_is_reported(program):
     # A table that has grown for elements since removed is larger than any recipe makes it.
-    seen = set(range(1000))
-    seen.difference_update(range(1000))
-    seen.update([1024, 5, 2048, 8])
-    assert recipe_for(list(seen)) is None
-    run = program(lambda: {"seen": seen}, None)
+    def setup():
+        seen = set(range(1000, 2000))
+        for i in range(1000, 2000):
+            seen.discard(i)
+        seen.update([3, 10])
+        return {"seen": seen}
+
+    run = program(setup, None)
+    assert recipe_for(list(run.names["seen"])) is None
+    captured, buffers = run.capture()
+    assert captured.missing == [], "the set-up makes it again"
+    again = program(setup, None)
+    again.restore(captured.skeleton, buffers)
+    assert list(again.names["seen"]) == [3, 10]
+    run.names["seen"].add(20)
     captured, _ = run.capture()
     assert captured.missing == ["seen: the order of this set comes from deleted elements"]
 
@@ -214,6 +228,26 @@ def test_weak_containers_hold_what_is_still_alive(resumes):
     resumes(setup, step)
 
 
+def test_a_set_or_dict_of_ids_names_the_objects_not_the_addresses(program):
+    def setup():
+        things = [[0], [1]]
+        return {"things": things, "ids": {id(t) for t in things}, "names": {id(things[0]): "zero"}}
+
+    def step(names, i):
+        names["names"][id(names["things"][1])] = "one"
+
+    truth = program(setup, step)
+    truth.run(0, 1)
+    captured, buffers = truth.capture()
+    resumed = program(setup, step)
+    resumed.restore(captured.skeleton, buffers)
+    things = resumed.names["things"]
+    assert resumed.names["ids"] == {id(t) for t in things}
+    assert resumed.names["names"] == {id(things[0]): "zero", id(things[1]): "one"}
+    now, _ = resumed.capture()
+    assert compare(resumed.anchors, now, captured.skeleton, buffers.__getitem__) is None
+
+
 atoms = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary()
 graphs = st.recursive(
     atoms,
@@ -234,7 +268,9 @@ def double(graph):
     return {"once": graph, "twice": graph, "list": [graph, graph]}
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(before=graphs, after=graphs)
 def test_any_graph_of_containers_comes_back_equal(program, before, after):
     truth = program(lambda: {"old": double(before)}, None)
@@ -253,7 +289,9 @@ def test_any_graph_of_containers_comes_back_equal(program, before, after):
     assert repr(resumed.names) == repr(truth.names)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(one=graphs, other=graphs)
 def test_two_graphs_compare_equal_only_if_they_print_equal(program, one, other):
     run = program(lambda: {"x": None}, None)

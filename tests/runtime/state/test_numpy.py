@@ -49,7 +49,11 @@ def test_arrays_of_every_dtype_come_back(dtype, resumes):
         return {"old": np.zeros(3, dtype)}
 
     def step(names, i):
-        value = np.ones(3, dtype) if dtype not in {"M8[s]", "m8[ms]"} else np.full(3, i, "i8").astype(dtype)
+        value = (
+            np.ones(3, dtype)
+            if dtype not in {"M8[s]", "m8[ms]"}
+            else np.full(3, i, "i8").astype(dtype)
+        )
         names["old"][i % 3] = value[0]
         names.setdefault("new", np.zeros((2, 2), dtype))[0, i % 2] = value[0]
         return names["old"].tolist(), names["new"].tolist(), names["new"].dtype.str

@@ -6,6 +6,7 @@ import logging
 import sys
 import threading
 import types
+from typing import ClassVar
 
 import pytest
 
@@ -61,7 +62,7 @@ class Guarded:
 
 class Counting:
     total = 0
-    registry: dict = {}
+    registry: ClassVar[dict] = {}
 
     def __init__(self):
         type(self).total += 1
@@ -94,7 +95,12 @@ def collecting(x, into=[]):  # noqa: B006
 
 def test_dataclasses_slots_and_enums_resume(resumes):
     def setup():
-        return {"config": Config(0.1), "compact": Compact(1), "fixed": Fixed("a"), "colour": Colour.RED}
+        return {
+            "config": Config(0.1),
+            "compact": Compact(1),
+            "fixed": Fixed("a"),
+            "colour": Colour.RED,
+        }
 
     def step(names, i):
         names["config"].rate /= 2
@@ -123,7 +129,11 @@ def test_an_attribute_deleted_or_unset_stays_so(resumes):
             del names["obj"].a
             del names["config"].rate
             names["obj"].b = "set"
-        return hasattr(names["obj"], "a"), hasattr(names["obj"], "b"), "rate" in vars(names["config"])
+        return (
+            hasattr(names["obj"], "a"),
+            hasattr(names["obj"], "b"),
+            "rate" in vars(names["config"]),
+        )
 
     resumes(setup, step)
 
@@ -177,7 +187,13 @@ def test_functions_made_in_the_loop_run_the_live_code_with_the_live_globals(resu
         def down(n):
             return 0 if n == 0 else 1 + down(n - 1)
 
-        names["made"] += [scaled, down, lambda x: x + i, lambda x: x - i, functools.partial(scaled, by=2)]
+        names["made"] += [
+            scaled,
+            down,
+            lambda x: x + i,
+            lambda x: x - i,
+            functools.partial(scaled, by=2),
+        ]
         return [f(3) for f in names["made"]]
 
     _, resumed = resumes(setup, step)
@@ -202,7 +218,7 @@ def test_class_attributes_of_the_project_are_state(resumes):
 
     def step(names, i):
         Counting()
-        Counting.extra = getattr(Counting, "extra", ()) + (i,)
+        Counting.extra = (*getattr(Counting, "extra", ()), i)
         return Counting.total, sorted(Counting.registry), Counting.extra
 
     resumes(setup, step)
@@ -211,7 +227,12 @@ def test_class_attributes_of_the_project_are_state(resumes):
 def test_bound_methods_partials_and_modules_go_by_reference(resumes):
     def setup():
         config = Config(1.0)
-        return {"config": config, "append": config.steps.append, "log": logging.getLogger("x"), "np": itertools}
+        return {
+            "config": config,
+            "append": config.steps.append,
+            "log": logging.getLogger("x"),
+            "np": itertools,
+        }
 
     def step(names, i):
         names["append"](i)

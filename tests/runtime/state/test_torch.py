@@ -15,7 +15,9 @@ def bits(tensor):
 
 def make_model():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 2))
+    return nn.Sequential(
+        nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 2)
+    )
 
 
 def train(names, i=0, **step_args):
@@ -43,7 +45,11 @@ def test_a_model_with_dropout_and_batch_norm_resumes_bit_for_bit(resumes):
 def optimizers():
     found = []
     for name, cls in sorted(vars(torch.optim).items()):
-        if inspect.isclass(cls) and issubclass(cls, torch.optim.Optimizer) and cls is not torch.optim.Optimizer:
+        if (
+            inspect.isclass(cls)
+            and issubclass(cls, torch.optim.Optimizer)
+            and cls is not torch.optim.Optimizer
+        ):
             found.append(name)
     return found
 
@@ -173,7 +179,9 @@ def test_hooks_go_on_counting_and_can_be_removed(resumes):
     def setup():
         model = make_model()
         seen = []
-        handle = model[0].register_forward_hook(lambda m, args, out: seen.append(float(out.detach().sum())))
+        handle = model[0].register_forward_hook(
+            lambda m, args, out: seen.append(float(out.detach().sum()))
+        )
         model[4].weight.register_hook(lambda grad: grad * 2)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         return {"model": model, "optimizer": optimizer, "seen": seen, "handle": handle}
@@ -183,7 +191,7 @@ def test_hooks_go_on_counting_and_can_be_removed(resumes):
             names["handle"].remove()
         return train(names), list(names["seen"])
 
-    truth, resumed = resumes(setup, step)
+    _, resumed = resumes(setup, step)
     assert len(resumed.names["seen"]) == 3
 
 
@@ -198,7 +206,7 @@ def test_a_hook_registered_in_the_loop_is_not_displaced_by_the_next_one(resumes)
         names["model"][0].register_forward_hook(lambda m, args, out, i=i: seen.append(i))
         return train(names), list(seen)
 
-    truth, resumed = resumes(setup, step)
+    _, resumed = resumes(setup, step)
     assert resumed.names["seen"] == [0, 0, 1, 0, 1, 2, 0, 1, 2, 3, 0, 1, 2, 3, 4]
 
 
@@ -234,7 +242,11 @@ def test_tied_weights_stay_tied(resumes):
 def test_a_state_dict_that_was_not_copied_stays_the_model(resumes):
     def setup():
         model = make_model()
-        return {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "best": None}
+        return {
+            "model": model,
+            "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+            "best": None,
+        }
 
     def step(names, i):
         loss = train(names)
@@ -351,7 +363,12 @@ def test_a_tensor_of_any_form_comes_back(make, anchored, program):
     resumed.restore(captured.skeleton, buffers)
     a, b = truth.names["held"][0], resumed.names["held"][0]
     assert type(a) is type(b)
-    assert (a.dtype, a.shape, a.layout, a.requires_grad) == (b.dtype, b.shape, b.layout, b.requires_grad)
+    assert (a.dtype, a.shape, a.layout, a.requires_grad) == (
+        b.dtype,
+        b.shape,
+        b.layout,
+        b.requires_grad,
+    )
     if a.layout is torch.strided:
         assert a.stride() == b.stride()
         assert a.is_conj() == b.is_conj()
@@ -359,7 +376,9 @@ def test_a_tensor_of_any_form_comes_back(make, anchored, program):
         assert torch.equal(a.int_repr(), b.int_repr())
         assert torch.equal(a.dequantize(), b.dequantize())
     else:
-        dense = [t.detach().to_dense() if t.layout is not torch.strided else t.detach() for t in (a, b)]
+        dense = [
+            t.detach().to_dense() if t.layout is not torch.strided else t.detach() for t in (a, b)
+        ]
         assert bits(dense[0].resolve_conj().clone()) == bits(dense[1].resolve_conj().clone())
 
 
@@ -392,7 +411,11 @@ def test_a_tensor_subclass_keeps_type_and_attributes(resumes):
             names["new"] = torch.randn(2).as_subclass(Tagged)
             names["new"].tag = ["made"]
         names["new"].tag.append(i)
-        return bits(names["old"].as_subclass(torch.Tensor)), names["old"].tag, list(names["new"].tag)
+        return (
+            bits(names["old"].as_subclass(torch.Tensor)),
+            names["old"].tag,
+            list(names["new"].tag),
+        )
 
     _, resumed = resumes(setup, step)
     assert type(resumed.names["new"]) is Tagged
@@ -417,7 +440,11 @@ def test_gradients_carried_over_the_boundary_come_back(resumes):
 def test_a_loss_that_is_alive_at_the_boundary_keeps_its_value(resumes):
     def setup():
         model = make_model()
-        return {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "total": 0.0}
+        return {
+            "model": model,
+            "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+            "total": 0.0,
+        }
 
     def step(names, i):
         before = bits(names["loss"]) if "loss" in names else b""
@@ -490,7 +517,9 @@ def test_a_lazy_module_that_materialised_in_the_loop_comes_back(resumes):
 def test_a_parametrized_module_resumes(resumes):
     def setup():
         torch.manual_seed(0)
-        model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(6, 4)), nn.Linear(4, 2))
+        model = nn.Sequential(
+            nn.utils.parametrizations.weight_norm(nn.Linear(6, 4)), nn.Linear(4, 2)
+        )
         return {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
 
     resumes(setup, train)

@@ -101,7 +101,10 @@ def test_a_table_is_what_plain_python_makes_of_the_records(
     logged = {n for _, log in runs for _, n, _ in log}
     names = sorted(names & logged)
     if names:
-        assert Tables(store.project).table(names).rows() == expected(runs, names)
+        tables, wanted = Tables(store.project), expected(runs, names)
+        assert tables.table(names).rows() == wanted
+        for limit in range(4):
+            assert tables.table(names, limit=limit).rows() == wanted[:limit]
 
 
 def test_paths():

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from rearview.errors import DamagedError, StoreError
 from rearview.store.records import RecordFile, read
-from rearview.store.tables import seal as seal_module
+from rearview.store.tables import summary as summary_module
+from rearview.store.tables.check import check_records
 from rearview.store.tables.duck import Duck
 from rearview.store.tables.parts import gather
 from rearview.store.tables.seal import load, seal
@@ -176,7 +177,7 @@ def test_a_very_long_line_is_read(store):
 
 def test_a_sealed_file_of_a_newer_format_is_refused(store, monkeypatch):
     store.run((at(), {"a": 1}))
-    monkeypatch.setattr(seal_module, "FORMAT", 2)
+    monkeypatch.setattr(summary_module, "FORMAT", 2)
     with pytest.raises(StoreError, match="format 2"):
         Tables(store.project).table(["a"])
 
@@ -223,3 +224,21 @@ def test_files_that_are_not_sound_are_an_error_unless_cleaned(tmp_path):
         load(Duck(tmp_path), [file])
     (found,) = load(Duck(tmp_path), [file], clean=True)
     assert (found.summary.rows, found.summary.damaged) == (1, 1)
+
+
+def test_a_check_names_what_is_damaged_and_nothing_else(store):
+    good = store.run((at(), {"a": 1}))
+    sealed = store.run((at(), {"a": 2}))
+    Tables(store.project).refresh()
+    torn = store.run((at(), {"a": 3}), (at(), {"a": 4}))
+    assert list(check_records(store.project)) == []
+    (file,) = lines(store, torn)
+    file.write_bytes(file.read_bytes().replace(b'{"s":0', b"rubbish"))
+    (parquet,) = store.runs.folder(sealed).glob("*.parquet")
+    data = parquet.read_bytes()
+    parquet.write_bytes(data[: len(data) // 2])
+    (store.runs.folder(good) / "run.json").write_bytes(b"{")
+    found = "\n".join(check_records(store.project))
+    assert found.count("\n") == 2
+    for path in (file, parquet, store.runs.folder(good) / "run.json"):
+        assert str(path) in found

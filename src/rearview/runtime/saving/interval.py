@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol
@@ -26,6 +28,37 @@ class Pace:
     """Seconds spent on saving."""
     cost: float = 0.0
     """Seconds that the next save is expected to take."""
+
+
+class Stopwatch:
+    """Keeps the times that a `Pace` is made of."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._born = self._last = clock()
+        self._saving = self._cost = 0.0
+
+    @property
+    def age(self) -> float:
+        """Seconds since the start."""
+        return self._clock() - self._born
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Count what happens inside as saving."""
+        begun = self._clock()
+        try:
+            yield
+        finally:
+            self._last = self._clock()
+            self._cost = self._last - begun
+            self._saving += self._cost
+
+    def pace(self, steps: int) -> Pace:
+        """Return what has happened up to now."""
+        now = self._clock()
+        computing = now - self._born - self._saving
+        return Pace(steps, now - self._last, computing, self._saving, self._cost)
 
 
 class Interval(Protocol):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rearview.errors import StateError
+from rearview.runtime.state.arrays import form_of, owns_memory
 from rearview.runtime.state.classify import INLINE, THROUGH, VALUE, kind_of
 from rearview.runtime.state.kinds import Kind, Look, Step, steps
 from rearview.runtime.state.tensors import plain_access
@@ -43,13 +44,17 @@ class Anchors:
         """Whether small arrays born later were seen to share memory with others."""
         self._refs: list[Any] = []
         self._weak: list[bool] = []
-        self.unheld: dict[int, int] = {}
-        """Arrays that own their memory, by address alone: NumPy refuses to resize an array that
-        anyone else refers to, even weakly. Should the array die and another take its address,
-        that one may just as well play its part: nobody else holds the old one."""
+        self.unheld: dict[int, tuple[int, Any]] = {}
+        """Arrays that own their memory, by address and form alone: NumPy refuses to resize an
+        array that anyone else refers to, even weakly. Should the array die and another one like
+        it take its address, that one may as well play its part: nobody holds the old one."""
+        self.recipes: dict[tuple[Any, ...], Any] = {}
+        """How sets in a certain order are made, as found before."""
+        self.set_orders: dict[int, list[Any]] = {}
+        """The elements of each set of values when it was walked, by the set's identity."""
         self.classes: list[int] = []
         """Numbers of anchors that are classes."""
-        self._wanted: dict[int, int] | None = None
+        self._wanted: dict[int, tuple[int, Any]] | None = None
         self._collected: list[Any] = []
         self._graphs: dict[int, int] = {}
         self._steps: list[tuple[int, str, object]] = []
@@ -138,12 +143,9 @@ class Anchors:
             try:
                 for step in children:
                     meet(place, step)
-            except Exception as exc:
-                raise StateError(
-                    f"{self._render(place)} cannot be looked into ({type(exc).__name__}: {exc}). "
-                    "Its class fails when its attributes are read.",
-                    slug="state-walk",
-                ) from exc
+            except Exception:  # noqa: S112
+                # An object that fails when looked into fails alike next time; capture names it.
+                continue
 
     def _recorded_freevars(
         self, obj: object, signature: Sequence[str] | None
@@ -165,16 +167,18 @@ class Anchors:
         self._path_of.append(place)
         if isinstance(obj, type):
             self.classes.append(number)
-        if kind.name == "array" and obj.base is None:
-            self.unheld[id(obj)] = number
+        if type(obj) is set and len(obj) > 1 and self.look.boring(obj):
+            self.set_orders[id(obj)] = list(obj)
+        if kind.name == "array" and owns_memory(obj):
+            self.unheld[id(obj)] = (number, form_of(obj))
             if self._wanted is not None and id(obj) in self._wanted:
-                self._collected[self._wanted[id(obj)]] = obj
+                self._collected[self._wanted[id(obj)][0]] = obj
             self._refs.append(None)
             self._weak.append(False)
         else:
             self._hold(obj)
         if kind.name == "tensor" and not obj.is_leaf:
-            self._graphs[number] = obj._version  # noqa: SLF001
+            self._graphs[number] = obj._version
 
     def _hold(self, obj: Any) -> None:
         try:
@@ -201,13 +205,13 @@ class Anchors:
 
     def _find_unheld(self, roots: Mapping[str, object], found: list[Any]) -> None:
         again = Anchors(self.look.project)
-        again._wanted, again._collected = self.unheld, found  # noqa: SLF001
-        again._walk(roots, self.signature)  # noqa: SLF001
+        again._wanted, again._collected = self.unheld, found
+        again._walk(roots, self.signature)
 
     def same_graph(self, tensor: Any) -> bool:
         """Say whether a tensor with a history has the one it had when the loop was entered."""
         number = self.index.get(id(tensor), -1)
-        return self._graphs.get(number) == tensor._version  # noqa: SLF001
+        return bool(self._graphs.get(number) == tensor._version)
 
     def check(self, signature: Sequence[str]) -> None:
         """Raise unless the recorded walk met the same kinds of objects in the same order."""
@@ -257,10 +261,14 @@ def inside(obj: Any, look: Look) -> Iterable[Step]:
         # The target counts only if something else holds it; it is met from there.
         return
     elif isinstance(obj, slice):
-        yield from steps(".", zip(("start", "stop", "step"), (obj.start, obj.stop, obj.step)))
+        yield from steps(
+            ".", zip(("start", "stop", "step"), (obj.start, obj.stop, obj.step), strict=True)
+        )
     elif not look.boring(obj):
         style = "{" if isinstance(obj, frozenset) else "["
         yield from steps(style, enumerate(obj))
+    if look.is_local(type(obj)):
+        yield Step("<", "class", type(obj))
     yield from steps(".", list(getattr(obj, "__dict__", {}).items()))
 
 

@@ -22,6 +22,18 @@ def is_array(obj: object) -> bool:
     return numpy is not None and isinstance(obj, numpy.ndarray)
 
 
+def owns_memory(array: Any) -> bool:
+    """Say whether an array could be resized in place."""
+    import numpy as np
+
+    return type(array) is np.ndarray and array.base is None and not array.dtype.hasobject
+
+
+def form_of(array: Any) -> Any:
+    """Return what must be the same for one array to be written into another."""
+    return array.dtype.str, array.shape, array.strides
+
+
 def root_of(array: Any) -> Any:
     """Return the array at the bottom of a chain of views."""
     import numpy as np

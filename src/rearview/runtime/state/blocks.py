@@ -100,10 +100,16 @@ class Memory:
         self._claimed: set[int] = set()
 
     def claim(self) -> None:
-        """Match pieces to the live memory of their anchors, each live piece at most once."""
+        """Match pieces to the live memory of their anchors, each at most once, and fill it.
+
+        It is filled before anything is built on it: an object's own way of coming back may copy
+        the numbers out of an array at once.
+        """
         for number, block in enumerate(self.table):
             if block.home >= 0:
                 self._claim(number, block)
+                if number in self._arrays or number in self._storages:
+                    self._fill(number, block)
 
     def _claim(self, number: int, block: Block) -> None:
         from rearview.runtime.state import arrays, tensors
@@ -130,10 +136,10 @@ class Memory:
         if number not in self._storages:
             block = self.table[number]
             if number in self._arrays:
-                storage = torch.from_numpy(self._arrays[number]).untyped_storage()
+                self._storages[number] = torch.from_numpy(self._arrays[number]).untyped_storage()
             else:
-                storage = torch.UntypedStorage(block.nbytes, device=block.device)
-            self._storages[number] = storage
+                self._storages[number] = torch.UntypedStorage(block.nbytes, device=block.device)
+                self._fill(number, block)
         return self._storages[number]
 
     def array(self, number: int) -> Any:
@@ -141,25 +147,21 @@ class Memory:
         import numpy as np
 
         if number not in self._arrays:
+            block = self.table[number]
             if number in self._storages:
                 from rearview.runtime.state import tensors
 
                 self._arrays[number] = tensors.bytes_of(self._storages[number])
             else:
-                self._arrays[number] = np.empty(self.table[number].nbytes, np.uint8)
-        return self._arrays[number]
-
-    def fill(self) -> None:
-        """Bring back the bytes of every piece that something stands on."""
-        for number, block in enumerate(self.table):
-            if block.device == "meta" or not block.nbytes:
-                continue
-            if number in self._arrays or number in self._storages:
+                self._arrays[number] = np.empty(block.nbytes, np.uint8)
                 self._fill(number, block)
+        return self._arrays[number]
 
     def _fill(self, number: int, block: Block) -> None:
         import numpy as np
 
+        if block.device == "meta" or not block.nbytes:
+            return
         data = block.data if block.key is None else self._buffers(block.key)
         source = np.frombuffer(data, np.uint8)
         if source.nbytes != block.nbytes:

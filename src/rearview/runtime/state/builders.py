@@ -12,6 +12,8 @@ NAMES = (
     "method",
     "cell",
     "weakref",
+    "proxy",
+    "address",
     "weak",
     "fill_weak",
     "instance",
@@ -40,6 +42,7 @@ class Builder:
         self.name = name
 
     def __call__(self, *_args: object) -> object:
+        """Refuse: it is never called, only named."""
         raise NotImplementedError(self.name)
 
 
@@ -51,7 +54,5 @@ def prelude(count: int) -> bytes:
 
     Capture fills the memo of its pickler in the same order, so the numbers agree.
     """
-    out = [b"\x80\x05"]
-    for number in range(count):
-        out.append(b"J" + number.to_bytes(4, "little") + b"Q\x940")
-    return b"".join(out)
+    loads = (b"J" + number.to_bytes(4, "little") + b"Q\x940" for number in range(count))
+    return b"\x80\x05" + b"".join(loads)

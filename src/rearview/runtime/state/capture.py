@@ -68,7 +68,12 @@ def _read(anchors: Anchors, roots: Mapping[str, object], *, rng: bool) -> tuple[
     while True:
         reading = Reading(anchors, roots, careful=anchors.shares_arrays)
         body = (dict(roots), reading.contents(), reading.changed_classes(), state)
-        stream = reading.dump(body)
+        try:
+            stream = reading.dump(body)
+        except Exception:
+            reading = reading.again()
+            body = (dict(roots), reading.contents(), reading.changed_classes(), state)
+            stream = reading.dump(reading.prune(body))
         if anchors.shares_arrays or not reading.shared():
             return reading, stream
         anchors.shares_arrays = True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import decimal
 import enum
 import fractions
@@ -12,6 +12,7 @@ import pathlib
 import random
 import re
 import sys
+import threading
 import types
 import uuid
 import weakref
@@ -29,7 +30,7 @@ from rearview.runtime.state.layout import layout_of
 from rearview.runtime.state.objects import COMPILER, CellKind, ClassKind, FunctionKind, ObjectKind
 from rearview.runtime.state.programs import importable
 from rearview.runtime.state.randomness import random_kind
-from rearview.runtime.state.streams import UNKEPT, stream_kind
+from rearview.runtime.state.streams import THREAD, UNKEPT, stream_kind
 
 VALUE = Kind()
 """Immutable: pickled wherever it stands, never an anchor."""
@@ -61,10 +62,10 @@ _VALUE_BASES: tuple[type, ...] = (
     re.Pattern,
     decimal.Decimal,
     fractions.Fraction,
-    datetime.date,
-    datetime.time,
-    datetime.timedelta,
-    datetime.tzinfo,
+    dt.date,
+    dt.time,
+    dt.timedelta,
+    dt.tzinfo,
     uuid.UUID,
     BaseException,
     random.SystemRandom,
@@ -82,6 +83,7 @@ _BYSTANDERS = (
     "concurrent.futures.",
     "ctypes.",
     "IPython.",
+    "jax._src.",
     "logging.",
     "matplotlib.",
     "mlflow.",
@@ -94,14 +96,26 @@ _BYSTANDERS = (
     "torch.utils.tensorboard.",
     "wandb.",
 )
+# Python objects whose caches and engines only their own pickling knows to leave out.
+_KEEP_THEMSELVES = ("pandas.", "polars.")
+_PYTHON_MADE = (types.FunctionType, types.MethodType, weakref.ref, tuple, io.IOBase)
 _IMMUTABLE_NATIVE = ("jaxlib.", "jax.", "pyarrow.", "tokenizers.")
-_LOCKS = ("_thread.lock", "_thread.RLock", "_thread._local", "_contextvars.", "_csv.writer", "mmap.")
+_LOCKS = (
+    "_thread.lock",
+    "_thread.RLock",
+    "_thread._local",
+    "_contextvars.",
+    "_csv.writer",
+    "mmap.",
+)
 _UNUSABLE = ("_socket.", "socket.", "ssl.", "subprocess.", "sqlite3.", "_csv.reader")
 
 
 def kind_of(obj: Any, project: Any) -> Kind:
     """Return the kind of an object; the answer holds for all of its type but classes."""
     cls = type(obj)
+    if cls in weakref.ProxyTypes:
+        return REF
     if cls in _VALUES or isinstance(obj, _VALUE_BASES):
         return VALUE
     if cls is types.FunctionType:
@@ -154,10 +168,12 @@ def _by_name(obj: Any) -> Kind | None:
         return REF
     if name.startswith(_BYSTANDERS) or name.startswith(_LOCKS):
         return REF
-    if name.startswith(_UNUSABLE):
+    if name.startswith(_UNUSABLE) or cls.__name__ == "_MultiProcessingDataLoaderIter":
         return UNKEPT
     if isinstance(obj, (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)):
         return GENERATOR
+    if isinstance(obj, threading.Thread):
+        return THREAD
     if name.startswith("threading."):
         return REF
     native = name.startswith(_IMMUTABLE_NATIVE) and not layout_of(cls).plain
@@ -175,7 +191,7 @@ def _by_layout(obj: Any) -> Kind:
             return kind
     layout = layout_of(cls)
     if layout.plain or cls is types.SimpleNamespace:
-        return INLINE if holds_handle(obj) else ObjectKind(layout)
+        return INLINE if keeps_itself(obj) else ObjectKind(layout)
     if layout.base in CONTAINERS and not layout.hidden:
         inner = CONTAINERS[layout.base]
         attributed = layout.has_dict or layout.slots
@@ -185,25 +201,35 @@ def _by_layout(obj: Any) -> Kind:
     return INLINE if can_pickle(obj) else REF
 
 
-def holds_handle(obj: Any) -> bool:
-    """Say whether an attribute is a C handle which the class's own pickling knows how to keep.
+def keeps_itself(obj: Any) -> bool:
+    """Say whether only the class's own pickling can tell what the object is.
 
-    A booster of XGBoost or LightGBM is a Python object around a pointer.
+    A booster of XGBoost is a Python object around a pointer, a frame of polars one around a Rust
+    object: attributes that cannot be kept, and methods that know how to.
     """
     cls = type(obj)
+    reduce, reduce_ex = (getattr(cls, name) for name in ("__reduce__", "__reduce_ex__"))
     custom = (
         getattr(cls, "__getstate__", None) is not getattr(object, "__getstate__", None)
-        or cls.__reduce__ is not object.__reduce__
-        or cls.__reduce_ex__ is not object.__reduce_ex__
+        or reduce is not getattr(object, "__reduce__")  # noqa: B009
+        or reduce_ex is not getattr(object, "__reduce_ex__")  # noqa: B009
     )
     if not custom:
         return False
-    values = list(getattr(obj, "__dict__", {}).values())
-    return any(type(v).__module__ in {"ctypes", "_ctypes"} or _capsule(v) for v in values)
+    if f"{cls.__module__}.".startswith(_KEEP_THEMSELVES):
+        return True
+    return any(map(_is_handle, list(getattr(obj, "__dict__", {}).values())))
 
 
-def _capsule(value: object) -> bool:
-    return type(value).__name__ == "PyCapsule"
+def _is_handle(value: Any) -> bool:
+    cls = type(value)
+    if cls.__module__ in {"ctypes", "_ctypes"} or cls.__name__ == "PyCapsule":
+        return True
+    if cls in _VALUES or cls in CONTAINERS or isinstance(value, (type, *_PYTHON_MADE)):
+        return False
+    layout = layout_of(cls)
+    native = not layout.plain and (layout.hidden or layout.base not in CONTAINERS)
+    return native and _by_name(value) is None and not can_pickle(value)
 
 
 def can_pickle(obj: Any) -> bool:

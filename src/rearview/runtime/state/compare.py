@@ -10,6 +10,7 @@ from typing import Any
 
 from rearview.runtime.state.anchors import Anchors, spell, tidy
 from rearview.runtime.state.capture import Captured, split
+from rearview.runtime.state.containers import SAME
 from rearview.runtime.state.texts import canonical, memory_texts, short
 from rearview.runtime.state.tree import (
     CONTENT_FIELDS,
@@ -26,6 +27,7 @@ from rearview.runtime.state.tree import (
 # Made anew whenever they are asked for, so being the same object or not means nothing.
 _VALUE_LABELS = ("build method", "build weakref", "build module", "build lock", "build view")
 _VALUE_MODULES = ("numpy.", "torch.", "datetime.", "pathlib", "decimal.", "fractions.", "uuid.")
+_ARRAYS = {"build array", "build small_array", "build anchor"}
 _QUICK = {int, str, bytes, bool, type(None)}
 # A progress bar shows the time; it never feeds back.
 _CLOCKS = {"start_t", "last_print_t", "last_print_n", "_ema_dn", "_ema_dt", "_ema_miniters"}
@@ -84,7 +86,7 @@ def differences(
         Tree(captured_now.skeleton),
         buffers_then,
         captured_now.buffers.__getitem__,
-        same,
+        same=same,
     )
     for difference in comparison.run():
         if ignore is None or not ignore(difference.path):
@@ -111,9 +113,10 @@ def _plainly_equal(
         if then[0] is None:
             if then[2] != here[2]:
                 return False
-        elif not (same and same(then[0], here[0])):
-            if memory_texts(buffers_then(then[0]), now.buffers[here[0]]) is not None:
-                return False
+        elif same is not None and same(then[0], here[0]):
+            continue
+        elif memory_texts(buffers_then(then[0]), now.buffers[here[0]]) is not None:
+            return False
     return True
 
 
@@ -125,6 +128,7 @@ class _Comparison:
         now: Tree,
         buffers_then: Callable[[str], Any],
         buffers_now: Callable[[str], Any],
+        *,
         same: Callable[[str, str], bool] | None,
     ) -> None:
         self.anchors = anchors
@@ -147,7 +151,8 @@ class _Comparison:
         for name in shared:
             path = (None, spell("", name))
             yield from self._drain(self.then.roots[name], self.now.roots[name], path)
-        for number in sorted(self.then.contents.keys() & self.now.contents.keys()):
+        shared_anchors = self.then.contents.keys() & self.now.contents.keys()
+        for number in sorted(shared_anchors - self.then.by_address - self.now.by_address):
             path = (None, self.anchors.path(number))
             yield from self._drain(Ref(number), Ref(number), path)
         yield from self._memories()
@@ -299,7 +304,7 @@ class _Comparison:
                 right = {k: v for k, v in right.items() if k not in _CLOCKS}
             return self._dicts(left, right, path, ".")
         if kind in {"set", "weak set"}:
-            return self._sets(frozenset(left), frozenset(right), path)
+            return self._sets(_elements(left), _elements(right), path)
         if left is not None and right is not None and kind in CONTENT_FIELDS:
             return self._fields(left, right, path, CONTENT_FIELDS[kind])
         self._stack.append((left, right, path))
@@ -313,11 +318,11 @@ class _Comparison:
             return Difference(render(path), "memory of its own or shared", "shared otherwise")
         self._marry(a, b)
         if a.block.nbytes != b.block.nbytes or a.block.device != b.block.device:
-            texts = [f"{p.block.nbytes} bytes on {p.block.device}" for p in (a, b)]
-            return Difference(render(path), *texts)
-        if a.block.key and b.block.key and self.same is not None:
-            if self.same(a.block.key, b.block.key):
-                return None
+            sizes = [f"{p.block.nbytes} bytes on {p.block.device}" for p in (a, b)]
+            return Difference(render(path), *sizes)
+        known = self.same is not None and a.block.key and b.block.key
+        if known and self.same and self.same(a.block.key or "", b.block.key or ""):
+            return None
         self._memory.append((a, b, path))
         return None
 
@@ -352,6 +357,11 @@ class _Comparison:
         return self.anchors.path(key.number) if isinstance(key, Ref) else short(key, self.anchors)
 
 
+def _elements(recipe: Any) -> frozenset[Any]:
+    as_set_up = isinstance(recipe, tuple) and recipe[:1] == (SAME,)
+    return frozenset(recipe[1] if as_set_up else recipe)
+
+
 def _same_values(a: Any, b: Any) -> bool:
     """Say, without a Python call for each item, whether two sequences hold the same values."""
     kinds = list(map(type, a))
@@ -367,7 +377,7 @@ def _same_values(a: Any, b: Any) -> bool:
 
 
 def _is_array(value: Any) -> bool:
-    return isinstance(value, Node) and value.label in {"build array", "build small_array"}
+    return isinstance(value, Node) and value.label in _ARRAYS
 
 
 def _has_identity(value: Any) -> bool:

@@ -6,29 +6,18 @@ import array
 import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
 from rearview.runtime.state.kinds import Kind, Look, Step, steps
 from rearview.runtime.state.layout import Layout
-from rearview.runtime.state.tensors import is_tensor
+from rearview.runtime.state.sets import fill_set, is_steady, set_recipe
 
 if TYPE_CHECKING:
     from rearview.runtime.state.reading import Reading
     from rearview.runtime.state.writing import Writing
 
 
-_REPAIRS = 32
-_FEW = 6
-_ATOMS = (str, int, float, bytes, bool, type(None))
-
-
-def _steady(key: Any) -> bool:
-    """Say whether a key hashes the same whatever is restored."""
-    cls = type(key)
-    if cls in _ATOMS or cls.__hash__ is object.__hash__ or is_tensor(key):
-        return True
-    return cls is tuple and all(_steady(part) for part in key)
+_LOWEST_ADDRESS = 1 << 24
 
 
 def fill_dict(live: dict[Any, Any], content: Mapping[Any, Any], base: type = dict) -> None:
@@ -37,9 +26,9 @@ def fill_dict(live: dict[Any, Any], content: Mapping[Any, Any], base: type = dic
     A loop of the program may be iterating over `live`, so keys are only taken out and put back
     when they differ. Keys are hashed anew: a key may be an anchor that was itself restored.
     """
-    write: Any = base.__setitem__  # type: ignore[attr-defined]
+    write: Any = getattr(base, "__setitem__")  # noqa: B009
     if len(live) == len(content) and all(
-        (type(a) is str and a == b) or (a is b and _steady(a))
+        (type(a) is str and a == b) or (a is b and is_steady(a))
         for a, b in zip(live, content, strict=True)
     ):
         for key, value in content.items():
@@ -69,11 +58,40 @@ class DictKind(Kind):
 
     def read(self, objs: Sequence[Any], reading: Reading) -> list[Any]:
         """Return a shallow copy of each as a plain dict."""
-        return [dict(o) for o in objs]
+        return [plain_copy(dict(self.base.items(o)), reading) for o in objs]  # type: ignore[attr-defined]
 
     def write(self, obj: Any, content: Any, writing: Writing) -> None:
         """Put the items back in order."""
         fill_dict(obj, content, self.base)
+
+
+class Address:
+    """Stands for the `id` of an anchor, which is another in the next process."""
+
+    __slots__ = ("target",)
+
+    def __init__(self, target: object) -> None:
+        self.target = target
+
+
+def plain_copy(copy: dict[Any, Any], reading: Reading) -> dict[Any, Any]:
+    """Return the copy of a dict, its keys marked where they are `id`s."""
+    keys = with_addresses(copy, reading) if copy else None
+    return copy if keys is None else dict(zip(keys, copy.values(), strict=True))
+
+
+def with_addresses(keys: Any, reading: Reading) -> list[Any] | None:
+    """Return the keys with `id`s of anchors marked as such, or None when there are none.
+
+    Keras keeps the `id`s of its variables in a set; so do many dicts of parameters.
+    """
+    first = next(iter(keys), None)
+    if type(first) is not int or first < _LOWEST_ADDRESS:
+        return None
+    index, alive = reading.anchors.index, reading.alive
+    if index.keys().isdisjoint(keys):
+        return None
+    return [Address(alive[index[key]]) if key in index else key for key in keys]
 
 
 class PlainDictKind(DictKind):
@@ -81,17 +99,13 @@ class PlainDictKind(DictKind):
 
     def read(self, objs: Sequence[Any], reading: Reading) -> list[Any]:
         """Return a shallow copy of each."""
-        return [o.copy() for o in objs]
+        return [plain_copy(o.copy(), reading) for o in objs]
 
 
 class OrderedDictKind(DictKind):
     """An OrderedDict, which keeps its own order beside the dict's."""
 
     base = OrderedDict
-
-    def read(self, objs: Sequence[Any], reading: Reading) -> list[Any]:
-        """Return the items of each in its own order."""
-        return [dict(OrderedDict.items(o)) for o in objs]
 
 
 class DefaultDictKind(DictKind):
@@ -107,7 +121,7 @@ class DefaultDictKind(DictKind):
 
     def read(self, objs: Sequence[Any], reading: Reading) -> list[Any]:
         """Return items and factory of each."""
-        return [(dict(o), o.default_factory) for o in objs]
+        return [(plain_copy(dict(o), reading), o.default_factory) for o in objs]
 
     def write(self, obj: Any, content: Any, writing: Writing) -> None:
         """Put back the items and the factory."""
@@ -154,59 +168,6 @@ class DequeKind(Kind):
         deque.extend(obj, content)
 
 
-def build_set(recipe: Sequence[Any]) -> set[Any]:
-    """Return the set that a recipe makes: a list is added one by one, a tuple is copied over."""
-    return set(recipe) if isinstance(recipe, list) else set(set(recipe))
-
-
-def recipe_for(items: list[Any]) -> Sequence[Any] | None:
-    """Return how to make a set that iterates as `items`, or None if no way was found.
-
-    A set iterates by the places in its table, which depend on the order of insertion where two
-    hashes meet, and on the size of the table, which is another when a set is made from a set.
-
-    >>> recipe_for([8, 0]), recipe_for([0, 8])
-    ([8, 0], [0, 8])
-    """
-    for form in (list, tuple):
-        for start in (items, items[::-1]):
-            order = list(start)
-            for _ in range(_REPAIRS):
-                got = list(build_set(form(order)))
-                wrong = next((i for i, item in enumerate(got) if item != items[i]), None)
-                if wrong is None:
-                    return form(order)
-                # What took this place came too early: let it come after what belongs here.
-                order.remove(got[wrong])
-                order.insert(order.index(items[wrong]) + 1, got[wrong])
-    if len(items) <= _FEW:
-        for form in (list, tuple):
-            for trial in permutations(items):
-                if list(build_set(form(trial))) == items:
-                    return form(trial)
-    return None
-
-
-def set_recipe(obj: Any, reading: Reading) -> Sequence[Any]:
-    """Return how to make a set again, order included; report it when that is not known."""
-    items = list(set.__iter__(obj))
-    if len(items) < 2 or not reading.anchors.look.boring(items) or list(set(items)) == items:
-        return items
-    recipe = recipe_for(items)
-    if recipe is None:
-        reading.miss(obj, "the order of this set comes from deleted elements")
-    return recipe or items
-
-
-def fill_set(obj: Any, recipe: Sequence[Any]) -> None:
-    """Give a live set the elements of a recipe, in its order."""
-    wanted = build_set(recipe)
-    if all(map(_steady, recipe)) and list(obj) == list(wanted):
-        return
-    set.clear(obj)
-    set.update(obj, recipe if isinstance(recipe, list) else set(recipe))
-
-
 class SetKind(Kind):
     """A set; its order of iteration is kept for values, whose hashes are the same next time."""
 
@@ -219,12 +180,30 @@ class SetKind(Kind):
         return () if look.boring(obj) else steps("{", ((None, item) for item in list(obj)))
 
     def read(self, objs: Sequence[Any], reading: Reading) -> list[Any]:
-        """Return the elements of each in the order in which they must be added."""
-        return [set_recipe(obj, reading) for obj in objs]
+        """Return how to make each of them again."""
+        return [self._read(obj, reading) for obj in objs]
+
+    @staticmethod
+    def _read(obj: Any, reading: Reading) -> Any:
+        items = list(set.__iter__(obj))
+        marked = with_addresses(items, reading)
+        if marked is not None:
+            return marked
+        if reading.anchors.set_orders.get(id(obj)) == items:
+            # The set-up makes it again, in whatever order that is.
+            return SAME, items
+        return set_recipe(obj, items, reading)
 
     def write(self, obj: Any, content: Any, writing: Writing) -> None:
         """Replace the elements."""
+        if isinstance(content, tuple) and content and content[0] == SAME:
+            if set(content[1]) == obj and all(map(is_steady, content[1])):
+                return
+            content = content[1]
         fill_set(obj, content)
+
+
+SAME = "<as set up>"
 
 
 class BytesKind(Kind):

@@ -290,7 +290,7 @@ def feeding(source: Any, project: Any) -> list[Any]:
 def is_loader_iterator(obj: object) -> bool:
     """Say whether it is the iterator of a torch DataLoader."""
     module = sys.modules.get("torch.utils.data.dataloader")
-    return module is not None and isinstance(obj, module._BaseDataLoaderIter)  # noqa: SLF001
+    return module is not None and isinstance(obj, module._BaseDataLoaderIter)
 
 
 class LoaderKind(Kind):
@@ -331,7 +331,7 @@ def loader_state(obj: Any, reading: Reading) -> tuple[dict[str, Any], Any] | Non
 
 def draw(obj: Any, first: tuple[Any, Any, int] | None) -> None:
     """Let the sampler of a loader's iterator draw again what it had drawn."""
-    obj._sampler_iter = iter(obj._index_sampler)  # noqa: SLF001
+    obj._sampler_iter = iter(obj._index_sampler)
     vars(obj).pop(FIRST, None)
     if first is None:
         return
@@ -340,14 +340,14 @@ def draw(obj: Any, first: tuple[Any, Any, int] | None) -> None:
     for one, state in zip(generators_of(obj), own, strict=True):
         one.set_state(_tensor(state))
     for _ in range(count):
-        if next(obj._sampler_iter, FIRST) is FIRST:  # noqa: SLF001
+        if next(obj._sampler_iter, FIRST) is FIRST:
             break
     vars(obj)[FIRST] = first
 
 
 def carry_over(old: Any, new: Any, first: Any) -> None:
     """Let `new`, which stands for the same iterator as `old`, draw where `old` has come to."""
-    new._sampler_iter = old._sampler_iter  # noqa: SLF001
+    new._sampler_iter = old._sampler_iter
     if first is not None:
         vars(new)[FIRST] = first
 
@@ -361,7 +361,7 @@ def _tensor(state: bytes) -> Any:
 def generators_of(obj: Any) -> list[Any]:
     """Return the torch generators that a loader's sampler draws from."""
     found: list[Any] = []
-    todo = [obj._index_sampler]  # noqa: SLF001
+    todo = [obj._index_sampler]
     while todo:
         one = todo.pop()
         generator = getattr(one, "generator", None)
@@ -375,8 +375,8 @@ def generators_of(obj: Any) -> list[Any]:
 
 def watch_loaders(module: types.ModuleType) -> None:
     """Note, for every loader's iterator, the random state before its sampler draws first."""
-    base = module._BaseDataLoaderIter  # noqa: SLF001
-    real = base._next_index  # noqa: SLF001
+    base = module._BaseDataLoaderIter
+    real = base._next_index
 
     def next_index(self: Any) -> Any:
         first = vars(self).get(FIRST)
@@ -388,4 +388,4 @@ def watch_loaders(module: types.ModuleType) -> None:
         vars(self)[FIRST] = (first[0], first[1], first[2] + 1)
         return index
 
-    base._next_index = next_index  # noqa: SLF001
+    base._next_index = next_index

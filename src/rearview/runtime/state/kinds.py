@@ -31,11 +31,11 @@ class Kind:
     unordered = False
     """Whether its order may be another in the next process: walked after all the rest."""
 
-    def children(self, obj: Any, look: Look) -> Iterable[Step]:  # noqa: ARG002
+    def children(self, obj: Any, look: Look) -> Iterable[Step]:
         """Yield what the walk goes on to, always in the same order."""
         return ()
 
-    def read(self, objs: Sequence[Any], reading: Reading) -> list[Any] | None:  # noqa: ARG002
+    def read(self, objs: Sequence[Any], reading: Reading) -> list[Any] | None:
         """Return the shallow content of each object, or None when there is none to keep."""
         return None
 
@@ -51,7 +51,9 @@ class Kind:
 class Look:
     """What a walk asks while it goes: is this worth entering, is that module the user's own."""
 
-    def __init__(self, project: Callable[[Any], bool], is_atom: Callable[[type, Iterable[object]], bool]) -> None:
+    def __init__(
+        self, project: Callable[[Any], bool], is_atom: Callable[[type, Iterable[object]], bool]
+    ) -> None:
         self.project = project
         self.is_atom = is_atom
         self.freevars: Sequence[str] | None = None
@@ -62,7 +64,9 @@ class Look:
         """Say whether a class is the user's own, or was made where no name leads to it."""
         known = self._local.get(cls)
         if known is None:
-            known = self._local[cls] = bool(self.project(cls.__module__ or "")) or not importable(cls)
+            known = self._local[cls] = bool(self.project(cls.__module__ or "")) or not importable(
+                cls
+            )
         return known
 
     def boring(self, items: Collection[object]) -> bool:

@@ -25,6 +25,20 @@ def importable(obj: Any) -> bool:
     return found is obj
 
 
+def named(obj: Any, module_name: str) -> str | None:
+    """Return the dotted name under which a module, or a class in it, holds this very object."""
+    module = sys.modules.get(module_name)
+    held = dict(vars(module)) if module is not None else {}
+    for name, value in held.items():
+        if value is obj:
+            return name
+        if isinstance(value, type) and value.__module__ == module_name:
+            for inner, part in list(vars(value).items()):
+                if part is obj:
+                    return f"{name}.{inner}"
+    return None
+
+
 def locate(function: types.FunctionType) -> Place | None:
     """Return where the code of a nested function stands in its module, or None."""
     code = function.__code__
@@ -84,7 +98,7 @@ def _tops(module_name: str) -> Iterator[types.CodeType]:
     if module is None:
         return
     # The module's own code runs now, or is gone; running, it holds all the others.
-    for frame in sys._current_frames().values():  # noqa: SLF001
+    for frame in sys._current_frames().values():
         here: types.FrameType | None = frame
         while here is not None:
             if here.f_globals is vars(module):

@@ -12,11 +12,12 @@ from rearview.runtime.state import arrays
 from rearview.runtime.state.anchors import Anchors
 from rearview.runtime.state.blocks import SMALL, Blocks
 from rearview.runtime.state.builders import BUILDERS
-from rearview.runtime.state.containers import set_recipe
+from rearview.runtime.state.kinds import Kind
 from rearview.runtime.state.objects import CellKind
-from rearview.runtime.state.reduce import reducer_for
+from rearview.runtime.state.reduce import Gone, reducer_for
+from rearview.runtime.state.sets import set_recipe
 
-PLAIN = object()
+PLAIN: Any = object()
 """Marks a type that C pickling handles with no help."""
 
 
@@ -66,7 +67,7 @@ class Reading:
         self.oob: list[str] = []
         self.cells: list[types.CellType] = []
         """Closure variables met but not yet written."""
-        self._objects = anchors.alive()
+        self.alive = anchors.alive()
         self._stand_ins: list[object] = []
 
     def miss(self, obj: object, reason: str) -> None:
@@ -96,7 +97,7 @@ class Reading:
         """Return the shallow contents of all live anchors, grouped by kind."""
         groups: dict[int, tuple[Any, list[int], list[Any]]] = {}
         kinds = self.anchors.kinds
-        for number, obj in enumerate(self._objects):
+        for number, obj in enumerate(self.alive):
             if obj is None:
                 continue
             kind = kinds[number]
@@ -107,19 +108,66 @@ class Reading:
             group[2].append(obj)
         found = []
         for kind, numbers, objs in groups.values():
-            content = kind.read(objs, self)
+            try:
+                content = kind.read(objs, self)
+            except Exception:
+                numbers, content = self._one_by_one(kind, numbers, objs)  # noqa: PLW2901
             if content is not None:
                 found.append((kind.name, numbers, content))
         return found
 
+    def _one_by_one(
+        self, kind: Kind, numbers: list[int], objs: list[Any]
+    ) -> tuple[list[int], list[Any]]:
+        """Read a group that failed as a whole, leaving out and naming what fails by itself."""
+        good: list[int] = []
+        contents: list[Any] = []
+        for number, obj in zip(numbers, objs, strict=True):
+            try:
+                contents.extend(kind.read([obj], self) or ())
+            except Exception as exc:
+                self.miss(obj, f"it cannot be read ({type(exc).__name__}: {exc})")
+            else:
+                good.append(number)
+        return good, contents
+
+    def prune(self, body: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the body without what makes pickling fail as a whole, each part named."""
+        roots, contents, *rest = body
+        kept_roots = {
+            name: value if self._can_dump(value) else Gone(value) for name, value in roots.items()
+        }
+        kept = []
+        for kind, numbers, group in contents:
+            good = [i for i, content in enumerate(group) if self._can_dump(content, numbers[i])]
+            kept.append((kind, [numbers[i] for i in good], [group[i] for i in good]))
+        return kept_roots, kept, *rest
+
+    def _can_dump(self, value: Any, number: int | None = None) -> bool:
+        pickler = StatePickler(io.BytesIO(), self)
+        pickler.memo = self._memo()
+        try:
+            pickler.dump(value)
+        except Exception as exc:
+            obj = value if number is None else self.alive[number]
+            self.miss(obj, f"it cannot be pickled ({type(exc).__name__}: {exc})")
+            return False
+        return True
+
     def changed_classes(self) -> list[tuple[int, type]]:
         """Return the anchors whose `__class__` was assigned since the walk."""
-        pairs = zip(self._objects, self.anchors.types, strict=True)
+        pairs = zip(self.alive, self.anchors.types, strict=True)
         return [
             (number, type(obj))
             for number, (obj, then) in enumerate(pairs)
             if type(obj) is not then and obj is not None
         ]
+
+    def again(self) -> Reading:
+        """Return a fresh start that remembers what was missing."""
+        fresh = Reading(self.anchors, self.roots, careful=True)
+        fresh.missing, fresh.lost = self.missing, self.lost
+        return fresh
 
     def shared(self) -> bool:
         """Say whether an array that was taken to stand alone shares its memory after all."""
@@ -164,9 +212,9 @@ class Reading:
     def _reordered(self, pickler: StatePickler) -> list[tuple[Any, Any]]:
         """Return the sets born later which would come back in another order, with the right one."""
         found = []
-        for _, obj in pickler.memo.copy().values():  # type: ignore[union-attr]
+        for _, obj in pickler.memo.copy().values():
             if type(obj) is set and len(obj) > 1 and id(obj) not in self.anchors.index:
-                recipe = set_recipe(obj, self)
+                recipe = set_recipe(obj, list(obj), self)
                 if recipe != list(obj):
                     found.append((obj, recipe))
         return found
@@ -176,7 +224,7 @@ class Reading:
         for number, builder in enumerate(BUILDERS.values()):
             memo[id(builder)] = (number, builder)
         first = len(memo)
-        for number, obj in enumerate(self._objects):
+        for number, obj in enumerate(self.alive):
             if obj is None:
                 # Its number must not be given to another object.
                 obj = types.SimpleNamespace()  # noqa: PLW2901

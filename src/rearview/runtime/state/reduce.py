@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copyreg
+import re
 import sys
 import types
 import weakref
@@ -13,10 +14,17 @@ from typing import TYPE_CHECKING, Any
 from rearview.runtime.state import arrays, iterators, programs, tensors
 from rearview.runtime.state.blocks import SMALL
 from rearview.runtime.state.builders import BUILDERS
-from rearview.runtime.state.containers import WEAK_CONTAINERS, AttributedKind
+from rearview.runtime.state.containers import WEAK_CONTAINERS, Address, AttributedKind
+from rearview.runtime.state.kinds import REF
 from rearview.runtime.state.layout import layout_of
 from rearview.runtime.state.objects import ObjectKind
-from rearview.runtime.state.streams import FileKind, file_state
+from rearview.runtime.state.streams import (
+    THREAD,
+    UNKEPT,
+    FileKind,
+    file_state,
+    unkept_reason,
+)
 from rearview.runtime.state.streams import stream_kind as stream
 
 if TYPE_CHECKING:
@@ -38,6 +46,8 @@ def lose(obj: Any, reading: Reading, reason: str) -> Any:
 def reducer_for(obj: Any, reading: Reading) -> Reducer | None:
     """Return how objects of that type are reduced, or None when C pickling is right and safe."""
     cls = type(obj)
+    if cls in weakref.ProxyTypes:
+        return _proxy
     if tensors.is_tensor(obj):
         return _tensor
     if arrays.is_array(obj):
@@ -65,7 +75,15 @@ def reducer_for(obj: Any, reading: Reading) -> Reducer | None:
     if isinstance(kind, AttributedKind) and layout_of(cls).base is not deque:
         # Its own methods would run while it is filled; ours go past them.
         return _instance(kind)
-    return _own
+    if cls.__module__.startswith(("xgboost", "lightgbm")):
+        return _booster
+    if kind is UNKEPT or kind is THREAD:
+        return _unkept
+    return _by_name if kind is REF else _own
+
+
+def _unkept(obj: Any, reading: Reading) -> Any:
+    return lose(obj, reading, unkept_reason(obj))
 
 
 def _plain_array(obj: Any) -> bool:
@@ -80,8 +98,10 @@ def _customised(cls: type) -> bool:
         or hasattr(cls, "__getnewargs__")
         or hasattr(cls, "__getnewargs_ex__")
         or getattr(cls, "__getstate__", None) is not getattr(object, "__getstate__", None)
-        or cls.__reduce__ is not object.__reduce__
-        or cls.__reduce_ex__ is not object.__reduce_ex__
+        or any(
+            getattr(cls, name) is not getattr(object, name)
+            for name in ("__reduce__", "__reduce_ex__")
+        )
     )
 
 
@@ -91,6 +111,43 @@ def _own(obj: Any, reading: Reading) -> Any:
         return registered(obj) if registered is not None else obj.__reduce_ex__(5)
     except Exception as exc:
         return lose(obj, reading, f"its own pickling fails ({exc})")
+
+
+def _by_name(obj: Any, reading: Reading) -> Any:
+    module = type(obj).__module__
+    name = programs.named(obj, module)
+    return _own(obj, reading) if name is None else (BUILDERS["named"], (module, name))
+
+
+def _booster(obj: Any, reading: Reading) -> Any:
+    """Reduce a booster its own way, and say what that way leaves out."""
+    if getattr(obj, "train_set", None) is not None:
+        reading.miss(obj, "LightGBM leaves the training set out of what it saves")
+    config = obj.save_config() if hasattr(obj, "save_config") else ""
+    drawn = re.findall(r'"(subsample|colsample_by\w+)"\s*:\s*"([^"]*)"', config)
+    if any(float(share) != 1.0 for _, share in drawn):
+        reading.miss(obj, "XGBoost leaves the random state of sampling out of what it saves")
+    return _own(obj, reading)
+
+
+def _proxy(obj: Any, reading: Reading) -> Any:  # noqa: ARG001
+    # A proxy passes everything on; a method got through it is bound to what stands behind.
+    return BUILDERS["proxy"], (obj.__reduce_ex__.__self__,)
+
+
+class Gone:
+    """Stands for an object that made pickling fail as a whole."""
+
+    def __init__(self, obj: object) -> None:
+        self.text = type(obj).__name__
+
+
+def _gone(obj: Gone, reading: Reading) -> Any:  # noqa: ARG001
+    return BUILDERS["lost"], (f"{obj.text}: it cannot be pickled",)
+
+
+def _address(obj: Address, reading: Reading) -> Any:  # noqa: ARG001
+    return BUILDERS["address"], (obj.target,)
 
 
 def _instance(kind: ObjectKind | AttributedKind) -> Reducer:
@@ -117,8 +174,8 @@ def _tensor(obj: Any, reading: Reading) -> Any:
 
 
 def _array(obj: Any, reading: Reading) -> Any:
-    number = reading.anchors.unheld.get(id(obj))
-    if number is not None and number not in reading.found:
+    number, form = reading.anchors.unheld.get(id(obj), (-1, None))
+    if number >= 0 and form == arrays.form_of(obj) and arrays.owns_memory(obj):
         reading.found[number] = obj
         return BUILDERS["anchor"], (number,)
     if obj.dtype.hasobject:
@@ -151,6 +208,9 @@ def _class(obj: Any, reading: Reading) -> Any:
         for name, known in vars(sys.modules[module]).items():
             if known is obj:  # the type of functions and the like, which builtins does not name
                 return BUILDERS["named"], (module, name)
+    name = programs.named(obj, obj.__module__)
+    if name is not None:
+        return BUILDERS["named"], (obj.__module__, name)
     return lose(obj, reading, "the class was made inside a function after the loop began")
 
 
@@ -164,7 +224,7 @@ def _method(obj: Any, reading: Reading) -> Any:  # noqa: ARG001
     return BUILDERS["method"], (obj.__func__, obj.__self__)
 
 
-def _module(obj: Any, reading: Reading) -> Any:
+def _module(obj: types.ModuleType, reading: Reading) -> Any:
     if sys.modules.get(obj.__name__) is not obj:
         return lose(obj, reading, "the module is not in sys.modules")
     return BUILDERS["module"], (obj.__name__,)
@@ -256,6 +316,8 @@ _EXCLUSIVE = _measure_exclusive()
 
 _BY_TYPE: dict[type, Reducer] = {
     type(iter([])): _list_iterator,
+    Address: _address,
+    Gone: _gone,
     types.FunctionType: _function,
     type: _class,
     types.CellType: _cell,

@@ -13,8 +13,8 @@ from rearview.runtime.state.anchors import Anchors
 from rearview.runtime.state.blocks import Block, Memory
 from rearview.runtime.state.builders import NAMES, prelude
 from rearview.runtime.state.capture import split
-from rearview.runtime.state.containers import fill_set
 from rearview.runtime.state.randomness import write_global
+from rearview.runtime.state.sets import fill_set
 from rearview.runtime.state.tensors import plain_access
 from rearview.runtime.state.writing import Writing
 
@@ -41,8 +41,8 @@ def restore(
 
     `roots` are the names as they are bound now, those of the walk.
 
-    Names that were unbound at capture are absent. Everything is read before anything is written,
-    so a skeleton that cannot be read leaves the program as it is.
+    Names that were unbound at capture are absent. After a StateError the live objects are neither
+    here nor there: start the program again.
     """
     header, stream = split(skeleton)
     if header["anchors"] != len(anchors):
@@ -111,7 +111,6 @@ def _pass(
     for cell, held in cells:
         if held:
             cell.cell_contents = held[0]
-    memory.fill()
     for action in writing.afterwards:
         action()
     if rng is not None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import stat
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -59,25 +61,41 @@ def file_state(file: Any, reading: Reading) -> tuple[Any, ...] | None:
     if is_standard(file):
         return None, None, None, None, None
     try:
+        if not _is_regular(file):
+            if not file.writable():
+                reading.miss(file, "this is a pipe or device, which cannot be set back")
+            return None, None, None, None, None
         if file.writable():
             file.flush()  # what lies on disk is kept up to the position
-        position = file.tell() if file.seekable() else None
+        position = file.tell()
     except (OSError, ValueError) as exc:
         reading.miss(file, f"the position in this file is not known ({exc})")
         return None, None, None, None, None
-    if position is None:
-        reading.miss(file, "this is a pipe or terminal, which cannot be set back")
     path = getattr(file, "name", None)
     text = (getattr(file, "encoding", None), getattr(file, "errors", None))
     return position, path, getattr(file, "mode", None), *text
+
+
+def _is_regular(file: Any) -> bool:
+    try:
+        return stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+    except OSError:
+        # A buffer or an archive member: as good as a file as long as it can seek.
+        return bool(file.seekable())
 
 
 def is_standard(file: object) -> bool:
     """Say whether it is one of the streams every process has."""
     return any(
         file is stream or file is getattr(stream, "buffer", None)
-        for stream in (sys.stdin, sys.stdout, sys.stderr)
-        + (sys.__stdin__, sys.__stdout__, sys.__stderr__)
+        for stream in (
+            sys.stdin,
+            sys.stdout,
+            sys.stderr,
+            sys.__stdin__,
+            sys.__stdout__,
+            sys.__stderr__,
+        )
     )
 
 
@@ -114,6 +132,11 @@ def reopen(state: Sequence[Any]) -> Any:
     return file
 
 
+def unkept_reason(obj: Any) -> str:
+    """Say why an object cannot be kept."""
+    return f"the state of a {type(obj).__name__} lies outside this process"
+
+
 class UnkeptKind(Kind):
     """Something whose state lies outside the process: a socket, a database, a child process."""
 
@@ -122,10 +145,26 @@ class UnkeptKind(Kind):
     def read(self, objs: Sequence[Any], reading: Reading) -> list[Any] | None:
         """Report each."""
         for obj in objs:
-            reading.miss(obj, f"the state of a {type(obj).__name__} lies outside this process")
+            reading.miss(obj, unkept_reason(obj))
         return None
 
 
+class ThreadKind(Kind):
+    """A thread: one that runs the user's own code may change state at any time."""
+
+    name = "thread"
+
+    def read(self, objs: Sequence[Any], reading: Reading) -> list[Any] | None:
+        """Report those that are alive and run code of the project."""
+        for obj in objs:
+            target = getattr(obj, "_target", None) or type(obj).run
+            module = getattr(target, "__module__", None) or type(obj).__module__
+            if obj.is_alive() and reading.anchors.look.project(module):
+                reading.miss(obj, f"the thread {obj.name} is running")
+        return None
+
+
+THREAD = ThreadKind()
 UNKEPT = UnkeptKind()
 
 

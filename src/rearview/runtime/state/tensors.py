@@ -53,17 +53,15 @@ def describe(tensor: Any, blocks: Blocks, home: int) -> tuple[Any, ...]:
         address, device = storage.data_ptr(), str(tensor.device)
     block = blocks.index.get((address, nbytes)) if address else None
     if block is None:
-        block = blocks.add(
-            address, nbytes, lambda: _host_bytes(storage), home=home, device=device
-        )
+        block = blocks.add(address, nbytes, lambda: _host_bytes(storage), home=home, device=device)
     return block, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
 
 
 def extras(tensor: Any, *, carried: bool) -> tuple[Any, ...] | None:
     """Return hooks, attributes and flags, or None for the many tensors that have none."""
     attrs = tensor.__dict__
-    hooks = tensor._backward_hooks  # noqa: SLF001
-    late_hooks = None if carried else tensor._post_accumulate_grad_hooks  # noqa: SLF001
+    hooks = tensor._backward_hooks
+    late_hooks = None if carried else tensor._post_accumulate_grad_hooks
     conj = tensor.dtype.is_complex and tensor.is_conj()
     neg = tensor.is_neg()
     if carried or conj or neg or attrs or hooks is not None or late_hooks is not None:
@@ -82,7 +80,7 @@ def special(tensor: Any) -> tuple[Any, ...] | None:
         return "wrapper", cls, inner, meta, tuple(tensor.shape), tensor.stride()
     if tensor.layout is torch.sparse_coo:
         plain = tensor.detach()
-        return "coo", plain._indices(), plain._values(), tuple(plain.shape), plain.is_coalesced()  # noqa: SLF001
+        return "coo", plain._indices(), plain._values(), tuple(plain.shape), plain.is_coalesced()
     if tensor.layout in {torch.sparse_csr, torch.sparse_bsr}:
         plain = tensor.detach()
         return "rows", plain.crow_indices(), plain.col_indices(), plain.values(), *_form(plain)
@@ -131,10 +129,10 @@ def from_special(form: Sequence[Any]) -> Any:
                 outer, inner, values, shape, layout=layout, check_invariants=False
             )
         case ("quantized", ints, scale, zero):
-            return torch._make_per_tensor_quantized_tensor(_unflat(ints), scale, zero)  # noqa: SLF001
+            return torch._make_per_tensor_quantized_tensor(_unflat(ints), scale, zero)
         case ("channels", ints, scales, zeros, axis):
             parts = (_unflat(ints), _unflat(scales), _unflat(zeros))
-            return torch._make_per_channel_quantized_tensor(*parts, axis)  # noqa: SLF001
+            return torch._make_per_channel_quantized_tensor(*parts, axis)
     raise StateError(
         f"A tensor of the form {form[0]!r} was recorded by another version of Rearview. "
         "Replay with the version that recorded the run.",
@@ -161,7 +159,7 @@ def severed(value: Any) -> Any:
     """
     import torch
 
-    class CarriedGraph(torch.autograd.Function):  # type: ignore[misc, name-defined]
+    class CarriedGraph(torch.autograd.Function):  # type: ignore[misc]
         @staticmethod
         def forward(_ctx: Any, _source: Any, held: Any) -> Any:
             return held.detach()
@@ -235,10 +233,10 @@ class TensorKind(Kind):
                 obj.requires_grad_(requires_grad)
             if obj.grad is not grad:
                 obj.grad = grad
-            if hooks is not obj._backward_hooks:  # noqa: SLF001
-                obj._backward_hooks = hooks  # noqa: SLF001
-            if late_hooks is not obj._post_accumulate_grad_hooks:  # noqa: SLF001
-                obj._post_accumulate_grad_hooks = late_hooks  # noqa: SLF001
+            if hooks is not obj._backward_hooks:
+                obj._backward_hooks = hooks
+            if late_hooks is not obj._post_accumulate_grad_hooks:
+                obj._post_accumulate_grad_hooks = late_hooks
         if obj.__dict__ or attrs:
             obj.__dict__.clear()
             obj.__dict__.update(attrs)
@@ -274,7 +272,7 @@ def _write_body(obj: Any, body: Sequence[Any], memory: Memory) -> None:
         and tuple(obj.shape) == shape
         and obj.stride() == stride
         and obj.storage_offset() == offset
-        and obj.untyped_storage()._cdata == memory.storage(block)._cdata  # noqa: SLF001
+        and obj.untyped_storage()._cdata == memory.storage(block)._cdata
     )
     if not same:
         obj.data = over(memory, body)

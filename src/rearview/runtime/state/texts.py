@@ -33,8 +33,8 @@ def _text(value: Any, anchors: Anchors | None, depth: int) -> str:
         return f"{label}({', '.join(parts)})"
     if isinstance(value, (list, tuple, set, frozenset)) and depth <= 2:
         inner = ", ".join(_text(item, anchors, depth + 1) for item in list(value)[:8])
-        opening, closing = {list: "[]", tuple: "()"}.get(type(value), "{}")
-        return f"{opening}{inner}{', …' if len(value) > 8 else ''}{closing}"
+        around = {list: "[]", tuple: "()"}.get(type(value), "{}")
+        return f"{around[0]}{inner}{', …' if len(value) > 8 else ''}{around[1]}"
     if isinstance(value, dict):
         return f"a dict of {len(value)}"
     return repr(value)

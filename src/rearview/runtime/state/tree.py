@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from rearview.runtime.state.blocks import Block
 from rearview.runtime.state.builders import NAMES, prelude
@@ -48,6 +48,7 @@ NODE_FIELDS = {
     "build tensor": ("<type>", "", *_DRESS),
     "build array": ("",),
     "build small_array": ("",),
+    "build anchor": ("",),
     "build special_tensor": ("<type>", "", *_DRESS),
 }
 
@@ -82,7 +83,8 @@ class Node:
     args: tuple[Any, ...]
     state: Any
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Node:
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Take what the maker is called with."""
         node = object.__new__(cls)
         node.args = (*args, kwargs) if kwargs else args
         node.state = None
@@ -113,20 +115,33 @@ class Node:
 class FillNode(Node):
     """Gives its second argument to its first as state."""
 
-    def __new__(cls, *args: Any, **_kwargs: Any) -> Node:
+    def __new__(cls, *args: Any, **_kwargs: Any) -> Self:
+        """Hand the state over."""
         target, state = args
         target.state = state
         return object.__new__(cls)
 
 
+class NamedNode(Node):
+    """Something that a module holds: the same as if it had been named outright."""
+
+    def __new__(cls, *args: Any, **_kwargs: Any) -> Any:
+        """Return the class that stands for the name."""
+        module, name = args
+        return node_class(f"{module}.{name}")
+
+
+_SPECIAL: dict[str, type[Node]] = {
+    **{f"build {name}": FillNode for name in NAMES if name.startswith("fill")},
+    "build named": NamedNode,
+}
 _CLASSES: dict[str, type[Node]] = {}
 
 
 def node_class(label: str) -> type[Node]:
     """Return the node class for a name in the program, always the same one."""
     if label not in _CLASSES:
-        base = FillNode if label in {f"build {name}" for name in NAMES if name.startswith("fill")} else Node
-        _CLASSES[label] = type("Node", (base,), {"label": label})
+        _CLASSES[label] = type("Node", (_SPECIAL.get(label, Node),), {"label": label})
     return _CLASSES[label]
 
 
@@ -136,7 +151,6 @@ class TreeUnpickler(pickle.Unpickler):
     def __init__(self, stream: io.BytesIO, buffers: Iterator[Any], classes: Sequence[int]) -> None:
         super().__init__(stream, buffers=buffers)
         self._classes = frozenset(classes)
-        self._refs: dict[int, Ref] = {}
 
     def find_class(self, module: str, name: str, /) -> Any:
         """Return a stand-in, never the thing itself."""
@@ -145,14 +159,10 @@ class TreeUnpickler(pickle.Unpickler):
     def persistent_load(self, pid: Any) -> Any:
         """Return a builder's node class or an anchor's reference."""
         if pid < len(NAMES):
-            return self.ref if NAMES[pid] == "anchor" else node_class(f"build {NAMES[pid]}")
+            return node_class(f"build {NAMES[pid]}")
         number = pid - len(NAMES)
         # Pickle makes instances of classes only, so an anchor that is a class has to be one.
-        return node_class(f"class {number}") if number in self._classes else self.ref(number)
-
-    def ref(self, number: int) -> Ref:
-        """Return the reference to an anchor, always the same one."""
-        return self._refs.setdefault(number, Ref(number))
+        return node_class(f"class {number}") if number in self._classes else Ref(number)
 
 
 class Tree:
@@ -166,10 +176,13 @@ class Tree:
         unpickler = TreeUnpickler(io.BytesIO(data), outside, header["classes"])
         self.roots, contents, self.classes, self.rng = unpickler.load()
         self.contents: dict[int, tuple[str, Any]] = {}
+        self.by_address: set[int] = set()
+        """Anchors that were known by their address only."""
         while (batch := unpickler.load()) is not None:
             name, found = batch
             if name == "contents":
                 contents.extend(found)
+                self.by_address.update(n for _, numbers, _ in found for n in numbers)
             elif name == "cells":
                 for cell, held in found:
                     cell.state = held
@@ -194,6 +207,9 @@ class Tree:
             return (node.args[0], self.body(node.args[1:6]), *node.args[6:])
         if node.label == "build array":
             return (self.body(node.args),)
+        if node.label == "build anchor":
+            # Known by its address, so it may be the old array or one like it: what it is counts.
+            return (self.contents[node.args[0]][1][1],)
         if node.label == "build small_array":
             data, dtype, shape, strides, writeable = node.args
             piece = Piece(Block(None, len(data), data, -1, "cpu"))

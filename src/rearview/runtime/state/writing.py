@@ -47,7 +47,7 @@ class Writing:
         self.alive = alive
         self.memory = memory
         self.afterwards: list[Callable[[], None]] = []
-        """What needs the memory to be filled."""
+        """What needs all objects to be there."""
         self.cells: list[types.CellType] = []
         self.generators: list[tuple[Any, Sequence[Any], dict[str, Any]]] = []
         """Generators with the place they stood at and their locals."""
@@ -87,11 +87,11 @@ class Writing:
 
         attrs, hooks, late_hooks, carried, flags = extra or ({}, None, None, False, (False, False))
         if cls is not torch.Tensor:
-            tensor = torch.Tensor._make_subclass(cls, tensor, requires_grad and not carried)  # noqa: SLF001
+            tensor = torch.Tensor._make_subclass(cls, tensor, requires_grad and not carried)
         if flags[0]:
-            torch._C._set_conj(tensor, True)  # noqa: SLF001, FBT003
+            torch._C._set_conj(tensor, True)
         if flags[1]:
-            torch._C._set_neg(tensor, True)  # noqa: SLF001, FBT003
+            torch._C._set_neg(tensor, True)
         if carried:
             tensor = tensors.severed(tensor)
         elif requires_grad:
@@ -101,9 +101,9 @@ class Writing:
         if attrs:
             tensor.__dict__.update(attrs)
         if hooks is not None and not carried:
-            tensor._backward_hooks = hooks  # noqa: SLF001
+            tensor._backward_hooks = hooks
         if late_hooks is not None:
-            tensor._post_accumulate_grad_hooks = late_hooks  # noqa: SLF001
+            tensor._post_accumulate_grad_hooks = late_hooks
         return tensor
 
     def build_array(self, *body: Any) -> Any:
@@ -115,15 +115,10 @@ class Writing:
         return arrays.small(*form)
 
     def build_function(
-        self,
-        place: programs.Place,
-        names: Sequence[str],
-        cells: Sequence[types.CellType],
-        defaults: Any,
-        kwdefaults: Any,
-        attrs: dict[str, Any],
+        self, place: programs.Place, names: Sequence[str], cells: Sequence[Any], *own: Any
     ) -> Any:
         """Return a nested function: the live program's code with the recorded closure."""
+        defaults, kwdefaults, attrs = own
         code = programs.code_at(place)
         by_name = dict(zip(names, cells, strict=True))
         closure = tuple(by_name.get(name) or types.CellType() for name in code.co_freevars)
@@ -145,6 +140,14 @@ class Writing:
         """Return a weak reference."""
         return weakref.ref(_Nothing() if target is None else target)
 
+    def build_proxy(self, target: Any) -> Any:
+        """Return a weak proxy."""
+        return weakref.proxy(target)
+
+    def build_address(self, target: Any) -> int:
+        """Return the `id` that an object has now."""
+        return id(target)
+
     def build_weak(self, cls: type) -> Any:
         """Return an empty weak container."""
         return cls()
@@ -156,7 +159,8 @@ class Writing:
 
     def build_instance(self, cls: type) -> Any:
         """Return an instance without attributes or items."""
-        return layout_of(cls).base.__new__(cls)
+        base: Any = layout_of(cls).base
+        return base.__new__(cls)
 
     def build_fill(self, obj: Any, content: Any) -> None:
         """Give it its attributes."""
@@ -184,8 +188,11 @@ class Writing:
         return importlib.import_module(name)
 
     def build_named(self, module: str, name: str) -> Any:
-        """Return a constant of a library."""
-        return getattr(importlib.import_module(module), name)
+        """Return what a module holds under a dotted name."""
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+        return found
 
     def build_view(self, mapping: dict[Any, Any], name: str) -> Any:
         """Return a view of a dict."""

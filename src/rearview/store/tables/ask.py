@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from rearview.errors import UsageError
 from rearview.store.tables.catalogue import Sources
-from rearview.store.tables.duck import ident
+from rearview.store.tables.duck import ident, key
 from rearview.store.tables.kinds import TYPES
 from rearview.store.tables.pivot import (
     Catalogue,
@@ -53,6 +53,8 @@ class Ask:
             self._add(self.known(text))
         self.kinds: dict[str, str] = {}
         """Kind of every recorded column, by its label."""
+        self.labels: list[str] = []
+        """The columns of the answer, each as it was logged."""
 
     def _add(self, column: str) -> None:
         into = self._logged if column.startswith("n:") else self._facts
@@ -134,10 +136,15 @@ class Ask:
         deepest = max((depth(path) for path in rows.paths), default=0)
         place = [f"$r{k}" for k in range(1, deepest + 1)], [f"$i{k}" for k in range(1, deepest + 1)]
         columns = dict(self._visible(rows))
+        names = _distinct(columns)
+        self.labels = list(columns)
         self.kinds = {label: kind for label, (_, kind) in columns.items() if kind}
         beside = {path for name in inline for path in self._cat.names[name]} - set(rows.paths)
         rows = replace(rows, joined=frozenset(beside))
-        text = self._rows_sql([*self._logged, *inline], rows, facts)
+        sources = self._sources
+        if limit is not None and not where and not order:
+            sources = self._near(rows, limit)
+        text = self._rows_sql([*self._logged, *inline], rows, facts, sources)
         if where and not apart:
             text = f"SELECT * FROM ({text}) WHERE (\n{where}\n)"
         elif where:
@@ -145,12 +152,26 @@ class Ask:
         if keys:
             shown = ", ".join(map(ident, ["run", *hidden(deepest)]))
         else:
-            shown = ", ".join(f"{ident(c)} AS {ident(c)}" for c in columns)
-        ranked = [f"{ident(t.lstrip('-'))} {'DESC' if t.startswith('-') else 'ASC'}" for t in order]
+            shown = ", ".join(ident(name) for name in names.values())
+        ranked = [
+            f"{ident(names.get(t.lstrip('-'), t.lstrip('-')))} {'DESC' if t[0] == '-' else 'ASC'}"
+            for t in order
+        ]
         steps = [ident(c) for pair in zip(*place, strict=True) for c in pair]
         by = ", ".join([*ranked, ident("$ord"), *steps, ident("$occ")])
         end = f" LIMIT {int(limit)}" if limit is not None else ""
         return f"SELECT {shown} FROM ({text}) ORDER BY {by}{end}"
+
+    def _near(self, rows: Rows, limit: int) -> Sources:
+        """Return sources that hold the first rows and not much more."""
+        if not self._logged:
+            return self._sources
+        sources = self._sources.first(limit, self._logged)
+        if len({path.split("/")[0] for path in rows.paths if path}) != 1:
+            return sources
+        leaf = max(rows.paths, key=depth)
+        here = {n: self._cat.kind(n) for n in self._logged if leaf in self._cat.names[n]}
+        return sources.until(leaf, limit, here)
 
     def _rows(self, names: Iterable[str]) -> Rows:
         rows = rows_of({name: self._cat.names[name] for name in names})
@@ -166,12 +187,12 @@ class Ask:
         loops = self._cat.loops(rows.paths)
         yield "run", ("b.run", "")
         for loop in loops:
-            yield loop, (f"b.{ident(loop)}", "")
+            yield loop, (f"b.{key('l', loop)}", "")
         for name in self._logged:
             label = self._label(name, loops)
-            yield label, (f"b.{ident('n:' + name)}", self._cat.kind(name))
+            yield label, (f"b.{key('n', name)}", self._cat.kind(name))
             if self._origins:
-                yield f"{label}.origin", (f"b.{ident('o:' + name)}", "")
+                yield f"{label}.origin", (f"b.{key('o', name)}", "")
         for column in self._facts:
             yield self._fact(column, loops)
 
@@ -184,26 +205,27 @@ class Ask:
             return name, (f"r.{ident(name)}", "")
         taken = name in self._logged or name in loops or name == "run"
         label = f"{name}_arg" if taken else name
-        return label, (f"a.{ident(column)}", self._sources.args[name])
+        return label, (f"a.{key('a', name)}", self._sources.args[name])
 
-    def _rows_sql(self, names: list[str], rows: Rows, facts: list[str]) -> str:
+    def _rows_sql(self, names: list[str], rows: Rows, facts: list[str], sources: Sources) -> str:
         """Return all rows with everything that a condition or an order may mention."""
         kinds = {name: self._cat.kind(name) for name in names}
         columns = {name: dict.fromkeys(self._cat.names[name], kinds[name]) for name in names}
 
         def source(path: str) -> str:
             here = {name: kinds[name] for name in names if path in columns[name]}
-            return self._sources.wide(path, here, origins=self._origins)
+            return sources.wide(path, here, origins=self._origins)
 
         text = branches(self._cat, columns, rows, source, origins=self._origins)
         loops = self._cat.loops(rows.paths)
         shown = dict(self._visible(rows))
         for name in names:
-            shown.setdefault(self._label(name, loops), (f"b.{ident('n:' + name)}", ""))
+            shown.setdefault(self._label(name, loops), (f"b.{key('n', name)}", ""))
         for column in facts:
             label, found = self._fact(column, loops)
             shown.setdefault(label, found)
-        cells = ", ".join(f"{sql} AS {ident(label)}" for label, (sql, _) in shown.items())
+        labels = _distinct(shown)
+        cells = ", ".join(f"{sql} AS {ident(labels[label])}" for label, (sql, _) in shown.items())
         deepest = max((depth(path) for path in rows.paths), default=0)
         place = ", ".join(f"b.{ident(column)}" for column in hidden(deepest))
         return (
@@ -216,7 +238,7 @@ class Ask:
     ) -> str:
         """Return the rows in which, or inside which, the condition holds somewhere."""
         deeper = self._rows(names)
-        inner = self._rows_sql(names, deeper, facts)
+        inner = self._rows_sql(names, deeper, facts, self._sources)
         shared = min(
             _common(p, q)
             for p in rows.paths
@@ -252,6 +274,24 @@ def at_level(catalogue: Catalogue, level: int) -> Catalogue:
         for path, kinds in paths.items():
             if depth(path) == level:
                 out.add(path, name, kinds)
+    return out
+
+
+def _distinct(labels: Iterable[str]) -> dict[str, str]:
+    """Return a name for each label that no other has, for SQL takes `Loss` and `loss` for one.
+
+    >>> _distinct(["loss", "Loss"])
+    {'loss': 'loss', 'Loss': 'Loss_2'}
+    """
+    out: dict[str, str] = {}
+    taken: set[str] = set()
+    for label in labels:
+        n, name = 1, label
+        while name.lower() in taken:
+            n += 1
+            name = f"{label}_{n}"
+        taken.add(name.lower())
+        out[label] = name
     return out
 
 

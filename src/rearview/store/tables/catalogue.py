@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from copy import copy
+from dataclasses import dataclass
 from pathlib import Path
 
-from rearview.model import Checkpoint, Run
+from rearview.model import Run
 from rearview.store.project import Project
-from rearview.store.tables import schema
-from rearview.store.tables.duck import Duck, files, ident, quoted
+from rearview.store.tables.duck import Duck, files, key, quoted
 from rearview.store.tables.kinds import TYPES, encode, recast, unify
 from rearview.store.tables.parts import Part, Shelf
 from rearview.store.tables.pivot import PLAIN, WINNERS, Catalogue, depth, inside, label, wide
 from rearview.store.tables.points import Depth, long, plain, points
 from rearview.store.values import convert
-from rearview.store.versions import Versions
 
 Virtual = Sequence[tuple[str, Sequence[str]]]
 """Names that the newest source logs, each with its loops, outermost first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Where the records of runs are read from, by how much has to be done with them."""
+
+    simple: list[Part]
+    """Nothing competes."""
+    ranked: list[Part]
+    """Attempts, replays or repeated names compete."""
+    pivoted: list[dict[str, tuple[Path, Depth]]]
+    """Pivoted before."""
 
 
 class Sources:
@@ -28,33 +40,86 @@ class Sources:
     ) -> None:
         self.runs = [run.id for run in runs]
         self.catalogue = Catalogue()
-        self.args: dict[str, str] = {}
+        self._project, self._duck, self._shelf = project, duck, shelf
         self._virtual = {(name, "/".join(loops)) for name, loops in virtual}
-        self._simple: list[Part] = []
-        self._ranked: list[Part] = []
-        self._pivoted: list[dict[str, tuple[Path, Depth]]] = []
+        self._files: Files | None = None
+        self._upto: int | None = None
         kinds: dict[str, set[str]] = {}
         for run in runs:
-            parts = shelf.parts.get(run.id, [])
-            for part in parts:
+            for part in shelf.parts.get(run.id, []):
                 for found in part.summary.names:
                     if not found.name.startswith("$"):
                         self.catalogue.add(found.path, found.name, found.kinds)
                 for path, labels in part.summary.labels.items():
                     self.catalogue.see(path, labels)
-            if run.id not in shelf.pivoted:
-                replays = shelf.replays.get(run.id, [])
-                shelf.pivoted[run.id] = points(project, duck, run.id, parts, replays)
-            pivoted = shelf.pivoted[run.id]
-            if pivoted is not None:
-                self._pivoted.append(pivoted)
-            else:
-                (self._simple if plain(parts) else self._ranked).extend(parts)
             for name, value in run.args.items():
                 kinds.setdefault(name, set()).add(encode(convert(value))[0])
         for name, path in sorted(self._virtual):
             self.catalogue.add(path, name, ())
         self.args = {name: unify(found) for name, found in kinds.items()}
+
+    def first(self, rows: int, names: Iterable[str]) -> Sources:
+        """Return the sources of as many runs, from the first on, as surely have that many rows."""
+        wanted, found = set(names), 0
+        for n, run in enumerate(self.runs[:-1], 1):
+            parts = self._shelf.parts.get(run, [])
+            sure = [0]
+            if not any(part.summary.attempt for part in parts):
+                # each value of one name that nothing lies inside of has a row
+                sure += [
+                    sum(one.kinds.values())
+                    for part in parts
+                    for one in part.summary.names
+                    if part.summary.replay is None
+                    and one.name in wanted
+                    and self._deepest(one.path, wanted)
+                ]
+            found += max(sure)
+            if found >= rows:
+                out = copy(self)
+                out.runs, out._files = self.runs[:n], None  # noqa: SLF001
+                return out
+        return self
+
+    def _deepest(self, path: str, names: set[str]) -> bool:
+        return not any(
+            other != path and inside(other, path)
+            for name in names
+            for other in self.catalogue.names.get(name, ())
+        )
+
+    def until(self, path: str, rows: int, names: dict[str, str]) -> Sources:
+        """Return the sources up to the outermost iteration at which `path` has that many rows.
+
+        Only where that is cheaply known: in one run that was pivoted before.
+        """
+        held = self._opened()
+        if len(self.runs) != 1 or not held.pivoted or self._upto is not None or not path:
+            return self
+        for stored in self._stored(path, names, origins=False):
+            sql = f"SELECT i1 FROM ({stored}) ORDER BY i1 LIMIT 1 OFFSET {max(0, rows - 1)}"
+            found = self._duck.execute(sql).fetchone()
+            if found is not None:
+                out = copy(self)
+                out._upto = int(found[0])  # noqa: SLF001
+                return out
+        return self
+
+    def _opened(self) -> Files:
+        if self._files is None:
+            self._files = Files([], [], [])
+            for run in self.runs:
+                parts = self._shelf.parts.get(run, [])
+                if run not in self._shelf.pivoted:
+                    replays = self._shelf.replays.get(run, [])
+                    made = points(self._project, self._duck, run, parts, replays)
+                    self._shelf.pivoted[run] = made
+                pivoted = self._shelf.pivoted[run]
+                if pivoted is not None:
+                    self._files.pivoted.append(pivoted)
+                else:
+                    (self._files.simple if plain(parts) else self._files.ranked).extend(parts)
+        return self._files
 
     def wide(self, path: str, names: dict[str, str], *, origins: bool) -> str:
         """Return one row per point and occurrence at `path`, with the named values as columns.
@@ -62,7 +127,8 @@ class Sources:
         With a virtual name among them, every point at or below `path` that is known has a row.
         """
         out = []
-        for parts, form in ((self._simple, PLAIN), (self._ranked, WINNERS)):
+        held = self._opened()
+        for parts, form in ((held.simple, PLAIN), (held.ranked, WINNERS)):
             if parts:
                 source = form.format(source=long(parts))
                 out.append(wide(source, path, names, names if origins else ()))
@@ -73,8 +139,8 @@ class Sources:
             return found
         keys = [f"i{k}" for k in range(1, depth(path) + 1)]
         labels = [f"x{k}" for k in range(1, depth(path) + 1)]
-        columns = [ident("n:" + name) for name in names]
-        columns += [ident("o:" + name) for name in names] if origins else []
+        columns = [key("n", name) for name in names]
+        columns += [key("o", name) for name in names] if origins else []
         shown = ", ".join(
             ["u.run", *(f"u.{key}" for key in (*keys, *labels)), "coalesce(w.occ, 0) AS occ"]
             + [f"w.{column}" for column in columns]
@@ -86,13 +152,13 @@ class Sources:
         """Return the scans of runs that were pivoted before, those of equal columns in one."""
         groups: dict[str, list[Path]] = {}
         keys = "".join(f", i{k}, x{k}" for k in range(1, depth(path) + 1))
-        for run in self._pivoted:
+        for run in self._opened().pivoted:
             if path not in run or not run[path][1].kinds.keys() & names.keys():
                 continue
             file, held = run[path]
             cells, present = "", []
             for name, kind in names.items():
-                column, origin = ident("n:" + name), ident("o:" + name)
+                column, origin = key("n", name), key("o", name)
                 there, source = f"{column} IS NOT NULL", "'recorded'"
                 if name in held.origins:
                     there, source = f"{origin} IS NOT NULL", origin
@@ -103,7 +169,8 @@ class Sources:
                 if origins:
                     known = f"CASE WHEN {there} THEN {source} END" if name in held.kinds else "NULL"
                     cells += f", CAST({known} AS VARCHAR) AS {origin}"
-            text = f"SELECT run{keys}, occ{cells} FROM {{}} WHERE {' OR '.join(present)}"
+            near = f" AND i1 <= {self._upto}" if path and self._upto is not None else ""
+            text = f"SELECT run{keys}, occ{cells} FROM {{}} WHERE ({' OR '.join(present)}){near}"
             groups.setdefault(text, []).append(file)
         return [
             text.replace("{}", f"read_parquet({files(paths)})", 1) for text, paths in groups.items()
@@ -116,7 +183,7 @@ class Sources:
             return f"SELECT run FROM own.runs WHERE run IN ({chosen})"
         n = range(1, depth(path) + 1)
         texts = []
-        parts = [*self._simple, *self._ranked]
+        parts = [*self._opened().simple, *self._opened().ranked]
         if parts:
             keys = "".join(f", indices[{k}] AS i{k}" for k in n)
             labels = "".join(f", {label(k, 'labels')} AS x{k}" for k in n)
@@ -125,7 +192,7 @@ class Sources:
                 f"OR starts_with(path, {quoted(path + '/')})"
             )
         keys = "".join(f", i{k}" for k in n) + "".join(f", x{k}" for k in n)
-        for run in self._pivoted:
+        for run in self._opened().pivoted:
             texts += [
                 f"SELECT DISTINCT run{keys} FROM read_parquet({quoted(file)})"
                 for other, (file, _) in run.items()
@@ -145,109 +212,6 @@ class Sources:
             f", NULL::BIGINT AS i{k}, NULL::VARCHAR AS x{k}" for k in n
         )
         for name, kind in names.items():
-            text += f", NULL::{TYPES[kind]} AS {ident('n:' + name)}"
-            text += f", NULL::VARCHAR AS {ident('o:' + name)}" if origins else ""
+            text += f", NULL::{TYPES[kind]} AS {key('n', name)}"
+            text += f", NULL::VARCHAR AS {key('o', name)}" if origins else ""
         return text + " WHERE false"
-
-
-def load_runs(duck: Duck, shelf: Shelf) -> None:
-    """Make the tables that every question needs: `own.runs`, `own.args`, `own.replays`."""
-    runs = [
-        {"ord": k, "run": run.id, **{c: getattr(run, c) for c in _columns("runs") if c != "run"}}
-        for k, run in enumerate(shelf.runs)
-    ]
-    duck.load("own.runs", {"ord": "BIGINT", **_columns("runs")}, runs)
-    values = _arguments(shelf)
-    kinds: dict[str, set[str]] = {}
-    for found in values.values():
-        for name, (kind, _) in found.items():
-            kinds.setdefault(name, set()).add(kind)
-    columns = {f"a:{name}": TYPES[unify(found)] for name, found in kinds.items()}
-    rows = (
-        {"run": run, **{f"a:{name}": text for name, (_, text) in found.items()}}
-        for run, found in values.items()
-    )
-    duck.load("own.args", {"run": "VARCHAR", **columns}, rows)
-    replays = [
-        {"replay": r.id, "run": r.run, "version": r.version, "started": r.started,
-         "ended": r.ended, "proved": r.proved, "names": list(r.names), "ord": k}
-        for found in shelf.replays.values()
-        for k, r in enumerate(found)
-    ]  # fmt: skip
-    duck.load("own.replays", {"ord": "BIGINT", **_columns("replays")}, replays)
-
-
-def load_views(duck: Duck, shelf: Shelf) -> None:
-    """Make the tables of docs/schema.md; those that cost something are empty until asked for."""
-    numeric = {"float", "int", "long", "bool"}
-    rows = (
-        {"run": run, "name": name, "kind": kind, "text": text,
-         "number": _number(text) if kind in numeric else None}
-        for run, found in _arguments(shelf).items()
-        for name, (kind, text) in found.items()
-    )  # fmt: skip
-    duck.load("arguments", _columns("arguments"), rows)
-    for name in ("versions", "files", "checkpoints"):
-        duck.load(name, _columns(name), [])
-    shown = ", ".join(_columns("runs"))
-    duck.execute(f"CREATE VIEW runs AS SELECT {shown} FROM own.runs ORDER BY ord")
-    duck.execute(f"CREATE VIEW replays AS SELECT {', '.join(_columns('replays'))} FROM own.replays")
-    parts = [part for found in shelf.parts.values() for part in found]
-    columns = ", ".join(f"l.{c}" for c in _columns("records") if c != "origin")
-    order = ", ".join(_columns("records"))
-    duck.execute(
-        f"CREATE VIEW records AS SELECT {order} FROM (SELECT {columns}, CASE WHEN l.replay IS NULL "
-        "THEN 'recorded' WHEN r.proved THEN 'replayed' ELSE 'unproved' END AS origin FROM "
-        f"({long(parts)}) l LEFT JOIN own.replays r ON l.run = r.run AND l.replay = r.replay)"
-    )
-    duck.execute(
-        "CREATE VIEW points AS SELECT run, path, indices, any_value(labels) AS labels, count(*) AS "
-        "records FROM records GROUP BY run, path, indices"
-    )
-    duck.execute(
-        "CREATE VIEW loops AS SELECT run, array_to_string(parts[1:depth], '/') AS path, "
-        "parts[depth] AS loop, depth, max(indices[depth]) + 1 AS iterations FROM (SELECT run, "
-        "indices, string_split(path, '/') AS parts, unnest(range(1, len(indices) + 1)) AS depth "
-        "FROM (SELECT DISTINCT run, path, indices FROM records)) GROUP BY ALL"
-    )
-
-
-def _arguments(shelf: Shelf) -> dict[str, dict[str, tuple[str, str | None]]]:
-    return {
-        run.id: {name: encode(convert(value)) for name, value in run.args.items()}
-        for run in shelf.runs
-    }
-
-
-def load_versions(duck: Duck, versions: Versions | None, *, with_files: bool) -> None:
-    """Fill the tables of versions and, if asked, of their files."""
-    names = versions.names() if versions is not None else {}
-    rows = [
-        {"version": tree, "run": name.removeprefix("runs/") if name.startswith("runs/") else None}
-        for name, tree in names.items()
-    ]
-    duck.load("versions", _columns("versions"), rows)
-    found = []
-    if with_files and versions is not None:
-        for tree in sorted(set(names.values())):
-            for path, oid in versions.hashes(tree).items():
-                found.append({"version": tree, "path": path, "hash": oid})
-    duck.load("files", _columns("files"), found)
-
-
-def load_checkpoints(duck: Duck, checkpoints: Callable[[], Iterable[Checkpoint]] | None) -> None:
-    """Fill the table of checkpoints."""
-    rows = (
-        {"checkpoint": c.id, "run": c.run, "seq": c.seq, "point": str(c.point), "edge": c.edge,
-         "complete": c.complete, "missing": list(c.missing), "bytes": c.nbytes, "time": c.time}
-        for c in (checkpoints() if checkpoints is not None else ())
-    )  # fmt: skip
-    duck.load("checkpoints", _columns("checkpoints"), rows)
-
-
-def _columns(table: str) -> dict[str, str]:
-    return {name: kind for name, (kind, _) in schema.TABLES[table][1].items()}
-
-
-def _number(text: str | None) -> float | None:
-    return None if text is None else float({"true": 1, "false": 0}.get(text, text))

@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
+import shutil
 import tempfile
+import weakref
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,13 +29,14 @@ class Duck:
             "autoload_known_extensions": "false",
         }
         self.con = duckdb.connect(":memory:", config=config)
-        self._own = tempfile.TemporaryDirectory(prefix="rearview-")
-        self.folder = Path(self._own.name)
+        self.folder = Path(tempfile.mkdtemp(prefix="rearview-"))
         """For files that only this connection reads."""
-        spill = self.folder if store is None else store / "cache" / "spill"
-        with contextlib.suppress(OSError):
-            spill.mkdir(parents=True, exist_ok=True)
-        spill = spill if os.access(spill, os.W_OK) else self.folder
+        spill = self.folder
+        if store is not None:  # where there is room for records there is room to sort them
+            with contextlib.suppress(OSError):
+                (store / "cache").mkdir(exist_ok=True)
+                spill = Path(tempfile.mkdtemp(prefix="spill-", dir=store / "cache"))
+        self._finish = weakref.finalize(self, _remove, self.folder, spill)
         seen = files(f"{folder}/" for folder in (self.folder, store) if folder is not None)
         self.con.execute(
             f"SET memory_limit = '{_memory()}MB'; SET enable_progress_bar = false; "
@@ -81,7 +85,12 @@ class Duck:
     def close(self) -> None:
         """Give everything back."""
         self.con.close()
-        self._own.cleanup()
+        self._finish()
+
+
+def _remove(*folders: Path) -> None:
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _memory() -> int:
@@ -105,6 +114,20 @@ def quoted(text: str | Path) -> str:
 def ident(name: str) -> str:
     """Return a name as an SQL identifier."""
     return '"' + name.replace('"', '""') + '"'
+
+
+def fold(name: str) -> str:
+    """Return a name that differs from those of others even where case does not count.
+
+    >>> fold("Loss"), fold("loss")
+    ('^loss', 'loss')
+    """
+    return re.sub("[A-Z^]", lambda found: "^" + found[0].lower(), name)
+
+
+def key(letter: str, name: str) -> str:
+    """Return the identifier of a column of ours: of what sort it is, and of which name."""
+    return ident(f"{letter}:{fold(name)}")
 
 
 def files(paths: Iterable[str | Path]) -> str:

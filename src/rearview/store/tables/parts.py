@@ -19,7 +19,8 @@ from rearview.store.project import Project
 from rearview.store.records import END
 from rearview.store.runs import Replay, Runs
 from rearview.store.tables.duck import Duck, files
-from rearview.store.tables.seal import FORMAT, MARK, Loaded, Summary, load, seal
+from rearview.store.tables.seal import Loaded, load, seal
+from rearview.store.tables.summary import FORMAT, MARK, Summary
 
 LONG = (
     "run VARCHAR, process VARCHAR, attempt INTEGER, replay VARCHAR, seq BIGINT, time DOUBLE, "

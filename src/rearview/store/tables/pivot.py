@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rearview.store.tables.duck import ident, quoted
+from rearview.store.tables.duck import ident, key, quoted
 from rearview.store.tables.kinds import TYPES, cell, unify
 
 WINNERS = """
@@ -122,9 +122,9 @@ def wide(source: str, path: str, names: Mapping[str, str], origins: Container[st
     cells = ""
     for name, kind in names.items():
         only = f"FILTER (WHERE name = {quoted(name)})"
-        cells += f", any_value({cell(kind)}) {only} AS {ident('n:' + name)}"
+        cells += f", any_value({cell(kind)}) {only} AS {key('n', name)}"
         if name in origins:
-            cells += f", any_value(origin) {only} AS {ident('o:' + name)}"
+            cells += f", any_value(origin) {only} AS {key('o', name)}"
     wanted = f" AND name IN ({', '.join(map(quoted, names))})" if names else " AND false"
     group = ", ".join(["run", "occ", *(f"indices[{k}]" for k in n)])
     return (
@@ -194,17 +194,17 @@ def branches(
         own = dict(zip(loop_columns(path), range(1, n + 1), strict=True))
         for loop, kind in loops.items():
             shown = _shown(own[loop], kind) if loop in own else f"NULL::{TYPES[kind]}"
-            text.append(f", {shown} AS {ident(loop)}")
+            text.append(f", {shown} AS {key('l', loop)}")
         outer = [p for p in prefixes(path) if p in rows.paths or p in rows.joined]
         tables = {path: "k", **{p: f"p{depth(p)}" for p in outer}}
         for name, paths in columns.items():
             here = [p for p in sorted(tables, key=depth, reverse=True) if p in paths]
-            for letter, missing in (("n:", TYPES[unify_kind(paths)]), ("o:", "VARCHAR")):
-                if letter == "o:" and not origins:
+            for letter, missing in (("n", TYPES[unify_kind(paths)]), ("o", "VARCHAR")):
+                if letter == "o" and not origins:
                     continue
-                cells = [f"{tables[p]}.{ident(letter + name)}" for p in here]
+                cells = [f"{tables[p]}.{key(letter, name)}" for p in here]
                 value = f"coalesce({', '.join(cells)})" if cells else f"NULL::{missing}"
-                text.append(f", {value} AS {ident(letter + name)}")
+                text.append(f", {value} AS {key(letter, name)}")
         text.append(f" FROM ({source(path)}) k")
         for p in outer:
             here_names = [name for name, paths in columns.items() if p in paths]
@@ -241,7 +241,7 @@ def _last(source: str, path: str, names: Iterable[str], *, origins: bool) -> str
     keys = "".join(f", i{k}" for k in range(1, depth(path) + 1))
     cells = ""
     for name in names:
-        value = ident("n:" + name)
-        for column in (value, ident("o:" + name))[: 1 + origins]:
+        value = key("n", name)
+        for column in (value, key("o", name))[: 1 + origins]:
             cells += f", arg_max({column}, occ) FILTER (WHERE {value} IS NOT NULL) AS {column}"
     return f"SELECT run{keys}{cells} FROM ({source}) GROUP BY run{keys}"

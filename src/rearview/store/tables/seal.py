@@ -11,19 +11,16 @@ import os
 import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from rearview.errors import DamagedError
 from rearview.store.records import Line, scan
 from rearview.store.tables.duck import Duck, files, quoted
+from rearview.store.tables.summary import MARK, Summary, summaries
 
-FORMAT = 1
-MARK = "rearview"
-"""Key under which a Parquet file carries its `Summary`."""
 _EXACT = 2**53
 _BIG = 16 << 20
 """Bytes of a line from which on DuckDB must be told."""
@@ -73,34 +70,6 @@ _LONG = """
       CAST(to_json(x) AS VARCHAR) AS labels, unnest(n) AS name, unnest(v) AS v
     FROM read_json({files}, format = 'newline_delimited', columns = {line}, filename = true,
       maximum_object_size = {most}) JOIN own.headers h USING (filename)))"""
-
-
-class Name(msgspec.Struct, frozen=True):
-    """What one name holds at one depth of one file."""
-
-    path: str
-    name: str
-    kinds: dict[str, int]
-
-
-class Summary(msgspec.Struct, frozen=True):
-    """What a sealed file says about itself, so that it need not be scanned to be known."""
-
-    format: int
-    run: str
-    process: str
-    attempt: int
-    replay: str | None
-    rows: int
-    unique: bool
-    """No name was logged twice at one point."""
-    damaged: int
-    """Lines that could not be read."""
-    names: list[Name]
-    since: int = 0
-    """Where in the earlier attempts this one began."""
-    labels: dict[str, list[str]] = {}
-    """By path, what the values of its loops are where they differ from the iteration number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,10 +124,10 @@ def load(
     found = dict(con.execute("SELECT file, count(*) FROM own.loaded GROUP BY file").fetchall())
     if [found.get(k, 0) for k in range(len(paths))] != rows:
         raise _unsound(paths, f"it has {list(found.values())} records, not {rows}")
-    loaded = _summaries(con, paths, headers, rows, damaged)
+    found_in = summaries(con, headers, rows, damaged)
     return [
-        replace(one, summary=msgspec.structs.replace(one.summary, since=number))
-        for one, number in zip(loaded, since, strict=True)
+        Loaded(path, k, msgspec.structs.replace(found_in[k], since=since[k]))
+        for k, path in enumerate(paths)
     ]
 
 
@@ -221,58 +190,6 @@ def _publish(new: Path, target: Path) -> None:
         os.close(folder)
 
 
-def _summaries(
-    con: Duck,
-    paths: Sequence[Path],
-    headers: Sequence[dict[str, Any]],
-    rows: Sequence[int],
-    damaged: Sequence[int],
-) -> list[Loaded]:
-    names: list[dict[tuple[str, str], dict[str, int]]] = [{} for _ in paths]
-    sql = "SELECT file, path, name, kind, count(*) FROM own.loaded GROUP BY ALL ORDER BY min(seq), kind"
-    for file, path, name, kind, number in con.execute(sql).fetchall():
-        names[file].setdefault((path, name), {})[kind] = number
-    distinct = (
-        "SELECT file, count(DISTINCT hash(path, indices, name)) FROM own.loaded GROUP BY file"
-    )
-    unique = dict(con.execute(distinct).fetchall())
-    labels = _labels(con)
-    return [
-        Loaded(
-            path,
-            k,
-            Summary(
-                format=FORMAT,
-                run=headers[k]["run"],
-                process=headers[k]["process"],
-                attempt=headers[k]["attempt"],
-                replay=headers[k]["replay"],
-                rows=rows[k],
-                unique=unique.get(k, 0) == rows[k],
-                damaged=damaged[k],
-                names=[Name(at, name, kinds) for (at, name), kinds in names[k].items()],
-                labels=labels.get(k, {}),
-            ),
-        )
-        for k, path in enumerate(paths)
-    ]
-
-
-def _labels(con: Duck) -> dict[int, dict[str, list[str]]]:
-    """Return per file, path and loop: empty, `int`, `float` or `str`."""
-    out: dict[int, dict[str, list[str]]] = {}
-    sql = """SELECT file, path, k, list(DISTINCT json_type(labels, '/' || k)) FROM (
-      SELECT file, path, labels, unnest(range(len(indices))) AS k FROM own.loaded
-      WHERE labels IS NOT NULL) GROUP BY ALL ORDER BY k"""
-    for file, path, _, types in con.execute(sql).fetchall():
-        found = set(types) - {None, "NULL"}
-        whole = found <= {"UBIGINT", "BIGINT"}
-        number = found <= {"UBIGINT", "BIGINT", "DOUBLE"}
-        kind = ("int" if whole else "float" if number else "str") if found else ""
-        out.setdefault(file, {}).setdefault(path, []).append(kind)
-    return out
-
-
 def _whole(file: Path) -> bool:
     with file.open("rb") as lines:
         lines.seek(-1, os.SEEK_END)
@@ -293,6 +210,11 @@ def _expected(data: bytes) -> int:
     except msgspec.MsgspecError:
         return -1
     return last.s + len(last.n) - first.s
+
+
+def unreadable(data: bytes) -> int:
+    """Return how many lines cannot be read."""
+    return _clean(data)[1]
 
 
 def _clean(data: bytes) -> tuple[bytes, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rearview.errors import UsageError
@@ -16,11 +16,18 @@ class Table:
     `columns` are the names in order; `kinds` says of the recorded ones what they hold.
     """
 
-    def __init__(self, duck: Duck, sql: str, kinds: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        duck: Duck,
+        sql: str,
+        kinds: Mapping[str, str] | None = None,
+        labels: Sequence[str] = (),
+    ) -> None:
         self._duck = duck
         self.sql = sql
-        self.kinds = dict(kinds)
-        self.columns = [row[0] for row in self._run(f"DESCRIBE {sql}").fetchall()]
+        self.kinds = dict(kinds or {})
+        described = self._run(f"SELECT * FROM ({sql}\n) LIMIT 0").description
+        self.columns = list(labels) or [column[0] for column in described]
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield each row as a dictionary of plain Python values."""
@@ -40,12 +47,12 @@ class Table:
 
     def count(self) -> int:
         """Return how many rows there are, without fetching them."""
-        return int(self._run(f"SELECT count(*) FROM ({self.sql})").fetchone()[0])
+        return int(self._run(f"SELECT count(*) FROM ({self.sql}\n)").fetchone()[0])
 
     def pandas(self) -> Any:
         """Return a pandas DataFrame."""
         _needs("pandas")
-        return self._relation().df()
+        return self._fetch("df").set_axis(self.columns, axis="columns")
 
     def polars(self) -> Any:
         """Return a polars DataFrame."""
@@ -58,13 +65,14 @@ class Table:
     def arrow(self) -> Any:
         """Return an Arrow table."""
         _needs("pyarrow")
-        return self._relation().to_arrow_table()
+        return self._fetch("to_arrow_table").rename_columns(self.columns)
 
-    def _relation(self) -> Any:
+    def _fetch(self, form: str) -> Any:
         import duckdb
 
         try:
-            return self._duck.con.sql(self.sql)
+            cursor = self._duck.con.cursor()  # held until all is fetched
+            return getattr(cursor.sql(self.sql), form)()
         except duckdb.Error as exc:
             raise refused(exc) from exc
 

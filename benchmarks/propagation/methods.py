@@ -1,0 +1,91 @@
+"""The package's `carry` and three line-based ways, all as (new, lines, old) -> (line, text) or None."""
+
+from __future__ import annotations
+
+import difflib
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent.parent / "src"))
+from rearview.source.propagate import carry
+
+Answer = tuple[int, str] | None
+
+
+def rearview(new: str, lines: tuple[int, int], old: str) -> Answer:
+    found = carry(new, lines, old)
+    return None if found.line is None else (found.line, found.text)
+
+
+def by_difflib(new: str, lines: tuple[int, int], old: str) -> Answer:
+    """Put it after the line that matches the nearest matched line above; never refuse."""
+    all_new, all_old = new.split("\n"), old.split("\n")
+    start, end = lines
+    rest = all_new[: start - 1] + all_new[end:]
+    where = {}
+    for block in difflib.SequenceMatcher(None, rest, all_old, autojunk=False).get_matching_blocks():
+        where.update((block.a + k, block.b + k) for k in range(block.size))
+    above = next((where[at] for at in range(start - 2, -1, -1) if at in where), -1)
+    return above + 2, "\n".join(all_new[start - 1 : end]) + "\n"
+
+
+def by_patch(new: str, lines: tuple[int, int], old: str) -> Answer:
+    """Apply the edit as a patch with three lines of context and fuzz three."""
+    with tempfile.TemporaryDirectory() as folder:
+        base, theirs, ours = _write(folder, new, lines, old)
+        diff = subprocess.run(["diff", "-u", base, theirs], capture_output=True, check=False).stdout
+        out = Path(folder) / "out"
+        done = subprocess.run(
+            ["patch", "-s", "-f", "-F3", "-r", "-", "-o", str(out), str(ours)],
+            input=diff, capture_output=True, check=False,
+        )  # fmt: skip
+        if done.returncode or not out.exists():
+            return None
+        return _inserted(old, out.read_bytes().decode("utf-8", "replace"))
+
+
+def by_merge_file(new: str, lines: tuple[int, int], old: str) -> Answer:
+    """Merge the edit into the old text three ways; a conflict is a refusal."""
+    with tempfile.TemporaryDirectory() as folder:
+        base, theirs, ours = _write(folder, new, lines, old)
+        done = subprocess.run(
+            ["git", "merge-file", "-p", "-q", str(ours), str(base), str(theirs)],
+            capture_output=True, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            return None
+        return _inserted(old, done.stdout.decode("utf-8", "replace"))
+
+
+def _write(folder: str, new: str, lines: tuple[int, int], old: str) -> tuple[Path, Path, Path]:
+    all_new = new.split("\n")
+    base, theirs, ours = (Path(folder) / name for name in ("base", "theirs", "ours"))
+    base.write_bytes(
+        "\n".join(all_new[: lines[0] - 1] + all_new[lines[1] :]).encode("utf-8", "replace")
+    )
+    theirs.write_bytes(new.encode("utf-8", "replace"))
+    ours.write_bytes(old.encode("utf-8", "replace"))
+    return base, theirs, ours
+
+
+def _inserted(old: str, result: str) -> Answer:
+    before, after = old.split("\n"), result.split("\n")
+    extra = len(after) - len(before)
+    if extra <= 0:
+        return None
+    at = 0
+    while at < len(before) and before[at] == after[at]:
+        at += 1
+    while at > 0 and after[at + extra :] != before[at:]:
+        at -= 1  # a line equal to its neighbour was inserted
+    return at + 1, "\n".join(after[at : at + extra]) + "\n"
+
+
+METHODS = {
+    "rearview": rearview,
+    "difflib": by_difflib,
+    "patch -F3": by_patch,
+    "git merge-file": by_merge_file,
+}

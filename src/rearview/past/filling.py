@@ -1,0 +1,246 @@
+"""Fill what is missing: a question becomes a plan, the plan runs, the verdicts are kept."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rearview.config import Settings
+from rearview.errors import RearviewError, UsageError
+from rearview.execute.executor import Executor
+from rearview.execute.local import Local
+from rearview.execute.pool import Piece, Pool, Progress
+from rearview.execute.ray import Ray
+from rearview.execute.replays import Outcome, Replays
+from rearview.model import Run, Segment
+from rearview.past.inputs import changed, gone
+from rearview.past.learning import keep_corrections, read_corrections
+from rearview.past.probing import Probing
+from rearview.past.reports import BackfillReport, PlanReport, Refusal
+from rearview.past.segments import Prepared, run_facts
+from rearview.plan.at import parse_at
+from rearview.plan.cost import refine
+from rearview.plan.explain import explain
+from rearview.plan.partition import divide
+from rearview.plan.replay import survey
+from rearview.store.checkpoints import Checkpoints
+from rearview.store.project import Project
+from rearview.store.runs import Runs
+from rearview.store.tables.duck import quoted
+from rearview.store.versions import Versions
+from rearview.store.views import Tables
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked of the past."""
+
+    names: tuple[str, ...]
+    runs: tuple[Run, ...]
+    where: str | None = None
+    at: str | None = None
+    workers: int | None = None
+    budget: float | None = None
+    on: str = "local"
+
+
+@dataclass
+class Filling:
+    """Answers questions about one project by replaying."""
+
+    project: Project
+    settings: Settings
+    runs: Runs
+    versions: Versions
+    checkpoints: Checkpoints
+    tables: Tables
+
+    def probing(self, runs: Sequence[Run]) -> Probing:
+        """Return the probes in the work tree, as the versions of `runs` take them."""
+        return Probing(self.versions, runs, self.project.store / "corrections.json")
+
+    def plan(self, asked: Question) -> tuple[PlanReport, dict[str, Prepared]]:
+        """Return what has to run again, and each run with what is wanted of it."""
+        meant = self._meant(asked.where, asked.runs)
+        probing = self.probing(self.runs.all())
+        logged = self._logged(asked.names)
+        refusals: list[Refusal] = []
+        prepared: dict[str, Prepared] = {}
+        for run in asked.runs:
+            lacking = tuple(name for name in asked.names if (run.id, name) not in logged)
+            if not lacking or (meant is not None and run.id not in meant):
+                continue
+            try:
+                only = None if meant is None else meant[run.id]
+                prepared[run.id] = self._prepared(probing, run, lacking, asked.at, only)
+            except RearviewError as exc:
+                refusals.append(Refusal(run.id, str(exc)))
+        return self._report(list(prepared.values()), refusals, asked), prepared
+
+    def replay(
+        self, run: Run, at: str | None, workers: int | None, progress: Progress | None
+    ) -> BackfillReport:
+        """Replay a run as it was recorded, with any probes of the work tree, and prove it."""
+        begun = time.monotonic()
+        one = self._prepared(self.probing([run]), run, (), at, None)
+        asked = Question((), (run,), at=at, workers=workers)
+        report = self._report([one], [], asked)
+        return self.carry_out(report, {run.id: one}, asked, progress, begun)
+
+    def _report(
+        self, prepared: list[Prepared], refusals: list[Refusal], asked: Question
+    ) -> PlanReport:
+        """Return the plan for what is prepared, with its cost."""
+        lacking = [one for one in prepared if one.missing is None or one.missing]
+        known = read_corrections(self.project.cache)
+        found = survey([one.question() for one in lacking], known=known)
+        refusals += [Refusal(run, reason) for run, reason in found.refusals]
+        plan = divide(found, workers=self._workers(asked.workers), budget=asked.budget)
+        explained = explain(found, plan)
+        inputs = sorted({text for one in lacking for text in changed(one.run, self._kept(one.run))})
+        return PlanReport(plan, refusals, explained.cells, inputs, explained)
+
+    def _kept(self, run: Run) -> set[Path]:
+        """Return the files that were kept with the source of a run."""
+        if not run.version:
+            return set()
+        return {self.project.root / path for path in self.versions.hashes(run.version)}
+
+    def _workers(self, workers: int | None) -> int:
+        return workers or self.settings.workers or len(os.sched_getaffinity(0))
+
+    def _logged(self, names: Sequence[str]) -> set[tuple[str, str]]:
+        """Return (run, name) for what runs logged themselves."""
+        self.tables.refresh()
+        if not names or not set(names) & set(self.tables.names()):
+            return set()
+        some = ", ".join(map(quoted, names))
+        rows = self.tables.sql(
+            "SELECT DISTINCT run, name FROM records "  # noqa: S608
+            f"WHERE origin = 'recorded' AND name IN ({some})"
+        )
+        return {(row["run"], row["name"]) for row in rows}
+
+    def _meant(self, where: str | None, runs: Sequence[Run]) -> dict[str, set[int] | None] | None:
+        """Return the runs, and iterations of their outermost loops, that a predicate selects."""
+        if where is None:
+            return None
+        self.tables.refresh()
+        found: dict[str, set[int] | None] = {}
+        for run, point in self.tables.points(where=where, runs=[run.id for run in runs]):
+            if not point.steps:
+                found[run] = None
+            elif found.get(run, set()) is not None:
+                known = found.setdefault(run, set())
+                assert known is not None
+                known.add(point.indices[0])
+        return found
+
+    def _prepared(
+        self,
+        probing: Probing,
+        run: Run,
+        names: tuple[str, ...],
+        at: str | None,
+        only: set[int] | None,
+    ) -> Prepared:
+        probes = probing.of(run, names)
+        unknown = [name for name in names if not probes.of(name)]
+        if unknown:
+            raise UsageError(
+                f"{', '.join(unknown)}: nothing in the work tree logs this beyond what run "
+                f"{run.id} logged. Add a statement such as rearview.log({unknown[0]!r}, value).",
+                slug="no-probe",
+            )
+        asked = tuple(dict.fromkeys(probe for name in names for probe in probes.of(name)))
+        if not names:
+            asked = tuple(probe for probe in probes.probes if probe.names)
+        version = self._derived(run, dict(probes.source))
+        facts = run_facts(
+            run, version, self.checkpoints.of(run.id), blocked=gone(run, self._kept(run))
+        )
+        missing = self._missing(run, version, names, facts.loops)
+        if only is not None:
+            missing = frozenset(only if missing is None else only & missing)
+        limits = tuple(parse_at(at)) if at else ()
+        return Prepared(run, version, probes, asked, names, facts, missing, limits)
+
+    def _derived(self, run: Run, source: dict[str, str]) -> str:
+        old = self.versions.files(run.version)
+        changes = {
+            path: text.encode() for path, text in source.items() if old.get(path) != text.encode()
+        }
+        return self.versions.derive(run.version, changes) if changes else run.version
+
+    def _missing(
+        self, run: Run, version: str, names: tuple[str, ...], loops: Sequence[object]
+    ) -> frozenset[int] | None:
+        """Return the iterations of the outermost loop that no proved replay has covered."""
+        covered: dict[str, set[int]] = {name: set() for name in names}
+        count = len(getattr(loops[0], "seconds", ())) if loops else 0
+        done = False
+        for replay in self.runs.replays(run.id):
+            if replay.version != version or not replay.proved:
+                continue
+            for name in set(names) & set(replay.names):
+                first, last = replay.facts.get("covered", (0, 0))
+                only = replay.facts.get("only")
+                covered[name] |= set(only if only is not None else range(first, min(last, count)))
+                done = True
+        if not names or not done:
+            return None
+        return frozenset(range(count)) - frozenset.intersection(
+            *(frozenset(found) for found in covered.values())
+        )
+
+    def carry_out(
+        self,
+        report: PlanReport,
+        prepared: dict[str, Prepared],
+        asked: Question,
+        progress: Progress | None,
+        begun: float,
+    ) -> BackfillReport:
+        """Run a plan, keep its verdicts, and say what it did."""
+        replays = Replays(self.project, self.versions, self.runs)
+        segments = report.plan.segments
+        pieces = [_piece(replays, prepared[segment.run], segment) for segment in segments]
+        executor = self._executor(asked.on, asked.workers)
+        outcomes = Pool(replays, executor, progress).carry_out(pieces)
+        self._learn(segments, outcomes)
+        return BackfillReport(
+            outcomes=outcomes,
+            refusals=report.refusals,
+            seconds=time.monotonic() - begun,
+            recorded_seconds=sum(
+                float(prepared[run].run.facts.get("end", {}).get("seconds", 0.0))
+                for run in {segment.run for segment in segments}
+            ),
+        )
+
+    def _learn(self, segments: Sequence[Segment], outcomes: Sequence[Outcome]) -> None:
+        """Let what replays really took correct the next predictions."""
+        known = read_corrections(self.project.cache)
+        for segment, outcome in zip(segments, outcomes, strict=False):
+            if outcome.report.finished and not outcome.report.error:
+                known = refine(known, segment, outcome.seconds)
+        keep_corrections(self.project.cache, known)
+
+    def _executor(self, on: str, workers: int | None) -> Executor:
+        if on == "local":
+            return Local(self._workers(workers))
+        if on == "ray":
+            return Ray(workers)
+        raise UsageError(f"There is no executor {on!r}. Use `local` or `ray`.", slug="no-executor")
+
+
+def _piece(replays: Replays, one: Prepared, segment: Segment) -> Piece:
+    """Return a segment as a piece of work that is laid out only when its turn has come."""
+    return Piece(
+        one.run,
+        segment.seconds,
+        lambda: replays.prepare(one.run, one.version, one.wanted(segment), segment),
+    )

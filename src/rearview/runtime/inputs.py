@@ -1,0 +1,56 @@
+"""Notice which files a program reads, so that a replay can tell whether they have changed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from rearview.store.fingerprint import fingerprint
+from rearview.store.project import FOLDER
+
+MOST = 5000
+"""Files noticed at the most; a data set of more is not described file by file."""
+
+
+class Inputs:
+    """The data files that this process opened for reading and did not write itself."""
+
+    def __init__(self) -> None:
+        self.active = True
+        self._read: dict[str, None] = {}
+        self._written: set[str] = set()
+        self._pid = os.getpid()
+        libraries = {sys.prefix, sys.base_prefix, sys.exec_prefix, str(Path(os.__file__).parent)}
+        self._not = (*libraries, "/proc/", "/sys/", "/dev/", "/etc/", "/usr/")
+        sys.addaudithook(self._notice)
+
+    def _notice(self, event: str, args: tuple[Any, ...]) -> None:
+        if event != "open" or not self.active or len(self._read) >= MOST:
+            return
+        path, mode, flags = args
+        if type(path) is not str or path.startswith(self._not):
+            return
+        if not path.startswith("/"):
+            path = f"{os.getcwd()}/{path}"  # noqa: PTH109 - called for every open: no objects
+        if mode in {"r", "rb"} or (mode is None and not int(flags or 0) & 3):
+            self._read.setdefault(path)
+        else:
+            self._written.add(path)
+
+    def facts(self) -> dict[str, list[Any]]:
+        """Return size, time and hash of each file that was read, as they are now."""
+        self.active = False
+        found: dict[str, list[Any]] = {}
+        for name in self._read:
+            path = os.path.realpath(name)
+            skip = name in self._written or FOLDER in path or path.endswith((".py", ".pyc", ".so"))
+            if skip or path.startswith(self._not):
+                continue
+            try:
+                if os.path.isfile(path):  # noqa: PTH113 - a path of any spelling
+                    found[path] = list(fingerprint(Path(path)))
+            except OSError:
+                continue
+        return found

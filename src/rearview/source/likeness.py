@@ -1,0 +1,59 @@
+"""How alike two statements are."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from rearview.source.tree import Node
+
+_SIMPLE = {"Assign", "Expr", "AugAssign"}
+_SETS = {"=", "+=", "-=", "*=", "/="}
+
+
+def likeness(one: Node, two: Node) -> float:
+    """Return how alike two statements are, from 0 to 1, by the words they share.
+
+    What a statement sets, or the call it makes, counts more than the rest: it says what it is for.
+    """
+    if one.kind == two.kind:
+        value = _dice(one.words, two.words)
+        first = lead(one)
+        if first and first == lead(two):
+            value = max(value, 0.35 + 0.65 * value)
+        return value
+    if {one.kind, two.kind} <= _SIMPLE:
+        return 0.9 * _dice(_tail(one), _tail(two))
+    return 0.0
+
+
+def lead(node: Node) -> tuple[str, ...]:
+    """Return what a simple statement sets, or the dotted call it makes; empty if neither."""
+    words = node.words
+    if node.kind in {"Assign", "AugAssign"}:
+        for at, word in enumerate(words[:12]):
+            if word in _SETS:
+                return words[:at]
+        return ()
+    if node.kind == "Expr":
+        at = 1
+        while at + 1 < len(words) and words[at] == ".":
+            at += 2
+        return words[:at] if at > 1 else ()
+    return ()
+
+
+def _tail(node: Node) -> tuple[str, ...]:
+    return node.words[len(lead(node)) + 1 :] if node.kind != "Expr" else node.words
+
+
+def _dice(one: Sequence[str], two: Sequence[str]) -> float:
+    if one == two:
+        return 1.0
+    if not one or not two:
+        return 0.0
+    count = Counter(one)
+    shared = 0
+    for word in two:
+        if count.get(word, 0) > 0:
+            count[word] -= 1
+            shared += 1
+    return 2 * shared / (len(one) + len(two))

@@ -1,0 +1,189 @@
+"""What statements read, bind and may change."""
+
+import ast
+import builtins
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+BUILTINS = frozenset(dir(builtins)) | {
+    "__file__",
+    "__name__",
+    "__doc__",
+    "unicode",
+    "xrange",
+    "raw_input",
+}
+# calls that write down what they are given and change nothing they are given
+_SINKS = re.compile(
+    r"^(print|log\w*|info|debug|warn\w*|error|add_(scalar|image|histogram|text|figure)s?|write|record\w*"
+    r"|set_(description|postfix)\w*|flush|report\w*|format|len|str|int|float|min|max|sum|round|abs|range"
+    r"|enumerate|zip|item|mean|isinstance|getattr|hasattr|join|time|perf_counter|sorted|list|dict|tuple)$"
+)
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_LEAVES = (ast.Return, ast.Break, ast.Continue, ast.Raise)
+
+
+@dataclass(frozen=True, slots=True)
+class Uses:
+    """What a stretch of code does with names."""
+
+    reads: frozenset[str]  # needed from outside
+    writes: frozenset[str]  # bound
+    changes: frozenset[str]  # objects that may be changed in place
+    members: frozenset[tuple[str, str]]  # attributes read of a name
+    leaves: bool  # control may leave the block
+
+
+def uses(trees: Iterable[ast.AST]) -> Uses:
+    r"""Return what statements, taken in order, do with names.
+
+    >>> found = uses(ast.parse("x = f(y)\nprint(x.a, [z for z in w])").body)
+    >>> sorted(found.reads), sorted(found.writes)
+    (['f', 'print', 'w', 'y'], ['x'])
+    """
+    reader = _Reader()
+    for tree in trees:
+        reader.visit(tree)
+    return Uses(
+        frozenset(reader.reads),
+        frozenset(reader.writes),
+        frozenset(reader.changes),
+        frozenset(reader.members),
+        reader.leaves,
+    )
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self.reads: set[str] = set()
+        self.writes: set[str] = set()
+        self.changes: set[str] = set()
+        self.members: set[tuple[str, str]] = set()
+        self.leaves = False
+        self.hidden: list[set[str]] = []
+
+    def read(self, name: str) -> None:
+        if name not in self.writes and not any(name in names for names in self.hidden):
+            self.reads.add(name)
+
+    def visit(self, tree: ast.AST) -> None:
+        if isinstance(tree, ast.Name):
+            if isinstance(tree.ctx, ast.Load):
+                self.read(tree.id)
+            elif not any(tree.id in names for names in self.hidden):
+                self.writes.add(tree.id)
+            return
+        if isinstance(tree, _LEAVES):
+            self.leaves = True
+        if isinstance(tree, ast.Assign):
+            self.all([tree.value, *tree.targets])
+        elif isinstance(tree, ast.AnnAssign):
+            self.all([each for each in (tree.value, tree.target) if each is not None])
+        elif isinstance(tree, ast.AugAssign):
+            root = root_name(tree.target)
+            if isinstance(tree.target, ast.Name):
+                self.read(tree.target.id)
+            elif root:
+                self.read(root)
+                self.changes.add(root)
+            self.all([tree.value, tree.target])
+        elif isinstance(tree, (ast.For, ast.AsyncFor)):
+            self.all([tree.iter, tree.target, *tree.body, *tree.orelse])
+        elif isinstance(tree, _COMPREHENSIONS):
+            self.comprehension(tree)
+        elif isinstance(tree, _FUNCTIONS):
+            self.function(tree)
+        elif isinstance(tree, ast.ClassDef):
+            self.children(tree)
+            self.writes.add(tree.name)
+        elif isinstance(tree, (ast.Import, ast.ImportFrom)):
+            self.writes.update((name.asname or name.name).split(".")[0] for name in tree.names)
+        elif isinstance(tree, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)):
+            if tree.name:
+                self.writes.add(tree.name)
+            self.children(tree)
+        elif isinstance(tree, (ast.Attribute, ast.Subscript)):
+            self.part(tree)
+        elif isinstance(tree, ast.Call):
+            self.call(tree)
+        else:
+            self.children(tree)
+
+    def all(self, trees: Iterable[ast.AST]) -> None:
+        for each in trees:
+            self.visit(each)
+
+    def children(self, tree: ast.AST) -> None:
+        self.all(ast.iter_child_nodes(tree))
+
+    def part(self, tree: ast.Attribute | ast.Subscript) -> None:
+        root = root_name(tree)
+        if root and not isinstance(tree.ctx, ast.Load):
+            self.changes.add(root)
+        if isinstance(tree, ast.Attribute) and isinstance(tree.value, ast.Name):
+            self.members.add((tree.value.id, tree.attr))
+        self.children(tree)
+
+    def call(self, tree: ast.Call) -> None:
+        called = tree.func
+        name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+        if not _SINKS.match(name):
+            if isinstance(called, ast.Attribute) and (root := root_name(called)):
+                self.changes.add(root)
+            for each in (*tree.args, *(keyword.value for keyword in tree.keywords)):
+                if root := root_name(each):
+                    self.changes.add(root)
+        self.children(tree)
+
+    def comprehension(self, tree: ast.AST) -> None:
+        bound: set[str] = set()
+        generators: list[ast.comprehension] = tree.generators  # type: ignore[attr-defined]
+        for each in generators:
+            bound |= {n.id for n in ast.walk(each.target) if isinstance(n, ast.Name)}
+        self.visit(generators[0].iter)
+        self.hidden.append(bound)
+        self.children(tree)
+        self.hidden.pop()
+
+    def function(self, tree: ast.AST) -> None:
+        args: ast.arguments = tree.args  # type: ignore[attr-defined]
+        self.all([*args.defaults, *(each for each in args.kw_defaults if each is not None)])
+        self.all(getattr(tree, "decorator_list", ()))
+        name = getattr(tree, "name", None)
+        body = tree.body if isinstance(tree.body, list) else [tree.body]  # type: ignore[attr-defined]
+        inner = _Reader()
+        inner.writes |= parameters(args)
+        if name:
+            inner.writes.add(name)
+        stored = _Reader()
+        stored.all(body)
+        inner.writes |= stored.writes
+        inner.all(body)
+        for each in inner.reads:
+            self.read(each)
+        self.members |= inner.members
+        if name:
+            self.writes.add(name)
+
+
+def parameters(args: ast.arguments) -> set[str]:
+    """Return the names of a function's parameters."""
+    every = [*args.posonlyargs, *args.args, *args.kwonlyargs, args.vararg, args.kwarg]
+    return {each.arg for each in every if each is not None}
+
+
+def root_name(tree: ast.AST) -> str:
+    """Return the name at the bottom of `a.b[c].d`, or an empty text."""
+    while isinstance(tree, (ast.Attribute, ast.Subscript, ast.Starred)):
+        tree = tree.value
+    return tree.id if isinstance(tree, ast.Name) else ""
+
+
+def conflict(one: Uses, two: Uses) -> bool:
+    """Say whether the order of two stretches of code can matter to what they compute."""
+    first, second = one.writes | one.changes, two.writes | two.changes
+    if one.leaves or two.leaves:
+        return True
+    return bool(first & two.reads or second & one.reads or one.writes & two.writes)

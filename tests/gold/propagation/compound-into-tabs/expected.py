@@ -1,0 +1,16 @@
+import torch
+
+
+def train(model, loader, optimizer, epochs):
+	for epoch in range(epochs):
+		total = 0.0
+		for x, y in loader:
+			optimizer.zero_grad()
+			loss = criterion(model(x), y)
+			loss.backward()
+			if epoch % 10 == 0:
+				for name, p in model.named_parameters():
+					log(name, p.grad.norm())
+			optimizer.step()
+			total += loss.item()
+		evaluate(model)

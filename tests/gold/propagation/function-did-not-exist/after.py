@@ -1,0 +1,22 @@
+import torch
+
+
+def train(model, loader, optimizer, epochs):
+    for epoch in range(epochs):
+        total = 0.0
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = criterion(model(x), y)
+            loss.backward()
+            optimizer.step()
+            total += loss.item()
+        evaluate(model)
+
+
+def evaluate_all(model, loaders):
+    scores = []
+    for loader in loaders:
+        score = evaluate_one(model, loader)
+        print("score", score)
+        scores.append(score)
+    return scores

@@ -1,0 +1,4 @@
+import torch
+import rearview
+
+model = build()

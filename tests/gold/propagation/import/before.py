@@ -1,0 +1,6 @@
+"""Train."""
+
+import os
+import torch
+
+model = build()

@@ -1,0 +1,7 @@
+"""Train."""
+
+import os
+import torch
+import rearview
+
+model = build()

@@ -1,0 +1,7 @@
+def encode(texts):
+    ids = []
+    for text in texts:
+        for sentence in sentences(text):
+            parts = tokenize(sentence)
+            ids.append(parts)
+    return ids

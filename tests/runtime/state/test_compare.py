@@ -1,0 +1,148 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from rearview.runtime.state.compare import compare, differences
+
+
+def base():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(40, 40), nn.Linear(40, 2))
+    return {
+        "model": model,
+        "items": [1, 2.0, "three"],
+        "config": {"a": [1], "b": {"c": None}},
+        "array": np.zeros(4),
+        "seen": {1, 2},
+        "shared": [[0]],
+    }
+
+
+@pytest.fixture
+def against(program):
+    """Capture, change something, capture again, and return the first difference."""
+
+    def check(change, **options):
+        run = program(base, None)
+        run.names["new"] = {"w": torch.ones(3), "t": (1, [2])}
+        then, buffers = run.capture()
+        change(run.names)
+        now, _ = run.capture()
+        return compare(run.anchors, now, then.skeleton, buffers.__getitem__, **options)
+
+    return check
+
+
+def test_nothing_changed_is_no_difference(against):
+    assert against(lambda names: None) is None
+
+
+def set_weight(names):
+    names["model"][1].weight.data[0, 1] = 5.0
+
+
+CHANGES = {
+    "model[1].weight": set_weight,
+    "model[0].weight.requires_grad": lambda n: n["model"][0].weight.requires_grad_(False),
+    "model[0].weight.grad": lambda n: setattr(n["model"][0].weight, "grad", torch.ones(40, 40)),
+    "model[0].training": lambda n: n["model"][0].eval(),
+    "items[1]": lambda n: n["items"].__setitem__(1, 3.0),
+    "items": lambda n: n["items"].append(4),
+    "config['b']": lambda n: n["config"]["b"].update(d=1),
+    "config['b']['c']": lambda n: n["config"]["b"].update(c=False),
+    "config": lambda n: n["config"].update(a=n["config"].pop("a")),
+    "array": lambda n: n["array"].__setitem__(2, -0.0),
+    "seen": lambda n: n["seen"].add(3),
+    "new['w']": lambda n: n["new"]["w"].mul_(2),
+    "new['t'][1][0]": lambda n: n["new"]["t"][1].__setitem__(0, 3),
+    "fresh": lambda n: n.update(fresh=1),
+    "shared[0]": lambda n: n["shared"].__setitem__(0, [0]),
+}
+
+
+@pytest.mark.parametrize("path", CHANGES)
+def test_the_first_difference_is_named_by_its_path(path, against):
+    found = against(CHANGES[path])
+    assert found is not None
+    assert found.path == path
+    assert found.then != found.now
+
+
+def test_floats_differ_by_their_bits(against):
+    assert against(lambda n: n["items"].__setitem__(1, math.nextafter(2.0, 3.0))).path == "items[1]"
+    assert against(lambda n: n["items"].__setitem__(0, 1.0)).path == "items[0]"
+    assert against(lambda n: n["items"].__setitem__(0, True)).path == "items[0]"
+
+
+def test_the_same_nan_is_equal_and_zero_is_not_minus_zero(program):
+    run = program(lambda: {"x": [math.nan, 0.0], "y": math.nan}, None)
+    then, buffers = run.capture()
+    assert compare(run.anchors, run.capture()[0], then.skeleton, buffers.__getitem__) is None
+    run.names["x"][1] = -0.0
+    found = compare(run.anchors, run.capture()[0], then.skeleton, buffers.__getitem__)
+    assert (found.path, found.then, found.now) == ("x[1]", "0.0", "-0.0")
+
+
+def test_interned_and_separate_strings_are_equal(program):
+    def joined(*parts):
+        return "".join(parts)
+
+    run = program(lambda: {"n": 0}, None)
+    word = joined("ab", "cd")
+    run.names["words"] = [word, word, {"k": word}]
+    then, buffers = run.capture()
+    run.names["words"] = [joined("a", "bcd"), joined("abc", "d"), {joined("k"): joined("abcd")}]
+    now, _ = run.capture()
+    assert now.skeleton != then.skeleton
+    assert compare(run.anchors, now, then.skeleton, buffers.__getitem__) is None
+
+
+def test_equal_lists_that_are_no_longer_one_object_differ(program):
+    run = program(lambda: {"n": 0}, None)
+    shared = [1]
+    run.names["pair"] = [shared, shared]
+    then, buffers = run.capture()
+    run.names["pair"] = [[1], [1]]
+    found = compare(run.anchors, run.capture()[0], then.skeleton, buffers.__getitem__)
+    assert found.path == "pair[1]"
+    assert "another object" in found.now
+
+
+def test_memory_that_is_no_longer_shared_differs(program):
+    run = program(lambda: {"n": 0}, None)
+    data = torch.zeros(3)
+    run.names["pair"] = [data, data.view(3, 1)]
+    then, buffers = run.capture()
+    run.names["pair"] = [torch.zeros(3), torch.zeros(3).view(3, 1)]
+    found = compare(run.anchors, run.capture()[0], then.skeleton, buffers.__getitem__)
+    assert found.path == "pair[1]"
+
+
+def test_random_state_is_part_of_the_state(against):
+    assert against(lambda n: torch.rand(1)).path.startswith("<global state of torch>")
+
+
+def test_hashes_may_answer_for_buffers_and_paths_may_be_ignored(against):
+    asked = []
+
+    def same(then, now):
+        asked.append((then, now))
+        return True
+
+    assert against(set_weight, same=same) is None or asked
+    assert against(lambda n: n["items"].append(1), ignore=lambda path: path == "items") is None
+
+
+def test_all_differences_are_listed(program):
+    run = program(base, None)
+    then, buffers = run.capture()
+    set_weight(run.names)
+    run.names["items"][0] = 9
+    run.names["array"][1] = 3
+    now, _ = run.capture()
+    found = list(differences(run.anchors, now, then.skeleton, buffers.__getitem__))
+    assert {d.path for d in found} == {"model[1].weight", "items[0]", "array"}
+    assert str(found[0])

@@ -1,0 +1,87 @@
+from rearview.source.propagate import Placed, Statement, through
+
+NEW = """import rearview
+
+def norm(model):
+    return sum(p.norm() for p in model)
+
+for epoch in range(3):
+    loss = train(model)
+    rearview.log("norm", norm(model))
+    save(model, loss)
+"""
+OLD = "for epoch in range(3):\n    loss = train(model)\n    save(model, loss)\n"
+ALL = [Statement("t.py", (8, 8)), Statement("t.py", (1, 1)), Statement("t.py", (3, 4))]
+
+
+def test_a_helper_and_its_import_come_with_the_statement():
+    (found,) = through({"t.py": NEW}, ALL, [{"t.py": "import os\n\n" + OLD}])
+    assert not found.refused
+    text = found.files["t.py"]
+    assert text.index("import rearview") < text.index("def norm") < text.index("rearview.log")
+    assert [
+        line for line in found.diff.split("\n") if line.startswith("-") and line[1] != "-"
+    ] == []
+    assert [placed.path for placed in found.placed] == ["t.py"] * 3
+
+
+def test_a_version_gets_all_statements_or_none():
+    (found,) = through({"t.py": NEW}, ALL, [{"t.py": "import os\n\nprint(os)\n"}])
+    assert found.refused
+    assert found.files == {}
+    assert found.diff == ""
+
+
+def test_code_that_stood_in_another_file_is_found_there():
+    new = {"t.py": OLD.replace("    save", "    print(loss)\n    save")}
+    (found,) = through(new, [Statement("t.py", (3, 3))], [{"main.py": OLD, "other.py": "x = 1\n"}])
+    assert list(found.files) == ["main.py"]
+    assert "that code stood in main.py then" in found.reasons
+
+
+def test_a_copy_that_is_still_there_is_not_where_it_came_from():
+    new = {"t.py": OLD.replace("    save", "    print(loss)\n    save"), "copy.py": OLD}
+    (found,) = through(new, [Statement("t.py", (3, 3))], [{"copy.py": OLD}])
+    assert found.refused
+    assert "t.py is not in that version" in found.reason
+
+
+def test_two_files_it_may_have_come_from_are_refused():
+    new = {"t.py": OLD.replace("    save", "    print(loss)\n    save")}
+    (found,) = through(new, [Statement("t.py", (3, 3))], [{"a.py": OLD, "b.py": OLD}])
+    assert "a.py and b.py" in found.reason
+
+
+def test_step_by_step_reaches_what_cannot_be_reached_straight():
+    new = "def t(m):\n    score = m.run(data)\n    print(score)\n    m.save(score, 'a', 'b')\n"
+    one = "def t(m):\n    score = m.run(data)\n    m.save(score)\n"
+    two = "def t(m):\n    s = m.run(data)\n    m.save(s)\n"
+    three = "def t(m):\n    s = m.go(items, 3, key=None)\n    m.save(s)\n"
+    found = through(
+        {"t.py": new}, [Statement("t.py", (3, 3))], [{"t.py": t} for t in (one, two, three)]
+    )
+    assert [outcome.refused for outcome in found] == [False, False, False]
+    assert "print(s)" in found[2].files["t.py"]
+
+
+def test_a_statement_that_stands_there_already_is_not_put_twice():
+    new = OLD.replace("    save", "    print(loss)\n    save")
+    (found,) = through({"t.py": new}, [Statement("t.py", (3, 3))], [{"t.py": new + "x = 1\n"}])
+    assert found.files == {}
+    assert "it stands there already" in found.reasons
+
+
+def test_a_correction_by_hand_serves_its_neighbours():
+    new = {"t.py": "for x in d:\n    a = f(x)\n    print(a)\n    g(a)\n"}
+    early = "for x in d:\n    a = f(x)\n    a = a / 2\n    g(a)\n"
+    chain = [{"t.py": early}, {"t.py": early + "end()\n"}]
+    statements = [Statement("t.py", (3, 3))]
+    assert all(outcome.refused for outcome in through(new, statements, chain))
+    by_hand = {0: [Placed("t.py", 4, "    print(a)\n")]}
+    first, second = through(new, statements, chain, by_hand)
+    assert first.reasons == ("put there by hand",)
+    assert second.files["t.py"] == early.replace("    g", "    print(a)\n    g") + "end()\n"
+
+
+def test_a_chain_of_nothing_is_an_answer_of_nothing():
+    assert through({"t.py": NEW}, ALL, []) == ()
