@@ -67,7 +67,7 @@ class Reading:
         self.oob: list[str] = []
         self.cells: list[types.CellType] = []
         """Closure variables met but not yet written."""
-        self.alive = anchors.alive()
+        self.alive: list[Any] = anchors.alive()
         self._stand_ins: list[object] = []
 
     def miss(self, obj: object, reason: str) -> None:
@@ -169,6 +169,12 @@ class Reading:
         fresh.missing, fresh.lost = self.missing, self.lost
         return fresh
 
+    def release(self) -> None:
+        """Let go of the program's objects now, not at the next collection."""
+        self.alive, self.roots, self._stand_ins = [], {}, []
+        for held in (self.loose, self.found, self.lost):
+            held.clear()
+
     def shared(self) -> bool:
         """Say whether an array that was taken to stand alone shares its memory after all."""
         if not self.loose:
@@ -201,6 +207,7 @@ class Reading:
         if sets:
             pickler.dump(("sets", sets))
         pickler.dump(None)
+        pickler.clear_memo()
         return out.getvalue()
 
     def _late_contents(self, found: dict[int, Any]) -> list[tuple[str, list[int], list[Any]]]:
