@@ -17,6 +17,8 @@ from rearview.runtime.state.objects import CellKind
 from rearview.runtime.state.reduce import Gone, reducer_for
 from rearview.runtime.state.sets import set_recipe
 
+_EMPTY_SET = b"\x8f\x94"
+"""Opcodes with which pickle begins a set."""
 PLAIN: Any = object()
 """Marks a type that C pickling handles with no help."""
 
@@ -203,7 +205,8 @@ class Reading:
             kept.update(arrays_met)
             pickler.dump(("cells", [(cell, CellKind.values(cell)) for cell in cells]))
             pickler.dump(("contents", self._late_contents(arrays_met)))
-        sets = self._reordered(pickler)
+        # Looking through the memo takes time, so first see whether any set was written at all.
+        sets = self._reordered(pickler) if _EMPTY_SET in out.getvalue() else []
         if sets:
             pickler.dump(("sets", sets))
         pickler.dump(None)
