@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from rearview.errors import StateError
+from rearview.runtime.state import iterators
 
 
 def test_buffers_in_memory_resume(resumes):
@@ -161,6 +162,8 @@ def test_a_generator_born_in_the_loop_is_lost_and_any_use_of_it_refused(program)
 
 
 def test_an_iterator_of_a_loader_goes_on_where_it_was(resumes):
+    iterators.watch_loaders(torch.utils.data.dataloader)
+
     def setup():
         loader = torch.utils.data.DataLoader(list(range(16)), batch_size=2, shuffle=True)
         return {"loader": loader, "it": iter(loader)}
