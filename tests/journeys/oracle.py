@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import Any
 
 import rearview
-import rearview.past as past
+from rearview import past
 from rearview.execute.executor import Task
 from rearview.model import Checkpoint
-from rearview.store.records import read
+from rearview.store.records import read, scan
 
 CORPUS = Path(__file__).parent / "corpus"
 MARK = re.compile(r"^(\s*)# (outer|inner|after|before|use): ?(.*)$", re.MULTILINE)
@@ -238,16 +238,18 @@ class Case:
         folder = self.record("truth", kinds, settings={"epsilon": 0})
         return values(folder, wanted={n for k in kinds for n in self.program.probes[k]})
 
-    def backfill(self, folder: Path, kind: str, at: str | None = None) -> Answer:
+    def backfill(
+        self, folder: Path, kind: str, *, at: str | None = None, workers: int = 2
+    ) -> Answer:
         """Add the probes of one kind to a recorded project and fill their columns."""
         self.program.lay_out(folder, {kind})
         names = list(dict.fromkeys(self.program.probes[kind]))
-        before = {file.name for file in records(folder)}
         with moved(folder, self.zygote.environment):
-            report = past.history(folder).backfill(names, at=at)
+            report = past.history(folder).backfill(names, at=at, workers=workers)
         found: Values = {}
+        replays = {outcome.replay for outcome in report.outcomes}
         for file in records(folder):
-            if file.name not in before:
+            if scan(file)[0].origin in replays:
                 collect(found, file, set(names))
         return Answer(frozenset(names), found, report)
 

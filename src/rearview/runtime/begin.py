@@ -22,6 +22,7 @@ from rearview.remote.base import open_remote
 from rearview.runtime import api, entropy, imports, outside, shield
 from rearview.runtime.inputs import Inputs
 from rearview.runtime.jumps import Jumps
+from rearview.runtime.outputs import Outputs, for_native_paths
 from rearview.runtime.outside import View
 from rearview.runtime.pulse import Pulse
 from rearview.runtime.recorder import Recorder
@@ -113,6 +114,8 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
         session.declared[CHANCE] = entropy.install(key)
         session.inputs = Inputs()
         _watch_arguments(session)
+        session.outputs = Outputs(session.root)
+        session.outputs.install()
     if not joins:
         _beat(runs, run, settings.heartbeat)
     return session
@@ -153,6 +156,8 @@ def _resume(control: Control) -> Resumer:
     api.use(session)
     os.register_at_fork(after_in_child=session.forked)
     session.declared[CHANCE] = entropy.install(bytes.fromhex(run.facts["entropy"]))
+    session.outputs = Outputs(session.root)
+    session.outputs.install()
     if target is not None:
         outside.keep_outputs(lambda: session.pending)
     _beat(runs, run.id, settings.heartbeat)
@@ -228,6 +233,7 @@ def _replay(control: Control) -> Replayer:
         session.declared[CHANCE] = entropy.install(bytes.fromhex(run.facts["entropy"]))
     imports.install(session.compiler)
     outside.install(view)
+    for_native_paths(view.real)
     shield.install(session)
     return session
 

@@ -108,9 +108,7 @@ def install(compiler: Compiler) -> None:
     _hook(compiler.session, _never)
     builtins.__dict__[WALK] = Walk
     after_import("torch.utils.data.dataloader", watch_loaders)
-    after_import(
-        "torch.compiler", lambda found: _hook(compiler.session, found.is_dynamo_compiling)
-    )
+    after_import("torch.compiler", lambda found: _hook(compiler.session, found.is_dynamo_compiling))
     position = next(
         (i for i, f in enumerate(sys.meta_path) if f is importlib.machinery.PathFinder),
         len(sys.meta_path),

@@ -16,6 +16,7 @@ from rearview.errors import ReplayError
 from rearview.model import Checkpoint
 from rearview.runtime.frames import qualified, rebind
 from rearview.runtime.loops import Entry
+from rearview.runtime.outputs import put_back
 from rearview.runtime.session import Session
 from rearview.runtime.state.capture import capture
 from rearview.runtime.state.compare import Difference, compare
@@ -134,6 +135,12 @@ class Jumps:
                 slug="frames",
             )
         now = {name: found[name] for name in then["names"] if name in found}
+        put_back(
+            checkpoint.parts,
+            lambda key: loaded[key],
+            checkpoint.meta.get("outputs", {}),
+            lambda path: self.session.real(self.session.root + path),
+        )
         values = restore(nest.anchors, now, bytes(loaded["skeleton"]), lambda key: loaded[key])
         rebind(values, now, frames)
         self.restored += 1

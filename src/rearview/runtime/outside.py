@@ -11,6 +11,7 @@ import builtins
 import functools
 import io
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -69,7 +70,7 @@ def install(view: View) -> None:
         real = getattr(os, name, None)
         if real is not None:
             setattr(os, name, _redirected(real, view, paths=2 if name in _TWO else 1))
-    opened = _redirected(io.open, view, paths=1)
+    opened = _redirected(_own_copy(io.open, view), view, paths=1)
     builtins.open = opened
     io.open = opened
     here = os.getcwd
@@ -104,6 +105,24 @@ def _redirected(real: Callable[..., Any], view: View, *, paths: int) -> Callable
             if key in kwargs:
                 kwargs[key] = view.real(kwargs[key])
         return real(*moved, **kwargs)
+
+    return call
+
+
+def _own_copy(real: Callable[..., Any], view: View) -> Callable[..., Any]:
+    """Open a linked input for writing as a copy: the link leads to the user's file."""
+    inside = view.scratch + os.sep
+    link, read = os.path.islink, os.readlink
+
+    @functools.wraps(real)
+    def call(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        if any(letter in mode for letter in "wa+") and not isinstance(file, int):
+            path = os.path.abspath(os.fsdecode(file))  # noqa: PTH100 - the link itself
+            if path.startswith(inside) and link(path):
+                source = read(path)
+                os.unlink(path)  # noqa: PTH108
+                shutil.copyfile(source, path)
+        return real(file, mode, *args, **kwargs)
 
     return call
 

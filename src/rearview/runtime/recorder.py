@@ -19,6 +19,7 @@ from rearview.model import Point, Step
 from rearview.runtime.frames import project_modules, qualified
 from rearview.runtime.inputs import Inputs
 from rearview.runtime.loops import Entry
+from rearview.runtime.outputs import Outputs
 from rearview.runtime.pulse import Pulse
 from rearview.runtime.session import Session, position
 from rearview.runtime.signals import Signals
@@ -56,12 +57,16 @@ class Recorder(Session):
     """Notices when somebody asks the program to leave; None: nobody may."""
     bring: Callable[[], object] | None = None
     """Brings what was saved to another place."""
+    outputs: Outputs | None = None
+    """The files that the program writes, which are part of its state."""
     joins: bool = False
     """This process is a child of the one that the run is about."""
     seq: int = 0
     due: float = 0.0
     """No checkpoint is considered before this time."""
     failed: bool = False
+    turned: float = 0.0
+    """When the iteration of the outermost loop began."""
     last: float = 0.0
     """When a boundary was last saved that a replay could start from."""
     finished: bool = False
@@ -102,7 +107,9 @@ class Recorder(Session):
         try:
             if nest.entry is entry:
                 self.timeline.turn(index, self.pulse.waited)
-                self.pulse.turn(entry.site.id)
+                if index:
+                    self.pulse.turn(entry.site.id + START, perf_counter() - self.turned)
+                self.turned = perf_counter()
             if nest.anchors is None:
                 if nest.entry is entry and self._may_walk(entry):
                     found, _ = self.roots(frame)
@@ -205,6 +212,8 @@ class Recorder(Session):
             "roots": msgspec.json.encode(places),
             **captured.buffers,
         }
+        files, outputs = self.outputs.parts() if self.outputs is not None else ({}, {})
+        buffers.update(files)
         self.seq += 1
         self.pulse.saving(self.seq, entry.site.id + edge, perf_counter() - begun)
         taken = self.writer.submit(
@@ -219,6 +228,7 @@ class Recorder(Session):
                 "anchored": nest.at,
                 "records": self.records.position,
                 "seconds": begun - self.began,
+                **({"outputs": outputs} if outputs else {}),
             },
             complete=not captured.missing,
             missing=tuple(captured.missing),

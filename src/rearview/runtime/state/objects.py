@@ -15,6 +15,15 @@ if TYPE_CHECKING:
     from rearview.runtime.state.writing import Writing
 
 
+COMPILER = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch._guards")
+"""What a compiler made of the program is a cache; what it was made from is state."""
+
+
+def is_compiled(function: types.FunctionType) -> bool:
+    """Say whether a function is what `torch.compile` returned for one of the program."""
+    return str(function.__globals__.get("__name__") or "").startswith(COMPILER)
+
+
 class ObjectKind(Kind):
     """An instance of a Python class: `__dict__` and slots, whatever its pickling methods say.
 
@@ -112,6 +121,11 @@ class FunctionKind(Kind):
 
     def children(self, obj: Any, look: Look) -> Iterable[Step]:
         """Yield the closure's cells by name, then defaults and attributes of the user's own."""
+        if is_compiled(obj):
+            inner = getattr(obj, "_torchdynamo_orig_callable", None)
+            if inner is not None:
+                yield Step("<", "compiled", inner)
+            return
         names = obj.__code__.co_freevars
         wanted = set(names if look.freevars is None else look.freevars)
         for name, cell in zip(names, obj.__closure__ or (), strict=True):
@@ -126,7 +140,9 @@ class FunctionKind(Kind):
         """Return closure, defaults and attributes of each that has any."""
         project = reading.anchors.look.project
         return [
-            (
+            ({}, None)
+            if is_compiled(o)
+            else (
                 dict(zip(o.__code__.co_freevars, o.__closure__ or (), strict=True)),
                 (o.__defaults__, o.__kwdefaults__, vars(o).copy())
                 if project(o.__module__ or "")

@@ -204,9 +204,10 @@ def _function(obj: Any, reading: Reading) -> Any:
 def _class(obj: Any, reading: Reading) -> Any:
     if programs.importable(obj):
         return NotImplemented
-    for label, known in vars(types).items():
-        if known is obj:  # the type of functions and the like, which builtins does not name
-            return BUILDERS["named"], ("types", label)
+    for module in ("types", "_collections_abc"):
+        for label, known in vars(sys.modules[module]).items():
+            if known is obj:  # the type of functions and the like, which builtins does not name
+                return BUILDERS["named"], (module, label)
     if obj.__module__ == "builtins":
         return NotImplemented
     name = programs.named(obj, obj.__module__)

@@ -65,6 +65,8 @@ def file_state(file: Any, reading: Reading) -> tuple[Any, ...] | None:
             if not file.writable():
                 reading.miss(file, "this is a pipe or device, which cannot be set back")
             return None, None, None, None, None
+        if file.writable():
+            file.flush()  # what lies on disk is kept up to the position
         position = file.tell()
     except (OSError, ValueError) as exc:
         reading.miss(file, f"the position in this file is not known ({exc})")

@@ -74,7 +74,7 @@ def memory_texts(
         return None
     unequal = np.flatnonzero(left != right)
     if spans is not None:
-        inside = np.zeros(unequal.size, bool)
+        inside: Any = np.zeros(unequal.size, bool)
         for first, last in spans:
             inside |= (unequal >= first) & (unequal < last)
         unequal = unequal[inside]

@@ -1,0 +1,156 @@
+"""Files that the run itself writes and may read again later, such as `best.pt`: part of its state.
+
+A replay that skips the iterations in which a file was written would not find it. So what the
+program wrote below the project is kept with each checkpoint, by content, and put into the replay's
+own tree when the checkpoint is restored.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rearview.runtime.entropy import after_import
+from rearview.store.project import FOLDER
+
+LIMIT = 64 << 20
+"""Bytes of written files that a checkpoint takes along; larger ones are named, not kept."""
+PREFIX = "file:"
+"""Begins the key of a part that holds a file."""
+NATIVE = {
+    "torch": ("save:1", "load:0"),
+    "safetensors.torch": ("save_file:1", "load_file:0"),
+    "safetensors.numpy": ("save_file:1", "load_file:0"),
+    "xgboost.core": ("Booster.save_model:1", "Booster.load_model:1"),
+    "lightgbm.basic": ("Booster.save_model:1",),
+    "h5py": ("File.__init__:1",),
+}
+"""Functions that open files in native code, with the position of the path among the arguments."""
+
+
+class Outputs:
+    """The files that this process has written below `root`."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root.rstrip(os.sep) + os.sep
+        self.pid = os.getpid()
+        self.written: dict[str, None] = {}
+        self.known: dict[str, tuple[tuple[int, ...], bytes]] = {}
+
+    def install(self) -> None:
+        """Take note of every file that is opened for writing or renamed from now on."""
+        sys.addaudithook(self._heard)
+        for_native_paths(self._native)
+
+    def _heard(self, event: str, args: tuple[Any, ...]) -> None:
+        if event == "open":
+            path, mode, flags = args
+            writes = isinstance(mode, str) and any(letter in mode for letter in "wax+")
+            if writes or (mode is None and isinstance(flags, int) and flags & os.O_ACCMODE):
+                self.note(path)
+        elif event == "os.rename":
+            self.note(args[0])
+            self.note(args[1])
+
+    def _native(self, path: Any) -> Any:
+        self.note(path)
+        return path
+
+    def note(self, path: Any) -> None:
+        """Remember a file, if it is the project's."""
+        if isinstance(path, int) or os.getpid() != self.pid:
+            return
+        try:
+            full = os.path.abspath(os.fsdecode(path))  # noqa: PTH100 - links stay as they are spelt
+        except (TypeError, ValueError, OSError):
+            return
+        relative = full[len(self.root) :]
+        if full.startswith(self.root) and not relative.startswith(
+            (FOLDER + os.sep, ".git" + os.sep)
+        ):
+            self.written[relative] = None
+
+    def parts(self) -> tuple[dict[str, Any], dict[str, list[str]]]:
+        """Return the contents to save by key, and which files exist, are gone, are too large."""
+        buffers: dict[str, Any] = {}
+        gone: list[str] = []
+        large: list[str] = []
+        total = 0
+        for relative in self.written:
+            try:
+                found = os.stat(self.root + relative)
+                mark = (found.st_ino, found.st_size, found.st_mtime_ns)
+                if total + found.st_size > LIMIT:
+                    large.append(relative)
+                    continue
+                known = self.known.get(relative)
+                if known is None or known[0] != mark:
+                    known = (mark, Path(self.root + relative).read_bytes())
+                    self.known[relative] = known
+            except (OSError, ValueError):
+                gone.append(relative)
+                continue
+            total += found.st_size
+            buffers[PREFIX + relative] = known[1]
+        return buffers, {"gone": gone, "large": large} if gone or large else {}
+
+
+def put_back(
+    keys: Iterable[str],
+    load: Callable[[str], Any],
+    facts: Mapping[str, list[str]],
+    place: Callable[[str], str],
+) -> None:
+    """Make the files of a checkpoint what they were; `place` says where a relative path lies."""
+    for key in keys:
+        if not key.startswith(PREFIX):
+            continue
+        target = Path(place(key.removeprefix(PREFIX)))
+        data = bytes(load(key))
+        if target.is_symlink():
+            target.unlink()
+        elif target.is_file() and target.read_bytes() == data:
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # in place: the program may have it open
+        with open(target, "r+b" if target.is_file() else "wb") as file:  # noqa: PTH123
+            file.write(data)
+            file.truncate()
+    for relative in facts.get("gone", ()):
+        Path(place(relative)).unlink(missing_ok=True)
+
+
+def for_native_paths(act: Callable[[Any], Any]) -> None:
+    """Let `act` see, and replace, the paths given to functions that open files in native code."""
+    for module, functions in NATIVE.items():
+        after_import(module, functools.partial(_wrap, functions=functions, act=act))
+
+
+def _wrap(module: ModuleType, *, functions: Iterable[str], act: Callable[[Any], Any]) -> None:
+    for function in functions:
+        dotted, _, position = function.partition(":")
+        *owners, name = dotted.split(".")
+        owner: Any = module
+        for part in owners:
+            owner = getattr(owner, part, None)
+        real = getattr(owner, name, None)
+        if real is not None:
+            setattr(owner, name, _acting(real, int(position), act))
+
+
+def _acting(real: Callable[..., Any], position: int, act: Callable[[Any], Any]) -> Any:
+    @functools.wraps(real)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if len(args) > position and isinstance(args[position], str | os.PathLike):
+            args = (*args[:position], act(args[position]), *args[position + 1 :])
+        for key in ("f", "filename", "fname", "name"):
+            if isinstance(kwargs.get(key), str | os.PathLike):
+                kwargs[key] = act(kwargs[key])
+        return real(*args, **kwargs)
+
+    return call
