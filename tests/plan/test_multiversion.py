@@ -95,7 +95,7 @@ def test_the_order_is_the_best_with_saving_loading_and_what_exists_counted(tree,
 @given(trees(most=30), st.integers(0, 40))
 def test_no_published_planner_is_better_and_all_can_be_carried_out(tree, room):
     found = order(tree, room, patience=50)
-    for name in ("PRP-v1", "PRP-v2", "PC", "LFU", "dynamic program"):
+    for name in ("PRP-v1", "PRP-v2", "PC", "LFU", "dynamic program", "beam"):
         assert found.seconds <= found.tried[name] + 1e-9
     assert (
         found.tried["dynamic program"]
