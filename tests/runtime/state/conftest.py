@@ -40,6 +40,17 @@ class Program:
         self.names = {name.rpartition(":")[2]: value for name, value in values.items()}
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Keep tiny matrices on one thread: starting more costs more than the work."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture
 def program():
     """Make a Program from its set-up and step."""

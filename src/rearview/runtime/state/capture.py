@@ -48,6 +48,7 @@ def capture(anchors: Anchors, roots: Mapping[str, object], *, rng: bool = True) 
     finally:
         if collecting:
             gc.enable()
+    reading.release()
     blocks = reading.blocks
     anchors.block_keys = blocks.keys
     header = pickle.dumps(

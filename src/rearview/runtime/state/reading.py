@@ -17,6 +17,8 @@ from rearview.runtime.state.objects import CellKind
 from rearview.runtime.state.reduce import Gone, reducer_for
 from rearview.runtime.state.sets import set_recipe
 
+_EMPTY_SET = b"\x8f\x94"
+"""Opcodes with which pickle begins a set."""
 PLAIN: Any = object()
 """Marks a type that C pickling handles with no help."""
 
@@ -67,7 +69,7 @@ class Reading:
         self.oob: list[str] = []
         self.cells: list[types.CellType] = []
         """Closure variables met but not yet written."""
-        self.alive = anchors.alive()
+        self.alive: list[Any] = anchors.alive()
         self._stand_ins: list[object] = []
 
     def miss(self, obj: object, reason: str) -> None:
@@ -169,6 +171,12 @@ class Reading:
         fresh.missing, fresh.lost = self.missing, self.lost
         return fresh
 
+    def release(self) -> None:
+        """Let go of the program's objects now, not at the next collection."""
+        self.alive, self.roots, self._stand_ins = [], {}, []
+        for held in (self.loose, self.found, self.lost):
+            held.clear()
+
     def shared(self) -> bool:
         """Say whether an array that was taken to stand alone shares its memory after all."""
         if not self.loose:
@@ -197,10 +205,12 @@ class Reading:
             kept.update(arrays_met)
             pickler.dump(("cells", [(cell, CellKind.values(cell)) for cell in cells]))
             pickler.dump(("contents", self._late_contents(arrays_met)))
-        sets = self._reordered(pickler)
+        # Looking through the memo takes time, so first see whether any set was written at all.
+        sets = self._reordered(pickler) if _EMPTY_SET in out.getvalue() else []
         if sets:
             pickler.dump(("sets", sets))
         pickler.dump(None)
+        pickler.clear_memo()
         return out.getvalue()
 
     def _late_contents(self, found: dict[int, Any]) -> list[tuple[str, list[int], list[Any]]]:

@@ -24,7 +24,12 @@ class StateUnpickler(pickle.Unpickler):
 
     def __init__(self, stream: io.BytesIO, objects: Sequence[Any], buffers: Iterator[Any]) -> None:
         super().__init__(stream, buffers=buffers)
-        self._objects = objects
+        self._objects: Sequence[Any] = objects
+
+    def forget(self) -> None:
+        """Let go of everything: newer Pythons keep an unpickler until the next collection."""
+        self._objects = ()
+        self.memo.clear()
 
     def persistent_load(self, pid: Any) -> Any:
         """Return a builder or a live anchor."""
@@ -115,6 +120,7 @@ def _pass(
         action()
     if rng is not None:
         write_global(rng)
+    alive.clear()
     return dict(values), writing
 
 
@@ -138,6 +144,8 @@ def _read(
         {"cells": cells, "contents": contents, "sets": sets}[batch[0]].extend(batch[1])
     for live, recipe in sets:
         fill_set(live, recipe)
+    unpickler.forget()
+    objects.clear()
     return values, contents, classes, rng, cells
 
 
