@@ -28,8 +28,13 @@ def search(
     return _Search(tree, room).run(below, patience, going)
 
 
-def beam(tree: Tree, room: float, *, width: int = 40) -> list[Step]:
-    """Return good steps of any order, leaf by leaf: only the `width` most promising go on."""
+def beam(tree: Tree, room: float, *, width: int | None = None) -> list[Step]:
+    """Return good steps of any order, leaf by leaf: only the `width` most promising go on.
+
+    By default it is narrower the more leaves there are, so that the effort stays about the same.
+    """
+    if width is None:
+        width = max(3, min(40, 16_000 // max(1, len(tree.leaves)) ** 2))
     return _Search(tree, room).beam(width)
 
 
