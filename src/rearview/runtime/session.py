@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from time import perf_counter
@@ -249,10 +249,16 @@ class Session:
             nest.feeds = feeding(nest.entry.source, self.is_project_module)
         return {f"loop:{n}:{nest.entry.site.id}": one for n, one in enumerate(nest.feeds)}
 
-    def anchor(self, nest: Nest, index: int, found: Mapping[str, Any]) -> Anchors:
+    def anchor(
+        self,
+        nest: Nest,
+        index: int,
+        found: Mapping[str, Any],
+        signature: Sequence[str] | None = None,
+    ) -> Anchors:
         """Walk the objects that exist now; later checkpoints of this nest refer to them."""
         begun = perf_counter()
-        nest.anchors = Anchors.walk(found, project=self.is_project_module)
+        nest.anchors = Anchors.walk(found, project=self.is_project_module, signature=signature)
         nest.names = tuple(found)
         nest.at = index
         nest.seconds = perf_counter() - begun
