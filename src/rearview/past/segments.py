@@ -35,6 +35,10 @@ class Prepared:
         wanted = []
         for probe in self.asked:
             chains = probe.chains or (self._deepest(),)
+            if not probe.chains and not probe.loops:
+                # Nobody is seen to call its function: it may well stand after the loops.
+                after = Place.AFTER.value
+                wanted.append(planning.Wanted(self.names, (), after, missing=self.missing))
             for chain in chains:
                 depth = len(chain) - len(probe.loops) + probe.depth
                 wanted.append(

@@ -14,6 +14,11 @@ Belongs = Callable[[str], bool]
 """Says whether a file is part of the project."""
 
 _ABSENT = object()
+_COMPILED = (
+    *("__builtins_dict__", "__compiled_fn", "__import_", "__resume_at_", "__gen_rand_values"),
+    *("__warnings_warn_wrapper", "___"),
+)
+"""How the names begin that `torch.compile` puts into the modules of functions it compiles."""
 
 
 def project_frames(frame: FrameType | None, belongs: Belongs) -> list[FrameType]:
@@ -50,7 +55,7 @@ def roots(frames: list[FrameType], belongs: Belongs) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for module_name, module in project_modules(belongs):
         for name, value in sorted(vars(module).items()):
-            if not (name.startswith("__") and name.endswith("__")):
+            if not (name.startswith("__") and (name.endswith("__") or name.startswith(_COMPILED))):
                 found[f"global:{module_name}:{name}"] = value
     for depth, frame in enumerate(frames):
         where = f"local:{depth}:{qualified(frame.f_code)}:"

@@ -27,7 +27,7 @@ from rearview.runtime.state.containers import (
 from rearview.runtime.state.iterators import GENERATOR, LOADER, WALK, Walk, is_loader_iterator
 from rearview.runtime.state.kinds import REF, Kind
 from rearview.runtime.state.layout import layout_of
-from rearview.runtime.state.objects import COMPILER, CellKind, ClassKind, FunctionKind, ObjectKind
+from rearview.runtime.state.objects import COMPILED, COMPILER, CellKind, ClassKind, FunctionKind, ObjectKind
 from rearview.runtime.state.programs import importable
 from rearview.runtime.state.randomness import random_kind
 from rearview.runtime.state.streams import THREAD, UNKEPT, stream_kind
@@ -164,8 +164,8 @@ def _by_name(obj: Any) -> Kind | None:
         return WALK
     if is_loader_iterator(obj):
         return LOADER
-    if name.startswith(COMPILER) and cls.__name__ != "OptimizedModule":
-        return REF
+    if name.startswith(COMPILER):
+        return COMPILED if cls.__name__ == "OptimizedModule" else REF
     if name.startswith(_BYSTANDERS) or name.startswith(_LOCKS):
         return REF
     if name.startswith(_UNUSABLE) or cls.__name__ == "_MultiProcessingDataLoaderIter":

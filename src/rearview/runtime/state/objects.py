@@ -81,6 +81,19 @@ class ObjectKind(Kind):
                     continue
 
 
+class CompiledKind(Kind):
+    """A module that `torch.compile` returned: a reference that leads to the user's own."""
+
+    name = "compiled"
+
+    def children(self, obj: Any, look: Look) -> Iterable[Step]:  # noqa: ARG002
+        """Yield the module that was compiled."""
+        return [Step(".", "_orig_mod", vars(obj)["_modules"]["_orig_mod"])]
+
+
+COMPILED = CompiledKind()
+
+
 class CellKind(Kind):
     """A closure variable, shared by the functions that see it."""
 
