@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import CodeType, FrameType, ModuleType
 from typing import Any
 
@@ -14,18 +15,33 @@ Belongs = Callable[[str], bool]
 """Says whether a file is part of the project."""
 
 _ABSENT = object()
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # noqa: PTH100, PTH120
 
 
-def project_frames(frame: FrameType | None, belongs: Belongs) -> list[FrameType]:
-    """Return the project's function frames from the outermost down to `frame`.
+def project_frames(
+    frame: FrameType | None, belongs: Belongs, loops: Collection[str] = ()
+) -> list[FrameType]:
+    """Return the program's function frames from the outermost down to `frame`.
 
-    Module frames are left out: their locals are globals.
+    Those are the project's and, where a loop of a library is running (its file is in `loops`),
+    all between the project and that loop: what only they hold would be lost otherwise. Module
+    frames are left out: their locals are globals.
     """
-    found = []
+    found: list[FrameType] = []
+    between: list[FrameType] = []
+    inside = False
     while frame is not None:
         code = frame.f_code
-        if code.co_name != "<module>" and belongs(code.co_filename):
-            found.append(frame)
+        file = code.co_filename
+        if belongs(file):
+            found += between
+            between = []
+            if code.co_name != "<module>":
+                found.append(frame)
+        else:
+            inside = inside or file in loops
+            if inside and not file.startswith(_OURS):
+                between.append(frame)
         frame = frame.f_back
     found.reverse()
     return found
