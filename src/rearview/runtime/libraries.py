@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from types import FrameType, GeneratorType
 from typing import Any
 
 from rearview.source.loops import walk_loops
@@ -84,6 +85,20 @@ def _keras_state() -> Any:
     """Return what Keras keeps for the whole process: its seed generator, names given so far."""
     module = sys.modules.get("keras.src.backend.common.global_state")
     return vars(module.GLOBAL_STATE_TRACKER) if module is not None else None
+
+
+def settle(frames: Iterable[FrameType], files: Collection[str]) -> None:
+    """Let watched loops drop what they will make anew in any case, so that nobody has to save it.
+
+    Between two epochs Keras holds a loader's iterator that it replaces before using it.
+    """
+    for frame in frames:
+        if frame.f_code.co_filename in files and "epoch_iterator" in frame.f_code.co_varnames:
+            held = frame.f_locals.get("epoch_iterator")
+            running = getattr(held, "_epoch_iterator", None)
+            over = isinstance(running, GeneratorType) and running.gi_frame is None
+            if over and getattr(held, "steps_per_epoch", 0) is None:
+                vars(held)["_current_iterator"] = None
 
 
 _KEPT_BY: Mapping[str, Callable[[], Any]] = {"keras": _keras_state}

@@ -15,7 +15,7 @@ from typing import Any
 from rearview.config import Settings
 from rearview.model import Point
 from rearview.runtime.frames import project_frames, roots
-from rearview.runtime.libraries import library_roots
+from rearview.runtime.libraries import library_roots, settle
 from rearview.runtime.loops import Entry, Habit, iterate
 from rearview.runtime.outside import View
 from rearview.runtime.state.anchors import Anchors
@@ -215,6 +215,7 @@ class Session:
     def roots(self, frame: FrameType) -> tuple[dict[str, Any], list[FrameType]]:
         """Return what the state starts from, and the frames it lies in."""
         frames = project_frames(frame, self.belongs, self.loop_files)
+        settle(frames, self.loop_files)
         found = roots(frames, self.belongs)
         if self.loop_files:
             found.update(library_roots())

@@ -83,6 +83,7 @@ _BYSTANDERS = (
     "ctypes.",
     "IPython.",
     "jax._src.",
+    "keras.src.utils.tracking.Tracker",  # files new variables by their addresses
     "logging.",
     "matplotlib.",
     "mlflow.",
