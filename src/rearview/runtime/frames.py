@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from types import CodeType, FrameType, ModuleType
 from typing import Any
 
+from rearview.runtime.libraries import CLOCKS
 from rearview.source.instrument import TURN
 
 Belongs = Callable[[str], bool]
@@ -71,7 +72,7 @@ def roots(frames: list[FrameType], belongs: Belongs) -> dict[str, Any]:
     for depth, frame in enumerate(frames):
         where = f"local:{depth}:{qualified(frame.f_code)}:"
         for name, value in sorted(frame.f_locals.items()):
-            if name != TURN:
+            if name != TURN and (name not in CLOCKS or belongs(frame.f_code.co_filename)):
                 found[where + name] = value
     return found
 

@@ -62,6 +62,9 @@ LOOPS: Mapping[str, Names] = {
     },
 }
 
+CLOCKS = frozenset({"start_time", "time_start"})
+"""Local variables of libraries that hold the time of day: they measure, and are not state."""
+
 
 def loops_of(module: str, tree: ast.Module) -> dict[int, str]:
     r"""Return the ids of the loops of a library's module that are watched, by line.
