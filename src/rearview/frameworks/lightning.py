@@ -21,6 +21,7 @@ from lightning.pytorch import Callback
 import rearview
 from rearview.frameworks.chance import generators_of, read_chance, write_chance
 from rearview.frameworks.modules import load, read_module, save, scalars, write_module
+from rearview.frameworks.results import read_results, write_results
 
 __all__ = ["RearviewCallback"]
 
@@ -125,7 +126,7 @@ class RearviewCallback(Callback):
             "format": 1,
             "trainer": trainer._checkpoint_connector.dump_checkpoint(weights_only=False),  # noqa: SLF001
             "module": read_module(trainer.lightning_module),
-            "results": loop.epoch_loop._results,  # noqa: SLF001
+            "results": read_results(loop.epoch_loop._results),  # noqa: SLF001
             "metrics": {name: getattr(connector, name) for name in _METRICS},
             "epoch": loop.epoch_progress.current.processed,
             "batch": loop.epoch_loop.batch_progress.current.ready,
@@ -155,7 +156,7 @@ class RearviewCallback(Callback):
         connector._loaded_checkpoint = {}  # noqa: SLF001
         _carry_on(loop)
         loop._combined_loader_states_to_load = []  # noqa: SLF001
-        loop.epoch_loop._results = saved["results"]  # noqa: SLF001
+        write_results(loop.epoch_loop._results, saved["results"], trainer)  # noqa: SLF001
         for name, values in saved["metrics"].items():
             setattr(trainer._logger_connector, name, values)  # noqa: SLF001
         write_module(trainer.lightning_module, saved["module"])

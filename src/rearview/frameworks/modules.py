@@ -8,13 +8,21 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+_COUNTED = ("_update_count", "_computed", "_forward_cache")
+"""What a metric of torchmetrics counts beside its state."""
+
 
 def read_module(module: Any) -> dict[str, Any]:
-    """Return buffers that are not saved, gradients under way, and which parts are training."""
+    """Return what no `state_dict` has: other buffers, gradients, modes, metrics under way."""
     return {
         "buffers": dict(module.named_buffers()),
         "gradients": {n: p.grad for n, p in module.named_parameters() if p.grad is not None},
         "training": {name: part.training for name, part in module.named_modules()},
+        "metrics": {
+            name: {key: vars(part)[key] for key in (*part.metric_state, *_COUNTED)}
+            for name, part in module.named_modules()
+            if hasattr(part, "metric_state")
+        },
     }
 
 
@@ -31,6 +39,7 @@ def write_module(module: Any, state: Mapping[str, Any]) -> None:
         parameter.grad = None if gradient is None else gradient.to(parameter.device)
     for name, part in module.named_modules():
         part.training = state["training"].get(name, part.training)
+        vars(part).update(state["metrics"].get(name, {}))
 
 
 def read_attributes(obj: Any, leave: Collection[str] = ()) -> dict[str, bytes]:
