@@ -27,7 +27,14 @@ from rearview.runtime.state.containers import (
 from rearview.runtime.state.iterators import GENERATOR, LOADER, WALK, Walk, is_loader_iterator
 from rearview.runtime.state.kinds import REF, Kind
 from rearview.runtime.state.layout import layout_of
-from rearview.runtime.state.objects import COMPILED, COMPILER, CellKind, ClassKind, FunctionKind, ObjectKind
+from rearview.runtime.state.objects import (
+    COMPILED,
+    COMPILER,
+    CellKind,
+    ClassKind,
+    FunctionKind,
+    ObjectKind,
+)
 from rearview.runtime.state.programs import importable
 from rearview.runtime.state.randomness import random_kind
 from rearview.runtime.state.streams import THREAD, UNKEPT, stream_kind
@@ -84,6 +91,7 @@ _BYSTANDERS = (
     "ctypes.",
     "IPython.",
     "jax._src.",
+    "keras.src.utils.tracking.Tracker",  # files new variables by their addresses
     "logging.",
     "matplotlib.",
     "mlflow.",

@@ -86,7 +86,7 @@ class CompiledKind(Kind):
 
     name = "compiled"
 
-    def children(self, obj: Any, look: Look) -> Iterable[Step]:  # noqa: ARG002
+    def children(self, obj: Any, look: Look) -> Iterable[Step]:
         """Yield the module that was compiled."""
         return [Step(".", "_orig_mod", vars(obj)["_modules"]["_orig_mod"])]
 

@@ -34,6 +34,8 @@ Reducer = Callable[[Any, "Reading"], Any]
 
 _SMALL_ARRAY = BUILDERS["small_array"]
 _LOCKS = {"lock", "RLock"}
+_REWRAPPED = {"torchmetrics.metric.Metric"}
+"""Classes whose instances wrap their own methods; their own unpickling wraps them again."""
 _VIEWS = {type({}.keys()): "keys", type({}.values()): "values", type({}.items()): "items"}
 
 
@@ -70,6 +72,8 @@ def reducer_for(obj: Any, reading: Reading) -> Reducer | None:
     if isinstance(stream(obj), FileKind):
         return _file
     kind = reading.anchors.kind(obj)
+    if any(f"{base.__module__}.{base.__qualname__}" in _REWRAPPED for base in cls.__mro__):
+        return _own
     if isinstance(kind, ObjectKind):
         return _instance(kind) if _customised(cls) else None
     if isinstance(kind, AttributedKind) and layout_of(cls).base is not deque:
