@@ -114,7 +114,7 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
         session.declared[CHANCE] = entropy.install(key)
         session.inputs = Inputs()
         _watch_arguments(session)
-        session.outputs = Outputs(session.root)
+        session.outputs = Outputs(session.root, session.deleted)
         session.outputs.install()
     if not joins:
         _beat(runs, run, settings.heartbeat)
@@ -156,7 +156,7 @@ def _resume(control: Control) -> Resumer:
     api.use(session)
     os.register_at_fork(after_in_child=session.forked)
     session.declared[CHANCE] = entropy.install(bytes.fromhex(run.facts["entropy"]))
-    session.outputs = Outputs(session.root)
+    session.outputs = Outputs(session.root, session.deleted)
     session.outputs.install()
     if target is not None:
         outside.keep_outputs(lambda: session.pending)

@@ -49,7 +49,7 @@ class Compiler:
         """Return the code of a source file; raises what plain Python would raise."""
         relative = os.path.relpath(os.path.realpath(path), self.session.root)
         data = self.sources.get(relative, data)
-        tree = ast.parse(data, path)
+        tree = _parse(data, path)
         shielded = self.probes.get(relative)
         if shielded:
             tree = shield_tree(tree, shielded)
@@ -73,6 +73,12 @@ class Compiler:
             self.session.loop_files.add(path)
         code: CodeType = compile(tree, path, "exec", dont_inherit=True)
         return code
+
+
+def _parse(data: bytes, path: str) -> ast.Module:
+    # not `ast.parse`: its frame would stand in the traceback of a program that does not parse
+    tree: ast.Module = compile(data, path, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
+    return tree
 
 
 class _Loader(SourceFileLoader):

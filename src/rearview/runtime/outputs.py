@@ -36,7 +36,9 @@ NATIVE = {
 class Outputs:
     """The files that this process has written below `root`."""
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, deleting: Callable[[], None] | None = None) -> None:
+        self.deleting = deleting
+        """Called before the program removes the store itself."""
         self.root = root.rstrip(os.sep) + os.sep
         self.pid = os.getpid()
         self.written: dict[str, None] = {}
@@ -56,6 +58,10 @@ class Outputs:
         elif event == "os.rename":
             self.note(args[0])
             self.note(args[1])
+        elif event == "shutil.rmtree" and self.deleting is not None:
+            path = os.path.abspath(os.fsdecode(args[0])) + os.sep  # noqa: PTH100
+            if f"{self.root}{FOLDER}{os.sep}".startswith(path) and os.getpid() == self.pid:
+                self.deleting()
 
     def _native(self, path: Any) -> Any:
         self.note(path)

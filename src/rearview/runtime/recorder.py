@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from rearview.errors import UsageError
 from rearview.model import Point, Step
 from rearview.runtime.frames import project_modules, qualified
 from rearview.runtime.inputs import Inputs
@@ -248,6 +249,8 @@ class Recorder(Session):
     def log(self, items: Mapping[str, Any]) -> None:
         """Append values at the current point; once this returns, a kill does not lose them."""
         try:
+            if self.finished:
+                return
             if self.loose or not (self.stack and self.stack[-1].habit.loud):
                 self.loudly()
             self.records.append(self.prefix(), list(items.items()))
@@ -284,6 +287,13 @@ class Recorder(Session):
         self.watching = False
         self.checkpointing = 0
         self.stack = []
+
+    def deleted(self) -> None:
+        """Stop writing: the program is about to remove the store, and we must not be in its way."""
+        self.writer.close()
+        self.records.close()
+        self.finished = True
+        self.fail(UsageError("the program removes the store itself", slug="store-removed"))
 
     def fail(self, exc: BaseException) -> None:
         """Say once that recording has a problem; the program goes on as if it were not recorded."""

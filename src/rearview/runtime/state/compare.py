@@ -20,8 +20,9 @@ from rearview.runtime.state.tree import (
     OutsideKey,
     Piece,
     Ref,
+    Span,
     Tree,
-    extent_of,
+    span_of,
 )
 
 # Made anew whenever they are asked for, so being the same object or not means nothing.
@@ -142,7 +143,7 @@ class _Comparison:
         """Keeps alive what is known by its id."""
         self._stack: list[tuple[Any, Any, Path]] = []
         self._memory: list[tuple[Piece, Piece, Path]] = []
-        self._covered: dict[int, list[tuple[int, int]]] = {}
+        self._covered: dict[int, list[Span]] = {}
 
     def run(self) -> Iterator[Difference]:
         """Go through roots, then anchors nobody met, then random state."""
@@ -337,9 +338,9 @@ class _Comparison:
 
     def _cover(self, body: Body) -> None:
         """Note which bytes a tensor stands on; what lies beside them was perhaps never written."""
-        piece, known = body[0], self._covered.setdefault(id(body[0]), [])
-        span = extent_of(body)
-        known.append((0, piece.block.nbytes) if span is None else span)
+        span = span_of(body)
+        whole = (0, (body[0].block.nbytes,), (1,))
+        self._covered.setdefault(id(body[0]), []).append(whole if span is None else span)
 
     @staticmethod
     def _data(piece: Piece, buffers: Callable[[str], Any]) -> Any:

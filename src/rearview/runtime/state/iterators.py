@@ -328,7 +328,11 @@ def loader_state(obj: Any, reading: Reading) -> tuple[dict[str, Any], Any] | Non
     if getattr(obj, "_num_workers", 0):
         reading.miss(obj, "a loader's iterator with workers lies partly in other processes")
         return None
-    return attributes(obj), vars(obj).get(FIRST)
+    first = vars(obj).get(FIRST)
+    if first is None and getattr(obj, "_num_yielded", 0):
+        reading.miss(obj, "nobody saw when this iterator of a loader began to draw")
+        return None
+    return attributes(obj), first
 
 
 def draw(obj: Any, first: tuple[Any, Any, int] | None) -> None:
@@ -379,6 +383,8 @@ def watch_loaders(module: types.ModuleType) -> None:
     """Note, for every loader's iterator, the random state before its sampler draws first."""
     base = module._BaseDataLoaderIter
     real = base._next_index
+    if hasattr(real, "watches"):
+        return
 
     def next_index(self: Any) -> Any:
         first = vars(self).get(FIRST)
@@ -390,4 +396,5 @@ def watch_loaders(module: types.ModuleType) -> None:
         vars(self)[FIRST] = (first[0], first[1], first[2] + 1)
         return index
 
+    vars(next_index)["watches"] = True
     base._next_index = next_index

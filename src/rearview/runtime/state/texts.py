@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rearview.runtime.state.anchors import Anchors
-from rearview.runtime.state.tree import Node, Piece, Ref
+from rearview.runtime.state.tree import Node, Piece, Ref, Span
 
 _WIDTH = 80
 
@@ -59,7 +59,7 @@ def canonical(value: Any, depth: int = 4) -> str:
 
 
 def memory_texts(
-    then: Any, now: Any, spans: list[tuple[int, int]] | None = None
+    then: Any, now: Any, spans: list[Span] | None = None
 ) -> tuple[str, str] | None:
     """Return how two pieces of memory differ, or None when they are equal byte for byte.
 
@@ -74,10 +74,10 @@ def memory_texts(
         return None
     unequal = np.flatnonzero(left != right)
     if spans is not None:
-        inside: Any = np.zeros(unequal.size, bool)
-        for first, last in spans:
-            inside |= (unequal >= first) & (unequal < last)
-        unequal = unequal[inside]
+        inside: Any = np.zeros(left.nbytes, bool)
+        for first, shape, strides in spans:
+            np.lib.stride_tricks.as_strided(inside[first:], shape, strides)[...] = True
+        unequal = unequal[inside[unequal]]
         if not unequal.size:
             return None
     first = int(unequal[0])

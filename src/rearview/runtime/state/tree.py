@@ -57,8 +57,12 @@ class OutsideKey(bytes):
     """The key of a buffer that an object's own pickling handed over."""
 
 
-def extent_of(body: Body) -> tuple[int, int] | None:
-    """Return the first byte that a tensor stands on and the one after its last, None if unknown."""
+Span = tuple[int, tuple[int, ...], tuple[int, ...]]
+"""Where a tensor's bytes lie: the first, how many along each dimension, how far apart."""
+
+
+def span_of(body: Body) -> Span | None:
+    """Return which bytes of its memory a tensor stands on, None if unknown: then all."""
     import sys
 
     kind = getattr(body[1], "label", "")
@@ -68,10 +72,8 @@ def extent_of(body: Body) -> tuple[int, int] | None:
     if len(body) != len(Body.FIELDS) - 1 or dtype is None:
         return None
     _, _, shape, strides, offset = body
-    if 0 in shape:
-        return 0, 0
-    last = offset + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
-    return offset * dtype.itemsize, (last + 1) * dtype.itemsize
+    item = dtype.itemsize
+    return offset * item, (*shape, item), (*(s * item for s in strides), 1)
 
 
 class Node:
