@@ -6,7 +6,7 @@ from pathlib import Path
 import oracle
 import pytest
 
-import rearview.past as past
+from rearview import past
 
 HERE = Path(__file__).parent / "libraries"
 PROGRAMS = {path.stem: oracle.Program(path.stem, path) for path in sorted(HERE.glob("*.py"))}

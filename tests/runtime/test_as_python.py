@@ -4,8 +4,8 @@ import sys
 import textwrap
 
 import pytest
-from plainly import plain, recorded, write
 
+from plainly import plain, recorded, write
 from rearview.past import history
 
 ENDINGS = {

@@ -77,7 +77,8 @@ class Compiler:
 
 def _parse(data: bytes, path: str) -> ast.Module:
     # not `ast.parse`: its frame would stand in the traceback of a program that does not parse
-    tree: ast.Module = compile(data, path, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
+    tree: Any = compile(data, path, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
+    assert isinstance(tree, ast.Module)
     return tree
 
 

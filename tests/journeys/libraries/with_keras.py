@@ -4,6 +4,7 @@ import os
 os.environ["KERAS_BACKEND"] = "torch"
 import keras
 import numpy as np
+
 # use: import rearview
 
 

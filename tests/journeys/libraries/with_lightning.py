@@ -3,6 +3,7 @@ import warnings
 
 import torch
 from torch import nn
+
 # use: import rearview
 
 warnings.simplefilter("ignore")

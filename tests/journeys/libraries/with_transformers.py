@@ -4,6 +4,7 @@ import warnings
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 import torch
+
 # use: import rearview
 
 warnings.simplefilter("ignore")

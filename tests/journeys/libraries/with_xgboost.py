@@ -1,6 +1,7 @@
 """Boosting with a callback; the loop is XGBoost's."""
 import numpy as np
 import xgboost
+
 # use: import rearview
 
 

@@ -329,7 +329,7 @@ def loader_state(obj: Any, reading: Reading) -> tuple[dict[str, Any], Any] | Non
         reading.miss(obj, "a loader's iterator with workers lies partly in other processes")
         return None
     first = vars(obj).get(FIRST)
-    if first is None and getattr(obj, "_num_yielded", 0):
+    if first is None and getattr(obj, "_num_yielded", 0) != 0:
         reading.miss(obj, "nobody saw when this iterator of a loader began to draw")
         return None
     return attributes(obj), first
