@@ -21,7 +21,10 @@ def test_a_backfill_equals_a_run_from_the_start(case):
     found = {
         kind: oracle.verdict(expected, case.backfill(recorded, kind)) for kind in sorted(kinds)
     }
-    oracle.thin(recorded, lambda c: c.edge == "start" and len(c.point.steps) == 1 and c.point.steps[0].index % 3 == 2)
+    oracle.thin(
+        recorded,
+        lambda c: c.edge == "start" and len(c.point.steps) == 1 and c.point.steps[0].index % 3 == 2,
+    )
     for kind in sorted(kinds & {"inner", "after"}):
         found[f"sparse {kind}"] = oracle.verdict(expected, case.backfill(recorded, kind))
     assert found == dict.fromkeys(found, "exact")

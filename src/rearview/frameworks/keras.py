@@ -33,7 +33,7 @@ __all__ = ["RearviewCallback"]
 _LEAVE = ("_model", "model", "params", "validation_data", "progbar")
 
 
-class RearviewCallback(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
+class RearviewCallback(keras.callbacks.Callback):
     """Logs metrics; saves and restores all of the training, after any batch.
 
     Keyword arguments go to `rearview.Checkpointer`. With `checkpoint_file=None` it only logs.

@@ -37,7 +37,7 @@ _COUNTS = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "current
 _FIRST_BATCHES = "get_batch_samples"
 
 
-class RearviewCallback(transformers.TrainerCallback):  # type: ignore[misc]  # skipped by mypy
+class RearviewCallback(transformers.TrainerCallback):
     """Logs metrics; saves and restores all of the training, between any two optimizer steps.
 
     Keyword arguments go to `rearview.Checkpointer`. With `checkpoint_file=None` it only logs.

@@ -89,7 +89,7 @@ class Outputs:
         total = 0
         for relative in self.written:
             try:
-                found = os.stat(self.root + relative)
+                found = Path(self.root + relative).stat()
                 mark = (found.st_ino, found.st_size, found.st_mtime_ns)
                 if total + found.st_size > LIMIT:
                     large.append(relative)

@@ -58,9 +58,7 @@ def canonical(value: Any, depth: int = 4) -> str:
     return f"{type(value).__name__} {value!r}"
 
 
-def memory_texts(
-    then: Any, now: Any, spans: list[Span] | None = None
-) -> tuple[str, str] | None:
+def memory_texts(then: Any, now: Any, spans: list[Span] | None = None) -> tuple[str, str] | None:
     """Return how two pieces of memory differ, or None when they are equal byte for byte.
 
     With `spans`, only those bytes count.
