@@ -35,7 +35,7 @@ def run(train: Callable[..., Any], folder: Path, **given: Any) -> int:
         code = 0
     except SystemExit as exc:
         code = int(exc.code or 0)
-    except BaseException:  # noqa: BLE001 - shown, and the code says it
+    except BaseException:
         traceback.print_exc()
     finally:
         sys.stderr.flush()

@@ -18,7 +18,10 @@ class Net(pl.LightningModule):
     def __init__(self, until):
         super().__init__()
         self.net = torch.nn.Sequential(
-            torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 1)
+            torch.nn.Linear(6, 8),
+            torch.nn.BatchNorm1d(8),
+            torch.nn.Dropout(0.3),
+            torch.nn.Linear(8, 1),
         )
         self.until = until
         self.count = 0

@@ -114,7 +114,7 @@ class Zygote:
 
     def __init__(self, folder: Path) -> None:
         self.address = str(folder / "zygote")
-        source = str(Path(past.__file__).parent.parent)
+        source = str(Path(past.__file__).parent.parent.parent)
         self.environment = {
             **os.environ,
             "PYTHONHASHSEED": SEED,

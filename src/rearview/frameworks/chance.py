@@ -21,7 +21,9 @@ def generators_of(loaders: Iterable[Any]) -> list[Any]:
         generator = getattr(one, "generator", None)
         if hasattr(generator, "get_state") and not any(generator is other for other in found):
             found.append(generator)
-        todo += [getattr(one, name, None) for name in ("batch_sampler", "sampler", "base_dataloader")]
+        todo += [
+            getattr(one, name, None) for name in ("batch_sampler", "sampler", "base_dataloader")
+        ]
     return found
 
 
