@@ -68,6 +68,12 @@ class RearviewCallback(transformers.TrainerCallback):
         if self._file is None:
             return
         trainer = self._trainer = _trainer()
+        if not hasattr(trainer, "_run_epoch"):
+            raise RuntimeError(
+                f"transformers {transformers.__version__} runs all epochs in one function, which "
+                "cannot be entered in the middle. Use transformers 5, or `rearview run "
+                "--preemptible`, or give no checkpoint_file."
+            )
         self._generators = generators_of([kwargs.get("train_dataloader")])
         handler = trainer.callback_handler
         self._others = [one for one in handler.callbacks if one is not self]
