@@ -28,7 +28,7 @@ __all__ = ["RearviewCallback"]
 _METRICS = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
 
 
-class RearviewCallback(Callback):  # type: ignore[misc]  # skipped by mypy
+class RearviewCallback(Callback):
     """Logs metrics; saves and restores all of the training, between any two batches.
 
     Keyword arguments go to `rearview.Checkpointer`. With `checkpoint_file=None` it only logs.
