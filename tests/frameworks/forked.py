@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 KILLED = -signal.SIGKILL
+PAUSED = 85
 
 
 def run(train: Callable[..., Any], folder: Path, **given: Any) -> int:
@@ -42,9 +43,9 @@ def run(train: Callable[..., Any], folder: Path, **given: Any) -> int:
         os._exit(code)
 
 
-def kill() -> None:
-    """End this process as a power cut would."""
-    os.kill(os.getpid(), signal.SIGKILL)
+def kill(number: int = signal.SIGKILL) -> None:
+    """End this process as a power cut would, or ask it to end as a batch system does."""
+    os.kill(os.getpid(), number)
 
 
 def same(one: dict[str, Any], other: dict[str, Any]) -> bool:

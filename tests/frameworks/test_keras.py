@@ -2,10 +2,11 @@
 
 import os
 import pickle
+import signal
 from itertools import count
 
 import pytest
-from forked import KILLED, kill, run, same
+from forked import KILLED, PAUSED, kill, run, same
 
 pytest.importorskip("torch", reason="LOUD: torch is not installed")
 os.environ.setdefault("KERAS_BACKEND", "torch")
@@ -18,7 +19,7 @@ from rearview.frameworks.keras import RearviewCallback  # noqa: E402
 BATCHES, EPOCHS = 4, 3
 
 
-def train(folder, *, until=None, callback=True):
+def train(folder, *, until=None, how=signal.SIGKILL, callback=True):
     import torch
 
     torch.set_num_threads(1)
@@ -29,7 +30,7 @@ def train(folder, *, until=None, callback=True):
         def train_step(self, data):
             logs = super().train_step(data)
             if next(steps) == until:
-                kill()
+                kill(how)
             return logs
 
     x = np.random.default_rng(3).normal(size=(6 * BATCHES, 5)).astype("float32")
@@ -74,6 +75,14 @@ def test_the_callback_does_not_change_the_training(whole, tmp_path):
 def test_a_killed_training_ends_bit_for_bit_as_an_uninterrupted_one(whole, kill_at, tmp_path):
     for until in kill_at:
         assert run(train, tmp_path, until=until) == KILLED
+    assert run(train, tmp_path) == 0
+    weights, history = end(tmp_path)
+    assert same(weights, whole[0])
+    assert history == whole[1]
+
+
+def test_a_training_asked_to_leave_saves_and_says_that_it_is_to_be_continued(whole, tmp_path):
+    assert run(train, tmp_path, until=4, how=signal.SIGTERM) == PAUSED
     assert run(train, tmp_path) == 0
     weights, history = end(tmp_path)
     assert same(weights, whole[0])

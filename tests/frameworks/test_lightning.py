@@ -2,9 +2,10 @@
 
 import pickle
 import random
+import signal
 
 import pytest
-from forked import KILLED, kill, run, same
+from forked import KILLED, PAUSED, kill, run, same
 
 torch = pytest.importorskip("torch", reason="LOUD: torch is not installed")
 pl = pytest.importorskip("lightning.pytorch", reason="LOUD: lightning is not installed")
@@ -15,7 +16,7 @@ BATCHES, EPOCHS = 4, 3
 
 
 class Net(pl.LightningModule):
-    def __init__(self, until):
+    def __init__(self, until, how):
         super().__init__()
         self.net = torch.nn.Sequential(
             torch.nn.Linear(6, 8),
@@ -24,13 +25,14 @@ class Net(pl.LightningModule):
             torch.nn.Linear(8, 1),
         )
         self.until = until
+        self.how = how
         self.count = 0
 
     def training_step(self, batch, batch_idx):
         loss = ((self.net(batch) - batch.sum(1, keepdim=True)) ** 2).mean()
         self.log("train_loss", loss, on_step=True, on_epoch=True)
         if self.count == self.until:
-            kill()
+            kill(self.how)
         self.count += 1
         return loss
 
@@ -51,10 +53,10 @@ class Noisy(torch.utils.data.Dataset):
         return torch.full((6,), i / 10) + random.random() + torch.randn(6)
 
 
-def train(folder, *, until=None, callback=True, accumulate=1):
+def train(folder, *, until=None, how=signal.SIGKILL, callback=True, accumulate=1):
     pl.seed_everything(7, verbose=False)
     torch.set_num_threads(1)
-    module = Net(until)
+    module = Net(until, how)
     saving = [RearviewCallback("run.ckpt", checkpoint_every=3)] if callback else []
     trainer = pl.Trainer(
         max_epochs=EPOCHS,
@@ -97,6 +99,15 @@ def test_a_killed_training_ends_bit_for_bit_as_an_uninterrupted_one(whole, kill_
     accumulate, expected, _ = whole
     for until in kill_at:
         assert run(train, tmp_path, until=until, accumulate=accumulate) == KILLED
+    assert run(train, tmp_path, accumulate=accumulate) == 0
+    found = end(tmp_path)
+    assert same(found[0], expected[0])
+    assert found[1:] == expected[1:]
+
+
+def test_a_training_asked_to_leave_saves_and_says_that_it_is_to_be_continued(whole, tmp_path):
+    accumulate, expected, _ = whole
+    assert run(train, tmp_path, until=4, how=signal.SIGTERM, accumulate=accumulate) == PAUSED
     assert run(train, tmp_path, accumulate=accumulate) == 0
     found = end(tmp_path)
     assert same(found[0], expected[0])

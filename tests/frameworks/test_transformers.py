@@ -3,10 +3,11 @@
 import os
 import pickle
 import random
+import signal
 from itertools import count
 
 import pytest
-from forked import KILLED, kill, run, same
+from forked import KILLED, PAUSED, kill, run, same
 
 torch = pytest.importorskip("torch", reason="LOUD: torch is not installed")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -27,7 +28,7 @@ class Rows(torch.utils.data.Dataset):
         return {"input_ids": ids, "labels": torch.tensor(i % 2)}
 
 
-def train(folder, *, until=None, callback=True, accumulate=1):
+def train(folder, *, until=None, how=signal.SIGKILL, callback=True, accumulate=1):
     torch.set_num_threads(1)
     transformers.set_seed(7)
     steps = count()
@@ -36,7 +37,7 @@ def train(folder, *, until=None, callback=True, accumulate=1):
         def training_step(self, *args, **kwargs):
             loss = super().training_step(*args, **kwargs)
             if next(steps) == until:
-                kill()
+                kill(how)
             return loss
 
     config = transformers.BertConfig(
@@ -98,6 +99,15 @@ def test_a_killed_training_ends_bit_for_bit_as_an_uninterrupted_one(whole, kill_
     for until in kill_at:
         killed = run(train, tmp_path, until=until * accumulate, accumulate=accumulate)
         assert killed == KILLED
+    assert run(train, tmp_path, accumulate=accumulate) == 0
+    found = end(tmp_path)
+    assert same(found[0], weights)
+    assert found[1] == logged
+
+
+def test_a_training_asked_to_leave_saves_and_says_that_it_is_to_be_continued(whole, tmp_path):
+    accumulate, weights, logged = whole
+    assert run(train, tmp_path, until=4, how=signal.SIGTERM, accumulate=accumulate) == PAUSED
     assert run(train, tmp_path, accumulate=accumulate) == 0
     found = end(tmp_path)
     assert same(found[0], weights)

@@ -57,6 +57,8 @@ class RearviewCallback(Callback):
             return
         self._checkpointer = rearview.Checkpointer(self._file, save, load, **self._options)
         self._fresh = True
+        signals = trainer._signal_connector  # noqa: SLF001
+        self._wrap(signals, "_sigterm_notifier_fn", lambda real: _unheard(signals, real))
         loop = trainer.fit_loop
         self._wrap(loop, "setup_data", lambda real: self._noting(trainer, real))
         self._wrap(loop.epoch_loop, "on_run_start", lambda real: self._noting(trainer, real))
@@ -183,6 +185,16 @@ class RearviewCallback(Callback):
         """Log what validation came to; the check before training is no validation."""
         if not trainer.sanity_checking:
             rearview.log(scalars(trainer.callback_metrics))
+
+
+def _unheard(signals: Any, real: Any) -> Callable[..., None]:
+    """Let a SIGTERM go on to other processes; Lightning itself would end at once, unsaved."""
+
+    def run(*args: Any) -> None:
+        real(*args)
+        signals.received_sigterm = False
+
+    return run
 
 
 def _generators(trainer: Any) -> list[Any]:

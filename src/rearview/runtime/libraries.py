@@ -93,13 +93,8 @@ def _keras_state() -> Any:
 def settle(frames: Iterable[FrameType], files: Collection[str]) -> None:
     """Let watched loops drop what nobody will read again, so that nobody has to save it."""
     for frame in frames:
-        if frame.f_code.co_filename not in files:
-            continue
-        if "epoch_iterator" in frame.f_code.co_varnames:
+        if frame.f_code.co_filename in files and "epoch_iterator" in frame.f_code.co_varnames:
             _settle_keras(frame.f_locals.get("epoch_iterator"))
-        owner = frame.f_locals.get("self")
-        if type(owner).__name__ == "_FitLoop":
-            _settle_lightning(getattr(owner, "trainer", None))
 
 
 def _settle_keras(iterator: Any) -> None:
@@ -108,13 +103,6 @@ def _settle_keras(iterator: Any) -> None:
     over = isinstance(running, GeneratorType) and running.gi_frame is None
     if over and getattr(iterator, "steps_per_epoch", 0) is None:
         vars(iterator)["_current_iterator"] = None
-
-
-def _settle_lightning(trainer: Any) -> None:
-    """Lightning notes when it last validated, and reads that only if validation goes by time."""
-    if hasattr(trainer, "_last_val_time"):
-        if getattr(trainer, "_val_check_time_interval", None) is None:
-            vars(trainer)["_last_val_time"] = 0.0
 
 
 _KEPT_BY: Mapping[str, Callable[[], Any]] = {"keras": _keras_state}

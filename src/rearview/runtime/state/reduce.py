@@ -155,6 +155,9 @@ def _address(obj: Address, reading: Reading) -> Any:  # noqa: ARG001
 
 
 def _instance(kind: ObjectKind | AttributedKind) -> Reducer:
+    if isinstance(kind, ObjectKind) and kind.leave:
+        return _own  # made anew, it needs all of its attributes
+
     def reduce(obj: Any, reading: Reading) -> Any:
         content = kind.read([obj], reading)[0]
         return BUILDERS["instance"], (type(obj),), content, None, None, BUILDERS["fill"]
