@@ -125,9 +125,8 @@ def _split_neighbours(
     near = {a.before: a.old for a in anchors if a.near}
     if len(near) < 2 or near[True].parent is near[False].parent:
         return None
-    if near[False].parent in list(target.above()) and any(
-        a.near and a.gives and a.old.parent is target for a in anchors
-    ):
+    follows = any(a.near and a.gives and a.old.parent is target for a in anchors)
+    if follows and near[False].parent in list(target.above()):
         return None  # it follows what it reads, into the deeper block
     for old in near.values():
         for node in old.above():
@@ -136,7 +135,7 @@ def _split_neighbours(
             if node.is_scope:
                 return None
             loop = isinstance(node.tree, (ast.For, ast.AsyncFor, ast.While))
-            if loop and target is home and not uses([node.tree]).writes & used.reads:
+            if loop and target is home and (follows or not uses([node.tree]).writes & used.reads):
                 continue  # once a turn of the outer loop, as before
             if isinstance(node.tree, (ast.If, ast.For, ast.AsyncFor, ast.While, ast.Match)):
                 return Nowhere(
