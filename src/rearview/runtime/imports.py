@@ -156,10 +156,18 @@ def _hook(session: Session, compiling: Callable[[], bool]) -> None:
     While `torch.compile` traces a function, its loops are left alone.
     """
 
-    def hook(site: str, iterable: Any) -> Any:
-        if compiling():
+    quiet = session.quiet
+
+    def fast(site: str, iterable: Any) -> Any:
+        if site in quiet:
             return itertools.repeat(None) if iterable is None else iterable
         return session.hook(site, iterable, sys._getframe(1))
 
+    def careful(site: str, iterable: Any) -> Any:
+        if compiling() or site in quiet:
+            return itertools.repeat(None) if iterable is None else iterable
+        return session.hook(site, iterable, sys._getframe(1))
+
+    hook = fast if compiling is _never else careful
     vars(hook)["scalar"] = session.scalar
     builtins.__dict__[HOOK] = hook

@@ -100,9 +100,9 @@ def iterate(session: Session, entry: Entry, iterable: Any) -> Generator[Iterable
 
     `iterable` is None for a `while` loop, whose items nobody looks at.
     """
-    source: Iterator[Any] = repeat(None) if iterable is None else iter(iterable)
-    entry.sequence = iterable if isinstance(iterable, range) else None
-    entry.walk = iterable if type(iterable) is Walk else None
+    sequence = entry.sequence = iterable if isinstance(iterable, range) else None
+    simple = sequence is not None or iterable is None
+    source: Iterator[Any] = iter(()) if simple else iter(iterable)
     entry.source = source
     size = 1
     ended = False
@@ -117,30 +117,49 @@ def iterate(session: Session, entry: Entry, iterable: Any) -> Generator[Iterable
                 return
             if target > index:
                 index = session.advance(entry, source, index, target, sys._getframe(1))
-            item = next(source, _END)
-            if item is _END:
+            item = None if simple else next(source, _END)
+            if item is _END or (sequence is not None and index >= len(sequence)):
                 ended = session.exhausted(entry, index, sys._getframe(1))
                 return
             entry.index = index
-            entry.value = None if entry.sequence is not None else _scalar(item)
+            entry.value = None if simple else _scalar(item)
             if entry.ordinals:
                 entry.ordinals = {}
             size = session.slice(entry, size)
-            if size == 1:
-                entry.counter = None
+            entry.sliced = size - 1
+            if simple:
+                part = None if sequence is None else sequence[index : index + size]
+                entry.sliced = (size if part is None else len(part)) - 1
+                # an iterator that knows itself how many items are left, with nothing around it
+                entry.counter = repeat(None, size) if part is None else iter(part)
+                yield entry.counter
+                index = entry.now + 1
+            elif size == 1:
                 yield (item,)
                 index += 1
             else:
-                entry.sliced = size - 1
                 entry.counter = repeat(True, size - 1)
                 yield chain((item,), compress(islice(source, size - 1), entry.counter))
                 index = entry.now + 1
-                entry.index, entry.counter = index - 1, None
+            entry.index, entry.counter = index - 1, None
             now = perf_counter()
             size = _next_size(size, now - last)
             last = now
     finally:
         session.leave(entry, sys._getframe(1), ended=ended)
+
+
+def suspended(session: Session, entry: Entry, walk: Walk) -> Iterator[Any]:
+    """Yield the items of a loop in a generator or coroutine, which counts them itself."""
+    entry.walk = walk
+    entry.source = walk.source
+    entry.started = perf_counter()
+    session.push(entry)
+    try:
+        for item in walk:  # not `yield from`, which would close a generator that others hold
+            yield item
+    finally:
+        session.leave(entry, None, ended=True)
 
 
 def _next_size(size: int, seconds: float) -> int:

@@ -16,10 +16,10 @@ from rearview.config import Settings
 from rearview.model import Point
 from rearview.runtime.frames import project_frames, roots
 from rearview.runtime.libraries import library_roots, settle
-from rearview.runtime.loops import Entry, Habit, iterate
+from rearview.runtime.loops import Entry, Habit, iterate, suspended
 from rearview.runtime.outside import View
 from rearview.runtime.state.anchors import Anchors
-from rearview.runtime.state.iterators import feeding
+from rearview.runtime.state.iterators import Walk, feeding
 from rearview.source.instrument import Site
 from rearview.store.project import FOLDER, Project
 
@@ -86,6 +86,8 @@ class Session:
     """Where a replay's files seem to be; None when recording."""
     code: int | None = None
     """Exit code, once the program has ended."""
+    quiet: set[str] = field(default_factory=set)
+    """Sites of loops that are left alone from now on."""
     watching: bool = True
     """False in threads and forked children, where loops are left alone."""
     loose: list[Entry] = field(default_factory=list)
@@ -153,6 +155,9 @@ class Session:
             counts[habit.site.id] = ordinal + 1
         entry = Entry(habit, ordinal, id(frame))
         habit.entries += 1
+        if habit.site.loose:
+            walk = iterable if type(iterable) is Walk else Walk(iterable)
+            return suspended(self, entry, walk)
         if iterable is not None:
             iterable = self.opened(entry, iterable)
         return chain.from_iterable(iterate(self, entry, iterable))
@@ -200,7 +205,10 @@ class Session:
         habit.iterations += count
         if not habit.loud and not habit.site.talks:
             limit = SHORT if self.stack else SHORT_OUTSIDE
-            habit.quiet = seconds < limit or (count > 100 and seconds < BRIEF * count)
+            habit.quiet = brief = seconds < limit or (count > 100 and seconds < BRIEF * count)
+
+            if brief:
+                self.quiet.add(habit.site.id)
 
     def slice(self, entry: Entry, size: int) -> int:
         """Return how many iterations may pass unobserved, `size` at the most."""
