@@ -56,7 +56,6 @@ LOOPS: Mapping[str, Names] = {
     },
     "optuna.study._optimize": {"_optimize_sequential": ("trial",)},
     "xgboost.training": {"train": ("", "round"), "cv": ("round",)},
-    "lightgbm.engine": {"train": ("", "", "round")},
     "sklearn.neural_network._multilayer_perceptron": {
         "BaseMultilayerPerceptron._fit_stochastic": ("epoch", "step"),
     },
