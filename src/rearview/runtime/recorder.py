@@ -176,7 +176,8 @@ class Recorder(Session):
         if not self.checkpointing or self.failed or entry.site.loose or nest is None:
             return
         try:
-            if nest.anchors is not None and perf_counter() - entry.started > _BRIEF:
+            brief = perf_counter() - entry.started < _BRIEF and nest.entry is not entry
+            if nest.anchors is not None and not brief:
                 self.consider(entry, index, END, frame)
         except Exception as exc:
             self.fail(exc)
@@ -189,7 +190,7 @@ class Recorder(Session):
         begun = perf_counter()
         since = begun - (entry.started if edge == END else max(entry.started, self.last))
         decision = self.pulse.decide(entry.site.id + edge, since, depth)
-        if not decision.save and not self._last_chance(entry, edge, since):
+        if not decision.save and not self._last_chance(entry, edge):
             if edge == START:
                 self.due = begun + _PATIENCE
             return
@@ -198,7 +199,7 @@ class Recorder(Session):
             self.last = perf_counter()
         self.pulse.paid(perf_counter() - begun)
 
-    def _last_chance(self, entry: Entry, edge: str, since: float) -> bool:
+    def _last_chance(self, entry: Entry, edge: str) -> bool:
         """Say whether to save after an outermost loop, so that a replay has something to equal.
 
         A short program would leave nothing else. It is bounded: a tenth of a second in all, or a
@@ -209,7 +210,7 @@ class Recorder(Session):
             return False
         allowed = max(0.1, 0.05 * (perf_counter() - self.began)) - self.ending
         cost = self.pulse.policy.cost(entry.site.id + END)
-        if since < 0.01 or cost > allowed:
+        if cost > allowed:
             return False
         self.ending += cost
         return True
