@@ -296,7 +296,9 @@ def find(text: str) -> tuple[int, int] | None:
         return None
     for body in blocks(tree):
         for stmt in body:
-            inner = [s for s in ast.walk(stmt) if isinstance(s, ast.stmt) and s is not stmt and marked(s)]
+            inner = [
+                s for s in ast.walk(stmt) if isinstance(s, ast.stmt) and s is not stmt and marked(s)
+            ]
             short = (
                 isinstance(stmt, ast.If)
                 and len(inner) == 1
