@@ -20,13 +20,16 @@ MARK = "probe-7f3a"
 
 
 def blocks(tree: ast.AST) -> list[list[ast.stmt]]:
+    """Return every block but the inside of the probe itself, which is not mutated."""
     found = []
     for node in ast.walk(tree):
         for field in ("body", "orelse", "finalbody"):
             body = getattr(node, field, None)
-            if isinstance(body, list) and body and isinstance(body[0], ast.stmt):
-                if not (len(body) == 1 and marked(body[0]) and isinstance(node, ast.If)):
-                    found.append(body)  # the inside of the probe itself is not mutated
+            if not isinstance(body, list) or not body or not isinstance(body[0], ast.stmt):
+                continue
+            inside = len(body) == 1 and marked(body[0]) and isinstance(node, ast.If)
+            if not inside:
+                found.append(body)
     return found
 
 

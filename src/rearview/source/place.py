@@ -28,6 +28,8 @@ def locate(found: Matching, spot: Spot) -> Place | Nowhere:
     anchors = _anchors(found, spot)
     home = found.block(spot.block)
     target = _block(anchors, home)
+    if target is not home and _edge_of_home(anchors, spot, target, home):
+        target = home
     if target is None:
         return Nowhere(_why_nowhere(spot.block))
     spots = {a: at for a in anchors if (at := child_of(a.old, target)) is not None}
@@ -116,6 +118,17 @@ def _block(anchors: list[_Anchor], home: Node | None) -> Node | None:
                 if isinstance(node.tree, (ast.For, ast.AsyncFor, ast.While)):
                     return anchor.old.parent
     return best
+
+
+def _edge_of_home(
+    anchors: list[_Anchor], spot: Spot, target: Node | None, home: Node | None
+) -> bool:
+    """Say whether a first or last statement has one neighbour deeper but its block is still there."""
+    if home is None or target is None or home not in list(target.above()):
+        return False
+    if 0 < spot.index < len(spot.block.children) or any(a.gives for a in anchors):
+        return False
+    return any(anchor.old.parent is home for anchor in anchors)
 
 
 def _split_neighbours(
