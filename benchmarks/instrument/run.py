@@ -121,7 +121,7 @@ def main() -> None:
                 ratios.append(beside / alone)
             low, middle, high = statistics.quantiles(ratios, n=4)
             print(
-                f"| {name} | {statistics.median(plain):.3f} | {middle:.3f} | {low:.3f}–{high:.3f} |",
+                f"| {name} | {statistics.median(plain):.3f} | {middle:.3f} | {low:.3f}-{high:.3f} |",
                 flush=True,
             )
 

@@ -155,7 +155,6 @@ def _hook(session: Session, compiling: Callable[[], bool]) -> None:
 
     While `torch.compile` traces a function, its loops are left alone.
     """
-
     quiet = session.quiet
 
     def fast(site: str, iterable: Any) -> Any:
