@@ -3,14 +3,14 @@
 import oracle
 import pytest
 
-from rearview.past import history
+from rearview.past import filling
 
 PROGRAMS = {program.name: program for program in oracle.programs()}
 
 
 @pytest.fixture(params=sorted(PROGRAMS))
 def case(request, tmp_path, zygote, monkeypatch):
-    monkeypatch.setattr(history, "Local", lambda *_: zygote)
+    monkeypatch.setattr(filling, "Local", lambda *_: zygote)
     return oracle.Case(PROGRAMS[request.param], tmp_path, zygote)
 
 
