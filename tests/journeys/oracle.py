@@ -315,3 +315,21 @@ def verdict(truth: Values, answer: Answer, inside: Callable[[Key], bool] = lambd
     more = [k for k in answer.values if k not in wanted]
     wrong = [(k, answer.values[k], v) for k, v in wanted.items() if answer.values.get(k, v) != v]
     return f"WRONG: missing {missing[:3]}, more {more[:3]}, wrong {wrong[:2]}; {answer.proof}"
+
+
+def outermost(checkpoint: Checkpoint) -> bool:
+    """Say whether a checkpoint stands between iterations of an outermost loop."""
+    return checkpoint.edge == "start" and len(checkpoint.point.steps) == 1
+
+
+def middle(folder: Path) -> tuple[str, Callable[[Key], bool]]:
+    """Return the text for `--at` that means two iterations in the middle, and what lies in them."""
+    main = past.history(folder).run().facts["end"]["main"]
+    loop, count = main["name"], sum(n for n, _ in main["iterations"])
+    first = min(count // 2, count - 2)
+    start, _, step = main.get("range") or (0, 0, 1)
+
+    def inside(key: Key) -> bool:
+        return bool(key[0]) and key[0][0] == loop and first <= key[1][0] < first + 2
+
+    return f"{loop}={start + first * step}:{start + (first + 2) * step}", inside

@@ -50,6 +50,8 @@ def become(request: dict) -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     for target, source in ((0, nothing), (1, log), (2, log)):
         os.dup2(source, target)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tqdm"]:
+        del sys.modules[name]  # torch brought it, with the clock as it was then
     if request.get("everywhere"):
         from rearview.runtime.policy import Decision, Policy
 

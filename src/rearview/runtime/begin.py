@@ -19,7 +19,8 @@ from rearview.config import Settings
 from rearview.errors import VersionError
 from rearview.model import Control, Wanted
 from rearview.remote.base import open_remote
-from rearview.runtime import api, entropy, imports, outside, shield
+from rearview.runtime import api, clocks, entropy, imports, outside, shield
+from rearview.runtime.clocks import Clock
 from rearview.runtime.inputs import Inputs
 from rearview.runtime.jumps import Jumps
 from rearview.runtime.outputs import Outputs, for_native_paths
@@ -41,6 +42,7 @@ from rearview.store.versions import Versions
 RUN_VARIABLE = "REARVIEW_RUN"
 """Names the run that child processes join."""
 CHANCE = "$chance"
+CLOCK = "$clock"
 """Root under which the position in the stream of chance is part of the state."""
 ENTROPY_VARIABLE = "REARVIEW_ENTROPY"
 """Hexadecimal key from which everything random follows: two runs with the same one are alike."""
@@ -111,7 +113,10 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
     api.use(session)
     os.register_at_fork(after_in_child=session.forked)
     if watched:
-        session.declared[CHANCE] = entropy.install(key)
+        session.declared[CHANCE] = entropy.install(key).place
+        if not joins:
+            session.clock = Clock(runs.folder(run) / clocks.FILE, replays=False)
+            _tell(session, session.clock)
         session.inputs = Inputs()
         _watch_arguments(session)
         session.outputs = Outputs(session.root, session.deleted)
@@ -155,7 +160,9 @@ def _resume(control: Control) -> Resumer:
     session.compiler = imports.Compiler(session, autolog=settings.autolog, sources=sources)
     api.use(session)
     os.register_at_fork(after_in_child=session.forked)
-    session.declared[CHANCE] = entropy.install(bytes.fromhex(run.facts["entropy"]))
+    session.declared[CHANCE] = entropy.install(bytes.fromhex(run.facts["entropy"])).place
+    session.clock = Clock(folder / clocks.FILE, replays=target is not None)
+    _tell(session, session.clock)
     session.outputs = Outputs(session.root, session.deleted)
     session.outputs.install()
     if target is not None:
@@ -230,12 +237,19 @@ def _replay(control: Control) -> Replayer:
     api.use(session)
     os.register_at_fork(after_in_child=session.forked)
     if session.compiler.watched:
-        session.declared[CHANCE] = entropy.install(bytes.fromhex(run.facts["entropy"]))
+        session.declared[CHANCE] = entropy.install(bytes.fromhex(run.facts["entropy"])).place
+        _tell(session, Clock(folder / clocks.FILE, replays=True))
     imports.install(session.compiler)
     outside.install(view)
     for_native_paths(view.real)
     shield.install(session)
     return session
+
+
+def _tell(session: Session, clock: Clock) -> None:
+    """Let the program read `clock`, and make how far it has read part of the state."""
+    session.declared[CLOCK] = clock.place
+    clock.install()
 
 
 def _warn(message: str) -> None:

@@ -12,10 +12,11 @@ import importlib.util
 import os
 import random
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 _real_urandom = os.urandom
@@ -31,28 +32,47 @@ class Stream:
     """
 
     key: bytes
-    count: int = 0
-    left: bytes = field(default=b"", repr=False)
+    place: list[Any] = field(default_factory=lambda: [0, b""])
+    """Blocks made and bytes left of the last: part of the state, so it is a plain list."""
 
     def read(self, size: int) -> bytes:
         """Return the next `size` bytes."""
-        while len(self.left) < size:
-            block = hashlib.sha256(self.key + self.count.to_bytes(8, "big")).digest()
-            self.count += 1
-            self.left += block
-        out, self.left = self.left[:size], self.left[size:]
-        return out
+        count, left = self.place
+        while len(left) < size:
+            left += hashlib.sha256(self.key + count.to_bytes(8, "big")).digest()
+            count += 1
+        self.place[:] = [count, left[size:]]
+        return bytes(left[:size])
 
 
 def install(key: bytes) -> Stream:
     """Let `os.urandom` and what rests on it (secrets, uuid4, unseeded generators) follow `key`."""
     stream = Stream(key)
-    _use(stream.read)
+    thread = threading.get_ident()
+
+    def read(size: int) -> bytes:
+        if threading.get_ident() != thread or _asked_by_us():
+            return _real_urandom(size)
+        return stream.read(size)
+
+    _use(read)
     random.seed(int.from_bytes(stream.read(32), "big"))
     os.register_at_fork(after_in_child=remove)
     after_import("torch", functools.partial(_seed_torch, key=key))
     after_import("numpy.random", functools.partial(_seed_numpy, key=key))
     return stream
+
+
+def _asked_by_us() -> bool:
+    """Say whether our own code wants random bytes: that must not move what the program draws."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__", ""))
+        library = name.partition(".")[0] in sys.stdlib_module_names and name != "__main__"
+        if not library and name != __name__:
+            return name.startswith("rearview.")
+        frame = frame.f_back
+    return False
 
 
 def _seed_numpy(module: ModuleType, *, key: bytes) -> None:

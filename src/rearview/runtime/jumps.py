@@ -47,6 +47,8 @@ class Jumps:
     session: Session
     store: Checkpoints
     found: dict[Key, Checkpoint] = field(default_factory=dict)
+    partial: dict[Key, Checkpoint] = field(default_factory=dict)
+    """Those in which something is missing: what they hold can still be compared."""
     starts: dict[tuple[Any, ...], list[int]] = field(default_factory=dict)
     """Iterations that a loop can be entered at, in order, by its path without the index."""
     restored: int = 0
@@ -56,11 +58,13 @@ class Jumps:
 
     @classmethod
     def of(cls, session: Session, store: Checkpoints, run: str) -> Jumps:
-        """Return the jumps that the complete checkpoints of `run` allow."""
+        """Return the jumps that the complete checkpoints of `run` allow; partial ones only prove."""
         jumps = cls(session, store)
         for checkpoint in store.of(run):
-            if checkpoint.complete:
-                key = key_of(checkpoint.edge, checkpoint.meta["path"])
+            key = key_of(checkpoint.edge, checkpoint.meta["path"])
+            if not checkpoint.complete:
+                jumps.partial[key] = checkpoint
+            else:
                 jumps.found[key] = checkpoint
                 if checkpoint.edge == START:
                     insort(jumps.starts.setdefault(_loop(key[1]), []), key[1][-1][2])
@@ -89,9 +93,10 @@ class Jumps:
                 return
 
     def _of_loop(self, head: tuple[str, int]) -> Iterator[tuple[Key, Checkpoint]]:
-        for key, checkpoint in self.found.items():
-            if key[1][0][:2] == head:
-                yield key, checkpoint
+        for kept in (self.found, self.partial):
+            for key, checkpoint in kept.items():
+                if key[1][0][:2] == head:
+                    yield key, checkpoint
 
     def at(self, edge: str, path: Sequence[Sequence[Any]]) -> Checkpoint | None:
         """Return the checkpoint at a place, None if there is none or it can't be used yet."""
@@ -100,6 +105,13 @@ class Jumps:
         if checkpoint is None or nest is None or nest.anchors is None:
             return None
         return checkpoint
+
+    def proof(self, edge: str, path: Sequence[Sequence[Any]]) -> Checkpoint | None:
+        """Return the checkpoint to compare with at a place, a partial one for want of a better."""
+        nest = self.session.nest
+        if nest is None or nest.anchors is None:
+            return None
+        return self.at(edge, path) or self.partial.get(key_of(edge, path))
 
     def nearest(self, path: Sequence[Sequence[Any]], goal: int) -> Checkpoint | None:
         """Return the last checkpoint of the loop that `path` ends in, up to iteration `goal`."""

@@ -17,6 +17,7 @@ import msgspec
 
 from rearview.errors import UsageError
 from rearview.model import Point, Step
+from rearview.runtime.clocks import Clock
 from rearview.runtime.frames import project_modules, qualified
 from rearview.runtime.inputs import Inputs
 from rearview.runtime.loops import Entry
@@ -53,6 +54,8 @@ class Recorder(Session):
     writer: Writer = field(kw_only=True)
     pulse: Pulse = field(kw_only=True)
     script: str = ""
+    clock: Clock | None = None
+    """What the program was told of the time."""
     inputs: Inputs | None = None
     signals: Signals | None = None
     """Notices when somebody asks the program to leave; None: nobody may."""
@@ -234,6 +237,8 @@ class Recorder(Session):
         }
         files, outputs = self.outputs.parts() if self.outputs is not None else ({}, {})
         buffers.update(files)
+        if self.clock is not None:
+            self.clock.flush()
         self.seq += 1
         self.pulse.saving(self.seq, entry.site.id + edge, perf_counter() - begun)
         taken = self.writer.submit(
@@ -336,6 +341,8 @@ class Recorder(Session):
         try:
             self.writer.close()
             self.records.close()
+            if self.clock is not None:
+                self.clock.flush()
             if self.joins:
                 return
             self.pulse.keep()

@@ -59,7 +59,7 @@ class Replayer(Session):
         except Exception as exc:
             self.give_up(exc)
         path = self.path(entry, index)
-        self.prove(self.jumps.at(START, path), frame)
+        self.prove(self.jumps.proof(START, path), frame)
         if index == 0 and not self.needed(entry) and self.skip(path, frame):
             return None
         goal = self.goal(entry, index)
@@ -142,7 +142,7 @@ class Replayer(Session):
         """Prove the state after the loop; leave if nothing is wanted any more."""
         if entry.site.loose or self.nest is None:
             return True
-        self.prove(self.jumps.at(END, self.path(entry, index)), frame)
+        self.prove(self.jumps.proof(END, self.path(entry, index)), frame)
         if self.nest.entry is entry and self.needed(entry) and not self.wanted.after:
             self.leave_program()
         return True

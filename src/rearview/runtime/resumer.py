@@ -84,6 +84,8 @@ class Resumer(Recorder):
 
     def _arrived(self) -> None:
         self.target = None
+        if self.clock is not None:
+            self.clock.go_on()
         self.pulse.now = self.last = perf_counter()
 
     def ended(self, entry: Entry, index: int, frame: FrameType) -> None:

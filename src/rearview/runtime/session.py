@@ -206,7 +206,6 @@ class Session:
         if not habit.loud and not habit.site.talks:
             limit = SHORT if self.stack else SHORT_OUTSIDE
             habit.quiet = brief = seconds < limit or (count > 100 and seconds < BRIEF * count)
-
             if brief:
                 self.quiet.add(habit.site.id)
 

@@ -22,6 +22,7 @@ def install(session: Replayer) -> None:
     def shield(line: int, *generators: Any) -> Iterator[None]:
         del line  # the traceback has it
         before = read_global()
+        kept = copy.deepcopy({k: v for k, v in session.declared.items() if k.startswith("$")})
         own = [(one, _state(one)) for one in generators]
         session.probing += 1
         try:
@@ -29,10 +30,19 @@ def install(session: Replayer) -> None:
         finally:
             session.probing -= 1
             write_global(before)
+            for name, value in kept.items():
+                _take_back(session.declared[name], value)
             for one, state in own:
                 _put_back(one, state)
 
     builtins.__dict__[SHIELD] = shield
+
+
+def _take_back(live: Any, before: Any) -> None:
+    if isinstance(live, list):
+        live[:] = before
+    else:
+        vars(live).update(vars(before))
 
 
 def _state(generator: Any) -> Any:

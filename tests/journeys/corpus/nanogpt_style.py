@@ -1,5 +1,6 @@
 """One `while True` loop that trains a tiny transformer, with estimate_loss and cosine warm-up."""
 import math
+import time
 
 import torch
 import torch.nn as nn
@@ -82,6 +83,7 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 
 iter_num = 0
 best_val_loss = 1e9
 X, Y = get_batch("train")
+t0 = time.time()
 while True:
     lr = get_lr(iter_num)
     for param_group in optimizer.param_groups:
@@ -101,6 +103,11 @@ while True:
     # outer: rearview.log("gnorm", sum(p.grad.norm() ** 2 for p in model.parameters()).item())
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
+    t1 = time.time()
+    dt = t1 - t0
+    t0 = t1
+    if iter_num % 5 == 0:
+        print(f"iter {iter_num}: time {dt * 1000:.2f}ms")
     iter_num += 1
     if iter_num > max_iters:
         break

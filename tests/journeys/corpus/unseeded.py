@@ -26,7 +26,8 @@ for epoch in range(6):
         loss.backward()
         opt.step()
         # inner: rearview.log("loss", loss.item())
+    jitter = float(np.random.default_rng().random())
     label = f"{uuid.uuid4()}-{random.randint(0, 9)}-{sorted(tags)[0]}"
     # outer: rearview.log("label", label)
-    # outer: rearview.log("fresh", float(np.random.default_rng().random()))
+    # outer: rearview.log("jitter", jitter)
 # after: rearview.log("ids", run_id + token + str(salt) + ",".join(tags))

@@ -284,7 +284,11 @@ class _Comparison:
             if left or right:
                 self._stack.append((left, right, path))
         if isinstance(a.state, dict) and isinstance(b.state, dict):
-            return self._dicts(a.state, b.state, path, ".")
+            left, right = a.state, b.state
+            if a.label.startswith("tqdm.") or getattr(_first(a), "label", "").startswith("tqdm."):
+                left = {k: v for k, v in left.items() if k not in _CLOCKS}
+                right = {k: v for k, v in right.items() if k not in _CLOCKS}
+            return self._dicts(left, right, path, ".")
         self._stack.append((a.state, b.state, path))
         return None
 
@@ -379,6 +383,10 @@ def _same_values(a: Any, b: Any) -> bool:
 
 def _is_array(value: Any) -> bool:
     return isinstance(value, Node) and value.label in _ARRAYS
+
+
+def _first(node: Node) -> Any:
+    return node.args[0] if node.args else None
 
 
 def _has_identity(value: Any) -> bool:

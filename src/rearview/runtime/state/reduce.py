@@ -223,6 +223,14 @@ def _class(obj: Any, reading: Reading) -> Any:
     return lose(obj, reading, "the class was made inside a function after the loop began")
 
 
+def _builtin(obj: Any, reading: Reading) -> Any:  # noqa: ARG001
+    owner = obj.__self__
+    if isinstance(owner, types.ModuleType) and not programs.importable(obj):
+        # A library took it before its module got another in its place.
+        return BUILDERS["named"], (owner.__name__, obj.__name__)
+    return NotImplemented
+
+
 def _cell(obj: Any, reading: Reading) -> Any:
     # Filled at the end: a function may stand in its own closure.
     reading.cells.append(obj)
@@ -328,6 +336,7 @@ _BY_TYPE: dict[type, Reducer] = {
     Address: _address,
     Gone: _gone,
     types.FunctionType: _function,
+    types.BuiltinFunctionType: _builtin,
     type: _class,
     types.CellType: _cell,
     types.MethodType: _method,
