@@ -284,11 +284,11 @@ class _Comparison:
             if left or right:
                 self._stack.append((left, right, path))
         if isinstance(a.state, dict) and isinstance(b.state, dict):
-            left, right = a.state, b.state
+            then, now = a.state, b.state
             if a.label.startswith("tqdm.") or getattr(_first(a), "label", "").startswith("tqdm."):
-                left = {k: v for k, v in left.items() if k not in _CLOCKS}
-                right = {k: v for k, v in right.items() if k not in _CLOCKS}
-            return self._dicts(left, right, path, ".")
+                then = {k: v for k, v in then.items() if k not in _CLOCKS}
+                now = {k: v for k, v in now.items() if k not in _CLOCKS}
+            return self._dicts(then, now, path, ".")
         self._stack.append((a.state, b.state, path))
         return None
 
