@@ -10,6 +10,7 @@ import rearview
 from rearview.past import begin
 
 SOURCE = str(Path(rearview.__file__).parent.parent.resolve())
+os.environ["PYTHONPATH"] = SOURCE  # replays start in other folders, where `src` means nothing
 
 
 @dataclass(frozen=True)

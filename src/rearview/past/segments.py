@@ -40,6 +40,11 @@ class Prepared:
                 after = Place.AFTER.value
                 wanted.append(planning.Wanted(self.names, (), after, missing=self.missing))
             for chain in chains:
+                if chain and self.facts.loops and chain[0] != self.facts.loops[0].name:
+                    # Another loop than the main one: run to the end, and pass the main one by.
+                    after = Place.AFTER.value
+                    wanted.append(planning.Wanted(self.names, (), after, missing=self.missing))
+                    continue
                 depth = len(chain) - len(probe.loops) + probe.depth
                 wanted.append(
                     planning.Wanted(

@@ -285,7 +285,9 @@ def feeding(source: Any, project: Any) -> list[Any]:
             if not getattr(one, "_num_workers", 0):
                 found.append(one)
         elif type(one).__module__ in {"builtins", "itertools"} and hasattr(one, "__next__"):
-            todo += [held for held in gc.get_referents(one) if hasattr(held, "__next__")]
+            for held in gc.get_referents(one):
+                inside = held if isinstance(held, tuple) else (held,)  # as `zip` keeps them
+                todo += [each for each in inside if hasattr(each, "__next__")]
     return found
 
 
