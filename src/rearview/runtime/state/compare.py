@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from rearview.runtime.state.anchors import Anchors, spell, tidy
+from rearview.runtime.state.anchors import Anchors, spell
 from rearview.runtime.state.capture import Captured, split
 from rearview.runtime.state.containers import SAME
-from rearview.runtime.state.texts import canonical, memory_texts, short
+from rearview.runtime.state.texts import canonical, memory_texts, render, short
 from rearview.runtime.state.tree import (
     CONTENT_FIELDS,
     NODE_FIELDS,
@@ -395,13 +395,3 @@ def _has_identity(value: Any) -> bool:
     if isinstance(value, Node):
         return not value.label.startswith(_VALUE_LABELS + _VALUE_MODULES)
     return True
-
-
-def render(path: Path) -> str:
-    """Return a path as people write it."""
-    parts = []
-    here: Any = path
-    while here is not None:
-        here, text = here
-        parts.append(text)
-    return tidy("".join(reversed(parts)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rearview.runtime.state.anchors import Anchors
+from rearview.runtime.state.anchors import Anchors, tidy
 from rearview.runtime.state.tree import Node, Piece, Ref, Span
 
 _WIDTH = 80
@@ -83,3 +83,13 @@ def memory_texts(then: Any, now: Any, spans: list[Span] | None = None) -> tuple[
         f"byte {first} is {int(left[first]):#04x}",
         f"{int(right[first]):#04x} ({unequal.size} of {left.nbytes} bytes differ)",
     )
+
+
+def render(path: tuple[Any, str]) -> str:
+    """Return a path as people write it."""
+    parts = []
+    here: Any = path
+    while here is not None:
+        here, text = here
+        parts.append(text)
+    return tidy("".join(reversed(parts)))
