@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .ONESHELL:
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench docs clean demo-env test-env
+.PHONY: help demo test test-sites lint format bench docs clean demo-env test-env
 
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
@@ -39,6 +39,7 @@ endef
 help:
 	@echo "make demo    record a training run, ask a new question about it, see it answered"
 	@echo "make test    style, types and all tests"
+	@echo "make test-sites  jobs under real HTCondor, Slurm and luigi daemons"
 	@echo "make lint    style and types only"
 	@echo "make format  put the source into its form"
 	@echo "make docs    write the generated pages of docs/ anew"
@@ -56,7 +57,12 @@ test: test-env
 	  tests/servers/install "$$PWD/$(BIN)/python" || echo "Some servers are not there; the tests say which." >&2
 	fi
 	$(MAKE) --no-print-directory lint
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --ignore=tests/sites
+
+# Batch systems with their real daemons: heavy, so apart.
+test-sites: test-env
+	@tests/sites/install "$$PWD/$(BIN)/python"
+	$(BIN)/python -m pytest tests/sites
 
 test-env:
 	$(call install,test,-e . $$($(PYTHON) -c '$(GROUP)'))

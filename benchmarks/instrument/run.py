@@ -98,7 +98,10 @@ def seconds(command, environment, folder):
 
 def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 7
-    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, ", end="")
+    print(
+        f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, ",
+        end="",
+    )
     print(f"{rounds} rounds")
     print("| loop | plain s | recorded / plain | quartiles |\n|---|---|---|---|")
     for name, text in BODY.items():
@@ -118,7 +121,7 @@ def main() -> None:
                 ratios.append(beside / alone)
             low, middle, high = statistics.quantiles(ratios, n=4)
             print(
-                f"| {name} | {statistics.median(plain):.3f} | {middle:.3f} | {low:.3f}–{high:.3f} |",
+                f"| {name} | {statistics.median(plain):.3f} | {middle:.3f} | {low:.3f}-{high:.3f} |",
                 flush=True,
             )
 

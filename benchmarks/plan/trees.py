@@ -14,8 +14,8 @@ import time
 from rearview.plan.multiversion import order
 from rearview.plan.tree import START, Cell, Tree
 
-PLANNERS = ("LFU", "PRP-v1", "PRP-v2", "PC", "dynamic program")
-PER_SIZE, SECONDS = 24, 2.0
+PLANNERS = ("LFU", "PRP-v1", "PRP-v2", "PC", "dynamic program", "beam")
+PER_SIZE, SECONDS = 12, 2.0
 
 
 def tree(draw, count):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
+import textwrap
 
 from mine import parse, tokens
 
@@ -38,8 +39,11 @@ def verdict(old: str, truth: tuple[int, str] | None, answer: tuple[int, str] | N
 
 
 def _solid(text: str) -> str:
-    """Return the code without blanks and comments: lines were followed without regard to blanks."""
-    return re.sub(r"\s", "", "".join(word for _, word in tokens(text.strip())))
+    """Return the code without layout: lines were followed without regard to blanks."""
+    tree = parse(textwrap.dedent(text).strip("\n"))
+    if tree is None:
+        return re.sub(r"\s", "", "".join(word for _, word in tokens(text.strip())))
+    return re.sub(r"\s|\\n", "", ast.dump(tree))
 
 
 def _indent(text: str) -> int:
@@ -50,7 +54,8 @@ def _indent(text: str) -> int:
 def _spot(old: str, line: int, text: str):
     lines = old.split("\n")
     inserted = text.rstrip("\n").split("\n")
-    tree = parse("\n".join([*lines[: line - 1], *inserted, *lines[line - 1 :]]))
+    text = "\n".join([*lines[: line - 1], *inserted, *lines[line - 1 :]])
+    tree = parse(text) or parse(re.sub(r"(?m)^(\s*)print (.*)$", r"\1print(\2)", text))
     if tree is None:
         return None
     end = line + len(inserted) - 1

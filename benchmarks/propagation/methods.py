@@ -32,13 +32,13 @@ def by_difflib(new: str, lines: tuple[int, int], old: str) -> Answer:
 
 
 def by_patch(new: str, lines: tuple[int, int], old: str) -> Answer:
-    """Apply the edit as a patch with three lines of context and fuzz three."""
+    """Apply the edit as a patch with three lines of context, of which two may differ."""
     with tempfile.TemporaryDirectory() as folder:
         base, theirs, ours = _write(folder, new, lines, old)
         diff = subprocess.run(["diff", "-u", base, theirs], capture_output=True, check=False).stdout
         out = Path(folder) / "out"
         done = subprocess.run(
-            ["patch", "-s", "-f", "-F3", "-r", "-", "-o", str(out), str(ours)],
+            ["patch", "-s", "-f", "-F2", "-r", "-", "-o", str(out), str(ours)],
             input=diff, capture_output=True, check=False,
         )  # fmt: skip
         if done.returncode or not out.exists():
@@ -86,6 +86,6 @@ def _inserted(old: str, result: str) -> Answer:
 METHODS = {
     "rearview": rearview,
     "difflib": by_difflib,
-    "patch -F3": by_patch,
+    "patch -F2": by_patch,
     "git merge-file": by_merge_file,
 }

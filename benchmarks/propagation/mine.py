@@ -39,7 +39,7 @@ LAYOUT = {
     tokenize.COMMENT,
     tokenize.ENDMARKER,
 }
-DISTANCES = (1, 3, 8, 20, 60)
+DISTANCES = (1, 4, 12, 30, 70)
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Case:
     path: str
     commits: tuple[str, str]
     distance: int
-    kind: str  # plain, hard, renamed, no-variable, no-function, no-loop
+    kind: str  # plain, one-changed, both-changed, nesting, renamed; no-variable, -function, -loop
     shape: str  # simple or compound
     new: str
     lines: tuple[int, int]
@@ -185,7 +185,7 @@ class Miner:
 
         def crowd(entry: tuple[Case, str]) -> tuple:
             case, statement = entry
-            often = 3 if case.kind == "plain" else 1
+            often = {"plain": 8, "one-changed": 2}.get(case.kind, 1)
             kind = seen[case.kind, case.distance] * often
             return seen[case.path, statement], kind, seen[case.path, ""]
 
@@ -198,7 +198,7 @@ class Miner:
         return taken
 
     def pairs(self, history, trees, maps):
-        for _ in range(5):
+        for _ in range(10):
             i = self.random.randrange(len(history) - 1)
             if trees[i] is None:
                 continue
@@ -215,12 +215,12 @@ class Miner:
         for node, body, index in found[:24]:
             shape = "simple" if is_log(node) else "compound"
             fixed = (self.name, new.path, (new.commit, old.commit), j - i)
-            if kept["positive"] < 4:
+            if kept["positive"] < 8:
                 truth = self.arrive(history, trees, maps, (i, j), node)
                 if truth is not None:
                     kind, line, without, text = truth
-                    if kind != "renamed" and self.neighbours_changed(new, body, index, maps):
-                        kind = "hard"
+                    if kind != "renamed":
+                        kind = self.difficulty(new, body, index, maps, text)
                     kept["positive"] += 1
                     yield Case(*fixed, kind, shape, new.text, (node.lineno, node.end_lineno), without, line, text)  # fmt: skip
                     continue
@@ -295,11 +295,14 @@ class Miner:
             for a, b in pairs
         )
 
-    def neighbours_changed(self, new: Version, body, index: int, maps) -> bool:
-        """Say whether the line before or after the statement is gone or elsewhere."""
+    def difficulty(self, new: Version, body, index: int, maps, text: str) -> str:
+        """Say what changed around the statement: its nesting, both neighbours, one, or none."""
         node = body[index]
         lines = new.text.split("\n")
+        if len(text) - len(text.lstrip()) != node.col_offset:
+            return "nesting"
         here, _ = track(node.lineno, maps)
+        changed = 0
         for edge, step in ((node.lineno - 1, -1), (node.end_lineno + 1, 1)):
             at = edge
             while 0 < at <= len(lines) and not lines[at - 1].strip():
@@ -307,9 +310,8 @@ class Miner:
             if not 0 < at <= len(lines):
                 continue
             there, born = track(at, maps)
-            if born is not None or abs(there - here) > abs(at - node.lineno) + 2:
-                return True
-        return False
+            changed += born is not None or abs(there - here) > abs(at - node.lineno) + 2
+        return ("plain", "one-changed", "both-changed")[changed]
 
     def missing(self, new: Version, old: Version, tree, maps, node) -> str | None:
         """Name what the statement needs and the older text cannot have, or None if unsure."""
@@ -369,6 +371,7 @@ class Miner:
 
 
 def main() -> None:
+    """Mine repositories into a file of cases."""
     out = Path(sys.argv[1])
     repos = [Path(word) for word in sys.argv[2:]]
     with out.open("w") as file:

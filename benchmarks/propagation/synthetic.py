@@ -20,13 +20,23 @@ MARK = "probe-7f3a"
 
 
 def blocks(tree: ast.AST) -> list[list[ast.stmt]]:
+    """Return every block but the inside of the probe itself, which is not mutated."""
     found = []
     for node in ast.walk(tree):
         for field in ("body", "orelse", "finalbody"):
             body = getattr(node, field, None)
-            if isinstance(body, list) and body and isinstance(body[0], ast.stmt):
+            if not isinstance(body, list) or not body or not isinstance(body[0], ast.stmt):
+                continue
+            inside = len(body) == 1 and marked(body[0]) and isinstance(node, ast.If)
+            if not inside:
                 found.append(body)
     return found
+
+
+def near(options: list, rng: random.Random):
+    """Choose a block, most often one around the probe."""
+    close = [body for body in options if any(map(marked, body))]
+    return rng.choice(close if close and rng.random() < 0.7 else options)
 
 
 def marked(node: ast.AST) -> bool:
@@ -87,7 +97,7 @@ def reorder(tree: ast.AST, rng: random.Random) -> None:
     """Swap two neighbours that share no name."""
     bodies = blocks(tree)
     rng.shuffle(bodies)
-    for body in bodies:
+    for body in [near(bodies, rng), *bodies]:
         for at in rng.sample(range(len(body)), len(body)):
             pair = body[at : at + 2]
             if len(pair) < 2 or not all(map(simple, pair)) or any(map(marked, pair)):
@@ -101,7 +111,7 @@ def reorder(tree: ast.AST, rng: random.Random) -> None:
 def wrap(tree: ast.AST, rng: random.Random) -> None:
     """Put a run of statements under a new `with`, `if` or `try`."""
     bodies = [b for b in blocks(tree) if len(b) >= 3 and any(map(simple, b))]
-    body = rng.choice(bodies)
+    body = near(bodies, rng)
     start = rng.randrange(len(body) - 1)
     end = rng.randrange(start + 1, len(body)) + 1
     run = body[start:end]
@@ -137,9 +147,8 @@ def insert(tree: ast.AST, rng: random.Random) -> None:
             "if debug:\n    dump()",
         ]
     )
-    body = rng.choice(
-        [b for b in blocks(tree) if not isinstance(b[0], (ast.Import, ast.ImportFrom))]
-    )
+    options = [b for b in blocks(tree) if not isinstance(b[0], (ast.Import, ast.ImportFrom))]
+    body = near(options, rng)
     body.insert(rng.randrange(len(body) + 1), ast.parse(extra).body[0])
 
 
@@ -174,7 +183,7 @@ def extract(tree: ast.AST, rng: random.Random) -> None:
     """Move a run of simple statements into a new function of the module."""
     bodies = [b for b in blocks(tree) if len(b) >= 4]
     rng.shuffle(bodies)
-    for body in bodies:
+    for body in [near(bodies, rng), *bodies]:
         start = rng.randrange(len(body) - 2)
         run = body[start : start + 3]
         if not all(map(simple, run)) or any(
@@ -216,9 +225,17 @@ def hints(tree: ast.AST, rng: random.Random) -> None:
             node.annotation = ast.Name("object", ast.Load())
 
 
-def reformat(tree: ast.AST, rng: random.Random) -> None:
-    """Nothing but another layout: the tree is written anew."""
-    del tree, rng
+def reformat(text: str, rng: random.Random) -> str:
+    """Lay calls out over several lines and change the quotes, as another formatter would."""
+    out = []
+    for line in text.split("\n"):
+        found = re.fullmatch(r"(\s*)([\w.=, ]*\w\()([^()]+(?:\([^()]*\)[^()]*)*)\)", line)
+        if found and rng.random() < 0.7 and "'" not in line:
+            lead, head, inner = found.groups()
+            out += [f"{lead}{head}", f"{lead}    {inner},", f"{lead})"]
+        else:
+            out.append(re.sub(r"'([^'\"{}]*)'", r'"\1"', line))
+    return "\n".join(out)
 
 
 def comments(text: str, rng: random.Random) -> str:
@@ -247,8 +264,8 @@ def old_prints(text: str, rng: random.Random) -> str:
     )
 
 
-TREES: dict[str, Callable] = {f.__name__: f for f in (rename, rename_function, rename_attribute, reorder, wrap, loop_around, insert, delete, header, extract, hints, reformat)}  # fmt: skip
-TEXTS: dict[str, Callable] = {f.__name__: f for f in (comments, old_prints)}
+TREES: dict[str, Callable] = {f.__name__: f for f in (rename, rename_function, rename_attribute, reorder, wrap, loop_around, insert, delete, header, extract, hints)}  # fmt: skip
+TEXTS: dict[str, Callable] = {f.__name__: f for f in (comments, old_prints, reformat)}
 
 
 def probes(tree: ast.AST, rng: random.Random) -> ast.AST:
@@ -282,7 +299,9 @@ def find(text: str) -> tuple[int, int] | None:
         return None
     for body in blocks(tree):
         for stmt in body:
-            inner = [s for b in blocks(stmt) for s in b if marked(s)]
+            inner = [
+                s for s in ast.walk(stmt) if isinstance(s, ast.stmt) and s is not stmt and marked(s)
+            ]
             short = (
                 isinstance(stmt, ast.If)
                 and len(inner) == 1

@@ -22,7 +22,7 @@ def make_ray():
     return Ray(2)
 
 
-@pytest.fixture(params=[make_local, make_ray], ids=["local", "ray"])
+@pytest.fixture(params=[make_local, make_ray], ids=["local", "ray"], scope="module")
 def executor(request):
     made = request.param()
     yield made

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import rearview
-import rearview.past as past
+from rearview import past
 from rearview.execute.executor import Task
 from rearview.model import Checkpoint
 from rearview.store.records import read, scan
@@ -104,7 +104,9 @@ def probed(text: str, kinds: set[str]) -> str:
 
 def programs() -> list[Program]:
     """Return the corpus."""
-    found = [p for p in sorted(CORPUS.iterdir()) if p.suffix == ".py" or (p / "start.txt").is_file()]
+    found = [
+        p for p in sorted(CORPUS.iterdir()) if p.suffix == ".py" or (p / "start.txt").is_file()
+    ]
     return [Program(p.stem, p) for p in found]
 
 
@@ -129,7 +131,7 @@ class Zygote:
         self.process = subprocess.Popen(
             [sys.executable, "-P", str(script), self.address], env=self.environment
         )
-        while not os.path.exists(self.address):
+        while not Path(self.address).exists():
             assert self.process.poll() is None, "the zygote could not start"
             time.sleep(0.05)
 
@@ -226,9 +228,7 @@ class Case:
             how = past.begin(target, args, module=module, settings=settings)
         environment = {**self.zygote.environment, **ours(how.environment)}
         log = folder / ".rearview" / "output.txt"
-        job = Forked(
-            None, self.zygote.ask(environment, how.folder, log, everywhere=everywhere)
-        )
+        job = Forked(None, self.zygote.ask(environment, how.folder, log, everywhere=everywhere))
         code = job.wait(LIMIT)
         output = log.read_text(errors="replace")
         wanted = int(self.program.directive("exit", "0"))
@@ -265,7 +265,7 @@ def ours(environment: Mapping[str, str]) -> dict[str, str]:
 @contextlib.contextmanager
 def moved(folder: Path, environment: Mapping[str, str]) -> Iterator[None]:
     """Be in another folder with another environment for a while."""
-    here, before = os.getcwd(), dict(os.environ)
+    here, before = Path.cwd(), dict(os.environ)
     os.chdir(folder)
     os.environ.update(environment)
     try:

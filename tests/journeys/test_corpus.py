@@ -24,9 +24,7 @@ def test_a_backfill_equals_a_run_from_the_start(case):
     kinds = set(case.program.probes)
     with ThreadPoolExecutor(2) as both:
         truth = both.submit(case.truth, kinds)
-        dense = both.submit(
-            case.record, "dense", set(), settings={"every": True}, everywhere=True
-        )
+        dense = both.submit(case.record, "dense", set(), settings={"every": True}, everywhere=True)
         expected, recorded = truth.result(), dense.result()
     found = {
         kind: oracle.verdict(expected, case.backfill(recorded, kind, workers=1))

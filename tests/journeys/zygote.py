@@ -68,7 +68,7 @@ if __name__ == "__main__":
     import torch._dynamo  # noqa: F401 - the first step of an optimizer imports it
     import torch.utils.data  # noqa: F401
 
-    import rearview.runtime.launch as launcher  # noqa: F401
+    import rearview.runtime.launch as launcher
 
     asked = serve(sys.argv[1])
     if asked is not None:

@@ -91,11 +91,11 @@ def test_the_order_is_the_best_with_saving_loading_and_what_exists_counted(tree,
         assert found.seconds == pytest.approx(best)
 
 
-@settings(max_examples=80, deadline=None)
-@given(trees(most=30), st.integers(0, 40))
+@settings(max_examples=40, deadline=None)
+@given(trees(most=18), st.integers(0, 40))
 def test_no_published_planner_is_better_and_all_can_be_carried_out(tree, room):
     found = order(tree, room, patience=50)
-    for name in ("PRP-v1", "PRP-v2", "PC", "LFU", "dynamic program"):
+    for name in ("PRP-v1", "PRP-v2", "PC", "LFU", "dynamic program", "beam"):
         assert found.seconds <= found.tried[name] + 1e-9
     assert (
         found.tried["dynamic program"]
@@ -168,21 +168,22 @@ def test_what_exists_already_is_begun_from():
 
 
 def test_deep_and_wide_trees_are_planned_without_recursion():
-    count = 1500
+    count = 1100
     deep = Tree.of([i - 1 for i in range(count)], cells(*[(1, 1)] * count))
     assert order(deep, 10).seconds == count
-    wide = Tree.of([START] + [0] * 500, cells((10, 1), *[(1, 1)] * 500))
-    assert order(wide, 1, patience=10).seconds == 510
+    wide = Tree.of([START] + [0] * 200, cells((10, 1), *[(1, 1)] * 200))
+    assert order(wide, 1, patience=10).seconds == 210
 
 
 def test_a_gap_is_told_where_the_search_is_cut_short():
-    parent = [START] + [(i - 1) // 2 for i in range(1, 63)]
-    made = cells(*[(7 + i % 5, 3 + i % 4) for i in range(63)])
+    parent = [START] + [(i - 1) // 2 for i in range(1, 31)]
+    made = cells(*[(7 + i % 5, 3 + i % 4) for i in range(31)])
     tree = Tree.of(parent, made)
-    short = order(tree, 12, patience=5)
+    short = order(tree, 7, patience=5)
     assert 0.0 < short.gap < 1.0
-    stopped = order(tree, 12, going=lambda: False)
-    assert stopped.seconds == short.seconds or stopped.seconds >= short.seconds
+    stopped = order(tree, 7, going=lambda: False)
+    assert stopped.seconds == short.seconds
+    assert stopped.bound <= short.bound
 
 
 def test_coarse_sizes_never_keep_too_much():

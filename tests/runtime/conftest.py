@@ -1,8 +1,8 @@
 import pytest
-from servers.fixtures import pytest_sessionfinish, pytest_terminal_summary, server
 
 from rearview.store.checkpoints import Checkpoints
 from rearview.store.project import Project
+from servers.fixtures import pytest_sessionfinish, pytest_terminal_summary, server
 
 __all__ = ["pytest_sessionfinish", "pytest_terminal_summary", "server"]
 

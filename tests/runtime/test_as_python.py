@@ -73,7 +73,10 @@ def test_what_a_program_sees_of_itself_is_what_plain_python_shows(tmp_path):
             print(sorted(locals() if False else []))
     """
     write(tmp_path, train=textwrap.dedent(text))
-    assert recorded(tmp_path, "train.py", "--a", "b").out == plain(tmp_path, "train.py", "--a", "b").out
+    assert (
+        recorded(tmp_path, "train.py", "--a", "b").out
+        == plain(tmp_path, "train.py", "--a", "b").out
+    )
 
 
 def test_a_module_runs_as_with_dash_m(tmp_path):

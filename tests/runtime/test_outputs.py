@@ -3,7 +3,6 @@
 import textwrap
 
 from plainly import recorded, write
-
 from rearview.past import history
 from rearview.store.records import read
 

@@ -22,7 +22,7 @@ def leftovers(project):
 
 @pytest.mark.parametrize("times", [1, 10**6], ids=["once", "from then on"])
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO, errno.EACCES])
-def test_a_save_that_fails_at_any_step_leaves_the_store_whole(  # noqa: PLR0917 - fixtures
+def test_a_save_that_fails_at_any_step_leaves_the_store_whole(
     project, save, holds, monkeypatch, times, error
 ):
     slug = "disk-full" if error == errno.ENOSPC else "store-unwritable"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,7 +67,7 @@ class Ray:
         self._slots = slots
         self._run = ray.remote(
             num_cpus=1, num_gpus=gpus, max_retries=retries, retry_exceptions=False
-        )(_execute)
+        )(_executor())
 
     @property
     def slots(self) -> int:
@@ -95,15 +95,26 @@ class Ray:
             ray.shutdown()
 
 
-def _execute(command: list[str], environment: dict[str, str], folder: str, log: str) -> int:
-    """Run a task on the node that Ray chose; accelerators are the ones it gave."""
-    given = {key: os.environ[key] for key in ("CUDA_VISIBLE_DEVICES",) if key in os.environ}
-    with open(log, "wb") as output:  # noqa: PTH123 - runs without our package on the node
-        return subprocess.call(
-            command,
-            cwd=folder,
-            env={**environment, **given},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
+def _executor() -> Callable[[list[str], dict[str, str], str, str], int]:
+    """Return what runs a task on the node that Ray chose.
+
+    It is made here, inside, so that it travels by value: the node needs Ray, not us.
+    """
+
+    def execute(command: list[str], environment: dict[str, str], folder: str, log: str) -> int:
+        import os
+        import subprocess
+
+        # accelerators are the ones that Ray gave
+        given = {key: os.environ[key] for key in ("CUDA_VISIBLE_DEVICES",) if key in os.environ}
+        with open(log, "wb") as output:  # noqa: PTH123
+            return subprocess.call(
+                command,
+                cwd=folder,
+                env={**environment, **given},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+    return execute

@@ -3,7 +3,7 @@
 from rearview.execute.pool import Event, Progress
 from rearview.execute.replays import Outcome
 from rearview.execute.start import Start
-from rearview.past.history import History, history
+from rearview.past.ask import History, history
 from rearview.past.probing import Propagated
 from rearview.past.reports import BackfillReport, PlanReport, Refusal, RunReport
 from rearview.past.start import Preempt, begin

@@ -13,9 +13,11 @@ from dataclasses import dataclass, field, replace
 
 from rearview.errors import PlanError
 from rearview.plan.published import lfu, parent_choice, prp, walk
-from rearview.plan.search import search
+from rearview.plan.search import beam, search
 from rearview.plan.tree import START, Step, Tree, check
 
+WIDEST = 60
+"""Leaves up to which orders other than depth-first are looked for beam by beam."""
 STATES = 300_000
 """Situations that the dynamic program may look at before it counts sizes in coarser steps."""
 
@@ -79,6 +81,8 @@ def _order(tree: Tree, room: float, patience: int, going: Callable[[], bool]) ->
         "LFU": lfu(tree, room),
         "dynamic program": dynamic(tree, room),
     }
+    if len(tree.leaves) <= WIDEST:
+        found["beam"] = beam(tree, room)
     with suppress(PlanError):  # too high a tree: the dynamic program covers what it would find
         found["PC"] = parent_choice(tree, room)
     tried = {name: check(tree, steps, room) for name, steps in found.items()}

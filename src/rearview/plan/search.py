@@ -28,6 +28,16 @@ def search(
     return _Search(tree, room).run(below, patience, going)
 
 
+def beam(tree: Tree, room: float, *, width: int | None = None) -> list[Step]:
+    """Return good steps of any order, leaf by leaf: only the `width` most promising go on.
+
+    By default it is narrower the more leaves there are, so that the effort stays about the same.
+    """
+    if width is None:
+        width = max(3, min(40, 16_000 // max(1, len(tree.leaves)) ** 2))
+    return _Search(tree, room).beam(width)
+
+
 class _Search:
     def __init__(self, tree: Tree, room: float) -> None:
         self.tree = tree
@@ -121,6 +131,22 @@ class _Search:
                     # of equal ones the deepest first: it ends sooner
                     heapq.heappush(heap, (total + rest, then[0].bit_count(), then))
         return None, below
+
+    def beam(self, width: int) -> list[Step]:
+        """Go from leaf to leaf with the most promising situations only."""
+        start: State = ((1 << len(self.leaves)) - 1, frozenset())
+        layer = {start: 0.0}
+        came: dict[State, tuple[State, Move]] = {}
+        for _ in self.leaves:
+            after: dict[State, float] = {}
+            for state, spent in layer.items():
+                for cost, move, then in self._moves(*state):
+                    if spent + cost < after.get(then, float("inf")):
+                        after[then] = spent + cost
+                        came[then] = (state, move)
+            ranked = sorted(after, key=lambda state: after[state] + self.least(state))
+            layer = {state: after[state] for state in ranked[:width]}
+        return self._steps(came, min(layer, key=layer.__getitem__))
 
     def _moves(self, remaining: int, held: frozenset[int]) -> Iterator[tuple[float, Move, State]]:
         tree = self.tree

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import CodeType, FrameType, ModuleType
 from typing import Any
 
+from rearview.runtime.libraries import CLOCKS
 from rearview.source.instrument import TURN
 
 Belongs = Callable[[str], bool]
@@ -19,18 +21,33 @@ _COMPILED = (
     *("__warnings_warn_wrapper", "___"),
 )
 """How the names begin that `torch.compile` puts into the modules of functions it compiles."""
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # noqa: PTH100, PTH120
 
 
-def project_frames(frame: FrameType | None, belongs: Belongs) -> list[FrameType]:
-    """Return the project's function frames from the outermost down to `frame`.
+def project_frames(
+    frame: FrameType | None, belongs: Belongs, loops: Collection[str] = ()
+) -> list[FrameType]:
+    """Return the program's function frames from the outermost down to `frame`.
 
-    Module frames are left out: their locals are globals.
+    Those are the project's and, where a loop of a library is running (its file is in `loops`),
+    all between the project and that loop: what only they hold would be lost otherwise. Module
+    frames are left out: their locals are globals.
     """
-    found = []
+    found: list[FrameType] = []
+    between: list[FrameType] = []
+    inside = False
     while frame is not None:
         code = frame.f_code
-        if code.co_name != "<module>" and belongs(code.co_filename):
-            found.append(frame)
+        file = code.co_filename
+        if belongs(file):
+            found += between
+            between = []
+            if code.co_name != "<module>":
+                found.append(frame)
+        else:
+            inside = inside or file in loops
+            if inside and not file.startswith(_OURS):
+                between.append(frame)
         frame = frame.f_back
     found.reverse()
     return found
@@ -60,7 +77,7 @@ def roots(frames: list[FrameType], belongs: Belongs) -> dict[str, Any]:
     for depth, frame in enumerate(frames):
         where = f"local:{depth}:{qualified(frame.f_code)}:"
         for name, value in sorted(frame.f_locals.items()):
-            if name != TURN:
+            if name != TURN and (name not in CLOCKS or belongs(frame.f_code.co_filename)):
                 found[where + name] = value
     return found
 

@@ -17,6 +17,7 @@ from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from rearview.runtime.entropy import after_import
+from rearview.runtime.libraries import LOOPS, loops_of
 from rearview.runtime.loops import Habit
 from rearview.runtime.outside import View
 from rearview.runtime.state.iterators import Walk, watch_loaders
@@ -63,10 +64,21 @@ class Compiler:
         code: CodeType = compile(tree, path, "exec", dont_inherit=True)
         return code
 
+    def compile_library(self, data: bytes, path: str, module: str) -> CodeType:
+        """Return the code of a library's module whose training loops are watched."""
+        tree = ast.parse(data, path)
+        if self.watched:
+            for site in instrument(tree, module, ids=loops_of(module, tree), only=True):
+                self.session.habits.setdefault(site.id, Habit(site))
+            self.session.loop_files.add(path)
+        code: CodeType = compile(tree, path, "exec", dont_inherit=True)
+        return code
+
 
 def _parse(data: bytes, path: str) -> ast.Module:
     # not `ast.parse`: its frame would stand in the traceback of a program that does not parse
-    tree: ast.Module = compile(data, path, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
+    tree: Any = compile(data, path, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
+    assert isinstance(tree, ast.Module)
     return tree
 
 
@@ -86,8 +98,16 @@ class _Loader(SourceFileLoader):
         return super().get_data(path if view is None else view.real(path))
 
 
+class _LibraryLoader(_Loader):
+    """Compiles a library's module with its training loops instrumented."""
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        path = self.get_filename(fullname)
+        return self._compiler.compile_library(self.get_data(path), path, fullname)
+
+
 class Finder:
-    """Finds project modules, before Python's own finder, on the same path."""
+    """Finds project modules and watched loops, before Python's own finder, on the same path."""
 
     def __init__(self, compiler: Compiler) -> None:
         self._compiler = compiler
@@ -101,9 +121,12 @@ class Finder:
             return None
         view = self._compiler.view
         origin = spec.origin if view is None else view.seeming(spec.origin)
-        if not self._compiler.session.belongs(origin):
+        if self._compiler.session.belongs(origin):
+            loader = _Loader(name, origin, self._compiler)
+        elif name in LOOPS:
+            loader = _LibraryLoader(name, origin, self._compiler)
+        else:
             return None
-        loader = _Loader(name, origin, self._compiler)
         return importlib.util.spec_from_file_location(
             name, origin, loader=loader, submodule_search_locations=spec.submodule_search_locations
         )
@@ -114,9 +137,7 @@ def install(compiler: Compiler) -> None:
     _hook(compiler.session, _never)
     builtins.__dict__[WALK] = Walk
     after_import("torch.utils.data.dataloader", watch_loaders)
-    after_import(
-        "torch.compiler", lambda found: _hook(compiler.session, found.is_dynamo_compiling)
-    )
+    after_import("torch.compiler", lambda found: _hook(compiler.session, found.is_dynamo_compiling))
     position = next(
         (i for i, f in enumerate(sys.meta_path) if f is importlib.machinery.PathFinder),
         len(sys.meta_path),
@@ -134,7 +155,6 @@ def _hook(session: Session, compiling: Callable[[], bool]) -> None:
 
     While `torch.compile` traces a function, its loops are left alone.
     """
-
     quiet = session.quiet
 
     def fast(site: str, iterable: Any) -> Any:

@@ -89,7 +89,7 @@ class Jumps:
                         slug="anchors",
                     )
                 mine = {name: found[name] for name in then["names"]}
-                self.session.anchor(nest, index, mine).check(then["signature"])
+                self.session.anchor(nest, index, mine, then["signature"]).check(then["signature"])
                 return
 
     def _of_loop(self, head: tuple[str, int]) -> Iterator[tuple[Key, Checkpoint]]:

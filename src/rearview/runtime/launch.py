@@ -114,7 +114,7 @@ def prepare(control: Control, session: Any) -> tuple[CodeType, ModuleType]:
         module.__dict__["__cached__"] = None
     module.__file__ = file
     if sys.version_info < (3, 14):
-        module.__dict__["__annotations__"] = {}
+        module.__annotations__ = {}
     module.__dict__["__builtins__"] = sys.modules["builtins"]
     sys.modules["__main__"] = module
     data = Path(session.real(file)).read_bytes()

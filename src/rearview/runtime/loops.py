@@ -156,7 +156,7 @@ def suspended(session: Session, entry: Entry, walk: Walk) -> Iterator[Any]:
     entry.started = perf_counter()
     session.push(entry)
     try:
-        for item in walk:  # not `yield from`, which would close a generator that others hold
+        for item in walk:  # noqa: UP028 - `yield from` would close a generator that others hold
             yield item
     finally:
         session.leave(entry, None, ended=True)

@@ -76,7 +76,9 @@ class Outputs:
         except (TypeError, ValueError, OSError):
             return
         relative = full[len(self.root) :]
-        if full.startswith(self.root) and not relative.startswith((FOLDER + os.sep, ".git" + os.sep)):
+        if full.startswith(self.root) and not relative.startswith(
+            (FOLDER + os.sep, ".git" + os.sep)
+        ):
             self.written[relative] = None
 
     def parts(self) -> tuple[dict[str, Any], dict[str, list[str]]]:
@@ -87,7 +89,7 @@ class Outputs:
         total = 0
         for relative in self.written:
             try:
-                found = os.stat(self.root + relative)
+                found = Path(self.root + relative).stat()
                 mark = (found.st_ino, found.st_size, found.st_mtime_ns)
                 if total + found.st_size > LIMIT:
                     large.append(relative)

@@ -50,10 +50,13 @@ class Pulse:
             learnt = {}
         return cls(Policy.learnt(settings.epsilon, settings.every, learnt), file)
 
-    def turn(self, site: str) -> None:
-        """Count an iteration of the outermost loop."""
+    def turn(self, site: str, seconds: float) -> None:
+        """Count an iteration of a loop, or a loop as a whole, that took `seconds`.
+
+        Its depth is given as 1: the run's own time is counted once, by the clock.
+        """
         self._count()
-        self.policy = self.policy.observe(site, Iteration(0.0, depth=1))
+        self.policy = self.policy.observe(site, Iteration(seconds, depth=1))
 
     def _count(self) -> None:
         now = perf_counter()

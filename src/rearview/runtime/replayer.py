@@ -107,8 +107,11 @@ class Replayer(Session):
         if not self.moved:
             return True
         path = self.path(entry, index)
-        near = self.jumps.nearest(path, index + self.report.iterations)
-        return near is None
+        reach = index + self.report.iterations
+        end = self.jumps.at(END, path)
+        if end is not None and end.meta["path"][-1][2] <= reach:
+            return False
+        return self.jumps.nearest(path, reach) is None
 
     def skip(self, path: list[list[Any]], frame: FrameType) -> bool:
         """Restore what the loop left behind, if that was saved; then it need not run."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from time import perf_counter
@@ -15,6 +15,7 @@ from typing import Any
 from rearview.config import Settings
 from rearview.model import Point
 from rearview.runtime.frames import project_frames, roots
+from rearview.runtime.libraries import library_roots, settle
 from rearview.runtime.loops import Entry, Habit, iterate, suspended
 from rearview.runtime.outside import View
 from rearview.runtime.state.anchors import Anchors
@@ -91,6 +92,8 @@ class Session:
     """False in threads and forked children, where loops are left alone."""
     loose: list[Entry] = field(default_factory=list)
     """Loops in generators and coroutines: suspended and resumed in any order, so not stacked."""
+    loop_files: set[str] = field(default_factory=set)
+    """Files of libraries whose training loops are watched."""
 
     def __post_init__(self) -> None:
         self.thread = threading.get_ident()
@@ -243,10 +246,13 @@ class Session:
 
     def roots(self, frame: FrameType) -> tuple[dict[str, Any], list[FrameType]]:
         """Return what the state starts from, and the frames it lies in."""
-        frames = project_frames(frame, self.belongs)
+        frames = project_frames(frame, self.belongs, self.loop_files)
+        settle(frames, self.loop_files)
         found = roots(frames, self.belongs)
         if self.nest is not None:
             found.update(self._sources(self.nest))
+        if self.loop_files:
+            found.update(library_roots())
         found.update((f"declared::{name}", obj) for name, obj in self.declared.items())
         return found, frames
 
@@ -256,10 +262,16 @@ class Session:
             nest.feeds = feeding(nest.entry.source, self.is_project_module)
         return {f"loop:{n}:{nest.entry.site.id}": one for n, one in enumerate(nest.feeds)}
 
-    def anchor(self, nest: Nest, index: int, found: Mapping[str, Any]) -> Anchors:
+    def anchor(
+        self,
+        nest: Nest,
+        index: int,
+        found: Mapping[str, Any],
+        signature: Sequence[str] | None = None,
+    ) -> Anchors:
         """Walk the objects that exist now; later checkpoints of this nest refer to them."""
         begun = perf_counter()
-        nest.anchors = Anchors.walk(found, project=self.is_project_module)
+        nest.anchors = Anchors.walk(found, project=self.is_project_module, signature=signature)
         nest.names = tuple(found)
         nest.at = index
         nest.seconds = perf_counter() - begun

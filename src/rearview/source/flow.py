@@ -74,8 +74,9 @@ def _backwards(node: Node) -> Iterator[Node]:
 def visible(block: Node, index: int) -> set[str]:
     """Return the names that can hold a value at a place, builtins not counted."""
     found: set[str] = set()
+    own = block.scope().tree if block.parent is not None else None
     for node in earlier(block, index):
-        if node.is_scope and not node.is_block:
+        if node.tree is own and not node.is_block:
             if isinstance(node.tree, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 found |= parameters(node.tree.args)
         else:

@@ -56,16 +56,22 @@ class Site:
 
 
 def instrument(
-    tree: ast.Module, path: str, *, ids: Mapping[int, str] | None = None, autolog: bool = False
+    tree: ast.Module,
+    path: str,
+    *,
+    ids: Mapping[int, str] | None = None,
+    autolog: bool = False,
+    only: bool = False,
 ) -> list[Site]:
     """Rewrite `tree` in place and return its loops in order of appearance.
 
     `ids` gives, by line number, the ids that loops have in the version that was recorded, so that
-    a probed text keeps them. With `autolog`, every scalar assigned in a loop is logged.
+    a probed text keeps them. With `autolog`, every scalar assigned in a loop is logged. With
+    `only`, loops that `ids` does not name stay as they are.
     """
     sites: list[Site] = []
     known = {line: str(one) for line, one in loop_ids(tree, path).items()} if ids is None else ids
-    _Rewriter(path, known, sites, autolog=autolog).visit(tree)
+    _Rewriter(path, known, sites, autolog=autolog, only=only).visit(tree)
     if sites:
         ast.fix_missing_locations(tree)
     return sites
@@ -73,12 +79,13 @@ def instrument(
 
 class _Rewriter(ast.NodeTransformer):
     def __init__(
-        self, path: str, ids: Mapping[int, str], sites: list[Site], *, autolog: bool
+        self, path: str, ids: Mapping[int, str], sites: list[Site], *, autolog: bool, only: bool
     ) -> None:
         self.path = path
         self.ids = ids
         self.sites = sites
         self.autolog = autolog
+        self.only = only
         self.scope: list[str] = []
         self.loose = [False]
         self.generator = [False]
@@ -134,7 +141,13 @@ class _Rewriter(ast.NodeTransformer):
         if self.autolog:
             node.body = list(_with_logs(node.body))
 
+    def _left_alone(self, node: Loop) -> bool:
+        return self.only and node.lineno not in self.ids
+
     def visit_For(self, node: ast.For) -> ast.AST:
+        if self._left_alone(node):
+            self.generic_visit(node)
+            return node
         site = self._site(node)
         suspends = self._suspends(node)
         self._body(node)
@@ -157,12 +170,15 @@ class _Rewriter(ast.NodeTransformer):
         return node
 
     def visit_AsyncFor(self, node: ast.AsyncFor) -> ast.AST:
+        if self._left_alone(node):
+            self.generic_visit(node)
+            return node
         self._site(node)
         self._body(node)
         return node
 
     def visit_While(self, node: ast.While) -> ast.AST:
-        if node.orelse:
+        if node.orelse or self._left_alone(node):
             # Its `else` may hold a break that belongs to an outer loop: such a loop stays as it is.
             self.generic_visit(node)
             return node

@@ -92,10 +92,15 @@ class _Matcher:
         found.pair(found.new.root, found.old.root)
         self.identical_subtrees()
         self.scopes()
-        for new, old in sorted(found.there.items(), key=lambda pair: pair[0].order):
-            if new.is_scope and not self.same_below(new):
-                self.inside(new, old)
+        gaps = [
+            gap
+            for new, old in sorted(found.there.items(), key=lambda pair: pair[0].order)
+            if new.is_scope and not self.same_below(new)
+            for gap in self.inside(new, old)
+        ]
         self.moved()
+        for news, olds in gaps:
+            self.alike(news, olds)
         self.containers()
         self.rest()
         return found
@@ -170,15 +175,14 @@ class _Matcher:
             stack.extend(reversed(node.children))
         return found
 
-    def inside(self, new: Node, old: Node) -> None:
-        """Align the statements of two paired scopes: the same ones first, then the alike."""
+    def inside(self, new: Node, old: Node) -> list[tuple[list[Node], list[Node]]]:
+        """Pair the same statements of two paired scopes, in order; return what is left between."""
         ones, twos = self.items(new), self.items(old)
         pairs = align([self.key(node) for node in ones], [self.key(node) for node in twos])
         for one, two in pairs:
             self.offer(ones[one], twos[two])
         edges = [(-1, -1), *pairs, (len(ones), len(twos))]
-        for (i, j), (k, m) in pairwise(edges):
-            self.alike(ones[i + 1 : k], twos[j + 1 : m])
+        return [(ones[i + 1 : k], twos[j + 1 : m]) for (i, j), (k, m) in pairwise(edges)]
 
     def key(self, node: Node) -> int:
         # a paired function counts as one thing however much its header changed

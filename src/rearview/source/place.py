@@ -28,6 +28,8 @@ def locate(found: Matching, spot: Spot) -> Place | Nowhere:
     anchors = _anchors(found, spot)
     home = found.block(spot.block)
     target = _block(anchors, home)
+    if target is not home and _edge_of_home(anchors, spot, target, home):
+        target = home
     if target is None:
         return Nowhere(_why_nowhere(spot.block))
     spots = {a: at for a in anchors if (at := child_of(a.old, target)) is not None}
@@ -118,6 +120,17 @@ def _block(anchors: list[_Anchor], home: Node | None) -> Node | None:
     return best
 
 
+def _edge_of_home(
+    anchors: list[_Anchor], spot: Spot, target: Node | None, home: Node | None
+) -> bool:
+    """Say whether a first or last statement has one neighbour deeper but its block is still there."""
+    if home is None or target is None or home not in list(target.above()):
+        return False
+    if 0 < spot.index < len(spot.block.children) or any(a.gives for a in anchors):
+        return False
+    return any(anchor.old.parent is home for anchor in anchors)
+
+
 def _split_neighbours(
     anchors: list[_Anchor], target: Node, home: Node | None, used: Uses
 ) -> Nowhere | None:
@@ -125,9 +138,8 @@ def _split_neighbours(
     near = {a.before: a.old for a in anchors if a.near}
     if len(near) < 2 or near[True].parent is near[False].parent:
         return None
-    if near[False].parent in list(target.above()) and any(
-        a.near and a.gives and a.old.parent is target for a in anchors
-    ):
+    follows = any(a.near and a.gives and a.old.parent is target for a in anchors)
+    if follows and near[False].parent in list(target.above()):
         return None  # it follows what it reads, into the deeper block
     for old in near.values():
         for node in old.above():
@@ -136,7 +148,7 @@ def _split_neighbours(
             if node.is_scope:
                 return None
             loop = isinstance(node.tree, (ast.For, ast.AsyncFor, ast.While))
-            if loop and target is home and not uses([node.tree]).writes & used.reads:
+            if loop and target is home and (follows or not uses([node.tree]).writes & used.reads):
                 continue  # once a turn of the outer loop, as before
             if isinstance(node.tree, (ast.If, ast.For, ast.AsyncFor, ast.While, ast.Match)):
                 return Nowhere(

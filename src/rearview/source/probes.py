@@ -7,12 +7,12 @@ from collections.abc import Collection, Mapping
 
 from rearview.errors import ProbeError, SourceError
 from rearview.source.align import Added, Comparison, compare, parse
-from rearview.source.needs import START, Need, needs
 from rearview.source.chains import Chains, called_name, chains, loopers
 from rearview.source.edits import class_refusal, lost_refusal, reflection_refusal, shadow_refusals
 from rearview.source.judge import Judge, Refusal
 from rearview.source.logged import Aliases, calls_in
 from rearview.source.loops import FUNCTIONS, LOOPS, LoopId, enclosing, loop_ids
+from rearview.source.needs import START, Need, needs
 from rearview.source.probe import Kind, Place, Probe, Probes, fits
 from rearview.source.purity import Facts, Levels, facts
 from rearview.source.scopes import Scopes

@@ -5,6 +5,7 @@ import math
 import os
 import re
 import struct
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -167,6 +168,24 @@ def test_a_killed_writer_leaves_a_file_that_is_sealed_once_it_is_dead(store):
     file.write_bytes(re.sub(rb'"born":\d+', b'"born":1', data))
     assert [row["a"] for row in Tables(store.project).table(["a"])] == [1]
     assert not file.exists()
+
+
+def test_lines_that_a_dead_reader_left_beside_the_sealed_file_do_not_count_twice(store):
+    run = store.run((at(), {"a": 1}))
+    (file,) = lines(store, run)
+    data = file.read_bytes()
+    Tables(store.project).refresh()
+    file.write_bytes(data)
+    assert len(values(store)) == 1
+    assert not file.exists()
+
+
+def test_readers_at_once_see_the_same(store):
+    for k in range(8):
+        store.run((at(), {"a": k}))
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda _: Tables(store.project).table(["a"]).rows(), range(3)))
+    assert [[row["a"] for row in rows] for rows in found] == [list(range(8))] * 3
 
 
 def test_a_very_long_line_is_read(store):

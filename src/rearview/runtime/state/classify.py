@@ -105,6 +105,13 @@ _BYSTANDERS = (
 )
 # Python objects whose caches and engines only their own pickling knows to leave out.
 _KEEP_THEMSELVES = ("pandas.", "polars.")
+# Attributes of library objects that hold addresses or the time of day: other ones in every process.
+_NO_STATE = {
+    "keras.src.ops.function.Function": frozenset({"_nodes"}),
+    "keras.src.utils.tracking.Tracker": frozenset({"stored_ids"}),
+    "lightning.pytorch.trainer.trainer.Trainer": frozenset({"_last_val_time"}),
+    "pytorch_lightning.trainer.trainer.Trainer": frozenset({"_last_val_time"}),
+}
 _PYTHON_MADE = (types.FunctionType, types.MethodType, weakref.ref, tuple, io.IOBase)
 _IMMUTABLE_NATIVE = ("jaxlib.", "jax.", "pyarrow.", "tokenizers.")
 _LOCKS = (
@@ -198,7 +205,7 @@ def _by_layout(obj: Any) -> Kind:
             return kind
     layout = layout_of(cls)
     if layout.plain or cls is types.SimpleNamespace:
-        return INLINE if keeps_itself(obj) else ObjectKind(layout)
+        return INLINE if keeps_itself(obj) else ObjectKind(layout, _left_out(cls))
     if layout.base in CONTAINERS and not layout.hidden:
         inner = CONTAINERS[layout.base]
         attributed = layout.has_dict or layout.slots
@@ -206,6 +213,11 @@ def _by_layout(obj: Any) -> Kind:
     if isinstance(obj, io.IOBase):
         return UNKEPT
     return INLINE if can_pickle(obj) else REF
+
+
+def _left_out(cls: type) -> frozenset[str]:
+    names = [f"{base.__module__}.{base.__qualname__}" for base in cls.__mro__]
+    return frozenset().union(*(_NO_STATE.get(name, ()) for name in names))
 
 
 def keeps_itself(obj: Any) -> bool:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from rearview.runtime.state.anchors import Anchors, spell, tidy
+from rearview.runtime.state.anchors import Anchors, spell
 from rearview.runtime.state.capture import Captured, split
 from rearview.runtime.state.containers import SAME
-from rearview.runtime.state.texts import canonical, memory_texts, short
+from rearview.runtime.state.texts import canonical, memory_texts, render, short
 from rearview.runtime.state.tree import (
     CONTENT_FIELDS,
     NODE_FIELDS,
@@ -284,11 +284,11 @@ class _Comparison:
             if left or right:
                 self._stack.append((left, right, path))
         if isinstance(a.state, dict) and isinstance(b.state, dict):
-            left, right = a.state, b.state
+            then, now = a.state, b.state
             if a.label.startswith("tqdm.") or getattr(_first(a), "label", "").startswith("tqdm."):
-                left = {k: v for k, v in left.items() if k not in _CLOCKS}
-                right = {k: v for k, v in right.items() if k not in _CLOCKS}
-            return self._dicts(left, right, path, ".")
+                then = {k: v for k, v in then.items() if k not in _CLOCKS}
+                now = {k: v for k, v in now.items() if k not in _CLOCKS}
+            return self._dicts(then, now, path, ".")
         self._stack.append((a.state, b.state, path))
         return None
 
@@ -395,13 +395,3 @@ def _has_identity(value: Any) -> bool:
     if isinstance(value, Node):
         return not value.label.startswith(_VALUE_LABELS + _VALUE_MODULES)
     return True
-
-
-def render(path: Path) -> str:
-    """Return a path as people write it."""
-    parts = []
-    here: Any = path
-    while here is not None:
-        here, text = here
-        parts.append(text)
-    return tidy("".join(reversed(parts)))

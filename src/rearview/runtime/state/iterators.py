@@ -125,7 +125,7 @@ def generator_state(obj: Any, reading: Reading) -> tuple[Any, ...] | None:
     state = inspect.getgeneratorstate(obj)
     if state == inspect.GEN_CLOSED:
         return ("over",)
-    frame = obj.gi_frame
+    frame: Any = obj.gi_frame
     if state == inspect.GEN_CREATED:
         return "new", 0
     reason = unkept(obj, state, reading.anchors.look.project)
@@ -137,7 +137,7 @@ def generator_state(obj: Any, reading: Reading) -> tuple[Any, ...] | None:
 
 def unkept(obj: types.GeneratorType[Any, Any, Any], state: str, project: Any) -> str | None:
     """Return why a generator in the middle cannot be kept, or None if it can."""
-    frame = obj.gi_frame
+    frame: Any = obj.gi_frame
     if state == inspect.GEN_RUNNING:
         return "is running"
     if not project(frame.f_globals.get("__name__", "")):
@@ -172,7 +172,8 @@ def loops_around(code: types.CodeType, offset: int) -> int:
 def yield_number(obj: types.GeneratorType[Any, Any, Any]) -> int:
     """Return which yield of its function a generator stands at, -1 if at none."""
     known = yields_of(obj.gi_code)
-    last = obj.gi_frame.f_lasti
+    frame: Any = obj.gi_frame
+    last = frame.f_lasti
     return known.index(last) if last in known else -1
 
 
@@ -249,7 +250,7 @@ def _lost(name: str, why: str) -> StateError:
 
 def give_locals(obj: Any, values: dict[str, Any]) -> None:
     """Give a suspended generator its local variables; loops go on with the recorded iterators."""
-    frame = obj.gi_frame
+    frame: Any = obj.gi_frame
     live = frame.f_locals
     changed: dict[str, Any] = {}
     for name, value in values.items():
@@ -265,7 +266,8 @@ def give_locals(obj: Any, values: dict[str, Any]) -> None:
 def feeding(source: Any, project: Any) -> list[Any]:
     """Return the project's generators and loaders' iterators that an iterator draws from."""
     found: list[Any] = []
-    todo, seen = [source], set()
+    seen: set[int] = set()
+    todo = [source]
     while todo:
         one = todo.pop()
         if id(one) in seen or len(seen) > 50:
@@ -329,7 +331,7 @@ def loader_state(obj: Any, reading: Reading) -> tuple[dict[str, Any], Any] | Non
         reading.miss(obj, "a loader's iterator with workers lies partly in other processes")
         return None
     first = vars(obj).get(FIRST)
-    if first is None and getattr(obj, "_num_yielded", 0):
+    if first is None and getattr(obj, "_num_yielded", 0) != 0:
         reading.miss(obj, "nobody saw when this iterator of a loader began to draw")
         return None
     return attributes(obj), first

@@ -33,9 +33,18 @@ class ObjectKind(Kind):
 
     name = "object"
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, leave: frozenset[str] = frozenset()) -> None:
         self.has_dict = layout.has_dict
         self.slots = layout.slots
+        self.leave = leave
+        """Attributes that are no state: addresses, or the time of day."""
+
+    def attributes(self, obj: Any) -> dict[str, Any]:
+        """Return a copy of the attributes that are state."""
+        if not self.leave:
+            found: dict[str, Any] = obj.__dict__.copy()
+            return found
+        return {k: v for k, v in obj.__dict__.items() if k not in self.leave}
 
     def slot_values(self, obj: Any) -> dict[str, Any]:
         """Return the slots that are set."""
@@ -50,7 +59,7 @@ class ObjectKind(Kind):
     def children(self, obj: Any, look: Look) -> Iterable[Step]:
         """Yield attributes, then slots, then the class if it holds state or has no lasting name."""
         if self.has_dict:
-            attrs = obj.__dict__
+            attrs = self.attributes(obj) if self.leave else obj.__dict__
             if not look.boring(attrs.values()):
                 yield from steps(".", attrs.copy().items())
         if self.slots:
@@ -61,16 +70,17 @@ class ObjectKind(Kind):
     def read(self, objs: Sequence[Any], reading: Reading) -> list[Any]:
         """Return the attributes of each: a dict, or (dict, slots) where there are slots."""
         if not self.slots:
-            return [o.__dict__.copy() for o in objs] if self.has_dict else [{} for _ in objs]
+            return [self.attributes(o) for o in objs] if self.has_dict else [{} for _ in objs]
         if not self.has_dict:
             return [({}, self.slot_values(o)) for o in objs]
-        return [(o.__dict__.copy(), self.slot_values(o)) for o in objs]
+        return [(self.attributes(o), self.slot_values(o)) for o in objs]
 
     def write(self, obj: Any, content: Any, writing: Writing) -> None:
         """Set attributes and slots directly, past any `__setattr__` of the class."""
         attrs, slots = content if self.slots else (content, {})
         if self.has_dict:
-            fill_dict(obj.__dict__, attrs)
+            left = {k: v for k, v in obj.__dict__.items() if k in self.leave} if self.leave else {}
+            fill_dict(obj.__dict__, {**attrs, **left})
         for slot in self.slots:
             if slot.__name__ in slots:
                 slot.__set__(obj, slots[slot.__name__])
@@ -86,7 +96,7 @@ class CompiledKind(Kind):
 
     name = "compiled"
 
-    def children(self, obj: Any, look: Look) -> Iterable[Step]:  # noqa: ARG002
+    def children(self, obj: Any, look: Look) -> Iterable[Step]:
         """Yield the module that was compiled."""
         return [Step(".", "_orig_mod", vars(obj)["_modules"]["_orig_mod"])]
 

@@ -34,6 +34,8 @@ Reducer = Callable[[Any, "Reading"], Any]
 
 _SMALL_ARRAY = BUILDERS["small_array"]
 _LOCKS = {"lock", "RLock"}
+_REWRAPPED = {"torchmetrics.metric.Metric"}
+"""Classes whose instances wrap their own methods; their own unpickling wraps them again."""
 _VIEWS = {type({}.keys()): "keys", type({}.values()): "values", type({}.items()): "items"}
 
 
@@ -70,6 +72,8 @@ def reducer_for(obj: Any, reading: Reading) -> Reducer | None:
     if isinstance(stream(obj), FileKind):
         return _file
     kind = reading.anchors.kind(obj)
+    if any(f"{base.__module__}.{base.__qualname__}" in _REWRAPPED for base in cls.__mro__):
+        return _own
     if isinstance(kind, ObjectKind):
         return _instance(kind) if _customised(cls) else None
     if isinstance(kind, AttributedKind) and layout_of(cls).base is not deque:
@@ -151,6 +155,9 @@ def _address(obj: Address, reading: Reading) -> Any:  # noqa: ARG001
 
 
 def _instance(kind: ObjectKind | AttributedKind) -> Reducer:
+    if isinstance(kind, ObjectKind) and kind.leave:
+        return _own  # made anew, it needs all of its attributes
+
     def reduce(obj: Any, reading: Reading) -> Any:
         content = kind.read([obj], reading)[0]
         return BUILDERS["instance"], (type(obj),), content, None, None, BUILDERS["fill"]
@@ -205,9 +212,11 @@ def _class(obj: Any, reading: Reading) -> Any:
     if programs.importable(obj):
         return NotImplemented
     for module in ("types", "_collections_abc"):
-        for name, known in vars(sys.modules[module]).items():
+        for label, known in vars(sys.modules[module]).items():
             if known is obj:  # the type of functions and the like, which builtins does not name
-                return BUILDERS["named"], (module, name)
+                return BUILDERS["named"], (module, label)
+    if obj.__module__ == "builtins":
+        return NotImplemented
     name = programs.named(obj, obj.__module__)
     if name is not None:
         return BUILDERS["named"], (obj.__module__, name)

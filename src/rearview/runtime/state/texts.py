@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rearview.runtime.state.anchors import Anchors
+from rearview.runtime.state.anchors import Anchors, tidy
 from rearview.runtime.state.tree import Node, Piece, Ref, Span
 
 _WIDTH = 80
@@ -58,9 +58,7 @@ def canonical(value: Any, depth: int = 4) -> str:
     return f"{type(value).__name__} {value!r}"
 
 
-def memory_texts(
-    then: Any, now: Any, spans: list[Span] | None = None
-) -> tuple[str, str] | None:
+def memory_texts(then: Any, now: Any, spans: list[Span] | None = None) -> tuple[str, str] | None:
     """Return how two pieces of memory differ, or None when they are equal byte for byte.
 
     With `spans`, only those bytes count.
@@ -74,7 +72,7 @@ def memory_texts(
         return None
     unequal = np.flatnonzero(left != right)
     if spans is not None:
-        inside = np.zeros(left.nbytes, bool)
+        inside: Any = np.zeros(left.nbytes, bool)
         for first, shape, strides in spans:
             np.lib.stride_tricks.as_strided(inside[first:], shape, strides)[...] = True
         unequal = unequal[inside[unequal]]
@@ -85,3 +83,13 @@ def memory_texts(
         f"byte {first} is {int(left[first]):#04x}",
         f"{int(right[first]):#04x} ({unequal.size} of {left.nbytes} bytes differ)",
     )
+
+
+def render(path: tuple[Any, str]) -> str:
+    """Return a path as people write it."""
+    parts = []
+    here: Any = path
+    while here is not None:
+        here, text = here
+        parts.append(text)
+    return tidy("".join(reversed(parts)))

@@ -218,10 +218,8 @@ class Writing:
         state: Sequence[Any],
     ) -> Any:
         """Return a generator of that function, to be driven; the one already driven, if any."""
-        if self.driven:
-            made = self.driven.pop(0)
-        else:
-            made = iterators.make(function, arguments, count)
+        driven = self.driven
+        made = driven.pop(0) if driven else iterators.make(function, arguments, count)
         self.made.append(made)
         self.heads[id(made)] = state
         return made

@@ -10,7 +10,6 @@ from dataclasses import replace
 from rearview.errors import UsageError
 from rearview.store.tables.catalogue import Sources
 from rearview.store.tables.duck import ident, key
-from rearview.store.tables.kinds import TYPES
 from rearview.store.tables.pivot import (
     Catalogue,
     Rows,
@@ -301,6 +300,3 @@ def _common(a: str, b: str) -> int:
         (k for k, (x, y) in enumerate(zip(one, two, strict=False)) if x != y),
         min(len(one), len(two)),
     )
-
-
-__all__ = ["RUN_COLUMNS", "TYPES", "WORD", "Ask"]

@@ -67,7 +67,11 @@ def gather(project: Project, con: Duck) -> Shelf:
         for file in found.values():
             if file.suffix == ".parquet":
                 sealed.append(file)
-            elif file.suffix == ".jsonl" and f"{file.stem}.parquet" not in found:
+            elif file.suffix == ".jsonl" and f"{file.stem}.parquet" in found:
+                # a reader died between sealing and removing the lines
+                with contextlib.suppress(OSError):
+                    file.unlink()
+            elif file.suffix == ".jsonl":
                 try:
                     (complete if _complete(file) else growing).append(file)
                 except FileNotFoundError:  # another reader has just sealed it

@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import os
 import shutil
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -117,7 +118,8 @@ def _make(folder: Path, con: Duck, parts: Sequence[Part]) -> None:
             depths.append(Depth(path, f"{k}.parquet", kinds_of, origins))
         publish(aside / "points.json", msgspec.json.encode(Points(FORMAT, depths)), durable=False)
         for old in folder.parent.iterdir():
-            if old != aside and not old.name.startswith("."):
+            # another reader may still be asking what it found a while ago
+            if old not in (aside, folder) and time.time() - old.stat().st_mtime > 600:
                 shutil.rmtree(old, ignore_errors=True)
         with contextlib.suppress(OSError):  # another reader was first
             aside.rename(folder)

@@ -23,6 +23,7 @@ from rearview.store.project import Project
 from rearview.store.runs import Runs
 from rearview.store.sweep import Freed
 from rearview.store.sweep import gc as sweep
+from rearview.store.tables.check import check_records
 from rearview.store.tables.duck import quoted
 from rearview.store.tables.table import Table
 from rearview.store.verify import Report, verify
@@ -245,7 +246,12 @@ class History:
 
     def verify(self, *, repair: bool = False) -> Report:
         """Check every byte of the store; with `repair`, rebuild what can be."""
-        return verify(self.project, repair=repair)
+        bad = list(check_records(self.project))
+        return verify(
+            self.project,
+            repair=repair,
+            records=lambda folder: [text for text in bad if str(folder) in text],
+        )
 
     def gc(
         self, *, budget: int | None = None, keep: Collection[str] = (), dry: bool = False

@@ -1,0 +1,219 @@
+"""A Lightning callback: logs to Rearview, and goes on after any interruption bit for bit.
+
+::
+
+    trainer = Trainer(callbacks=[RearviewCallback("run.ckpt", checkpoint_every="10min")])
+    trainer.fit(model, loader)
+
+Start the same script again after a kill: it goes on where the last save was taken, between two
+batches, as if it had not stopped.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from lightning.fabric.utilities.data import _set_sampler_epoch
+from lightning.pytorch import Callback
+
+import rearview
+from rearview.frameworks.chance import generators_of, read_chance, write_chance
+from rearview.frameworks.modules import load, read_module, save, scalars, write_module
+from rearview.frameworks.results import read_results, write_results
+
+__all__ = ["RearviewCallback"]
+
+_METRICS = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
+
+
+class RearviewCallback(Callback):
+    """Logs metrics; saves and restores all of the training, between any two batches.
+
+    Keyword arguments go to `rearview.Checkpointer`. With `checkpoint_file=None` it only logs.
+
+    Lightning's own hooks are no place to save: at `on_train_batch_end` the validation and the
+    schedulers of that batch are still to come, and its loops mis-count when restarted there. So the
+    method that runs one batch is wrapped: before it, nothing is half done.
+    """
+
+    def __init__(
+        self, checkpoint_file: str | os.PathLike[str] | None = None, **checkpointer: Any
+    ) -> None:
+        super().__init__()
+        self._file = checkpoint_file
+        self._options = checkpointer
+        self._checkpointer: rearview.Checkpointer | None = None
+        self._wrapped: list[tuple[Any, str]] = []
+        self._begun: dict[str, Any] = {}
+        self._first: dict[str, Any] = {}
+        self._now: dict[str, Any] = {}
+        self._fresh = True
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Look for a save, and take the place between two batches."""
+        if stage != "fit" or self._file is None:
+            return
+        self._checkpointer = rearview.Checkpointer(self._file, save, load, **self._options)
+        self._fresh = True
+        signals = trainer._signal_connector  # noqa: SLF001
+        self._wrap(signals, "_sigterm_notifier_fn", lambda real: _unheard(signals, real))
+        loop = trainer.fit_loop
+        self._wrap(loop, "setup_data", lambda real: self._noting(trainer, real))
+        self._wrap(loop.epoch_loop, "on_run_start", lambda real: self._noting(trainer, real))
+        self._wrap(loop.epoch_loop, "advance", lambda real: self._between(trainer, real))
+
+    def _wrap(self, owner: Any, name: str, around: Callable[[Any], Any]) -> None:
+        setattr(owner, name, around(getattr(owner, name)))
+        self._wrapped.append((owner, name))
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Give everything back."""
+        self._unwrap()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Give everything back."""
+        self._unwrap()
+
+    def _unwrap(self) -> None:
+        for owner, name in self._wrapped:
+            vars(owner).pop(name, None)
+        self._wrapped = []
+        if self._checkpointer is not None:
+            self._checkpointer.close()
+            self._checkpointer = None
+
+    # between two batches
+
+    def _noting(self, trainer: Any, real: Any) -> Callable[..., Any]:
+        """Note the random state in which the iterator over the data is made."""
+
+        def run(*args: Any) -> Any:
+            before = read_chance(_generators(trainer))
+            fetcher, iterator = _fetching(trainer)
+            result = real(*args)
+            if _fetching(trainer) != (fetcher, iterator):
+                before.setdefault("generators", [])
+                if len(before["generators"]) != len(_generators(trainer)):
+                    # the loaders were made in there: they have not drawn yet
+                    before["generators"] = read_chance(_generators(trainer))["generators"]
+                self._begun = before
+            return result
+
+        return run
+
+    def _between(self, trainer: Any, real: Any) -> Callable[..., Any]:
+        def run(fetcher: Any) -> Any:
+            checkpointer = self._checkpointer
+            assert checkpointer is not None
+            generators = _generators(trainer)
+            if self._fresh:
+                self._fresh = False
+                saved = checkpointer.restore()
+                if saved is not None:
+                    self._restore(trainer, saved, fetcher)
+            self._now = read_chance(generators)
+            if trainer.fit_loop.epoch_loop.batch_progress.current.ready == 0:
+                self._first = self._now
+            checkpointer.step(lambda: self._state(trainer))
+            return real(fetcher)
+
+        return run
+
+    def _state(self, trainer: Any) -> dict[str, Any]:
+        loop = trainer.fit_loop
+        connector = trainer._logger_connector  # noqa: SLF001
+        return {
+            "format": 1,
+            "trainer": trainer._checkpoint_connector.dump_checkpoint(weights_only=False),  # noqa: SLF001
+            "module": read_module(trainer.lightning_module),
+            "results": read_results(loop.epoch_loop._results),  # noqa: SLF001
+            "metrics": {name: getattr(connector, name) for name in _METRICS},
+            "epoch": loop.epoch_progress.current.processed,
+            "batch": loop.epoch_loop.batch_progress.current.ready,
+            "should_stop": trainer.should_stop,
+            "begun": self._begun,
+            "first": self._first,
+            "now": self._now,
+        }
+
+    def _restore(self, trainer: Any, saved: dict[str, Any], fetcher: Any) -> None:
+        loop = trainer.fit_loop
+        generators = _generators(trainer)
+        for loader in loop._combined_loader.flattened:  # noqa: SLF001
+            _set_sampler_epoch(loader, saved["epoch"])
+        write_chance(saved["begun"], generators)
+        iter(fetcher)
+        write_chance(saved["first"], generators)
+        for _ in range(saved["batch"]):
+            next(fetcher)
+
+        connector = trainer._checkpoint_connector  # noqa: SLF001
+        connector._loaded_checkpoint = saved["trainer"]  # noqa: SLF001
+        connector.restore_datamodule()
+        connector.restore_model()
+        connector.restore_callbacks()
+        connector.restore_training_state()
+        connector._loaded_checkpoint = {}  # noqa: SLF001
+        _carry_on(loop)
+        loop._combined_loader_states_to_load = []  # noqa: SLF001
+        write_results(loop.epoch_loop._results, saved["results"], trainer)  # noqa: SLF001
+        for name, values in saved["metrics"].items():
+            setattr(trainer._logger_connector, name, values)  # noqa: SLF001
+        write_module(trainer.lightning_module, saved["module"])
+        trainer.should_stop = saved["should_stop"]
+        self._begun, self._first = saved["begun"], saved["first"]
+        write_chance(saved["now"], generators)
+
+    # logging
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Log the loss of the batch."""
+        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        if loss is not None:
+            place = {"epoch": trainer.current_epoch, "global_step": trainer.global_step}
+            rearview.log({**place, **scalars({"loss": loss})})
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Log what the epoch came to."""
+        rearview.log(scalars(trainer.callback_metrics))
+
+    def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Log what validation came to; the check before training is no validation."""
+        if not trainer.sanity_checking:
+            rearview.log(scalars(trainer.callback_metrics))
+
+
+def _unheard(signals: Any, real: Any) -> Callable[..., None]:
+    """Let a SIGTERM go on to other processes; Lightning itself would end at once, unsaved."""
+
+    def run(*args: Any) -> None:
+        real(*args)
+        signals.received_sigterm = False
+
+    return run
+
+
+def _generators(trainer: Any) -> list[Any]:
+    combined = trainer.fit_loop._combined_loader  # noqa: SLF001
+    return [] if combined is None else generators_of(combined.flattened)
+
+
+def _fetching(trainer: Any) -> tuple[int, int]:
+    """Return what identifies the iterator over the data that is in use."""
+    combined = trainer.fit_loop._combined_loader  # noqa: SLF001
+    return id(combined), id(getattr(combined, "_iterator", None))
+
+
+def _carry_on(loop: Any) -> None:
+    """Let a loop with loaded counts go on as if it had counted itself: nothing is restarted."""
+    from lightning.pytorch.loops.loop import _Loop
+
+    loop._restarting = loop._loaded_from_state_dict = False  # noqa: SLF001
+    loop._resuming_from_checkpoint = False  # noqa: SLF001
+    for inner in vars(loop).values():
+        if isinstance(inner, _Loop):
+            _carry_on(inner)

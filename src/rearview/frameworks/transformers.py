@@ -1,0 +1,204 @@
+"""A callback for the Hugging Face Trainer: logs, and goes on after any interruption bit for bit.
+
+::
+
+    trainer = Trainer(model, arguments, train_dataset=rows,
+                      callbacks=[RearviewCallback("run.ckpt", checkpoint_every="10min")])
+    trainer.train()
+
+Start the same script again after a kill, without `resume_from_checkpoint`: it goes on between the
+two optimizer steps where the last save was taken.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import transformers
+import transformers.trainer as loops
+
+import rearview
+from rearview.frameworks.chance import generators_of, read_chance, write_chance
+from rearview.frameworks.modules import (
+    load,
+    read_attributes,
+    read_module,
+    save,
+    scalars,
+    write_attributes,
+    write_module,
+)
+
+__all__ = ["RearviewCallback"]
+
+_COUNTS = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "current_flos")
+_FIRST_BATCHES = "get_batch_samples"
+
+
+class RearviewCallback(transformers.TrainerCallback):
+    """Logs metrics; saves and restores all of the training, between any two optimizer steps.
+
+    Keyword arguments go to `rearview.Checkpointer`. With `checkpoint_file=None` it only logs.
+
+    No hook of the Trainer lies between two steps with nothing half done, so the method that draws
+    the batches of a step is wrapped for the time of the training.
+    """
+
+    def __init__(
+        self, checkpoint_file: str | os.PathLike[str] | None = None, **checkpointer: Any
+    ) -> None:
+        self._file = checkpoint_file
+        self._options = checkpointer
+        self._checkpointer: rearview.Checkpointer | None = None
+        self._trainer: Any = None
+        self._others: list[Any] = []
+        self._target: dict[str, Any] | None = None
+        self._generators: list[Any] = []
+        self._epoch = 0
+        self._step = 0
+        self._begun: dict[str, Any] = {}
+        self._first: dict[str, Any] = {}
+        self._before: dict[str, Any] = {}
+        self._now: dict[str, Any] = {}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Look for a save, and take the place between two steps."""
+        if self._file is None:
+            return
+        trainer = self._trainer = _trainer()
+        if not hasattr(trainer, "_run_epoch"):
+            raise RuntimeError(
+                f"transformers {transformers.__version__} runs all epochs in one function, which "
+                "cannot be entered in the middle. Use transformers 5, or `rearview run "
+                "--preemptible`, or give no checkpoint_file."
+            )
+        self._generators = generators_of([kwargs.get("train_dataloader")])
+        handler = trainer.callback_handler
+        self._others = [one for one in handler.callbacks if one is not self]
+        self._checkpointer = rearview.Checkpointer(self._file, save, load, **self._options)
+        self._target = self._checkpointer.restore()
+        if self._target is not None:
+            handler.callbacks = [self]
+        run_epoch, get_batches = trainer._run_epoch, trainer.get_batch_samples  # noqa: SLF001
+        trainer._run_epoch = lambda **given: self._run_epoch(run_epoch, given)  # noqa: SLF001
+        trainer.get_batch_samples = lambda *given: self._between(get_batches, *given)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Give everything back."""
+        if self._checkpointer is not None:
+            self._checkpointer.close()
+            self._checkpointer = None
+            for name in ("_run_epoch", _FIRST_BATCHES):
+                vars(self._trainer).pop(name, None)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Log what the Trainer logs."""
+        rearview.log({"global_step": state.global_step, **scalars(logs or {})})
+
+    def _run_epoch(self, real: Any, given: dict[str, Any]) -> None:
+        self._epoch, self._step = given["epoch"], 0
+        target = self._target
+        if target is None:
+            self._begun = read_chance(self._generators)
+            real(**given)
+            return
+        if given["epoch"] < target["epoch"]:
+            return
+        self._begun = target["begun"]
+        write_chance(self._begun, self._generators)
+        done = target["step"] * self._trainer.args.gradient_accumulation_steps
+        if not done:
+            real(**given)
+            return
+        # The loop is entered at the step, as on the Trainer's own way to resume; but batches are
+        # dropped by us, because each has to be drawn in the random state it was drawn in.
+        given.update(
+            resume_from_checkpoint="rearview",
+            epochs_trained=given["epoch"],
+            steps_trained_in_current_epoch=done,
+        )
+        skip = loops.skip_first_batches
+        loops.skip_first_batches = lambda loader, count: loader  # noqa: ARG005
+        self._trainer._load_rng_state = lambda checkpoint: None  # noqa: ARG005, SLF001
+        try:
+            real(**given)
+        finally:
+            loops.skip_first_batches = skip
+            vars(self._trainer).pop("_load_rng_state", None)
+
+    def _between(self, real: Any, batches: Any, count: int, device: Any) -> Any:
+        checkpointer = self._checkpointer
+        if checkpointer is None:
+            return real(batches, count, device)
+        if self._target is not None:
+            self._arrive(self._target, real, batches, device)
+        self._now = read_chance(self._generators)
+        if not self._step:
+            self._first = self._now
+        checkpointer.step(self._state)
+        self._step += 1
+        self._before = self._now
+        return real(batches, count, device)
+
+    def _state(self) -> dict[str, Any]:
+        trainer = self._trainer
+        scaler = getattr(trainer.accelerator, "scaler", None)
+        return {
+            "format": 1,
+            "model": trainer.model.state_dict(),
+            "module": read_module(trainer.model),
+            "optimizer": trainer.optimizer.state_dict(),
+            "scheduler": trainer.lr_scheduler.state_dict(),
+            "scaler": None if scaler is None else scaler.state_dict(),
+            "state": read_attributes(trainer.state),
+            "control": read_attributes(trainer.control),
+            "callbacks": [read_attributes(one) for one in self._others],
+            "counts": {name: getattr(trainer, name) for name in _COUNTS if hasattr(trainer, name)},
+            "epoch": self._epoch,
+            "step": self._step,
+            "begun": self._begun,
+            "first": self._first,
+            "before": self._before,
+            "now": self._now,
+        }
+
+    def _arrive(self, saved: dict[str, Any], real: Any, batches: Any, device: Any) -> None:
+        """Be where the save was taken."""
+        trainer = self._trainer
+        each = trainer.args.gradient_accumulation_steps
+        self._step = saved["step"]
+        write_chance(saved["first"], self._generators)
+        for step in range(self._step):
+            if step == self._step - 1:
+                # the loader draws one batch ahead: the next one is drawn in this state
+                write_chance(saved["before"], self._generators)
+            real(batches, each, device)
+        trainer.model.load_state_dict(saved["model"])
+        write_module(trainer.model, saved["module"])
+        trainer.optimizer.load_state_dict(saved["optimizer"])
+        trainer.lr_scheduler.load_state_dict(saved["scheduler"])
+        if saved["scaler"] is not None:
+            trainer.accelerator.scaler.load_state_dict(saved["scaler"])
+        write_attributes(trainer.state, saved["state"])
+        write_attributes(trainer.control, saved["control"])
+        for one, kept in zip(self._others, saved["callbacks"], strict=True):
+            write_attributes(one, kept)
+        for name, value in saved["counts"].items():
+            setattr(trainer, name, value)
+        trainer.callback_handler.callbacks = [*self._others, self]
+        self._first, self._before = saved["first"], saved["before"]
+        self._target = None
+        write_chance(saved["now"], self._generators)
+
+
+def _trainer() -> Any:
+    """Return the Trainer that is calling us: its callbacks are not told which it is."""
+    frame = sys._getframe(1)  # noqa: SLF001
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, transformers.Trainer):
+            return caller
+        frame = frame.f_back  # type: ignore[assignment]
+    raise RuntimeError("RearviewCallback was called by something else than a Trainer.")

@@ -1,0 +1,137 @@
+"""Pieces run in order, lost ones again, doubtful ones from the start."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from rearview.execute.executor import Task
+from rearview.execute.pool import Piece, Pool
+from rearview.execute.replays import Outcome
+from rearview.model import Report, Run, Status
+
+RUN = Run("r", "v", "train.py", (), 0.0, Status.FINISHED)
+
+
+@dataclass
+class Scripted:
+    """Stands in for the replays: each task ends with the next verdict of its script."""
+
+    verdicts: dict[str, list[Report]]
+    judged: list[str] = field(default_factory=list)
+
+    def judge(self, run, task, code, seconds):
+        self.judged.append(task.id)
+        name = task.id.removesuffix("-again")
+        return Outcome(run.id, task.id, self.verdicts[name].pop(0), task.log, task.folder, seconds)
+
+    def from_the_start(self, run, task):
+        return made(f"{task.id}-again", task.folder)
+
+
+@dataclass
+class Job:
+    task: Task
+    codes: list[int]
+
+    def wait(self, timeout=None):
+        return self.codes.pop(0)
+
+    def stop(self):
+        pass
+
+
+@dataclass
+class Machine:
+    """An executor whose tasks end as told."""
+
+    codes: dict[str, list[int]] = field(default_factory=dict)
+    slots: int = 2
+    started: list[str] = field(default_factory=list)
+    closed: bool = False
+
+    def start(self, task, slot):
+        self.started.append(task.id)
+        return Job(task, self.codes.setdefault(task.id, [0]))
+
+    def close(self):
+        self.closed = True
+
+
+def made(name, folder):
+    return Task(name, (), {}, folder, folder / "log", folder / name)
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    return tmp_path
+
+
+def pieces(folder, *names):
+    return [Piece(RUN, 1.0, lambda name=name: made(name, folder)) for name in names]
+
+
+GOOD = Report(states=1, finished=True)
+
+
+def test_pieces_are_started_in_their_order_and_outcomes_keep_it(folder):
+    machine = Machine()
+    replays = Scripted({"a": [GOOD], "b": [GOOD], "c": [GOOD]})
+    outcomes = Pool(replays, machine).carry_out(pieces(folder, "a", "b", "c"))
+    assert machine.started == ["a", "b", "c"]
+    assert [outcome.replay for outcome in outcomes] == ["a", "b", "c"]
+    assert machine.closed
+
+
+def test_a_killed_worker_s_segment_is_started_again(folder):
+    machine = Machine({"a": [-9, 0]})
+    outcomes = Pool(Scripted({"a": [GOOD]}), machine).carry_out(pieces(folder, "a"))
+    assert machine.started == ["a", "a"]
+    assert outcomes[0].proved
+
+
+def test_a_segment_that_is_killed_again_and_again_is_given_up(folder):
+    machine = Machine({"a": [-9] * 9})
+    lost = Report(error="killed")
+    outcomes = Pool(Scripted({"a": [lost]}), machine).carry_out(pieces(folder, "a"))
+    assert len(machine.started) == 3
+    assert not outcomes[0].proved
+
+
+def test_a_difference_after_a_restore_is_settled_by_a_replay_from_the_start(folder):
+    machine = Machine()
+    doubt = Report(difference="w", restored=1, finished=True)
+    outcomes = Pool(Scripted({"a": [doubt, GOOD]}), machine).carry_out(pieces(folder, "a"))
+    assert machine.started == ["a", "a-again"]
+    assert outcomes[0].proved
+
+
+def test_a_difference_from_the_start_on_is_the_answer(folder):
+    machine = Machine()
+    doubt = Report(difference="w", restored=0, finished=True)
+    outcomes = Pool(Scripted({"a": [doubt]}), machine).carry_out(pieces(folder, "a"))
+    assert machine.started == ["a"]
+    assert not outcomes[0].proved
+
+
+def test_progress_is_told_from_start_to_end(folder):
+    told = []
+    replays = Scripted({"a": [GOOD], "b": [GOOD]})
+    Pool(replays, Machine(), told.append).carry_out(pieces(folder, "a", "b"))
+    kinds = [event.kind for event in told]
+    assert kinds.count("started") == kinds.count("finished") == 2
+    assert told[-1].done == 1.0
+
+
+def test_workers_that_come_later_are_used(folder):
+    machine = Machine(slots=1)
+    real = machine.start
+
+    def start(task, slot):
+        machine.slots = 3
+        return real(task, slot)
+
+    machine.start = start
+    replays = Scripted({name: [GOOD] for name in "abcd"})
+    outcomes = Pool(replays, machine).carry_out(pieces(folder, *"abcd"))
+    assert len(outcomes) == 4

@@ -1,0 +1,57 @@
+"""Trainings in forked children, so that a kill is a kill and imports are paid once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+KILLED = -signal.SIGKILL
+PAUSED = 85
+
+
+def run(train: Callable[..., Any], folder: Path, **given: Any) -> int:
+    """Run `train` in a child inside `folder`; returns its exit code, negative for a signal."""
+    folder.mkdir(exist_ok=True)
+    script = folder / "train.py"
+    script.touch()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads: none compute
+        pid = os.fork()
+    if pid:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    code = 1
+    try:
+        os.chdir(folder)
+        os.environ["REARVIEW_ROOT"] = str(folder)
+        sys.argv = [str(script)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            train(folder, **given)
+        code = 0
+    except SystemExit as exc:
+        code = int(exc.code or 0)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def kill(number: int = signal.SIGKILL) -> None:
+    """End this process as a power cut would, or ask it to end as a batch system does."""
+    os.kill(os.getpid(), number)
+
+
+def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Say whether two sets of weights are equal bit for bit."""
+    import numpy as np
+
+    return one.keys() == other.keys() and all(
+        np.asarray(one[k]).tobytes() == np.asarray(other[k]).tobytes() for k in one
+    )
