@@ -215,8 +215,11 @@ class Case:
         folder = self.folder / where
         folder.mkdir(parents=True)
         self.program.lay_out(folder, kinds)
-        for extra in sorted(self.program.path.glob("*.txt")) if self.program.path.is_dir() else ():
-            shutil.copy(extra, folder)
+        for extra in sorted(self.program.path.rglob("*")) if self.program.path.is_dir() else ():
+            if extra.is_file() and extra.suffix != ".py":
+                target = folder / extra.relative_to(self.program.path)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(extra, target)
         (folder / ".rearview").mkdir(exist_ok=True)
         command = self.program.command
         module = command[0] == "-m"

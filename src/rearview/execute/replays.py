@@ -47,7 +47,8 @@ def doubtful(report: Report) -> bool:
     >>> doubtful(Report(retry=True)), doubtful(Report(difference="w", restored=0))
     (True, False)
     """
-    return report.retry or (report.difference is not None and report.restored > 0)
+    wrong = report.difference is not None or report.error is not None
+    return report.retry or (wrong and report.restored > 0)
 
 
 @dataclass

@@ -64,10 +64,16 @@ def install(key: bytes) -> Stream:
 
 
 def _asked_by_us() -> bool:
-    """Say whether our own code wants random bytes: that must not move what the program draws."""
+    """Say whether our own code wants random bytes: that must not move what the program draws.
+
+    Neither must the keys and names by which processes find each other: how many are drawn is a
+    matter of timing.
+    """
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         name = str(frame.f_globals.get("__name__", ""))
+        if name.startswith("multiprocessing"):
+            return True
         library = name.partition(".")[0] in sys.stdlib_module_names and name != "__main__"
         if not library and name != __name__:
             return name.startswith("rearview.")
