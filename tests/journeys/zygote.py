@@ -62,10 +62,10 @@ if __name__ == "__main__":
     import random
 
     import numpy as np  # noqa: F401
-    import sklearn.linear_model  # noqa: F401
+    import sklearn.linear_model
     import sklearn.model_selection  # noqa: F401
-    import torch  # noqa: F401
-    import torch._dynamo  # noqa: F401 - the first step of an optimizer imports it
+    import torch
+    import torch._dynamo
     import torch.utils.data  # noqa: F401
 
     import rearview.runtime.launch as launcher
