@@ -45,6 +45,7 @@ def recorded(folder, *words, **settings):
 
 def _run(command, folder, environment):
     environment.pop("PYTHONSAFEPATH", None)
+    environment.pop("PYTHONBREAKPOINT", None)
     done = subprocess.run(
         command,
         cwd=folder,

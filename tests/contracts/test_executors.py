@@ -24,9 +24,14 @@ def make_ray():
 
 @pytest.fixture(params=[make_local, make_ray], ids=["local", "ray"], scope="module")
 def executor(request):
+    environment, hook = dict(os.environ), sys.breakpointhook
     made = request.param()
     yield made
     made.close()
+    # Ray puts a debugger of its own into the environment, which other tests would inherit
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.breakpointhook = hook
 
 
 def task(folder, code):
