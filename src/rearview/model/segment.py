@@ -58,6 +58,10 @@ class Wanted(msgspec.Struct, frozen=True, omit_defaults=True):
     """Iterations wanted, by loop name; a loop that is not named is wanted whole."""
     after: bool = False
     """Something is wanted after the outermost loops too."""
+    head: bool = True
+    """Values logged before the loop that is divided among segments are this one's to write."""
+    tail: bool = True
+    """So are those logged after it."""
     until: str | None = None
     """Loop (site id) at whose entry to stop: all that is wanted stands before it."""
     probes: dict[str, list[tuple[int, int, list[str]]]] = {}

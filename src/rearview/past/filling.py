@@ -207,7 +207,11 @@ class Filling:
         """Run a plan, keep its verdicts, and say what it did."""
         replays = Replays(self.project, self.versions, self.runs)
         segments = report.plan.segments
-        pieces = [_piece(replays, prepared[segment.run], segment) for segment in segments]
+        firsts = {segment.run: segment for segment in reversed(segments)}
+        pieces = [
+            _piece(replays, prepared[one.run], one, first=firsts[one.run] is one)
+            for one in segments
+        ]
         executor = self._executor(asked.on, asked.workers)
         outcomes = Pool(replays, executor, progress).carry_out(pieces)
         self._learn(segments, outcomes)
@@ -237,10 +241,10 @@ class Filling:
         raise UsageError(f"There is no executor {on!r}. Use `local` or `ray`.", slug="no-executor")
 
 
-def _piece(replays: Replays, one: Prepared, segment: Segment) -> Piece:
+def _piece(replays: Replays, one: Prepared, segment: Segment, *, first: bool) -> Piece:
     """Return a segment as a piece of work that is laid out only when its turn has come."""
     return Piece(
         one.run,
         segment.seconds,
-        lambda: replays.prepare(one.run, one.version, one.wanted(segment), segment),
+        lambda: replays.prepare(one.run, one.version, one.wanted(segment, first=first), segment),
     )

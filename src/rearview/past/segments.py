@@ -33,10 +33,13 @@ class Prepared:
     def question(self) -> planning.Question:
         """Return what the planner is to answer."""
         wanted = []
+        if not self._alone() and self.asked and not self.at:
+            everything = planning.Wanted(self.names, (), Place.AFTER.value, missing=self.missing)
+            return planning.Question(self.facts, (everything,))
         for probe in self.asked:
             chains = probe.chains or (self._deepest(),)
-            if not probe.chains and not probe.loops:
-                # Nobody is seen to call its function: it may well stand after the loops.
+            if not probe.chains:
+                # Nobody is seen to call its function: it may well be called after the loops.
                 after = Place.AFTER.value
                 wanted.append(planning.Wanted(self.names, (), after, missing=self.missing))
             for chain in chains:
@@ -75,14 +78,16 @@ class Prepared:
         """Return the loops that may be around a statement of which nothing is known."""
         return tuple(loop.name for loop in self.facts.loops[:2])
 
-    def wanted(self, segment: Segment) -> Wanted:
-        """Return the segment file for one segment of the plan."""
+    def wanted(self, segment: Segment, *, first: bool = True) -> Wanted:
+        """Return the segment file for one segment of the plan; `first` if it is the run's first."""
         asked = self.asked
         chains = [list(chain) for probe in asked for chain in (*probe.chains, *probe.feeds)]
         everywhere = not asked or any(not probe.chains for probe in asked)
         before = bool(asked) and all(
             probe.place is Place.BEFORE and not any(probe.chains) for probe in asked
         )
+        to_end = segment.tail or segment.loop is None
+        alone = self._alone()
         others = any(chain and chain[0] != segment.loop for chain in chains)
         return Wanted(
             run=self.run.id,
@@ -92,8 +97,10 @@ class Prepared:
             chains=chains,
             everywhere=everywhere,
             levels=self._levels(),
-            ranges=_ranges(segment),
-            after=not before and (segment.tail or segment.loop is None or others),
+            ranges=_ranges(segment) if alone or self.at else {},
+            after=not before and (to_end or others or not alone),
+            head=first,
+            tail=to_end,
             until=self._main() if before else None,
             probes={
                 path: [(line, column, list(drawn)) for (line, column), drawn in places.items()]
@@ -105,6 +112,13 @@ class Prepared:
                 for path, ids in self.probes.loops.items()
             },
         )
+
+    def _alone(self) -> bool:
+        """Say whether the main loop is the only outermost one of its name.
+
+        If not, each of them may hold what is wanted, and only the main one can be divided.
+        """
+        return bool(self.run.facts.get("end", {}).get("main", {}).get("alone", True))
 
     def _levels(self) -> int:
         return min(

@@ -17,11 +17,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rearview.runtime.entropy import after_import
+
 FILE = "clock.bin"
 """Readings of a run in its folder, eight bytes each."""
 FLOATS = ("time", "perf_counter", "monotonic", "process_time", "thread_time")
+WAITERS = (
+    *("queue", "selectors", "subprocess", "multiprocessing.connection", "multiprocessing.queues"),
+    *("multiprocessing.synchronize", "multiprocessing.pool", "multiprocessing.managers"),
+    *("multiprocessing.popen_fork", "concurrent.futures._base", "asyncio.base_events"),
+)
+"""Modules that look at the clock while they wait for others: how often is a matter of timing."""
 _FLUSH = 512
-_time = time  # the name `time` of this module is exchanged too
 
 
 class Clock:
@@ -39,14 +46,28 @@ class Clock:
 
     def install(self) -> None:
         """Let the functions of `time` speak through this clock; our own code goes on with the real."""
+        patched = time  # the name is exchanged in this module too
         real = types.ModuleType("time")
-        vars(real).update(vars(_time))
-        for name, module in list(sys.modules.items()):
-            if name.startswith("rearview.") and vars(module).get("time") is _time:
-                vars(module)["time"] = real
+        vars(real).update(vars(patched))
+        told: dict[int, Any] = {}
         for name in FLOATS:
-            for told, form in ((name, "<d"), (f"{name}_ns", "<q")):
-                setattr(_time, told, self._reading(getattr(_time, told), struct.Struct(form)))
+            for each, form in ((name, "<d"), (f"{name}_ns", "<q")):
+                plain = getattr(patched, each)
+                setattr(patched, each, self._reading(plain, struct.Struct(form)))
+                told[id(getattr(patched, each))] = plain
+
+        def spare(module: types.ModuleType) -> None:
+            for name, value in list(vars(module).items()):
+                if value is patched:
+                    vars(module)[name] = real
+                elif id(value) in told:
+                    vars(module)[name] = told[id(value)]
+
+        for name, module in list(sys.modules.items()):
+            if name.startswith("rearview."):
+                spare(module)
+        for name in WAITERS:
+            after_import(name, spare)
 
     def _reading(self, real: Callable[[], Any], form: struct.Struct) -> Callable[[], Any]:
         own, place = threading.get_ident, self.place

@@ -39,6 +39,8 @@ class Replayer(Session):
     moved: bool = False
     """Something was executed since the last restore."""
     probing: int = 0
+    entered: bool = False
+    """The loop that is divided among segments was entered."""
     closed: bool = False
 
     def __post_init__(self) -> None:
@@ -50,6 +52,8 @@ class Replayer(Session):
         if entry.site.loose or self.nest is None:
             return index
         outermost = self.nest.entry is entry
+        if outermost and entry.site.name in self.wanted.ranges:
+            self.entered = True
         if outermost and index == 0 and not self.report.setup:
             self.report.setup = perf_counter() - self.began
         if outermost and self.wanted.until == entry.site.id:
@@ -144,7 +148,8 @@ class Replayer(Session):
             return True
         self.prove(self.jumps.proof(END, self.path(entry, index)), frame)
         if self.nest.entry is entry and self.needed(entry) and not self.wanted.after:
-            self.leave_program()
+            if not self.wanted.ranges or entry.site.name in self.wanted.ranges:
+                self.leave_program()
         return True
 
     def broken(self, entry: Entry, frame: FrameType) -> None:
@@ -203,9 +208,20 @@ class Replayer(Session):
                 self.report.repeated += 1
             elif name not in self.report.differing:
                 self.report.differing.append(name)
-        if fresh and all(self.in_range(step.loop, step.index) for step in point.steps):
+        if fresh and self.asked(point):
             self.records.append(encode_point(point), fresh)
             self.report.written += len(fresh)
+
+    def asked(self, point: Point) -> bool:
+        """Say whether values at a point are this segment's to write.
+
+        Outside the loop that is divided among segments, the first writes what comes before it and
+        the one that goes on to the end what comes after.
+        """
+        ranges = self.wanted.ranges
+        if ranges and not any(step.loop in ranges for step in point.steps):
+            return self.wanted.tail if self.entered else self.wanted.head
+        return all(self.in_range(step.loop, step.index) for step in point.steps)
 
     def argument(self, values: Mapping[str, Any]) -> None:
         """Leave arguments as they were recorded."""
