@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from rearview.errors import RearviewError
-from rearview.model import Checkpoint, Report, Wanted
+from rearview.model import Checkpoint, Point, Report, Wanted
 from rearview.runtime.jumps import END, START, Jumps
 from rearview.runtime.loops import Entry
 from rearview.runtime.session import Session, position
