@@ -14,7 +14,10 @@ import sys
 import tempfile
 from pathlib import Path
 
+import rearview
 from rearview.past import begin
+
+SOURCE = str(Path(rearview.__file__).parent.parent.resolve())
 
 BODY = {
     "step of about 10 ms": """
@@ -91,7 +94,12 @@ print(time.process_time() - begun)
 
 def seconds(command, environment, folder):
     out = subprocess.run(
-        command, env=environment, cwd=folder, capture_output=True, text=True, check=True
+        command,
+        env={**environment, "PYTHONPATH": SOURCE},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return float(out.stdout.split()[-1])
 

@@ -7,6 +7,7 @@ import pytest
 
 from plainly import plain, recorded, write
 from rearview.past import history
+from rearview.store.records import read
 
 ENDINGS = {
     "returns": "print('done')",
@@ -243,3 +244,63 @@ def test_a_group_of_exceptions_shows_only_the_users_frames(tmp_path):
     write(tmp_path, train=textwrap.dedent(text))
     expected = plain(tmp_path, "train.py")
     assert recorded(tmp_path, "train.py").err == expected.err
+
+
+POINTS = """
+import asyncio, threading
+import rearview
+
+def numbers(n):
+    for k in range(n):
+        rearview.log("inside", k)
+        yield k
+
+async def worker(name):
+    for turn in range(3):
+        rearview.log(name, turn)
+        await asyncio.sleep(0)
+
+def threaded():
+    for i in range(3):
+        rearview.log("thread", i)
+
+held = numbers(10)
+next(held)
+for epoch in range(3):
+    for step in range(2):
+        x = next(held)
+        rearview.log("x", x)
+    rearview.log("end", epoch)
+    if epoch == 1:
+        held.close()
+        held = numbers(10)
+    for last in numbers(2):
+        break
+    rearview.log("after", epoch)
+
+async def main():
+    await asyncio.gather(worker("a"), worker("b"))
+
+asyncio.run(main())
+thread = threading.Thread(target=threaded)
+thread.start()
+thread.join()
+rearview.log("done", 1)
+"""
+
+
+def test_generators_coroutines_and_threads_do_not_confuse_points(tmp_path):
+    write(tmp_path, train=POINTS)
+    found = recorded(tmp_path, "train.py")
+    assert found.code == 0, found.err
+    points = {}
+    for file in (tmp_path / ".rearview" / "runs").glob("*/records-*.jsonl"):
+        for record in read(file):
+            points.setdefault(record.name, []).append(str(record.point))
+    assert points["x"] == [f"epoch={e}/step={s}" for e in range(3) for s in range(2)]
+    assert points["end"] == points["after"] == ["epoch=0", "epoch=1", "epoch=2"]
+    assert points["inside"][:3] == ["k=0", "epoch=0/step=0/k=1", "epoch=0/step=1/k=2"]
+    assert points["inside"][3] == "epoch=0/last=0/k=0"
+    assert points["a"] == points["b"] == ["turn=0", "turn=1", "turn=2"]
+    assert points["thread"] == ["", "", ""]
+    assert points["done"] == [""]

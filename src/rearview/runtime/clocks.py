@@ -41,6 +41,8 @@ class Clock:
         self._replays = replays
         self._kept = file.read_bytes() if replays and file.is_file() else b""
         self._fresh: list[bytes] = []
+        if not replays:
+            file.unlink(missing_ok=True)  # of an attempt that left nothing to go on from
         self._thread = threading.get_ident()
         self._pid = os.getpid()
 

@@ -20,7 +20,8 @@ from rearview.runtime.entropy import after_import
 from rearview.runtime.libraries import LOOPS, loops_of
 from rearview.runtime.loops import Habit
 from rearview.runtime.outside import View
-from rearview.runtime.state.iterators import Walk, watch_loaders
+from rearview.runtime.state.iterators import Walk
+from rearview.runtime.state.loaders import watch_loaders
 from rearview.source.instrument import HOOK, WALK, instrument
 from rearview.source.shield import Places, shield_tree
 

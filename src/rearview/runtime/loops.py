@@ -117,11 +117,12 @@ def iterate(session: Session, entry: Entry, iterable: Any) -> Generator[Iterable
                 return
             if target > index:
                 index = session.advance(entry, source, index, target, sys._getframe(1))
+            entry.index = index  # what is logged while the item is made belongs to it
             item = None if simple else next(source, _END)
             if item is _END or (sequence is not None and index >= len(sequence)):
+                entry.index = index - 1
                 ended = session.exhausted(entry, index, sys._getframe(1))
                 return
-            entry.index = index
             entry.value = None if simple else _scalar(item)
             if entry.ordinals:
                 entry.ordinals = {}

@@ -158,6 +158,8 @@ class Recorder(Session):
         os._exit(self.code)
 
     def _may_walk(self, entry: Entry) -> bool:
+        if self.settings.epsilon <= 0 and not self.settings.every:
+            return False  # nothing will be saved
         now = perf_counter()
         if self.walked <= _FIRST + _WALKING * (now - self.began):
             return True

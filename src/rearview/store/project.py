@@ -32,6 +32,7 @@ class Project:
           runs/<run>/end.json          how it ended
           runs/<run>/events.jsonl      facts added later: arguments, resumptions
           runs/<run>/replays.jsonl     replays of it, and whether they were proved
+          runs/<run>/clock.bin         the times the program was told, eight bytes each
           runs/<run>/records-*.jsonl   records, one file per process
           runs/<run>/records-*.parquet the same, sealed; the lines are gone then
           versions.git/                source, where the project has no git

@@ -9,7 +9,7 @@ import types
 import pytest
 import torch
 
-from rearview.runtime.state import iterators
+from rearview.runtime.state import iterators, loaders
 from rearview.runtime.state.iterators import Walk
 from rearview.source.instrument import HOOK, WALK, instrument
 
@@ -119,7 +119,7 @@ def test_a_generator_made_in_the_loop_is_made_again(made, resumes):
 
 
 def test_a_loader_with_a_generator_of_its_own_goes_on(resumes):
-    iterators.watch_loaders(torch.utils.data.dataloader)
+    loaders.watch_loaders(torch.utils.data.dataloader)
 
     def setup():
         own = torch.Generator().manual_seed(3)

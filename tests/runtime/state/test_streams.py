@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rearview.errors import StateError
-from rearview.runtime.state.iterators import watch_loaders
+from rearview.runtime.state.loaders import watch_loaders
 
 
 def test_buffers_in_memory_resume(resumes):

@@ -24,9 +24,10 @@ from rearview.runtime.state.containers import (
     WEAK_CONTAINERS,
     AttributedKind,
 )
-from rearview.runtime.state.iterators import GENERATOR, LOADER, WALK, Walk, is_loader_iterator
+from rearview.runtime.state.iterators import GENERATOR, WALK, Walk
 from rearview.runtime.state.kinds import REF, Kind
 from rearview.runtime.state.layout import layout_of
+from rearview.runtime.state.loaders import LOADER, is_loader_iterator
 from rearview.runtime.state.objects import (
     COMPILED,
     COMPILER,

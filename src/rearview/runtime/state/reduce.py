@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from rearview.runtime.state import arrays, iterators, programs, tensors
+from rearview.runtime.state import arrays, iterators, loaders, programs, tensors
 from rearview.runtime.state.blocks import SMALL
 from rearview.runtime.state.builders import BUILDERS
 from rearview.runtime.state.containers import WEAK_CONTAINERS, Address, AttributedKind
@@ -59,7 +59,7 @@ def reducer_for(obj: Any, reading: Reading) -> Reducer | None:
             return reducer
     if cls in _VIEWS:
         return _view
-    if iterators.is_loader_iterator(obj):
+    if loaders.is_loader_iterator(obj):
         return _loader
     if cls.__module__ in {"_thread", "threading"} and cls.__name__ in _LOCKS:
         return _lock
@@ -305,7 +305,7 @@ def _walk(obj: Any, reading: Reading) -> Any:  # noqa: ARG001
 
 
 def _loader(obj: Any, reading: Reading) -> Any:
-    content = iterators.loader_state(obj, reading)
+    content = loaders.loader_state(obj, reading)
     if content is None:
         return BUILDERS["lost"], ("the iterator of a loader with workers",)
     return BUILDERS["loader"], (type(obj),), content, None, None, BUILDERS["fill_loader"]

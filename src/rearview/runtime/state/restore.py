@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rearview.errors import StateError
-from rearview.runtime.state import iterators
+from rearview.runtime.state import iterators, loaders
 from rearview.runtime.state.anchors import Anchors
 from rearview.runtime.state.blocks import Block, Memory
 from rearview.runtime.state.builders import NAMES, prelude
@@ -74,10 +74,10 @@ def _restore(
     for obj, state, _ in first.generators:
         iterators.drive(obj, state, getattr(obj, "__qualname__", "?"))
     for obj, drawn in first.loaders:
-        iterators.draw(obj, drawn)
+        loaders.draw(obj, drawn)
     values, second = _pass(anchors, roots, header, stream, buffers, first)
     for (old, _), (new, drawn) in zip(first.loaders, second.loaders, strict=True):
-        iterators.carry_over(old, new, drawn)
+        loaders.carry_over(old, new, drawn)
     for obj, state, held in second.generators:
         if state[0] == "suspended":
             iterators.give_locals(obj, held)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from rearview.errors import StateError
-from rearview.runtime.state import arrays, iterators, programs, streams, tensors
+from rearview.runtime.state import arrays, iterators, loaders, programs, streams, tensors
 from rearview.runtime.state.anchors import Anchors
 from rearview.runtime.state.blocks import Memory
 from rearview.runtime.state.containers import CONTAINERS, WEAK_CONTAINERS, AttributedKind
@@ -242,7 +242,7 @@ class Writing:
 
     def build_fill_loader(self, obj: Any, content: Sequence[Any]) -> None:
         """Give it its attributes."""
-        iterators.LOADER.write(obj, content, self)
+        loaders.LOADER.write(obj, content, self)
 
     def build_lost(self, reason: str) -> Lost:
         """Return the mark of an object that was not kept."""
