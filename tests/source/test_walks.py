@@ -41,8 +41,16 @@ def test_the_value_of_yield_from_is_left_alone():
 
 @pytest.mark.parametrize(
     "decorator",
-    ["torch.compile", "torch.compile(backend='eager')", "njit", "numba.njit(cache=True)"]
-    + ["jax.jit", "functools.partial(jax.jit, static_argnums=0)", "torch.jit.script", "triton.jit"],
+    [
+        "torch.compile",
+        "torch.compile(backend='eager')",
+        "njit",
+        "numba.njit(cache=True)",
+        "jax.jit",
+        "functools.partial(jax.jit, static_argnums=0)",
+        "torch.jit.script",
+        "triton.jit",
+    ],
 )
 def test_functions_for_compilers_stay_as_written(decorator):
     text = f"@{decorator}\ndef f(xs):\n    for x in xs:\n        pass\n"
