@@ -49,8 +49,9 @@ epsilon = 0.02
 """
 
 SETTINGS_FOOT = """
-`REARVIEW_ROOT` names the folder whose `.rearview` is used, wherever the script is. `NO_COLOR` turns
-colours off, `FORCE_COLOR` turns them on where there is no terminal.
+`REARVIEW_ROOT` names the project's folder, wherever a command is given; scripts lie below it. The
+folder `.rearview` in it may be a link to another disk. `NO_COLOR` turns colours off, `FORCE_COLOR`
+turns them on where there is no terminal.
 """
 
 

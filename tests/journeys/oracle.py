@@ -19,6 +19,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -262,18 +263,22 @@ def ours(environment: Mapping[str, str]) -> dict[str, str]:
     return {k: v for k, v in environment.items() if k.startswith("REARVIEW")}
 
 
+_MOVING = threading.Lock()
+
+
 @contextlib.contextmanager
 def moved(folder: Path, environment: Mapping[str, str]) -> Iterator[None]:
-    """Be in another folder with another environment for a while."""
-    here, before = Path.cwd(), dict(os.environ)
-    os.chdir(folder)
-    os.environ.update(environment)
-    try:
-        yield
-    finally:
-        os.chdir(here)
-        os.environ.clear()
-        os.environ.update(before)
+    """Be in another folder with another environment for a while, one thread at a time."""
+    with _MOVING:
+        here, before = Path.cwd(), dict(os.environ)
+        os.chdir(folder)
+        os.environ.update(environment)
+        try:
+            yield
+        finally:
+            os.chdir(here)
+            os.environ.clear()
+            os.environ.update(before)
 
 
 def records(folder: Path) -> list[Path]:

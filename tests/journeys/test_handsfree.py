@@ -197,6 +197,26 @@ def test_the_store_may_stand_elsewhere(project, tmp_path_factory):
     assert not (project / ".rearview").exists()
 
 
+def test_the_store_may_be_a_link_to_another_disk(project, tmp_path_factory):
+    (project / ".rearview").symlink_to(tmp_path_factory.mktemp("disk"), target_is_directory=True)
+    recorded(project, "--epochs", "2")
+    (project / "train.py").write_text(PROBED)
+    assert rearview(project, "backfill", "total", "-q").returncode == 0
+    assert rearview(project, "gc").returncode == 0
+    assert rearview(project, "verify").returncode == 0
+    assert (project / ".rearview").is_symlink()
+
+
+def test_a_script_outside_the_project_is_refused(project, tmp_path_factory):
+    root = {"REARVIEW_ROOT": str(tmp_path_factory.mktemp("elsewhere"))}
+    done = rearview(project, "run", "train.py", "--epochs", "1", **root)
+    assert done.returncode == 2
+    assert "outside-project" in done.stderr
+    done = rearview(project, "run", "-m", "train", **root)
+    assert done.returncode == 2
+    assert "outside-project" in done.stderr
+
+
 def test_what_is_not_there_is_said_clearly(project):
     done = rearview(project, "runs")
     assert done.returncode == 2

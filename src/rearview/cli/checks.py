@@ -104,7 +104,7 @@ def place(folder: Path) -> Iterator[Check]:
             "warn",
             "file system",
             f"{kind}, over the network: checkpoints cost more and heartbeats may lag",
-            "Set REARVIEW_ROOT to a folder on a local disk.",
+            "Make .rearview a link to a folder on a local disk.",
         )
     yield writable(home)
     yield direct(home)
@@ -128,7 +128,7 @@ def writable(home: Path) -> Check:
             "fail",
             "writable",
             f"{home}: {exc.strerror or exc}",
-            "Make the folder writable, or point REARVIEW_ROOT to one that is.",
+            "Make the folder writable, or copy the project to one that is.",
         )
 
 

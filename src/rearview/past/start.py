@@ -53,6 +53,12 @@ def begin(
                 slug="no-script",
             )
         root = root_of(script)
+        if root.resolve() not in script.resolve().parents:
+            raise UsageError(
+                f"{target} lies outside the project {root}, of which only files below it are "
+                "watched. Set REARVIEW_ROOT to a folder above the script, or unset it.",
+                slug="outside-project",
+            )
     control = Control(
         root=str(root.resolve()),
         target=target,

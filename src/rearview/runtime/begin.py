@@ -207,7 +207,7 @@ def _replay(control: Control) -> Replayer:
     settings = Settings.read(project.store).changed(control.settings)
     runs = Runs(project)
     run = runs.get(wanted.run)
-    view = View(os.path.realpath(project.root), wanted.tree)
+    view = View(os.path.realpath(project.root), os.path.realpath(wanted.tree))
     checkpoints = Checkpoints(project)
     folder = runs.folder(run.id)
     session = Replayer(

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from rearview.errors import RearviewError
+from rearview.errors import RearviewError, UsageError
 from rearview.model.segment import VARIABLE, Control
 
 _HERE = str(Path(__file__).resolve().parent.parent) + os.sep
@@ -33,10 +33,15 @@ def main() -> None:
 
         session = begin.begin(control)
     except RearviewError as exc:
-        sys.stderr.write(f"rearview: {exc}\n")
+        refuse(exc)
         raise SystemExit(2) from None
     guard_exit(session)
     sys.exit(run(control, session))
+
+
+def refuse(exc: RearviewError) -> None:
+    """Say on the error stream why nothing is run, and where that is explained."""
+    sys.stderr.write(f"rearview: {exc} (docs/errors.md#{exc.slug})\n")
 
 
 def guard_exit(session: Any) -> None:
@@ -55,7 +60,12 @@ def guard_exit(session: Any) -> None:
 def run(control: Control, session: Any) -> int:
     """Execute the user's program and return its exit code."""
     try:
-        code, module = prepare(control, session)
+        try:
+            code, module = prepare(control, session)
+        except UsageError as exc:
+            session.code = 2
+            refuse(exc)
+            return 2
         exec(code, vars(module))  # noqa: S102 - this is what we are for
     except SystemExit as exc:
         session.code = exit_code(exc)
@@ -104,6 +114,12 @@ def prepare(control: Control, session: Any) -> tuple[CodeType, ModuleType]:
         module.__loader__ = spec.loader
         file = str(spec.origin)
         module.__dict__["__cached__"] = spec.cached
+        if not session.belongs(file):
+            raise UsageError(
+                f"Module {control.target} lies at {file}, outside the project {session.root}, of "
+                "which only files below it are watched. Start it in a folder above its source.",
+                slug="outside-project",
+            )
     else:
         file = os.path.abspath(control.target)  # noqa: PTH100 - as Python itself spells it
         sys.path.insert(0, session.real(os.path.dirname(os.path.realpath(file))))  # noqa: PTH120

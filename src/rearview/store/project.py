@@ -128,7 +128,7 @@ class Project:
         except OSError as exc:
             raise StoreError(
                 f"No store can be made in {root}: {exc.strerror or exc}. Make the folder writable, "
-                "or point REARVIEW_ROOT to one that is.",
+                "or copy the project to one that is.",
                 slug="store-unwritable",
             ) from exc
         return project
