@@ -13,6 +13,10 @@ from rearview.plan.facts import CheckpointFacts, Machine, Question, RunFacts
 from rearview.plan.needs import HEAD, NONE, RUN, TAIL, Needs
 
 Checkpoints = tuple[CheckpointFacts, ...]
+RECORD = 25e-6
+"""Seconds that a probe takes besides what it computes: the shield, the point, one record."""
+TINY = 1e-3
+"""Seconds per iteration below which that is not worth counting."""
 
 
 @dataclass(slots=True)
@@ -119,7 +123,16 @@ def _run(question: Question, cost: CostModel) -> Work | str:
         _whole(work, axis, needs)
     else:
         _atoms(work, axis, needs)
+    _add_writing(work)
     return work
+
+
+def _add_writing(work: Work) -> None:
+    """Add what it costs to write the new values, spread evenly."""
+    each = RECORD * work.cost.speed.compute * work.cells / max(1, len(work.going))
+    if each > TINY:
+        work.going = [seconds + each for seconds in work.going]
+        work.cold = [seconds + each for seconds in work.cold]
 
 
 def _inner_loop(question: Question) -> str | None:

@@ -194,14 +194,14 @@ class Replayer(Session):
         self.loudly()
         point = self.point()
         place = (point.loops, point.indices)
-        fresh: list[tuple[str, Any]] = []
-        for name, value in items.items():
+        fresh = list(items.items()) if self.probing else []
+        for name, value in () if self.probing else items.items():
             key = (*place, name)
             before = self.recorded.get(key)
-            occurrence = self.seen[key]
-            if self.probing or before is None:
+            if before is None:
                 fresh.append((name, value))
                 continue
+            occurrence = self.seen[key]
             self.seen[key] += 1
             now = msgspec.json.encode(convert(value, self.put))
             if occurrence < len(before) and before[occurrence] == now:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rearview.runtime.state.randomness import read_global, write_global
-from rearview.source.shield import SHIELD
+from rearview.source.shield import CALM, SHIELD
 
 if TYPE_CHECKING:
     from rearview.runtime.replayer import Replayer
@@ -35,7 +35,24 @@ def install(session: Replayer) -> None:
             for one, state in own:
                 _put_back(one, state)
 
+    calm = _Calm(session)
+    vars(shield)[CALM] = lambda line: calm  # noqa: ARG005 - the traceback has the line
     builtins.__dict__[SHIELD] = shield
+
+
+class _Calm:
+    """The shield of a probe that draws nothing: it only says that a probe is at work."""
+
+    __slots__ = ("session",)
+
+    def __init__(self, session: Replayer) -> None:
+        self.session = session
+
+    def __enter__(self) -> None:
+        self.session.probing += 1
+
+    def __exit__(self, *_: object) -> None:
+        self.session.probing -= 1
 
 
 def _take_back(live: Any, before: Any) -> None:
