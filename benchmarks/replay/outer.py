@@ -24,8 +24,8 @@ def main():
     assert not second
     print(f"{epochs} epochs: recorded in {recorded:.1f} s, run again with the probe {again:.1f} s")
     print(f"backfill {took:.2f} s; start and set-up {setup:.2f} s, restores {restoring:.2f} s")
-    print(f"| faster than running again | over set-up + restores |\n|---|---|")
-    print(f"| {again / took:.0f}× | {took / bound:.2f} |")
+    print("| faster than running again | over set-up + restores |\n|---|---|")
+    print(f"| {again / took:.0f} times | {took / bound:.2f} |")
 
 
 if __name__ == "__main__":
