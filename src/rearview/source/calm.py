@@ -4,77 +4,19 @@ from __future__ import annotations
 
 import ast
 
-_FUNCTIONS = frozenset(
-    [
-        "abs",
-        "bool",
-        "dict",
-        "enumerate",
-        "float",
-        "int",
-        "isinstance",
-        "len",
-        "list",
-        "log",
-        "max",
-        "min",
-        "print",
-        "range",
-        "repr",
-        "round",
-        "set",
-        "sorted",
-        "str",
-        "sum",
-        "tuple",
-        "type",
-        "zip",
-    ]
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_FUNCTIONS = _words(
+    "abs bool dict enumerate float int isinstance len list log max min print range repr round "
+    "set sorted str sum tuple type zip"
 )
-_METHODS = frozenset(
-    [
-        "abs",
-        "all",
-        "any",
-        "argmax",
-        "argmin",
-        "count",
-        "cpu",
-        "detach",
-        "dim",
-        "element_size",
-        "exp",
-        "flatten",
-        "float",
-        "get",
-        "get_last_lr",
-        "isfinite",
-        "isnan",
-        "item",
-        "items",
-        "keys",
-        "log",
-        "max",
-        "mean",
-        "median",
-        "min",
-        "named_parameters",
-        "ndim",
-        "norm",
-        "numel",
-        "numpy",
-        "parameters",
-        "pow",
-        "size",
-        "sqrt",
-        "square",
-        "state_dict",
-        "std",
-        "sum",
-        "tolist",
-        "values",
-        "var",
-    ]
+_METHODS = _words(
+    "abs all any argmax argmin count cpu detach dim element_size exp flatten float get "
+    "get_last_lr isfinite isnan item items keys log max mean median min named_parameters ndim "
+    "norm numel numpy parameters pow size sqrt square state_dict std sum tolist values var"
 )
 _STATEMENTS = (ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.If, ast.For, ast.Pass)
 
