@@ -42,7 +42,7 @@ def main():
                 past = history(folder)
                 guess = past.plan(["asked"], at=at, workers=1).plan.seconds
                 report = past.backfill(["asked"], at=at, workers=1)
-                assert report.proved, report.proof
+                assert report.proved, (report.proof, report.refusals)
                 real = sum(one.seconds for one in report.outcomes)
                 error = abs(guess - real) / real
                 errors.append(error)

@@ -10,4 +10,4 @@ train = xgboost.DMatrix(x, label=y)
 booster = xgboost.Booster({"objective": "binary:logistic", "max_depth": 6, "nthread": 1}, [train])
 for round_ in range(80):
     booster.update(train, round_)
-    # OUTER float(booster.eval(train).split(":")[1])
+    # OUTER float(booster.predict(train).mean())
