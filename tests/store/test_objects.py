@@ -74,7 +74,7 @@ def test_a_short_file_is_found_on_load(objects):
 
 
 def test_a_missing_object_says_how_to_bring_it_back(objects):
-    with pytest.raises(DamagedError, match="rearview pull"):
+    with pytest.raises(DamagedError, match="another copy"):
         objects.get(ObjectRef("0" * 64, 3))
 
 

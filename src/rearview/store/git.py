@@ -130,7 +130,7 @@ class GitDatabase:
             if len(head) != 3 or head[1] != "blob":
                 raise VersionError(
                     f"File content {name[:12]} is missing from {self.place}: it was removed from "
-                    "the object database. Bring it back with `rearview pull`.",
+                    "the object database. Bring it from another copy.",
                     slug="version-missing",
                 )
             size = int(head[2])

@@ -174,6 +174,6 @@ class LooseDatabase:
                 return data
         raise VersionError(
             f"{kind.decode().capitalize()} {name[:12]} cannot be read from {self.place} without "
-            "git. Install git, or bring the version back with `rearview pull`.",
+            "git. Install git, or bring the version from another copy.",
             slug="version-missing",
         )

@@ -136,7 +136,7 @@ class Objects:
         except FileNotFoundError as exc:
             raise DamagedError(
                 f"Object {ref.oid[:12]} is not in {self.project.store}: {path.name} is missing. "
-                "Bring it back with `rearview pull`, or see what it takes with it with "
+                "Bring it from another copy of the store, or see what it takes with it with "
                 "`rearview verify`.",
                 slug="object-missing",
             ) from exc

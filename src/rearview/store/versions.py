@@ -193,7 +193,7 @@ class Versions:
                 return home
         raise VersionError(
             f"Version {version[:12]} is not in {' or '.join(h.place for h in homes)}: its refs "
-            "were removed, or it was recorded elsewhere. Bring it back with `rearview pull`.",
+            "were removed, or it was recorded elsewhere. Bring it from another copy.",
             slug="version-missing",
         )
 

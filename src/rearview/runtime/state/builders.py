@@ -43,7 +43,7 @@ class Builder:
 
     def __call__(self, *_args: object) -> object:
         """Refuse: it is never called, only named."""
-        raise NotImplementedError(self.name)
+        raise TypeError(f"the builder {self.name} is named in a stream, never called")
 
 
 BUILDERS = {name: Builder(name) for name in NAMES}

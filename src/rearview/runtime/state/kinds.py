@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rearview.errors import StateError
 from rearview.runtime.state.programs import importable
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class Kind:
 
     def write(self, obj: Any, content: Any, writing: Writing) -> None:
         """Make the live object have that content, in place."""
-        raise NotImplementedError
+        raise StateError(f"A {self.name} of {type_name(type(obj))} has nothing to be set to.")
 
     def label(self, obj: Any) -> str:
         """Return the text that stands for the object in a signature."""
