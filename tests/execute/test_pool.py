@@ -19,6 +19,7 @@ class Scripted:
 
     verdicts: dict[str, list[Report]]
     judged: list[str] = field(default_factory=list)
+    abandoned: list[str] = field(default_factory=list)
 
     def judge(self, run, task, code, seconds):
         self.judged.append(task.id)
@@ -27,6 +28,9 @@ class Scripted:
 
     def from_the_start(self, run, task):
         return made(f"{task.id}-again", task.folder)
+
+    def abandon(self, run, task, why):
+        self.abandoned.append(task.id)
 
 
 @dataclass
@@ -53,6 +57,9 @@ class Machine:
     def start(self, task, slot):
         self.started.append(task.id)
         return Job(task, self.codes.setdefault(task.id, [0]))
+
+    def resize(self, slots):
+        self.slots = slots
 
     def close(self):
         self.closed = True
@@ -94,7 +101,7 @@ def test_a_segment_that_is_killed_again_and_again_is_given_up(folder):
     machine = Machine({"a": [-9] * 9})
     lost = Report(error="killed")
     outcomes = Pool(Scripted({"a": [lost]}), machine).carry_out(pieces(folder, "a"))
-    assert len(machine.started) == 3
+    assert len(machine.started) == 4
     assert not outcomes[0].proved
 
 
@@ -119,7 +126,7 @@ def test_progress_is_told_from_start_to_end(folder):
     replays = Scripted({"a": [GOOD], "b": [GOOD]})
     Pool(replays, Machine(), told.append).carry_out(pieces(folder, "a", "b"))
     kinds = [event.kind for event in told]
-    assert kinds.count("started") == kinds.count("finished") == 2
+    assert kinds.count("started") == kinds.count("proved") == 2
     assert told[-1].done == 1.0
 
 

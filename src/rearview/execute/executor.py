@@ -47,6 +47,10 @@ class Executor(Protocol):
         """How many can run at once now; asked again and again, so it may change."""
         ...
 
+    def resize(self, slots: int) -> None:
+        """Use that many slots from now on, as far as there are; what runs is left alone."""
+        ...
+
     def start(self, task: Task, slot: int) -> Job:
         """Start a task on a slot that is free."""
         ...

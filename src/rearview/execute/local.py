@@ -39,6 +39,10 @@ class Local:
         self.slots = max(1, slots)
         self._jobs: list[LocalJob] = []
 
+    def resize(self, slots: int) -> None:
+        """Use that many slots from now on."""
+        self.slots = max(1, slots)
+
     def start(self, task: Task, slot: int) -> LocalJob:
         """Start a task as a process of its own group, so that it can be stopped whole."""
         del slot  # every process may use the cores it used when it was recorded

@@ -77,6 +77,10 @@ class Ray:
         cluster = int(ray.cluster_resources().get("CPU", 1))
         return max(1, min(cluster, self._slots or cluster))
 
+    def resize(self, slots: int) -> None:
+        """Use that many slots from now on, if the cluster has them."""
+        self._slots = max(1, slots)
+
     def start(self, task: Task, slot: int) -> RayJob:
         """Hand a task to the cluster."""
         del slot  # Ray chooses the place

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -127,6 +128,16 @@ class Replays:
             log=folder / "output.txt",
             report=folder / "report.json",
         )
+
+    def abandon(self, run: Run, task: Task, why: str) -> None:
+        """Keep it that a task was ended in the middle, so that another does its work anew.
+
+        That one has a name and a tree of its own: of two replays of one name all records would
+        count, and what this one wrote to files is not what the run found.
+        """
+        report = msgspec.to_builtins(Report(error=why))
+        self.runs.end_replay(run.id, task.id, proved=False, facts={"report": report})
+        shutil.rmtree(self.project.replays / task.id / "tree", ignore_errors=True)
 
     def judge(self, run: Run, task: Task, code: int, seconds: float) -> Outcome:
         """Read what a task reports and keep the verdict with the run."""

@@ -1,6 +1,7 @@
 """Ask about the past: the one room that knows every other. Returns values, never prints."""
 
-from rearview.execute.pool import Event, Progress
+from rearview.execute.crew import Crew
+from rearview.execute.events import ENDED, Event, Progress, UnderWay
 from rearview.execute.replays import Outcome
 from rearview.execute.start import Start
 from rearview.past.ask import History, history
@@ -9,7 +10,9 @@ from rearview.past.reports import BackfillReport, PlanReport, Refusal, RunReport
 from rearview.past.start import Preempt, begin
 
 __all__ = [
+    "ENDED",
     "BackfillReport",
+    "Crew",
     "Event",
     "History",
     "Outcome",
@@ -20,6 +23,7 @@ __all__ = [
     "Refusal",
     "RunReport",
     "Start",
+    "UnderWay",
     "begin",
     "history",
 ]

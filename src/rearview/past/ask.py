@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rearview.config import Settings
 from rearview.errors import RearviewError, UsageError
-from rearview.execute.pool import Progress
+from rearview.execute.events import Progress
 from rearview.execute.start import Start, start
 from rearview.model import Checkpoint, Control, Run, Status
 from rearview.past.filling import Filling, Question

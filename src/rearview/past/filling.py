@@ -6,26 +6,32 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from rearview.config import Settings
 from rearview.errors import RearviewError, UsageError
-from rearview.execute.executor import Executor
+from rearview.execute.crew import Post
+from rearview.execute.events import Progress
+from rearview.execute.executor import Executor, Task
 from rearview.execute.local import Local
-from rearview.execute.pool import Piece, Pool, Progress
+from rearview.execute.pool import Piece, Pool
 from rearview.execute.ray import Ray
 from rearview.execute.replays import Outcome, Replays
+from rearview.execute.watch import Watch
 from rearview.model import Run, Segment
 from rearview.past.inputs import changed, gone
 from rearview.past.learning import keep_corrections, read_corrections
+from rearview.past.machines import WORTH, Machines
 from rearview.past.probing import Probing
 from rearview.past.reports import BackfillReport, PlanReport, Refusal
 from rearview.past.segments import Prepared, run_facts
 from rearview.plan.at import parse_at
 from rearview.plan.cost import refine
 from rearview.plan.explain import explain
+from rearview.plan.facts import Machine
 from rearview.plan.partition import divide
-from rearview.plan.replay import survey
+from rearview.plan.replay import Survey, survey
 from rearview.store.checkpoints import Checkpoints
 from rearview.store.project import Project
 from rearview.store.runs import Runs
@@ -57,6 +63,11 @@ class Filling:
     versions: Versions
     checkpoints: Checkpoints
     tables: Tables
+
+    @cached_property
+    def machines(self) -> Machines:
+        """What is known of how fast machines are."""
+        return Machines(self.project.cache)
 
     def probing(self, runs: Sequence[Run]) -> Probing:
         """Return the probes in the work tree, as the versions of `runs` take them."""
@@ -95,13 +106,27 @@ class Filling:
     ) -> PlanReport:
         """Return the plan for what is prepared, with its cost."""
         lacking = [one for one in prepared if one.missing is None or one.missing]
-        known = read_corrections(self.project.cache)
-        found = survey([one.question() for one in lacking], known=known)
+        known = read_corrections(self.project.cache, self.machines.name)
+        questions = [one.question() for one in lacking]
+        here = self.machines.here()
+        found = survey(questions, here=here, known=known)
+        if self._worth_measuring(found, here):
+            found = survey(questions, here=self.machines.measure(), known=known)
         refusals += [Refusal(run, reason) for run, reason in found.refusals]
         plan = divide(found, workers=self._workers(asked.workers), budget=asked.budget)
         explained = explain(found, plan)
         inputs = sorted({text for one in lacking for text in changed(one.run, self._kept(one.run))})
-        return PlanReport(plan, refusals, explained.cells, inputs, explained)
+        notes = self.machines.unmeasured(one.run for one in lacking)
+        return PlanReport(plan, refusals, explained.cells, inputs, notes, explained)
+
+    def _worth_measuring(self, found: Survey, here: Machine) -> bool:
+        """Say whether this machine is to be measured before the plan is shown.
+
+        A short plan for runs of this machine needs no measurement.
+        """
+        elsewhere = any(w.facts.machine and w.facts.machine.name != here.name for w in found.work)
+        worth = elsewhere or sum(work.seconds for work in found.work) > WORTH
+        return worth and self.machines.due()
 
     def _kept(self, run: Run) -> set[Path]:
         """Return the files that were kept with the source of a run."""
@@ -160,7 +185,11 @@ class Filling:
             asked = tuple(probe for probe in probes.probes if probe.names)
         version = self._derived(run, dict(probes.source))
         facts = run_facts(
-            run, version, self.checkpoints.of(run.id), blocked=gone(run, self._kept(run))
+            run,
+            version,
+            self.checkpoints.of(run.id),
+            blocked=gone(run, self._kept(run)),
+            machine=self.machines.of(run),
         )
         missing = self._missing(run, version, names, facts.loops)
         if only is not None:
@@ -213,7 +242,8 @@ class Filling:
             for one in segments
         ]
         executor = self._executor(asked.on, asked.workers)
-        outcomes = Pool(replays, executor, progress).carry_out(pieces)
+        with Post(self.project, asked.names, asked.on).open() as post:
+            outcomes = Pool(replays, executor, progress, post).carry_out(pieces)
         self._learn(segments, outcomes)
         return BackfillReport(
             outcomes=outcomes,
@@ -227,11 +257,12 @@ class Filling:
 
     def _learn(self, segments: Sequence[Segment], outcomes: Sequence[Outcome]) -> None:
         """Let what replays really took correct the next predictions."""
-        known = read_corrections(self.project.cache)
+        cache, machine = self.project.cache, self.machines.name
+        known = read_corrections(cache, machine)
         for segment, outcome in zip(segments, outcomes, strict=False):
             if outcome.report.finished and not outcome.report.error:
                 known = refine(known, segment, outcome.seconds)
-        keep_corrections(self.project.cache, known)
+        keep_corrections(cache, machine, known)
 
     def _executor(self, on: str, workers: int | None) -> Executor:
         if on == "local":
@@ -243,8 +274,15 @@ class Filling:
 
 def _piece(replays: Replays, one: Prepared, segment: Segment, *, first: bool) -> Piece:
     """Return a segment as a piece of work that is laid out only when its turn has come."""
+    last = segment.first if segment.last is None else segment.last
+    wanted = range(segment.first, last) if segment.only is None else segment.only
+
+    def watch(task: Task) -> Watch:
+        return Watch(replays.runs.folder(one.run.id), task.id, segment.loop, wanted)
+
     return Piece(
         one.run,
         segment.seconds,
         lambda: replays.prepare(one.run, one.version, one.wanted(segment, first=first), segment),
+        watch,
     )
