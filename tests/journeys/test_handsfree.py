@@ -103,8 +103,9 @@ def test_a_probe_in_the_inner_loop_fills_only_the_epochs_asked_for(project):
     recorded(project)
     (project / "train.py").write_text(PROBED)
     done = rearview(project, "backfill", "norm", "--at", "epoch=2:4", "--json")
-    told = json.loads(done.stdout)
-    assert (done.returncode, told["exact"]) == (0, True), done.stderr
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    assert (done.returncode, told[-1]["exact"]) == (0, True), done.stderr
+    assert {"planned", "started", "proved", "done"} <= {one["event"] for one in told}
     filled = [row for row in rows(project, "norm") if row["norm"] is not None]
     assert [(row["epoch"], row["step"]) for row in filled] == [
         (epoch, step) for epoch in (2, 3) for step in range(20)

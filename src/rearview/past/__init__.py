@@ -8,6 +8,7 @@ from rearview.past.ask import History, history
 from rearview.past.probing import Propagated
 from rearview.past.reports import BackfillReport, PlanReport, Refusal, RunReport
 from rearview.past.start import Preempt, begin
+from rearview.plan.facts import Machine
 
 __all__ = [
     "ENDED",
@@ -15,6 +16,7 @@ __all__ = [
     "Crew",
     "Event",
     "History",
+    "Machine",
     "Outcome",
     "PlanReport",
     "Preempt",

@@ -51,6 +51,7 @@ class Question:
     workers: int | None = None
     budget: float | None = None
     on: str = "local"
+    gpus: float | None = None
 
 
 @dataclass
@@ -241,7 +242,7 @@ class Filling:
             _piece(replays, prepared[one.run], one, first=firsts[one.run] is one)
             for one in segments
         ]
-        executor = self._executor(asked.on, asked.workers)
+        executor = self._executor(asked)
         with Post(self.project, asked.names, asked.on).open() as post:
             outcomes = Pool(replays, executor, progress, post).carry_out(pieces)
         self._learn(segments, outcomes)
@@ -264,12 +265,15 @@ class Filling:
                 known = refine(known, segment, outcome.seconds)
         keep_corrections(cache, machine, known)
 
-    def _executor(self, on: str, workers: int | None) -> Executor:
-        if on == "local":
-            return Local(self._workers(workers))
-        if on == "ray":
-            return Ray(workers)
-        raise UsageError(f"There is no executor {on!r}. Use `local` or `ray`.", slug="no-executor")
+    def _executor(self, asked: Question) -> Executor:
+        if asked.on == "local":
+            return Local(self._workers(asked.workers))
+        if asked.on == "ray":
+            gpus = self.settings.gpus if asked.gpus is None else asked.gpus
+            return Ray(asked.workers, gpus=gpus)
+        raise UsageError(
+            f"There is no executor {asked.on!r}. Use `local` or `ray`.", slug="no-executor"
+        )
 
 
 def _piece(replays: Replays, one: Prepared, segment: Segment, *, first: bool) -> Piece:
