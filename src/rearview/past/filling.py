@@ -39,6 +39,9 @@ from rearview.store.tables.duck import quoted
 from rearview.store.versions import Versions
 from rearview.store.views import Tables
 
+GROWTH = 4
+"""How many times the workers a plan has work for, where that costs next to nothing."""
+
 
 @dataclass(frozen=True, slots=True)
 class Question:
@@ -114,7 +117,8 @@ class Filling:
         if self._worth_measuring(found, here):
             found = survey(questions, here=self.machines.measure(), known=known)
         refusals += [Refusal(run, reason) for run, reason in found.refusals]
-        plan = divide(found, workers=self._workers(asked.workers), budget=asked.budget)
+        workers = self._workers(asked.workers)
+        plan = divide(found, workers=workers, budget=asked.budget, growth=GROWTH)
         explained = explain(found, plan)
         inputs = sorted({text for one in lacking for text in changed(one.run, self._kept(one.run))})
         notes = self.machines.unmeasured(one.run for one in lacking)
