@@ -186,6 +186,16 @@ def test_iterations_that_cannot_be_read_are_explained_before_anything_runs(proje
     done = rearview(project, "backfill", "total", "--at", "epoch")
     assert done.returncode == 2
     assert "names no iterations" in done.stderr
+    for form, told in (
+        ("epoch=5:3", "at-empty"),
+        ("epoch=1:2:3", "at-form"),
+        ("a=1/a=2", "at-form"),
+    ):
+        for command in (("backfill", "total"), ("replay",)):
+            done = rearview(project, *command, "--at", form)
+            assert done.returncode == 2, done.stderr
+            assert told in done.stderr
+    assert "epoch=3:5" in rearview(project, "backfill", "total", "--at", "a=1:2:3").stderr
 
 
 def test_the_store_may_stand_elsewhere(project, tmp_path_factory):

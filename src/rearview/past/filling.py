@@ -79,6 +79,8 @@ class Filling:
 
     def plan(self, asked: Question) -> tuple[PlanReport, dict[str, Prepared]]:
         """Return what has to run again, and each run with what is wanted of it."""
+        if asked.at:
+            parse_at(asked.at)  # a form that cannot be read is wrong for every run
         meant = self._meant(asked.where, asked.runs)
         probing = self.probing(self.runs.all())
         logged = self._logged(asked.names)
@@ -100,6 +102,8 @@ class Filling:
     ) -> BackfillReport:
         """Replay a run as it was recorded, with any probes of the work tree, and prove it."""
         begun = time.monotonic()
+        if at:
+            parse_at(at)
         one = self._prepared(self.probing([run]), run, (), at, None)
         asked = Question((), (run,), at=at, workers=workers)
         report = self._report([one], [], asked)
