@@ -166,7 +166,8 @@ def finish(report: BackfillReport, *, as_json: bool) -> int:
         show.out(f"refused: {refusal.run}: {refusal.reason}")
     for outcome in report.outcomes:
         if not outcome.proved:
-            show.out(f"{show.paint('not exact:', show.RED)} {outcome.run}: {_why(outcome)}")
+            verdict = "failed:" if outcome.report.error else "not exact:"
+            show.out(f"{show.paint(verdict, show.RED)} {outcome.run}: {_why(outcome)}")
     if report.outcomes:
         show.out(
             f"{plural(report.written, 'record')} written in {duration(report.seconds)}; "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 from collections.abc import Mapping
@@ -148,6 +149,7 @@ class Replays:
         if report.error and task.log.is_file():
             last = task.log.read_text("utf-8", "replace").strip().splitlines()[-3:]
             report.error += ": " + " / ".join(line.strip() for line in last)
+        self._check_room(report)
         outcome = Outcome(run.id, task.id, report, task.log, task.folder, seconds)
         if outcome.proved:
             tidy(self.project.replays / task.id / "tree")
@@ -155,6 +157,12 @@ class Replays:
             run.id, task.id, proved=outcome.proved, facts={"report": msgspec.to_builtins(report)}
         )
         return outcome
+
+    def _check_room(self, report: Report) -> None:
+        """Stop everything if a replay failed since the disk is full: the next would fail too."""
+        for number in (errno.ENOSPC, errno.EDQUOT):
+            if report.error and os.strerror(number) in report.error:
+                raise OSError(number, os.strerror(number), str(self.project.store))
 
 
 def tidy(tree: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 
 from rearview.config import Settings
-from rearview.errors import RearviewError, UsageError
+from rearview.errors import RearviewError, StoreError, UsageError
 from rearview.execute.crew import Post
 from rearview.execute.events import Progress
 from rearview.execute.executor import Executor, Task
@@ -23,6 +24,7 @@ from rearview.model import Run, Segment
 from rearview.past.inputs import changed, gone
 from rearview.past.learning import keep_corrections, read_corrections
 from rearview.past.machines import WORTH, Machines
+from rearview.past.packages import lost
 from rearview.past.probing import Probing
 from rearview.past.reports import BackfillReport, PlanReport, Refusal
 from rearview.past.segments import Prepared, run_facts
@@ -39,6 +41,7 @@ from rearview.store.tables.duck import quoted
 from rearview.store.versions import Versions
 from rearview.store.views import Tables
 
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 GROWTH = 4
 """How many times the workers a plan has work for, where that costs next to nothing."""
 
@@ -197,7 +200,7 @@ class Filling:
             run,
             version,
             self.checkpoints.of(run.id),
-            blocked=gone(run, self._kept(run)),
+            blocked=gone(run, self._kept(run)) or self._lost(run),
             machine=self.machines.of(run),
         )
         missing = self._missing(run, version, names, facts.loops)
@@ -205,6 +208,10 @@ class Filling:
             missing = frozenset(only if missing is None else only & missing)
         limits = tuple(parse_at(at)) if at else ()
         return Prepared(run, version, probes, asked, names, facts, missing, limits)
+
+    def _lost(self, run: Run) -> str:
+        ran = run.facts.get("end", {}).get("files") or [run.script]
+        return lost(self.versions.files(run.version), ran)
 
     def _derived(self, run: Run, source: dict[str, str]) -> str:
         old = self.versions.files(run.version)
@@ -252,7 +259,12 @@ class Filling:
         ]
         executor = self._executor(asked)
         with Post(self.project, asked.names, asked.on).open() as post:
-            outcomes = Pool(replays, executor, progress, post).carry_out(pieces)
+            try:
+                outcomes = Pool(replays, executor, progress, post).carry_out(pieces)
+            except OSError as exc:
+                if exc.errno in FULL:
+                    raise self._full(exc) from exc
+                raise
         self._learn(segments, outcomes)
         return BackfillReport(
             outcomes=outcomes,
@@ -262,6 +274,14 @@ class Filling:
                 float(prepared[run].run.facts.get("end", {}).get("seconds", 0.0))
                 for run in {segment.run for segment in segments}
             ),
+        )
+
+    def _full(self, exc: OSError) -> StoreError:
+        return StoreError(
+            f"The disk of {self.project.store} is full: {exc.strerror}. What was filled so far is "
+            "kept. Free some space (`rearview gc --dry-run` shows what it would free) and ask "
+            "again: the backfill goes on where it stopped.",
+            slug="disk-full",
         )
 
     def _learn(self, segments: Sequence[Segment], outcomes: Sequence[Outcome]) -> None:
