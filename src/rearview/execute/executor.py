@@ -23,6 +23,10 @@ class Task:
     """File that it publishes when it is through."""
     seconds: float = 0.0
     """Predicted."""
+    threads: int | None = None
+    """Threads that the run was told to use; None: it must be free to use every core."""
+    accelerators: int = 0
+    """How many the run saw."""
 
 
 class Job(Protocol):

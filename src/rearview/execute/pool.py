@@ -177,7 +177,8 @@ class Pool:
             self._put_back(one, "its worker was lost")
             return False
         outcome = self._outcomes[one.number] = self.replays.judge(run, task, code, spent)
-        if doubtful(outcome.report) and one.number not in self._again:
+        pinned = task.threads is not None
+        if doubtful(outcome.report, pinned=pinned) and one.number not in self._again:
             self._again.add(one.number)
             self._waiting.appendleft((one.number, self.replays.from_the_start(run, task)))
             return False

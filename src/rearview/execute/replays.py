@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from rearview.execute.executor import Task
+from rearview.execute.places import seen_of, threads_of
 from rearview.execute.scratch import lay_out
 from rearview.execute.start import start
 from rearview.model import Control, Report, Run, Segment, Wanted
@@ -43,14 +44,17 @@ class Outcome:
         return self.report.proved
 
 
-def doubtful(report: Report) -> bool:
-    """Say whether a run from the start would tell more than this replay did.
+def doubtful(report: Report, *, pinned: bool = False) -> bool:
+    """Say whether a run from the start, free to use every core, would tell more than this replay.
 
     >>> doubtful(Report(retry=True)), doubtful(Report(difference="w", restored=0))
     (True, False)
+    >>> doubtful(Report(difference="w"), pinned=True)
+    True
     """
-    wrong = report.difference is not None or report.error is not None
-    return report.retry or (wrong and report.restored > 0)
+    differs = report.difference is not None
+    wrong = differs or report.error is not None
+    return report.retry or (wrong and report.restored > 0) or (differs and pinned)
 
 
 @dataclass
@@ -104,6 +108,8 @@ class Replays:
             log=folder / "output.txt",
             report=folder / "report.json",
             seconds=segment.seconds,
+            threads=threads_of(facts.get("threads", {})),
+            accelerators=seen_of(facts.get("hardware", {})),
         )
 
     def from_the_start(self, run: Run, task: Task) -> Task:
@@ -128,6 +134,7 @@ class Replays:
             environment={**task.environment, VARIABLE: msgspec.json.encode(control).decode()},
             log=folder / "output.txt",
             report=folder / "report.json",
+            threads=None,  # its cores are not to blame then
         )
 
     def abandon(self, run: Run, task: Task, why: str) -> None:
