@@ -134,17 +134,20 @@ def _cheaper(survey: Survey, total: float) -> list[Cheaper]:
 
 
 def _fewer(all_work: Sequence[Work]) -> list[Cheaper]:
-    """Return what every second iteration of the outermost loop would save."""
+    """Return what the first half of the iterations of the outermost loop would save."""
     iterated = [work for work in all_work if len(work.iterations) > 1 and not work.whole]
     if not iterated:
         return []
-    loop = iterated[0].facts.loops[0].name
+    main = iterated[0].facts.loops[0]
+    middle = iterated[0].iterations[len(iterated[0].iterations) // 2]
 
-    def second(work: Work, wanted: Wanted) -> Wanted:
-        return replace(wanted, missing=frozenset(work.iterations[::2]))
+    def half(work: Work, wanted: Wanted) -> Wanted:
+        some = work.iterations[: len(work.iterations) // 2]
+        return replace(wanted, missing=frozenset(some))
 
-    text = f"Ask for every second `{loop}` only (`--where '{loop} % 2 = 0'`), or for a range"
-    return [Cheaper(_saved(iterated, second), f"{text}: `--at {loop}=0:10`.")]
+    last = main.values[middle] if main.values is not None and middle < len(main.values) else middle
+    text = f"Ask for part of the iterations only: `--at {main.name}=:{last}`, or with `--where`."
+    return [Cheaper(_saved(iterated, half), text)]
 
 
 def _deep(all_work: Sequence[Work]) -> list[Cheaper]:
