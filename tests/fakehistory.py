@@ -71,6 +71,7 @@ class FakeHistory:
     )
     refusals: list[Refusal] = field(default_factory=list)
     explained: Any = None
+    virtual: tuple[str, ...] = ()
     under_way: list[Any] = field(default_factory=list)
     checked: Any = None
     freed: Any = None
@@ -87,6 +88,9 @@ class FakeHistory:
 
     def names(self):
         return ["loss", "lr"]
+
+    def empty(self, names):
+        return [name for name in names if name in self.virtual]
 
     def table(self, *names, **options):
         self._note("table", names, **options)

@@ -245,3 +245,15 @@ def test_progress_tells_what_each_worker_does(folder):
     both = next(event for event in told if len(event.under_way) == 2)
     assert {one.worker for one in both.under_way} == {0, 1}
     assert all(one.left >= 0 and one.predicted >= 0 for one in both.under_way)
+
+
+def test_a_cluster_that_shrinks_by_itself_takes_nothing_away_from_the_living(folder):
+    machine = Slow(5, slots=3)
+    replays = Scripted({name: [GOOD] for name in "abc"})
+    long = [replace(piece, seconds=1e4) for piece in pieces(folder, *"abc")]
+
+    def progress(event):
+        machine.slots = 1
+
+    assert len(Pool(replays, machine, progress).carry_out(long)) == 3
+    assert machine.stopped == []

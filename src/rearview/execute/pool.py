@@ -107,7 +107,8 @@ class Pool:
         if slots != self._slots:
             self._slots = slots
             self._tell("workers", 0)
-        surplus = len(self._running) - slots
+        # a cluster that has shrunk says itself whose segments are lost
+        surplus = 0 if asked is None else len(self._running) - asked
         for slot in sorted(self._running, key=lambda slot: -self._running[slot].begun):
             one = self._running[slot]
             if surplus <= 0:

@@ -70,6 +70,11 @@ class History:
         """Return every name that has values, or that the newest source logs."""
         return sorted({*self._tables.names(), *(name for name, _ in self._virtual())})
 
+    def empty(self, names: Sequence[str]) -> list[str]:
+        """Return those of `names` that the newest source logs and that have no value yet."""
+        virtual = {name for name, _ in self._virtual()} - set(self._tables.names())
+        return [name for name in dict.fromkeys(names) if name in virtual]
+
     def table(
         self,
         *names: str,
@@ -185,7 +190,9 @@ class History:
         budget: float | None = None,
     ) -> PlanReport:
         """Return what has to run again for `names`, and what it costs; nothing runs."""
-        asked = Question(tuple(names), self._chosen(runs), where, at, workers, budget)
+        asked = Question(
+            tuple(names), self._chosen(runs), where, at, workers, budget, ordered=bool(runs)
+        )
         return self._filling.plan(asked)[0]
 
     def backfill(
@@ -206,7 +213,10 @@ class History:
         `gpus` is the share of an accelerator that each segment gets on Ray.
         """
         begun = time.monotonic()
-        asked = Question(tuple(names), self._chosen(runs), where, at, workers, budget, on, gpus)
+        chosen = self._chosen(runs)
+        asked = Question(
+            tuple(names), chosen, where, at, workers, budget, on, gpus, ordered=bool(runs)
+        )
         report, prepared = self._filling.plan(asked)
         return self._filling.carry_out(report, prepared, asked, progress, begun)
 

@@ -6,7 +6,7 @@ import errno
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -58,6 +58,8 @@ class Question:
     budget: float | None = None
     on: str = "local"
     gpus: float | None = None
+    ordered: bool = False
+    """The runs are named in the order in which they are wanted."""
 
 
 @dataclass
@@ -89,13 +91,16 @@ class Filling:
         logged = self._logged(asked.names)
         refusals: list[Refusal] = []
         prepared: dict[str, Prepared] = {}
-        for run in asked.runs:
+        for order, run in enumerate(asked.runs):
             lacking = tuple(name for name in asked.names if (run.id, name) not in logged)
             if not lacking or (meant is not None and run.id not in meant):
                 continue
             try:
                 only = None if meant is None else meant[run.id]
-                prepared[run.id] = self._prepared(probing, run, lacking, asked.at, only)
+                one = self._prepared(probing, run, lacking, asked.at, only)
+                if asked.ordered:
+                    one = replace(one, facts=replace(one.facts, priority=float(order)))
+                prepared[run.id] = one
             except RearviewError as exc:
                 refusals.append(Refusal(run.id, str(exc)))
         return self._report(list(prepared.values()), refusals, asked), prepared
