@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,18 +14,26 @@ RUNS = 3
 SCRIPT = """\
 import random
 import sys
-import time
+
+import gate
 
 weight = float(sys.argv[1])
 for epoch in range(3):
     for step in range(4):
-        time.sleep(0.12)
         weight = weight * 0.9 + random.random()
+    gate.wait()
     print(epoch, weight)
 """
 PROBED = "import rearview\n" + SCRIPT.replace(
     "random.random()\n", "random.random()\n        rearview.log('weight', weight)\n"
 )
+GATE = """\
+import os, time
+
+def wait():
+    while os.path.exists({!r}):
+        time.sleep(0.02)
+"""
 
 
 def started(folder, *words):
@@ -34,7 +41,7 @@ def started(folder, *words):
     return subprocess.Popen(
         [sys.executable, "-m", "rearview", *words],
         cwd=folder,
-        env=env | {"PYTHONPATH": str(SRC)},
+        env=env | {"PYTHONPATH": os.pathsep.join((str(SRC), str(folder.parent / "site")))},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -49,7 +56,11 @@ def done(folder, *words):
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("recorded")
+    around = tmp_path_factory.mktemp("recorded")
+    folder, site = around / "project", around / "site"
+    folder.mkdir()
+    site.mkdir()
+    (site / "gate.py").write_text(GATE.format(str(around / "shut")))
     (folder / "train.py").write_text(SCRIPT)
     many = [started(folder, "run", "-q", "--every", "train.py", str(k)) for k in range(RUNS)]
     for process in many:
@@ -71,54 +82,66 @@ def filled(folder, name):
     return [row for row in json.loads(out) if row[name] is not None]
 
 
-def rename(folder, name):
-    (folder / "train.py").write_text(PROBED.replace("'weight'", repr(name)))
+@pytest.fixture
+def asked(recorded):
+    """Return how to begin a backfill whose replays stop after their first epoch until `open`."""
+    gate = recorded.parent / "shut"
+    gate.touch()
+
+    def begin(name, workers):
+        (recorded / "train.py").write_text(PROBED.replace("'weight'", repr(name)))
+        return started(recorded, "backfill", name, "--workers", str(workers), "--json")
+
+    begin.open = lambda: gate.unlink(missing_ok=True)
+    yield begin
+    begin.open()
 
 
-def test_workers_that_are_added_take_what_waits_at_once(recorded):
-    rename(recorded, "added")
-    process = started(recorded, "backfill", "added", "--workers", "1", "--json")
-    seen = []
+def under_way(event):
+    return len(event.get("under_way", ()))
+
+
+def test_workers_that_are_added_take_what_waits_at_once(recorded, asked):
+    process, seen, told = asked("added", 1), [], None
     for event in events(process):
         seen.append(event)
-        if [one["event"] for one in seen].count("started") == 1 and event["event"] == "started":
-            # the first progress may come before the backfill has said where it is
-            deadline = time.monotonic() + 60
-            while (told := done(recorded, "workers", "3"))[0] and time.monotonic() < deadline:
-                pass
-            assert told[0] == 0, told
+        if event["event"] == "progress" and told is None:
+            assert under_way(event) == 1
+            told = done(recorded, "workers", "3")
+        if under_way(event) == 3:
+            asked.open()
     assert process.wait(300) == 0
+    assert told[0] == 0, told
     assert {"event": "workers", "workers": 3} in seen
-    assert max(len(e["under_way"]) for e in seen if e["event"] == "progress") > 1
+    assert max(map(under_way, seen)) == 3
     assert (seen[-1]["exact"], len(filled(recorded, "added"))) == (True, RUNS * 12)
 
 
-def test_workers_that_are_taken_away_leave_nothing_undone(recorded):
-    rename(recorded, "fewer")
-    process = started(recorded, "backfill", "fewer", "--workers", "3", "--json")
-    seen = []
+def test_workers_that_are_taken_away_leave_nothing_undone(recorded, asked):
+    process, seen, told = asked("fewer", 3), [], None
     for event in events(process):
         seen.append(event)
-        if event["event"] == "started" and event["worker"] == 2:
-            deadline = time.monotonic() + 60
-            while (told := done(recorded, "workers", "1"))[0] and time.monotonic() < deadline:
-                pass
-            assert told[0] == 0, told
+        if event["event"] == "progress" and told is None:
+            told = done(recorded, "workers", "1")
+        if event["event"] == "workers":
+            assert len(json.loads(done(recorded, "workers", "--json")[1])) == 1
+            asked.open()
     assert process.wait(300) == 0
+    assert told[0] == 0, told
     assert {"event": "workers", "workers": 1} in seen
     assert (seen[-1]["exact"], len(filled(recorded, "fewer"))) == (True, RUNS * 12)
+    assert done(recorded, "workers")[0] == 1
 
 
-def test_what_a_killed_worker_had_written_does_not_count_twice(recorded):
-    rename(recorded, "killed")
-    process = started(recorded, "backfill", "killed", "--workers", "1", "--json")
-    seen, victims = [], []
+def test_what_a_killed_worker_had_written_does_not_count_twice(recorded, asked):
+    process, seen, victims = asked("killed", 1), [], []
     for event in events(process):
         seen.append(event)
         if event["event"] == "rows" and not victims:
             victims = children(process.pid)
             for pid in victims:
                 os.kill(pid, signal.SIGKILL)
+            asked.open()
     assert process.wait(300) == 0
     assert victims
     assert [one["event"] for one in seen].count("lost") == 1
