@@ -8,7 +8,7 @@ from typing import Any
 
 from rearview.model import Checkpoint, Operator, Plan, Point, Run, Segment, Status, Step
 from rearview.model.segment import Report
-from rearview.past import BackfillReport, Refusal, RunReport
+from rearview.past import BackfillReport, PlanReport, Refusal, RunReport
 
 
 class FakeTable:
@@ -70,6 +70,9 @@ class FakeHistory:
         Segment(a_run().id, "f" * 40, Operator.INNER, "epoch", 3, 5, "c/3", ("g",), 4.0, 3.0, 6.0),
     )
     refusals: list[Refusal] = field(default_factory=list)
+    explained: Any = None
+    virtual: tuple[str, ...] = ()
+    under_way: list[Any] = field(default_factory=list)
     checked: Any = None
     freed: Any = None
     asked: list[tuple[str, Any, dict[str, Any]]] = field(default_factory=list)
@@ -85,6 +88,9 @@ class FakeHistory:
 
     def names(self):
         return ["loss", "lr"]
+
+    def empty(self, names):
+        return [name for name in names if name in self.virtual]
 
     def table(self, *names, **options):
         self._note("table", names, **options)
@@ -124,13 +130,7 @@ class FakeHistory:
 
     def plan(self, names, **options):
         self._note("plan", names, **options)
-        return SimpleNamespace(
-            plan=Plan(self.segments),
-            refusals=self.refusals,
-            missing=5,
-            nothing=not self.segments,
-            changed_inputs=[],
-        )
+        return PlanReport(Plan(self.segments), self.refusals, 5, explained=self.explained)
 
     def backfill(self, names, **options):
         options.pop("progress")
@@ -141,6 +141,13 @@ class FakeHistory:
         options.pop("progress")
         self._note("replay", which, **options)
         return self.report
+
+    def crews(self):
+        return self.under_way
+
+    def employ(self, workers, *, of=None):
+        self._note("employ", workers, of=of)
+        return self.under_way[0]
 
     def verify(self, *, repair=False):
         self._note("verify", repair=repair)

@@ -37,6 +37,8 @@ class Settings:
     """Seconds between signs of life of a run."""
     workers: int = 0
     """Replay processes; 0 is one per core."""
+    gpus: float = 0.0
+    """Accelerators that each segment gets on a Ray cluster; 0.5 is half of one."""
     trust: bool = True
     """Unpickle checkpoints of this store; false for stores from strangers."""
 

@@ -5,6 +5,7 @@ import pytest
 
 from fakehistory import a_run
 from rearview.model import Status
+from rearview.past import Refusal
 
 
 def test_runs_are_listed_oldest_first(command, past):
@@ -110,3 +111,14 @@ def test_infinities_have_names(command, past):
     past.rows = (("a", 0, math.inf), ("a", 1, -math.inf))
     rows = json.loads(command("table", "-f", "json")[1])
     assert [row["loss"] for row in rows] == ["Infinity", "-Infinity"]
+
+
+def test_an_empty_column_says_how_much_is_missing_and_what_it_costs(command, past):
+    past.virtual = ("g",)
+    code, _, err = command("table", "loss", "g")
+    assert code == 0
+    assert "g: 5 cells missing, about 4.0 s of computing to fill: `rearview backfill g`." in err
+    past.refusals, past.segments = [Refusal("r", "no place")], ()
+    assert "g: no values yet; 1 run refused." in command("table", "g")[2]
+    assert command("table", "loss")[2] == ""
+    assert command("table", "g", "--format", "json")[2] == ""

@@ -1,9 +1,11 @@
 import json
 import sys
+from types import SimpleNamespace
 
 from fakehistory import an_outcome
 from rearview.cli import fill
 from rearview.past import BackfillReport, Refusal
+from rearview.plan.explain import Cheaper, OnWorkers
 
 
 def test_backfill_says_what_it_did_and_how_sure_it_is(command, past):
@@ -44,6 +46,41 @@ def test_explain_as_json(command, past):
     told = json.loads(command("backfill", "g", "--explain", "--json")[1])
     assert told["missing"] == 5
     assert told["plan"]["segments"][0]["operator"] == "DPi"
+
+
+def test_explain_tells_every_number_of_workers_and_what_would_be_cheaper(command, past):
+    past.explained = SimpleNamespace(
+        cells=5,
+        nbytes_written=320,
+        nbytes_read=2_000_000,
+        startup=1.0,
+        restoring=0.5,
+        running=2.5,
+        wasted=1.5,
+        workers=[OnWorkers(1, 4.0, 1, 1.0), OnWorkers(2, 2.2, 2, 0.9)],
+        cheaper=[Cheaper(1.5, "Ask for less.")],
+    )
+    _, out, _ = command("backfill", "g", "--explain")
+    assert "5 cells to fill, about 320 B to write, 2.0 MB of checkpoints to read" in out
+    assert "1.0 s to start and set up, 500 ms to restore, 2.5 s to run (1.5 s only to get" in out
+    assert out.split("done after")[1].split()[1:7] == ["1", "4.0", "s", "1", "2", "2.2"]
+    assert "cheaper by 1.5 s: Ask for less." in out
+
+
+def test_a_backfill_as_json_is_one_event_a_line_from_planned_to_done(command, past):
+    code, out, err = command("backfill", "g", "--json")
+    told = [json.loads(line) for line in out.splitlines()]
+    assert (code, err) == (0, "")
+    assert [one["event"] for one in told] == ["planned", "done"]
+    assert told[0]["segments"] == 1
+    assert (told[-1]["exact"], told[-1]["written"], told[-1]["unproved"]) == (True, 5, [])
+
+
+def test_nothing_missing_as_json_is_done_at_once(command, past):
+    past.segments = ()
+    code, out, _ = command("backfill", "g", "--json")
+    assert code == 0
+    assert [json.loads(line)["event"] for line in out.splitlines()] == ["planned", "done"]
 
 
 def test_nothing_missing_is_well_and_runs_nothing(command, past):

@@ -1,6 +1,6 @@
 """Pieces run in order, lost ones again, doubtful ones from the start."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ class Scripted:
 
     verdicts: dict[str, list[Report]]
     judged: list[str] = field(default_factory=list)
+    abandoned: list[str] = field(default_factory=list)
 
     def judge(self, run, task, code, seconds):
         self.judged.append(task.id)
@@ -27,6 +28,9 @@ class Scripted:
 
     def from_the_start(self, run, task):
         return made(f"{task.id}-again", task.folder)
+
+    def abandon(self, run, task, why):
+        self.abandoned.append(task.id)
 
 
 @dataclass
@@ -53,6 +57,9 @@ class Machine:
     def start(self, task, slot):
         self.started.append(task.id)
         return Job(task, self.codes.setdefault(task.id, [0]))
+
+    def resize(self, slots):
+        self.slots = slots
 
     def close(self):
         self.closed = True
@@ -94,7 +101,7 @@ def test_a_segment_that_is_killed_again_and_again_is_given_up(folder):
     machine = Machine({"a": [-9] * 9})
     lost = Report(error="killed")
     outcomes = Pool(Scripted({"a": [lost]}), machine).carry_out(pieces(folder, "a"))
-    assert len(machine.started) == 3
+    assert len(machine.started) == 4
     assert not outcomes[0].proved
 
 
@@ -119,7 +126,7 @@ def test_progress_is_told_from_start_to_end(folder):
     replays = Scripted({"a": [GOOD], "b": [GOOD]})
     Pool(replays, Machine(), told.append).carry_out(pieces(folder, "a", "b"))
     kinds = [event.kind for event in told]
-    assert kinds.count("started") == kinds.count("finished") == 2
+    assert kinds.count("started") == kinds.count("proved") == 2
     assert told[-1].done == 1.0
 
 
@@ -135,3 +142,118 @@ def test_workers_that_come_later_are_used(folder):
     replays = Scripted({name: [GOOD] for name in "abcd"})
     outcomes = Pool(replays, machine).carry_out(pieces(folder, *"abcd"))
     assert len(outcomes) == 4
+
+
+@dataclass
+class Desk:
+    """Stands in for the post: asks for so many workers, one number after the other."""
+
+    numbers: list[int]
+    said: list[dict] = field(default_factory=list)
+
+    def asked(self):
+        return self.numbers.pop(0) if len(self.numbers) > 1 else self.numbers[0]
+
+    def say(self, **facts):
+        self.said.append(facts)
+
+
+@dataclass
+class Slow:
+    """An executor whose tasks take some turns each."""
+
+    turns: int
+    slots: int = 1
+    most: int = 0
+    running: int = 0
+    stopped: list[str] = field(default_factory=list)
+
+    def resize(self, slots):
+        self.slots = slots
+
+    def start(self, task, slot):
+        self.running += 1
+        self.most = max(self.most, self.running)
+        return SlowJob(task, self, self.turns)
+
+    def close(self):
+        pass
+
+
+@dataclass
+class SlowJob:
+    task: Task
+    machine: Slow
+    left: int
+
+    def wait(self, timeout=None):
+        self.left -= 1
+        if self.left > 0:
+            return None
+        self.machine.running -= 1
+        return 0
+
+    def stop(self):
+        self.machine.running -= 1
+        self.machine.stopped.append(self.task.id)
+
+
+def test_workers_that_are_asked_for_start_at_once(folder):
+    machine, told = Slow(5), []
+    replays = Scripted({name: [GOOD] for name in "abcdef"})
+    pool = Pool(replays, machine, told.append, Desk([1, 1, 4]))
+    assert len(pool.carry_out(pieces(folder, *"abcdef"))) == 6
+    assert machine.most == 4
+    assert [event.workers for event in told if event.kind == "workers"] == [4]
+
+
+def test_a_short_segment_may_end_when_its_worker_is_taken_away(folder):
+    machine = Slow(5)
+    replays = Scripted({name: [GOOD] for name in "abcd"})
+    outcomes = Pool(replays, machine, None, Desk([3, 3, 1])).carry_out(pieces(folder, *"abcd"))
+    assert len(outcomes) == 4
+    assert machine.stopped == []
+
+
+def test_a_long_segment_is_handed_back_when_its_worker_is_taken_away(folder):
+    machine, told = Slow(5), []
+    replays = Scripted({name: [GOOD] for name in "abc"})
+    long = [replace(piece, seconds=1e4) for piece in pieces(folder, *"abc")]
+    outcomes = Pool(replays, machine, told.append, Desk([3, 3, 1])).carry_out(long)
+    assert [outcome.proved for outcome in outcomes] == [True] * 3
+    assert sorted(machine.stopped) == replays.abandoned[::-1] == ["b", "c"]
+    assert [event.kind for event in told].count("returned") == 2
+
+
+def test_a_lost_segment_is_made_ready_anew_so_that_its_records_count_once(folder):
+    made_ready = []
+    replays = Scripted({"a": [GOOD]})
+
+    def prepare():
+        made_ready.append(1)
+        return made("a", folder)
+
+    Pool(replays, Machine({"a": [-9, 0]})).carry_out([Piece(RUN, 1.0, prepare)])
+    assert len(made_ready) == 2
+    assert replays.abandoned == ["a"]
+
+
+def test_progress_tells_what_each_worker_does(folder):
+    told = []
+    replays = Scripted({name: [GOOD] for name in "ab"})
+    Pool(replays, Slow(5, slots=2), told.append).carry_out(pieces(folder, "a", "b"))
+    both = next(event for event in told if len(event.under_way) == 2)
+    assert {one.worker for one in both.under_way} == {0, 1}
+    assert all(one.left >= 0 and one.predicted >= 0 for one in both.under_way)
+
+
+def test_a_cluster_that_shrinks_by_itself_takes_nothing_away_from_the_living(folder):
+    machine = Slow(5, slots=3)
+    replays = Scripted({name: [GOOD] for name in "abc"})
+    long = [replace(piece, seconds=1e4) for piece in pieces(folder, *"abc")]
+
+    def progress(event):
+        machine.slots = 1
+
+    assert len(Pool(replays, machine, progress).carry_out(long)) == 3
+    assert machine.stopped == []

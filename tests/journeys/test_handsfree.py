@@ -103,8 +103,9 @@ def test_a_probe_in_the_inner_loop_fills_only_the_epochs_asked_for(project):
     recorded(project)
     (project / "train.py").write_text(PROBED)
     done = rearview(project, "backfill", "norm", "--at", "epoch=2:4", "--json")
-    told = json.loads(done.stdout)
-    assert (done.returncode, told["exact"]) == (0, True), done.stderr
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    assert (done.returncode, told[-1]["exact"]) == (0, True), done.stderr
+    assert {"planned", "started", "proved", "done"} <= {one["event"] for one in told}
     filled = [row for row in rows(project, "norm") if row["norm"] is not None]
     assert [(row["epoch"], row["step"]) for row in filled] == [
         (epoch, step) for epoch in (2, 3) for step in range(20)
@@ -116,6 +117,10 @@ def test_every_run_is_filled_and_a_second_time_nothing_runs(project):
     recorded(project)
     recorded(project, "--epochs", "3")
     (project / "train.py").write_text(PROBED)
+    assert "total: 9 cells missing, about" in rearview(project, "table", "total").stderr
+    told = rearview(project, "backfill", "total", "--runs=-1", "--runs=-2", "--explain", "--json")
+    planned = [segment["run"] for segment in json.loads(told.stdout)["plan"]["segments"]]
+    assert planned == sorted(planned, reverse=True)  # in the order that they were named
     assert rearview(project, "backfill", "total").returncode == 0
     found = rows(project, "total")
     assert len({row["run"] for row in found}) == 2
@@ -185,6 +190,16 @@ def test_iterations_that_cannot_be_read_are_explained_before_anything_runs(proje
     done = rearview(project, "backfill", "total", "--at", "epoch")
     assert done.returncode == 2
     assert "names no iterations" in done.stderr
+    for form, told in (
+        ("epoch=5:3", "at-empty"),
+        ("epoch=1:2:3", "at-form"),
+        ("a=1/a=2", "at-form"),
+    ):
+        for command in (("backfill", "total"), ("replay",)):
+            done = rearview(project, *command, "--at", form)
+            assert done.returncode == 2, done.stderr
+            assert told in done.stderr
+    assert "epoch=3:5" in rearview(project, "backfill", "total", "--at", "a=1:2:3").stderr
 
 
 def test_the_store_may_stand_elsewhere(project, tmp_path_factory):

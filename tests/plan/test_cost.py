@@ -12,8 +12,8 @@ from rearview.plan.facts import CheckpointFacts, Machine, Question, Timing, Want
 from rearview.plan.partition import divide
 from rearview.plan.replay import survey
 
-SLOW = Machine("slow", kernel=2.0, read=100.0, write=100.0)
-FAST = Machine("fast", kernel=1.0, read=1000.0, write=500.0)
+SLOW = Machine("slow", {"python": 2.0}, read=100.0, write=100.0)
+FAST = Machine("fast", {"python": 1.0}, read=1000.0, write=500.0)
 
 
 def test_errors_that_even_out_shrink_against_the_sum_and_shared_ones_do_not():
@@ -61,6 +61,29 @@ def test_another_machine_scales_computing_and_reading_apart():
 def test_a_machine_nobody_measured_is_taken_for_equal_with_doubt():
     assert speed(None, FAST).compute == 1.0
     assert speed(None, FAST).share > speed(SLOW, FAST).share > speed(SLOW, SLOW).share
+
+
+def test_kinds_of_computing_that_disagree_widen_the_interval():
+    old = Machine("old", {"python": 1.0, "numpy": 1.0, "cuda": 1.0}, 100.0)
+    even = Machine("even", {"python": 2.0, "numpy": 2.0}, 100.0)
+    odd = Machine("odd", {"python": 1.0, "numpy": 4.0}, 100.0)
+    assert speed(old, even).compute == pytest.approx(speed(old, odd).compute) == pytest.approx(2.0)
+    assert speed(old, odd).share > speed(old, even).share
+    strange = Machine("strange", {"tpu": 1.0}, 100.0)
+    assert speed(old, strange).share == speed(None, old).share
+
+
+def test_replays_settle_the_doubt_about_a_machine_nobody_measured():
+    facts = run([10.0] * 3)
+    before = CostModel(facts, here=FAST)
+    known = Corrections()
+    for _ in range(9):
+        guess = Segment("r", "v-r", Operator.INNER, seconds=3.0 * known.factor("v-r", "DPi")[0])
+        known = refine(known, guess, 6.0)
+    after = CostModel(facts, here=FAST, known=known)
+    doubt = [one.corrected(one.startup(), "DPi").share for one in (before, after)]
+    assert doubt[0] > 0.4
+    assert doubt[1] < 0.2
 
 
 def test_restores_are_predicted_from_those_that_were_measured():

@@ -46,12 +46,39 @@ def test_what_would_be_cheaper_is_told_with_what_it_saves():
     facts = [run([10.0] * 20, starts(5), inner=[9.0] * 20, name=f"r{i}") for i in range(20)]
     told = explained(*(Question(one, (DEEP,)) for one in facts))
     assert "most expensive runs" in texts(told)
-    assert "every second `epoch`" in texts(told)
-    assert "`--at step=0:10`" in texts(told)
+    assert "`--at epoch=:10`" in texts(told)
+    assert "`--at step=0:1`" in texts(told)
     assert [item.saves for item in told.cheaper] == sorted(
         (item.saves for item in told.cheaper), reverse=True
     )
     assert all(0 < item.saves < told.seconds for item in told.cheaper)
+
+
+def saving(told, text):
+    return next((item.saves for item in told.cheaper if text in item.text), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("points", "half", "steps"),
+    # with a checkpoint at each iteration, what is not asked for is not run; without, it is
+    [(starts(*range(1, 20)), 100.0, 160.0), ((), 100.0, 9.0)],
+)
+def test_what_other_questions_save_is_what_their_plans_save(points, half, steps):
+    facts = run([10.0] * 20, points, inner=[10.0] * 20, counts=[100] * 20)
+    told = explained(Question(facts, (DEEP,)))
+    assert saving(told, "`--at epoch=:10`") == pytest.approx(half)
+    assert saving(told, "`--at step=0:10`") == pytest.approx(steps, rel=0.05)
+    for text in ("epoch=:10", "step=0:10"):
+        wanted = Wanted(("n",), ("epoch", "step"), at=parse_at(text))
+        planned = divide(survey([Question(facts, (wanted,))])).seconds
+        assert saving(told, f"`--at {text}`") == pytest.approx(told.seconds - planned)
+
+
+def test_a_long_history_is_explained_from_some_of_its_runs():
+    many = [run([10.0] * 20, starts(5), inner=[9.0] * 20, name=f"r{i}") for i in range(100)]
+    told = explained(*(Question(one, (DEEP,)) for one in many))
+    one = explained(Question(many[0], (DEEP,)))
+    assert saving(told, "epoch=:10") == pytest.approx(100 * saving(one, "epoch=:10"))
 
 
 def test_the_way_from_the_nearest_checkpoint_is_told():

@@ -150,3 +150,14 @@ def test_bytes_and_jumps_are_told():
     assert segment.restores == ((2, "s2"), (20, "s20"))
     assert segment.nbytes == 20
     assert replace(segment, seconds=0.0).only == (2, 20)
+
+
+def test_workers_who_may_come_later_find_segments_where_starts_cost_little():
+    cheap = asked(long_run(400, start=0.1, setup=0.2))
+    few, many = divide(cheap, workers=2), divide(cheap, workers=2, growth=4)
+    assert len(few.segments) < len(many.segments) <= 8
+    assert many.seconds <= 1.011 * few.seconds
+    assert covered(many) == covered(few)
+    assert schedule([s.seconds for s in many.segments], 8).seconds < 0.3 * few.seconds
+    dear = asked(long_run(24, setup=60.0))
+    assert len(divide(dear, workers=2, growth=4).segments) == len(divide(dear, workers=2).segments)

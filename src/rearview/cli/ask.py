@@ -21,10 +21,11 @@ from rearview.cli.options import (
     some_runs,
 )
 from rearview.cli.progress import waiting
+from rearview.errors import RearviewError
 
 if TYPE_CHECKING:
     from rearview.model import Run
-    from rearview.past import RunReport
+    from rearview.past import History, RunReport
     from rearview.store.tables.table import Table
 
 SCREEN = 200
@@ -188,13 +189,35 @@ def table(
     """Show logged values, one row per point, in the order they were logged.
 
     Columns are the run, one per loop, one per name; without NAMES, all of them. A name that the
-    newest source logs but that has no values yet is an empty column: `rearview backfill` fills it.
+    newest source logs but that has no values yet is an empty column; if it was named, how many
+    cells are missing and what they cost follows on stderr. `rearview backfill` fills it.
     JSON has no NaN or infinity: they are the strings "NaN", "Infinity" and "-Infinity".
     """
     past = asked()
     with waiting("reading records"):
         found = past.table(*names, where=where, runs=list(which) or None, limit=limit)
     emit(found, form)
+    if form == "table":
+        for name in past.empty(names):
+            _tell_missing(past, name, where, list(which) or None)
+
+
+def _tell_missing(past: History, name: str, where: str | None, which: list[str] | None) -> None:
+    """Say how many cells of an empty column can be filled, and what that costs."""
+    try:
+        with waiting("counting what is missing"):
+            plan = past.plan([name], where=where, runs=which)
+    except RearviewError as exc:
+        shown.note(f"{name}: no values yet, and none can be filled: {exc}")
+        return
+    refused = f"; {plural(len(plan.refusals), 'run')} refused" if plan.refusals else ""
+    if plan.nothing:
+        shown.note(f"{name}: no values yet{refused}.")
+        return
+    shown.note(
+        f"{name}: {plural(plan.missing, 'cell')} missing, about {duration(plan.plan.seconds)} of "
+        f"computing to fill{refused}: `rearview backfill {name}`."
+    )
 
 
 @click.command()

@@ -13,12 +13,16 @@ import tempfile
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import rearview
 from rearview.cli.doctor import Check
 from rearview.cli.formats import plural, size
 from rearview.errors import RearviewError
 from rearview.store.project import FOLDER, FORMAT, Project
+
+if TYPE_CHECKING:
+    from rearview.past import Machine
 
 CORE = ("blake3", "click", "cloudpickle", "duckdb", "msgspec", "rich", "xxhash")
 OBSERVED = ("torch", "numpy", "scikit-learn", "pandas", "polars", "pyarrow", "ray", "lightning",
@@ -174,9 +178,11 @@ def store(folder: Path) -> Iterator[Check]:
         return
     from rearview.past import history
 
-    runs = history(folder).runs()
+    past = history(folder)
+    runs = past.runs()
     dead = [run.id for run in runs if run.status.value == "dead"]
     yield Check("ok", "store", f"{project.store}, format {FORMAT}, {plural(len(runs), 'run')}")
+    yield speed(past.machine(measure=True))
     if dead:
         some = ", ".join(dead[-3:])
         yield Check(
@@ -185,6 +191,16 @@ def store(folder: Path) -> Iterator[Check]:
             f"{plural(len(dead), 'run')} never said how it ended: {some}",
             f"Its process was killed. `rearview resume {dead[-1]}` goes on with it.",
         )
+
+
+def speed(machine: Machine) -> Check:
+    """Tell how fast this machine is, by which predictions move here from other machines."""
+    if not machine.kernels:
+        what = "could not be measured: predictions for runs of other machines are doubtful"
+        return Check("warn", "speed", what, "Make the store writable.")
+    kernels = ", ".join(f"{name} {took * 1e3:.2f} ms" for name, took in machine.kernels.items())
+    disk = f"disk reads {machine.read:.0f} MB/s and writes {machine.write:.0f} MB/s"
+    return Check("ok", "speed", f"{disk}; {kernels}")
 
 
 def threads() -> Iterator[Check]:

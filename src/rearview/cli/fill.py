@@ -20,11 +20,11 @@ from rearview.cli.options import (
     some_runs,
     span,
 )
-from rearview.cli.progress import Bar, waiting
+from rearview.cli.plans import show_plan, show_plan_briefly, summary
+from rearview.cli.progress import Bar, Lines, waiting
 
 if TYPE_CHECKING:
-    from rearview.model import Segment
-    from rearview.past import BackfillReport, Outcome, PlanReport
+    from rearview.past import BackfillReport, Outcome
 
 ASK_ABOVE = 60.0
 """Predicted seconds above which a person at a terminal is asked first."""
@@ -42,6 +42,12 @@ ASK_ABOVE = 60.0
     default="local",
     help="What runs them: this machine, or a Ray cluster.",
 )
+@click.option(
+    "--gpus",
+    type=click.FloatRange(0),
+    metavar="SHARE",
+    help="With --on ray: accelerators each segment gets, 0.5 for half of one.",
+)
 @click.option("--budget", type=span, metavar="TIME", help="Run no more than this takes: 10m.")
 @click.option("--explain", is_flag=True, help="Only show what would run again, and its cost.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask, however long it takes.")
@@ -55,6 +61,7 @@ def backfill(
     at: str | None,
     workers: int | None,
     on: str,
+    gpus: float | None,
     budget: float | None,
     explain: bool,
     yes: bool,
@@ -64,8 +71,10 @@ def backfill(
     """Fill columns for past runs from log statements added since.
 
     Write the log statement into the newest source, then name what it logs. Only what must run
-    again does, from checkpoints, and each replay is proved against what was recorded. Exit code
-    0: filled and proved (or nothing was missing); 1: something was refused or is unproved.
+    again does, from checkpoints, and each replay is proved against what was recorded. With --json
+    each event is a line (docs/backfill.md). `rearview workers` adds and takes away workers while
+    it runs. Exit code 0: filled and proved (or nothing was missing); 1: something was refused or
+    is unproved.
     """
     past = asked()
     chosen: dict[str, Any] = {
@@ -79,22 +88,29 @@ def backfill(
         plan = past.plan(list(names), **chosen)
     if explain:
         if as_json:
-            show.json_document({**_summary(plan), "plan": plan.plan})
+            show.json_document({**summary(plan), "plan": plan.plan})
         else:
             show_plan(plan)
         return 1 if plan.refusals and not plan.plan.segments else 0
-    if not quiet and not as_json:
-        show_plan(plan, to_stderr=True)
+    if as_json:
+        show.json_line({"event": "planned", **summary(plan)})
+    elif not quiet:
+        show_plan_briefly(plan)
     if plan.nothing:
         if as_json:
-            show.json_document({"written": 0, "segments": [], **_summary(plan)})
+            from rearview.past import BackfillReport
+
+            show.json_line({"event": "done", **_verdict(BackfillReport(refusals=plan.refusals))})
         return 1 if plan.refusals else 0
     if not yes and not agreed(plan.plan.seconds):
         show.note("Nothing was run.")
         return 1
-    with Bar(quiet=quiet) as bar:
-        report = past.backfill(list(names), on=on, progress=bar, **chosen)
-    return finish(report, as_json=as_json)
+    with Lines() if as_json else Bar(quiet=quiet) as watching:
+        report = past.backfill(list(names), on=on, gpus=gpus, progress=watching, **chosen)
+    if as_json:
+        show.json_line({"event": "done", **_verdict(report)})
+        return _code(report)
+    return finish(report, as_json=False)
 
 
 @click.command(cls=TakesRuns)
@@ -120,80 +136,38 @@ def agreed(seconds: float) -> bool:
     return click.confirm(f"That takes about {duration(seconds)}. Go on?", default=True, err=True)
 
 
-def show_plan(plan: PlanReport, *, to_stderr: bool = False) -> None:
-    """Print what would run again and what it costs."""
-    say = show.note if to_stderr else show.out
-    for changed in plan.changed_inputs:
-        say(f"changed since: {changed}; the replay reads what is there now")
-    for refusal in plan.refusals:
-        say(f"refused: {refusal.run}: {refusal.reason}")
-    if plan.nothing:
-        say("Nothing to run." if plan.refusals else "Nothing is missing.")
-        return
-    segments = plan.plan.segments
-    runs = len({segment.run for segment in segments})
-    low, high = (sum(getattr(s, side) for s in segments) for side in ("low", "high"))
-    span = f" ({duration(low)} to {duration(high)})" if high > low else ""
-    if not to_stderr:
-        show.table(
-            ["run", "operator", "iterations", "from", "predicted"],
-            [
-                [
-                    s.run,
-                    s.operator.value,
-                    _iterations(s),
-                    s.start or "the start",
-                    duration(s.seconds),
-                ]
-                for s in segments
-            ],
-            right=[False, False, False, False, True],
-        )
-    say(
-        f"{plural(len(segments), 'segment')} of {plural(runs, 'run')}, "
-        f"about {duration(plan.plan.seconds)} of computing{span}"
-    )
+def _code(report: BackfillReport) -> int:
+    return 0 if not report.refusals and (report.proved or not report.outcomes) else 1
 
 
-def _iterations(segment: Segment) -> str:
-    if segment.loop is None:
-        return ""
-    last = "" if segment.last is None else segment.last
-    return f"{segment.loop}={segment.first}:{last}"
-
-
-def _summary(plan: PlanReport) -> dict[str, Any]:
+def _verdict(report: BackfillReport) -> dict[str, Any]:
+    """Return how a backfill ended; of its segments those that were not proved."""
     return {
-        "nothing": plan.nothing,
-        "missing": plan.missing,
-        "seconds": plan.plan.seconds,
-        "refusals": plan.refusals,
-        "changed_inputs": plan.changed_inputs,
+        "exact": report.proved,
+        "written": report.written,
+        "seconds": report.seconds,
+        "recorded_seconds": report.recorded_seconds,
+        "speedup": report.speedup,
+        "proof": report.proof,
+        "segments": len(report.outcomes),
+        "unproved": [_told(outcome) for outcome in report.outcomes if not outcome.proved],
+        "refusals": report.refusals,
     }
 
 
 def finish(report: BackfillReport, *, as_json: bool) -> int:
     """Print how it went and return the exit code."""
-    code = 0 if not report.refusals and (report.proved or not report.outcomes) else 1
+    code = _code(report)
     if as_json:
-        show.json_document(
-            {
-                "exact": report.proved,
-                "written": report.written,
-                "seconds": report.seconds,
-                "recorded_seconds": report.recorded_seconds,
-                "speedup": report.speedup,
-                "proof": report.proof,
-                "segments": [_told(outcome) for outcome in report.outcomes],
-                "refusals": report.refusals,
-            }
-        )
+        all_of_it = [_told(outcome) for outcome in report.outcomes]
+        show.json_document({**_verdict(report), "segments": all_of_it})
         return code
     for refusal in report.refusals:
         show.out(f"refused: {refusal.run}: {refusal.reason}")
     for outcome in report.outcomes:
         if not outcome.proved:
-            show.out(f"{show.paint('not exact:', show.RED)} {outcome.run}: {_why(outcome)}")
+            verdict = "failed:" if outcome.report.error else "not exact:"
+            show.out(f"{show.paint(verdict, show.RED)} {outcome.run}: {_why(outcome)}")
     if report.outcomes:
         show.out(
             f"{plural(report.written, 'record')} written in {duration(report.seconds)}; "

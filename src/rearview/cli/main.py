@@ -32,6 +32,10 @@ COMMANDS = {
     "diff": ("ask", "Show how the source of two runs differs."),
     "replay": ("fill", "Run a past run again from its checkpoints and prove it exact."),
     "backfill": ("fill", "Fill columns for past runs from log statements added since."),
+    "workers": (
+        "crew",
+        "Show backfills under way and their workers, or give them N workers from now on.",
+    ),
     "propagate": ("spread", "Show where the statements that log NAMES go in past versions."),
     "resume": ("record", "Go on with a run that was stopped."),
     "verify": ("keep", "Check everything in the store; repair what can be rebuilt."),

@@ -187,3 +187,11 @@ def json_document(value: Any) -> None:
     from rearview.cli.formats import json_text
 
     out(json_text(value, indent=2))
+
+
+def json_line(value: Any) -> None:
+    """Print a value as one line of JSON, at once."""
+    from rearview.cli.formats import json_text
+
+    out(json_text(value))
+    sys.stdout.flush()

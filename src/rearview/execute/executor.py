@@ -23,6 +23,10 @@ class Task:
     """File that it publishes when it is through."""
     seconds: float = 0.0
     """Predicted."""
+    threads: int | None = None
+    """Threads that the run was told to use; None: it must be free to use every core."""
+    accelerators: int = 0
+    """How many the run saw."""
 
 
 class Job(Protocol):
@@ -45,6 +49,10 @@ class Executor(Protocol):
     @property
     def slots(self) -> int:
         """How many can run at once now; asked again and again, so it may change."""
+        ...
+
+    def resize(self, slots: int) -> None:
+        """Use that many slots from now on, as far as there are; what runs is left alone."""
         ...
 
     def start(self, task: Task, slot: int) -> Job:

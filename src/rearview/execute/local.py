@@ -1,4 +1,4 @@
-"""Run segments as processes of this machine, each pinned to its share of the cores."""
+"""Run segments as processes of this machine, each in its own place where that changes nothing."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import subprocess
 from dataclasses import dataclass
 
 from rearview.execute.executor import Task
+from rearview.execute.places import environment_of, pin
 
 
 @dataclass
@@ -39,19 +40,23 @@ class Local:
         self.slots = max(1, slots)
         self._jobs: list[LocalJob] = []
 
+    def resize(self, slots: int) -> None:
+        """Use that many slots from now on."""
+        self.slots = max(1, slots)
+
     def start(self, task: Task, slot: int) -> LocalJob:
         """Start a task as a process of its own group, so that it can be stopped whole."""
-        del slot  # every process may use the cores it used when it was recorded
         with task.log.open("wb") as log:
             process = subprocess.Popen(
                 task.command,
                 cwd=task.folder,
-                env=task.environment,
+                env=environment_of(task, slot),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+        pin(process.pid, task, slot)
         job = LocalJob(task, process)
         self._jobs.append(job)
         return job

@@ -3,35 +3,24 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from rearview.execute.crew import Post
+from rearview.execute.events import Event, Progress, UnderWay
 from rearview.execute.executor import Executor, Job, Task
 from rearview.execute.replays import Outcome, Replays, doubtful
+from rearview.execute.watch import Pace, Watch
 from rearview.model import Run
 
-LOST = 2
+LOST = 3
 """How often a segment is started again whose process was killed under it."""
+LONG = 60.0
+"""Seconds that a segment may still take when its worker is taken away."""
 _PAUSE = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """A sign of progress."""
-
-    kind: str
-    """`started`, `progress` or `finished`."""
-    segment: int
-    total: int
-    run: str
-    done: float = 0.0
-    """Share of all predicted seconds that is done."""
-    seconds: float = 0.0
-    left: float | None = None
-    message: str = ""
-
-
-Progress = Callable[[Event], None]
+_LOOK = 0.5
+"""Seconds between looks at the records of a segment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +31,8 @@ class Piece:
     seconds: float
     """Predicted."""
     prepare: Callable[[], Task]
+    watch: Callable[[Task], Watch] | None = None
+    """Follows how far it is."""
 
 
 @dataclass(slots=True)
@@ -49,6 +40,19 @@ class _Running:
     number: int
     job: Job
     begun: float
+    pace: Pace
+    watch: Watch | None = None
+    looked: float = 0.0
+    leaving: bool = False
+    """Its worker was taken away; it may end."""
+
+    @property
+    def rows(self) -> int:
+        return self.watch.rows if self.watch is not None else 0
+
+    @property
+    def reached(self) -> float | None:
+        return self.watch.reached if self.watch is not None else None
 
 
 @dataclass
@@ -58,84 +62,210 @@ class Pool:
     replays: Replays
     executor: Executor
     progress: Progress | None = None
+    post: Post | None = None
+    """Where more or fewer workers are asked for."""
     _lost: dict[int, int] = field(default_factory=dict)
     _again: set[int] = field(default_factory=set)
+    _slots: int = 0
+    _real: float = 0.0
+    """Seconds that segments took which were predicted to take `_planned`."""
+    _planned: float = 0.0
 
     def carry_out(self, pieces: Sequence[Piece]) -> list[Outcome]:
         """Return what became of each piece, in their order."""
-        waiting: list[tuple[int, Task | None]] = [(k, None) for k in range(len(pieces))]
-        running: dict[int, _Running] = {}
-        outcomes: dict[int, Outcome] = {}
-        total = sum(piece.seconds for piece in pieces) or 1.0
-        done = 0.0
+        self._pieces = pieces
+        self._waiting: deque[tuple[int, Task | None]] = deque((k, None) for k in range(len(pieces)))
+        self._running: dict[int, _Running] = {}
+        self._outcomes: dict[int, Outcome] = {}
+        self._ended: set[int] = set()
+        self._total = sum(piece.seconds for piece in pieces) or 1.0
+        self._done = 0.0
+        self._slots = self.executor.slots
         try:
-            while waiting or running:
-                # asked each time: workers may come and go while we run
-                for slot in range(self.executor.slots):
-                    if waiting and slot not in running:
-                        number, task = waiting.pop(0)
-                        job = self.executor.start(task or pieces[number].prepare(), slot)
-                        running[slot] = _Running(number, job, time.monotonic())
-                        self._tell("started", number, pieces, done / total)
-                for slot, one in list(running.items()):
-                    code = one.job.wait(_PAUSE / len(running))
-                    if code is None:
-                        continue
-                    del running[slot]
-                    spent = time.monotonic() - one.begun
-                    retry = self._judge(one, pieces[one.number].run, code, spent, outcomes)
-                    if retry is not None:
-                        waiting.insert(0, (one.number, retry))
-                        continue
-                    done += pieces[one.number].seconds
-                    self._tell("finished", one.number, pieces, done / total, spent)
-                self._tell_left(pieces, running, done, total)
+            while self._waiting or self._running:
+                self._staff()
+                while self._waiting and len(self._running) < self._slots:
+                    self._start()
+                for slot, one in list(self._running.items()):
+                    code = one.job.wait(_PAUSE / len(self._running))
+                    self._look(slot, one)
+                    if code is not None:
+                        self._end(slot, one, code)
+                self._tell_left()
         finally:
-            for one in running.values():
+            for one in self._running.values():
                 one.job.stop()
             self.executor.close()
-        return [outcomes[number] for number in sorted(outcomes)]
+        return [self._outcomes[number] for number in sorted(self._outcomes)]
 
-    def _judge(
-        self, one: _Running, run: Run, code: int, spent: float, outcomes: dict[int, Outcome]
-    ) -> Task | None:
-        """Keep the outcome; return what to start instead if it settles nothing."""
-        task = one.job.task
+    def _staff(self) -> None:
+        """See how many workers there are now; they may come and go while we run."""
+        asked = self.post.asked() if self.post is not None else None
+        if asked is not None:
+            self.executor.resize(asked)
+        slots = max(1, self.executor.slots)
+        if slots != self._slots:
+            self._slots = slots
+            self._tell("workers", 0)
+        # a cluster that has shrunk says itself whose segments are lost
+        surplus = 0 if asked is None else len(self._running) - asked
+        for slot in sorted(self._running, key=lambda slot: -self._running[slot].begun):
+            one = self._running[slot]
+            if surplus <= 0:
+                one.leaving = False
+                continue
+            surplus -= 1
+            if not one.leaving:
+                one.leaving = True
+                self._dismiss(slot, one)
+
+    def _dismiss(self, slot: int, one: _Running) -> None:
+        """Hand a segment back that would take long; a short or nearly done one may end."""
+        now = time.monotonic()
+        left = one.pace.left(now, one.reached, self._factor)
+        if left < max(LONG, now - one.begun):
+            return
+        one.job.stop()
+        del self._running[slot]
+        self._tell("returned", one.number, worker=slot)
+        self._put_back(one, "its worker was taken away")
+
+    def _start(self) -> None:
+        number, task = self._waiting.popleft()
+        piece = self._pieces[number]
+        slot = next(k for k in range(len(self._running) + 1) if k not in self._running)
+        job = self.executor.start(task or piece.prepare(), slot)
+        now = time.monotonic()
+        watch = piece.watch(job.task) if piece.watch is not None and self.progress else None
+        self._running[slot] = _Running(number, job, now, Pace(piece.seconds, now), watch)
+        self._tell("started", number, seconds=piece.seconds, worker=slot)
+
+    def _look(self, slot: int, one: _Running) -> None:
+        now = time.monotonic()
+        if one.watch is None or now - one.looked < _LOOK:
+            return
+        one.looked = now
+        if one.watch.look():
+            self._tell("rows", one.number, worker=slot, rows=one.rows)
+
+    def _end(self, slot: int, one: _Running, code: int) -> None:
+        del self._running[slot]
+        spent = time.monotonic() - one.begun
+        if not self._settled(slot, one, code, spent):
+            return
+        planned = self._pieces[one.number].seconds
+        self._ended.add(one.number)
+        self._done += planned
+        self._real += spent
+        self._planned += planned
+        outcome = self._outcomes[one.number]
+        report = outcome.report
+        self._tell(
+            "proved" if outcome.proved else "failed",
+            one.number,
+            seconds=spent,
+            worker=slot,
+            rows=report.written,
+            message=report.error or report.difference or ", ".join(report.differing),
+        )
+
+    def _settled(self, slot: int, one: _Running, code: int, spent: float) -> bool:
+        """Keep the outcome; if it settles nothing, put the segment back and say so."""
+        task, run = one.job.task, self._pieces[one.number].run
         if code < 0 and not task.report.exists() and self._lost.get(one.number, 0) < LOST:
             self._lost[one.number] = self._lost.get(one.number, 0) + 1
-            return task
-        outcome = outcomes[one.number] = self.replays.judge(run, task, code, spent)
-        if doubtful(outcome.report) and one.number not in self._again:
+            self._tell("lost", one.number, worker=slot, message=f"it ended with {code}")
+            self._put_back(one, "its worker was lost")
+            return False
+        outcome = self._outcomes[one.number] = self.replays.judge(run, task, code, spent)
+        pinned = task.threads is not None
+        if doubtful(outcome.report, pinned=pinned) and one.number not in self._again:
             self._again.add(one.number)
-            return self.replays.from_the_start(run, task)
-        return None
+            self._waiting.appendleft((one.number, self.replays.from_the_start(run, task)))
+            return False
+        return True
+
+    def _put_back(self, one: _Running, why: str) -> None:
+        """Let the next free worker do what one had begun and did not end."""
+        piece = self._pieces[one.number]
+        self.replays.abandon(piece.run, one.job.task, why)
+        task = None
+        if one.number in self._again:
+            task = self.replays.from_the_start(piece.run, piece.prepare())
+        self._waiting.appendleft((one.number, task))
+
+    @property
+    def _factor(self) -> float:
+        """How much longer than predicted things take, as far as that was seen."""
+        return self._real / self._planned if self._planned > 0 else 1.0
 
     def _tell(
-        self, kind: str, number: int, pieces: Sequence[Piece], done: float, seconds: float = 0.0
+        self,
+        kind: str,
+        number: int,
+        *,
+        seconds: float = 0.0,
+        worker: int | None = None,
+        rows: int = 0,
+        message: str = "",
     ) -> None:
-        if self.progress is not None:
-            run = pieces[number].run.id
-            self.progress(Event(kind, number, len(pieces), run, done, seconds))
-
-    def _tell_left(
-        self, pieces: Sequence[Piece], running: dict[int, _Running], done: float, total: float
-    ) -> None:
-        """Say how far the segments under way are, as predicted."""
-        if self.progress is None or not running:
+        if self.progress is None:
             return
-        now = time.monotonic()
-        under_way = sum(
-            min(now - one.begun, pieces[one.number].seconds) for one in running.values()
+        self.progress(
+            Event(
+                kind,
+                number,
+                len(self._pieces),
+                self._pieces[number].run.id,
+                self._done / self._total,
+                seconds,
+                message=message,
+                worker=worker,
+                rows=rows,
+                workers=self._slots,
+            )
         )
-        left = (total - done - under_way) / max(1, len(running))
-        one = next(iter(running.values()))
+
+    def _tell_left(self) -> None:
+        """Say how far the segments under way are, as predicted and as they go."""
+        now, factor = time.monotonic(), self._factor
+        under_way = tuple(
+            self._under_way(slot, one, now, factor) for slot, one in self._running.items()
+        )
+        waiting = sum(self._pieces[number].seconds for number, _ in self._waiting) * factor
+        left = max(
+            (sum(one.left for one in under_way) + waiting) / self._slots,
+            max((one.left for one in under_way), default=0.0),
+        )
+        if self.post is not None:
+            self.post.say(
+                workers=self._slots,
+                busy=len(under_way),
+                segments=len(self._pieces),
+                ended=len(self._ended),
+                left=left,
+            )
+        if self.progress is None or not under_way:
+            return
+        share = sum(one.done * self._pieces[one.segment].seconds for one in under_way)
+        done = min(1.0, (self._done + share) / self._total)
+        first = under_way[0]
         self.progress(
             Event(
                 "progress",
-                one.number,
-                len(pieces),
-                pieces[one.number].run.id,
-                done=(done + under_way) / total,
-                left=max(0.0, left),
+                first.segment,
+                len(self._pieces),
+                first.run,
+                done,
+                left=left,
+                workers=self._slots,
+                under_way=under_way,
             )
         )
+
+    def _under_way(self, slot: int, one: _Running, now: float, factor: float) -> UnderWay:
+        piece, spent = self._pieces[one.number], now - one.begun
+        left = one.pace.left(now, one.reached, factor)
+        done = spent / (spent + left) if spent + left > 0 else 0.0
+        predicted = max(0.0, piece.seconds - spent)
+        return UnderWay(slot, one.number, piece.run.id, done, spent, predicted, left, one.rows)

@@ -21,7 +21,7 @@ class RayJob:
     def wait(self, timeout: float | None = None) -> int | None:
         """Return its exit code; None if it still runs after `timeout` seconds.
 
-        A task whose node was lost is started again by Ray; one that cannot be says -1.
+        One whose node or worker was lost says -1: whoever started it may start it elsewhere.
         """
         import ray
 
@@ -30,11 +30,19 @@ class RayJob:
             return None
         try:
             return int(ray.get(self.ref))
+        except ray.exceptions.RayTaskError as exc:
+            last = str(exc).strip().splitlines()[-1]
+            raise SiteError(
+                f"A node of the Ray cluster could not start the replay {self.task.id}: {last}. "
+                f"Every node must see {self.task.folder} and have Python at "
+                f"{self.task.command[0]}; share the folder, or leave out `--on ray`.",
+                slug="ray-node",
+            ) from exc
         except ray.exceptions.RayError:
             return -1
 
     def stop(self) -> None:
-        """End it, now."""
+        """End it, now: the process on the node dies with Ray's worker there."""
         import ray
 
         ray.cancel(self.ref, force=True)
@@ -43,10 +51,11 @@ class RayJob:
 class Ray:
     """The cluster that RAY_ADDRESS names, or one on this machine.
 
-    `gpus` is the share of an accelerator that each segment gets.
+    `gpus` is the share of an accelerator that each segment gets. Ray itself starts nothing again:
+    what runs anew needs a name of its own, so that its records count once.
     """
 
-    def __init__(self, slots: int | None = None, *, gpus: float = 0.0, retries: int = 3) -> None:
+    def __init__(self, slots: int | None = None, *, gpus: float = 0.0) -> None:
         try:
             import ray
         except ImportError as exc:
@@ -58,24 +67,45 @@ class Ray:
         self._own = not ray.is_initialized()
         if self._own:
             address = os.environ.get("RAY_ADDRESS")
+            cores = max(slots or 0, os.cpu_count() or 1)  # more workers may be asked for later
             ray.init(
                 address=address,
-                num_cpus=None if address else slots,
+                num_cpus=None if address else cores,
                 include_dashboard=False,
                 log_to_driver=False,
             )
         self._slots = slots
-        self._run = ray.remote(
-            num_cpus=1, num_gpus=gpus, max_retries=retries, retry_exceptions=False
-        )(_executor())
+        self._gpus = gpus
+        self._check()
+        self._run = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(_executor(bool(gpus)))
+
+    def _check(self) -> None:
+        """Refuse a share of accelerators that no node can give: Ray would wait for one forever."""
+        import ray
+
+        most = max((node["Resources"].get("GPU", 0.0) for node in ray.nodes()), default=0.0)
+        if self._gpus > most:
+            self.close()
+            raise SiteError(
+                f"Each segment is to get {self._gpus:g} accelerators, but no node of the Ray "
+                f"cluster has more than {most:g}. Ask for fewer with `--gpus`.",
+                slug="ray-gpus",
+            )
 
     @property
     def slots(self) -> int:
         """How many can run at once now: nodes may join and leave."""
         import ray
 
-        cluster = int(ray.cluster_resources().get("CPU", 1))
-        return max(1, min(cluster, self._slots or cluster))
+        there = ray.cluster_resources()
+        room = int(there.get("CPU", 1))
+        if self._gpus:
+            room = min(room, int(there.get("GPU", 0.0) / self._gpus + 1e-9))
+        return max(1, min(room, self._slots or room))
+
+    def resize(self, slots: int) -> None:
+        """Use that many slots from now on, if the cluster has them."""
+        self._slots = max(1, slots)
 
     def start(self, task: Task, slot: int) -> RayJob:
         """Hand a task to the cluster."""
@@ -95,26 +125,36 @@ class Ray:
             ray.shutdown()
 
 
-def _executor() -> Callable[[list[str], dict[str, str], str, str], int]:
+def _executor(accelerated: bool) -> Callable[[list[str], dict[str, str], str, str], int]:
     """Return what runs a task on the node that Ray chose.
 
     It is made here, inside, so that it travels by value: the node needs Ray, not us.
     """
 
     def execute(command: list[str], environment: dict[str, str], folder: str, log: str) -> int:
+        import ctypes
         import os
+        import signal
         import subprocess
+        import sys
 
-        # accelerators are the ones that Ray gave
-        given = {key: os.environ[key] for key in ("CUDA_VISIBLE_DEVICES",) if key in os.environ}
+        def die_with_the_worker() -> None:
+            if libc is not None:
+                libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+        # found before the fork: a child of many threads must not load libraries
+        libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+        # accelerators are the ones that Ray gave, if it was to give any
+        given = [key for key in ("CUDA_VISIBLE_DEVICES",) if accelerated and key in os.environ]
         with open(log, "wb") as output:  # noqa: PTH123
             return subprocess.call(
                 command,
                 cwd=folder,
-                env={**environment, **given},
+                env={**environment, **{key: os.environ[key] for key in given}},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                preexec_fn=die_with_the_worker,
             )
 
     return execute

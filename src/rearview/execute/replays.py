@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 import msgspec
 
 from rearview.execute.executor import Task
+from rearview.execute.places import seen_of, threads_of
 from rearview.execute.scratch import lay_out
 from rearview.execute.start import start
 from rearview.model import Control, Report, Run, Segment, Wanted
@@ -41,14 +44,17 @@ class Outcome:
         return self.report.proved
 
 
-def doubtful(report: Report) -> bool:
-    """Say whether a run from the start would tell more than this replay did.
+def doubtful(report: Report, *, pinned: bool = False) -> bool:
+    """Say whether a run from the start, free to use every core, would tell more than this replay.
 
     >>> doubtful(Report(retry=True)), doubtful(Report(difference="w", restored=0))
     (True, False)
+    >>> doubtful(Report(difference="w"), pinned=True)
+    True
     """
-    wrong = report.difference is not None or report.error is not None
-    return report.retry or (wrong and report.restored > 0)
+    differs = report.difference is not None
+    wrong = differs or report.error is not None
+    return report.retry or (wrong and report.restored > 0) or (differs and pinned)
 
 
 @dataclass
@@ -102,6 +108,8 @@ class Replays:
             log=folder / "output.txt",
             report=folder / "report.json",
             seconds=segment.seconds,
+            threads=threads_of(facts.get("threads", {})),
+            accelerators=seen_of(facts.get("hardware", {})),
         )
 
     def from_the_start(self, run: Run, task: Task) -> Task:
@@ -126,7 +134,18 @@ class Replays:
             environment={**task.environment, VARIABLE: msgspec.json.encode(control).decode()},
             log=folder / "output.txt",
             report=folder / "report.json",
+            threads=None,  # its cores are not to blame then
         )
+
+    def abandon(self, run: Run, task: Task, why: str) -> None:
+        """Keep it that a task was ended in the middle, so that another does its work anew.
+
+        That one has a name and a tree of its own: of two replays of one name all records would
+        count, and what this one wrote to files is not what the run found.
+        """
+        report = msgspec.to_builtins(Report(error=why))
+        self.runs.end_replay(run.id, task.id, proved=False, facts={"report": report})
+        shutil.rmtree(self.project.replays / task.id / "tree", ignore_errors=True)
 
     def judge(self, run: Run, task: Task, code: int, seconds: float) -> Outcome:
         """Read what a task reports and keep the verdict with the run."""
@@ -137,6 +156,7 @@ class Replays:
         if report.error and task.log.is_file():
             last = task.log.read_text("utf-8", "replace").strip().splitlines()[-3:]
             report.error += ": " + " / ".join(line.strip() for line in last)
+        self._check_room(report)
         outcome = Outcome(run.id, task.id, report, task.log, task.folder, seconds)
         if outcome.proved:
             tidy(self.project.replays / task.id / "tree")
@@ -144,6 +164,12 @@ class Replays:
             run.id, task.id, proved=outcome.proved, facts={"report": msgspec.to_builtins(report)}
         )
         return outcome
+
+    def _check_room(self, report: Report) -> None:
+        """Stop everything if a replay failed since the disk is full: the next would fail too."""
+        for number in (errno.ENOSPC, errno.EDQUOT):
+            if report.error and os.strerror(number) in report.error:
+                raise OSError(number, os.strerror(number), str(self.project.store))
 
 
 def tidy(tree: Path) -> None:

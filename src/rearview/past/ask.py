@@ -11,12 +11,14 @@ from pathlib import Path
 
 from rearview.config import Settings
 from rearview.errors import RearviewError, UsageError
-from rearview.execute.pool import Progress
+from rearview.execute.crew import Crew, ask_for, under_way
+from rearview.execute.events import Progress
 from rearview.execute.start import Start, start
 from rearview.model import Checkpoint, Control, Run, Status
 from rearview.past.filling import Filling, Question
 from rearview.past.probing import WORKTREE, Probing, Propagated
 from rearview.past.reports import BackfillReport, PlanReport, RunReport
+from rearview.plan.facts import Machine
 from rearview.source.logged import names_logged
 from rearview.store.checkpoints import Checkpoints
 from rearview.store.project import Project
@@ -67,6 +69,11 @@ class History:
     def names(self) -> list[str]:
         """Return every name that has values, or that the newest source logs."""
         return sorted({*self._tables.names(), *(name for name, _ in self._virtual())})
+
+    def empty(self, names: Sequence[str]) -> list[str]:
+        """Return those of `names` that the newest source logs and that have no value yet."""
+        virtual = {name for name, _ in self._virtual()} - set(self._tables.names())
+        return [name for name in dict.fromkeys(names) if name in virtual]
 
     def table(
         self,
@@ -183,7 +190,9 @@ class History:
         budget: float | None = None,
     ) -> PlanReport:
         """Return what has to run again for `names`, and what it costs; nothing runs."""
-        asked = Question(tuple(names), self._chosen(runs), where, at, workers, budget)
+        asked = Question(
+            tuple(names), self._chosen(runs), where, at, workers, budget, ordered=bool(runs)
+        )
         return self._filling.plan(asked)[0]
 
     def backfill(
@@ -196,11 +205,18 @@ class History:
         workers: int | None = None,
         budget: float | None = None,
         on: str = "local",
+        gpus: float | None = None,
         progress: Progress | None = None,
     ) -> BackfillReport:
-        """Fill the columns `names` of past runs from the probes in the work tree."""
+        """Fill the columns `names` of past runs from the probes in the work tree.
+
+        `gpus` is the share of an accelerator that each segment gets on Ray.
+        """
         begun = time.monotonic()
-        asked = Question(tuple(names), self._chosen(runs), where, at, workers, budget, on)
+        chosen = self._chosen(runs)
+        asked = Question(
+            tuple(names), chosen, where, at, workers, budget, on, gpus, ordered=bool(runs)
+        )
         report, prepared = self._filling.plan(asked)
         return self._filling.carry_out(report, prepared, asked, progress, begun)
 
@@ -214,6 +230,30 @@ class History:
     ) -> BackfillReport:
         """Replay a run as it was recorded, with any probes of the work tree, and prove it."""
         return self._filling.replay(self.run(which), at, workers, progress)
+
+    def crews(self) -> list[Crew]:
+        """Return the backfills that are under way in this project, from whatever terminal."""
+        return under_way(self.project)
+
+    def employ(self, workers: int, *, of: str | None = None) -> Crew:
+        """Let a backfill that is under way use that many workers; returns which one."""
+        found = [crew for crew in self.crews() if of is None or of in crew.id]
+        if len(found) != 1:
+            what = "No backfill is" if not found else f"{len(found)} backfills are"
+            which = ", ".join(crew.id for crew in found)
+            raise UsageError(
+                f"{what} under way in {self.project.root}"
+                f"{f' that {of!r} means' if of else ''}{f': {which}' if which else ''}. "
+                "`rearview workers` shows them; name one with `--of ID`.",
+                slug="which-backfill",
+            )
+        ask_for(self.project, found[0].id, workers)
+        return found[0]
+
+    def machine(self, *, measure: bool = False) -> Machine:
+        """Return how fast the machine we are on is; with `measure`, measured if that is due."""
+        machines = self._filling.machines
+        return machines.measure() if measure and machines.due() else machines.here()
 
     def _chosen(self, runs: Sequence[str] | None) -> tuple[Run, ...]:
         return tuple(self.run(which) for which in runs) if runs else tuple(self.runs())

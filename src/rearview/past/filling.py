@@ -2,36 +2,48 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from rearview.config import Settings
-from rearview.errors import RearviewError, UsageError
-from rearview.execute.executor import Executor
+from rearview.errors import RearviewError, StoreError, UsageError
+from rearview.execute.crew import Post
+from rearview.execute.events import Progress
+from rearview.execute.executor import Executor, Task
 from rearview.execute.local import Local
-from rearview.execute.pool import Piece, Pool, Progress
+from rearview.execute.pool import Piece, Pool
 from rearview.execute.ray import Ray
 from rearview.execute.replays import Outcome, Replays
+from rearview.execute.watch import Watch
 from rearview.model import Run, Segment
 from rearview.past.inputs import changed, gone
 from rearview.past.learning import keep_corrections, read_corrections
+from rearview.past.machines import WORTH, Machines
+from rearview.past.packages import lost
 from rearview.past.probing import Probing
 from rearview.past.reports import BackfillReport, PlanReport, Refusal
 from rearview.past.segments import Prepared, run_facts
 from rearview.plan.at import parse_at
 from rearview.plan.cost import refine
 from rearview.plan.explain import explain
+from rearview.plan.facts import Machine
 from rearview.plan.partition import divide
-from rearview.plan.replay import survey
+from rearview.plan.replay import Survey, survey
 from rearview.store.checkpoints import Checkpoints
 from rearview.store.project import Project
 from rearview.store.runs import Runs
 from rearview.store.tables.duck import quoted
 from rearview.store.versions import Versions
 from rearview.store.views import Tables
+
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+GROWTH = 4
+"""How many times the workers a plan has work for, where that costs next to nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +57,9 @@ class Question:
     workers: int | None = None
     budget: float | None = None
     on: str = "local"
+    gpus: float | None = None
+    ordered: bool = False
+    """The runs are named in the order in which they are wanted."""
 
 
 @dataclass
@@ -58,24 +73,34 @@ class Filling:
     checkpoints: Checkpoints
     tables: Tables
 
+    @cached_property
+    def machines(self) -> Machines:
+        """What is known of how fast machines are."""
+        return Machines(self.project.cache)
+
     def probing(self, runs: Sequence[Run]) -> Probing:
         """Return the probes in the work tree, as the versions of `runs` take them."""
         return Probing(self.versions, runs, self.project.store / "corrections.json")
 
     def plan(self, asked: Question) -> tuple[PlanReport, dict[str, Prepared]]:
         """Return what has to run again, and each run with what is wanted of it."""
+        if asked.at:
+            parse_at(asked.at)  # a form that cannot be read is wrong for every run
         meant = self._meant(asked.where, asked.runs)
         probing = self.probing(self.runs.all())
         logged = self._logged(asked.names)
         refusals: list[Refusal] = []
         prepared: dict[str, Prepared] = {}
-        for run in asked.runs:
+        for order, run in enumerate(asked.runs):
             lacking = tuple(name for name in asked.names if (run.id, name) not in logged)
             if not lacking or (meant is not None and run.id not in meant):
                 continue
             try:
                 only = None if meant is None else meant[run.id]
-                prepared[run.id] = self._prepared(probing, run, lacking, asked.at, only)
+                one = self._prepared(probing, run, lacking, asked.at, only)
+                if asked.ordered:
+                    one = replace(one, facts=replace(one.facts, priority=float(order)))
+                prepared[run.id] = one
             except RearviewError as exc:
                 refusals.append(Refusal(run.id, str(exc)))
         return self._report(list(prepared.values()), refusals, asked), prepared
@@ -85,6 +110,8 @@ class Filling:
     ) -> BackfillReport:
         """Replay a run as it was recorded, with any probes of the work tree, and prove it."""
         begun = time.monotonic()
+        if at:
+            parse_at(at)
         one = self._prepared(self.probing([run]), run, (), at, None)
         asked = Question((), (run,), at=at, workers=workers)
         report = self._report([one], [], asked)
@@ -95,13 +122,28 @@ class Filling:
     ) -> PlanReport:
         """Return the plan for what is prepared, with its cost."""
         lacking = [one for one in prepared if one.missing is None or one.missing]
-        known = read_corrections(self.project.cache)
-        found = survey([one.question() for one in lacking], known=known)
+        known = read_corrections(self.project.cache, self.machines.name)
+        questions = [one.question() for one in lacking]
+        here = self.machines.here()
+        found = survey(questions, here=here, known=known)
+        if self._worth_measuring(found, here):
+            found = survey(questions, here=self.machines.measure(), known=known)
         refusals += [Refusal(run, reason) for run, reason in found.refusals]
-        plan = divide(found, workers=self._workers(asked.workers), budget=asked.budget)
+        workers = self._workers(asked.workers)
+        plan = divide(found, workers=workers, budget=asked.budget, growth=GROWTH)
         explained = explain(found, plan)
         inputs = sorted({text for one in lacking for text in changed(one.run, self._kept(one.run))})
-        return PlanReport(plan, refusals, explained.cells, inputs, explained)
+        notes = self.machines.unmeasured(one.run for one in lacking)
+        return PlanReport(plan, refusals, explained.cells, inputs, notes, explained)
+
+    def _worth_measuring(self, found: Survey, here: Machine) -> bool:
+        """Say whether this machine is to be measured before the plan is shown.
+
+        A short plan for runs of this machine needs no measurement.
+        """
+        elsewhere = any(w.facts.machine and w.facts.machine.name != here.name for w in found.work)
+        worth = elsewhere or sum(work.seconds for work in found.work) > WORTH
+        return worth and self.machines.due()
 
     def _kept(self, run: Run) -> set[Path]:
         """Return the files that were kept with the source of a run."""
@@ -160,13 +202,21 @@ class Filling:
             asked = tuple(probe for probe in probes.probes if probe.names)
         version = self._derived(run, dict(probes.source))
         facts = run_facts(
-            run, version, self.checkpoints.of(run.id), blocked=gone(run, self._kept(run))
+            run,
+            version,
+            self.checkpoints.of(run.id),
+            blocked=gone(run, self._kept(run)) or self._lost(run),
+            machine=self.machines.of(run),
         )
         missing = self._missing(run, version, names, facts.loops)
         if only is not None:
             missing = frozenset(only if missing is None else only & missing)
         limits = tuple(parse_at(at)) if at else ()
         return Prepared(run, version, probes, asked, names, facts, missing, limits)
+
+    def _lost(self, run: Run) -> str:
+        ran = run.facts.get("end", {}).get("files") or [run.script]
+        return lost(self.versions.files(run.version), ran)
 
     def _derived(self, run: Run, source: dict[str, str]) -> str:
         old = self.versions.files(run.version)
@@ -212,8 +262,14 @@ class Filling:
             _piece(replays, prepared[one.run], one, first=firsts[one.run] is one)
             for one in segments
         ]
-        executor = self._executor(asked.on, asked.workers)
-        outcomes = Pool(replays, executor, progress).carry_out(pieces)
+        executor = self._executor(asked)
+        with Post(self.project, asked.names, asked.on).open() as post:
+            try:
+                outcomes = Pool(replays, executor, progress, post).carry_out(pieces)
+            except OSError as exc:
+                if exc.errno in FULL:
+                    raise self._full(exc) from exc
+                raise
         self._learn(segments, outcomes)
         return BackfillReport(
             outcomes=outcomes,
@@ -225,26 +281,45 @@ class Filling:
             ),
         )
 
+    def _full(self, exc: OSError) -> StoreError:
+        return StoreError(
+            f"The disk of {self.project.store} is full: {exc.strerror}. What was filled so far is "
+            "kept. Free some space (`rearview gc --dry-run` shows what it would free) and ask "
+            "again: the backfill goes on where it stopped.",
+            slug="disk-full",
+        )
+
     def _learn(self, segments: Sequence[Segment], outcomes: Sequence[Outcome]) -> None:
         """Let what replays really took correct the next predictions."""
-        known = read_corrections(self.project.cache)
+        cache, machine = self.project.cache, self.machines.name
+        known = read_corrections(cache, machine)
         for segment, outcome in zip(segments, outcomes, strict=False):
             if outcome.report.finished and not outcome.report.error:
                 known = refine(known, segment, outcome.seconds)
-        keep_corrections(self.project.cache, known)
+        keep_corrections(cache, machine, known)
 
-    def _executor(self, on: str, workers: int | None) -> Executor:
-        if on == "local":
-            return Local(self._workers(workers))
-        if on == "ray":
-            return Ray(workers)
-        raise UsageError(f"There is no executor {on!r}. Use `local` or `ray`.", slug="no-executor")
+    def _executor(self, asked: Question) -> Executor:
+        if asked.on == "local":
+            return Local(self._workers(asked.workers))
+        if asked.on == "ray":
+            gpus = self.settings.gpus if asked.gpus is None else asked.gpus
+            return Ray(asked.workers, gpus=gpus)
+        raise UsageError(
+            f"There is no executor {asked.on!r}. Use `local` or `ray`.", slug="no-executor"
+        )
 
 
 def _piece(replays: Replays, one: Prepared, segment: Segment, *, first: bool) -> Piece:
     """Return a segment as a piece of work that is laid out only when its turn has come."""
+    last = segment.first if segment.last is None else segment.last
+    wanted = range(segment.first, last) if segment.only is None else segment.only
+
+    def watch(task: Task) -> Watch:
+        return Watch(replays.runs.folder(one.run.id), task.id, segment.loop, wanted)
+
     return Piece(
         one.run,
         segment.seconds,
         lambda: replays.prepare(one.run, one.version, one.wanted(segment, first=first), segment),
+        watch,
     )

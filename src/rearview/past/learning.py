@@ -10,23 +10,26 @@ import msgspec
 from rearview.plan.cost import Correction, Corrections
 from rearview.store.project import publish
 
-_FILE = "corrections.json"
+
+def _file(cache: Path, machine: str) -> Path:
+    return cache / f"corrections-{machine}.json"
 
 
-def read_corrections(cache: Path) -> Corrections:
-    """Return what replays in this project have taught so far."""
+def read_corrections(cache: Path, machine: str) -> Corrections:
+    """Return what replays of this project on machines of this make have taught so far."""
     try:
-        found = msgspec.json.decode((cache / _FILE).read_bytes(), type=dict[str, Correction])
+        data = _file(cache, machine).read_bytes()
+        found = msgspec.json.decode(data, type=dict[str, Correction])
     except (OSError, msgspec.MsgspecError):
         return Corrections()
     return Corrections(found)
 
 
-def keep_corrections(cache: Path, known: Corrections) -> None:
+def keep_corrections(cache: Path, machine: str, known: Corrections) -> None:
     """Keep it; a folder that cannot be written costs only better predictions."""
     data = {key: asdict(one) for key, one in known.by.items()}
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        publish(cache / _FILE, msgspec.json.encode(data), durable=False)
+        publish(_file(cache, machine), msgspec.json.encode(data), durable=False)
     except OSError:
         return

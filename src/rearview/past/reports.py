@@ -95,6 +95,8 @@ class PlanReport:
     missing: int = 0
     """Cells without a value."""
     changed_inputs: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """What makes the predictions doubtful."""
     explained: Any = None
     """Predicted time for several numbers of workers, and what would make it cheaper."""
 

@@ -148,7 +148,12 @@ def _ranges(segment: Segment) -> dict[str, list[tuple[int, int]]]:
 
 
 def run_facts(
-    run: Run, version: str, checkpoints: Sequence[Checkpoint], *, blocked: str = ""
+    run: Run,
+    version: str,
+    checkpoints: Sequence[Checkpoint],
+    *,
+    blocked: str = "",
+    machine: planning.Machine | None = None,
 ) -> planning.RunFacts:
     """Return what a run measured about itself, as the planner takes it."""
     end = run.facts.get("end", {})
@@ -157,7 +162,13 @@ def run_facts(
     if "site" not in main:
         seconds = float(end.get("seconds", 0.0))
         return planning.RunFacts(
-            run.id, version, start=began, setup=seconds, finished=bool(end), blocked=blocked
+            run.id,
+            version,
+            start=began,
+            setup=seconds,
+            finished=bool(end),
+            blocked=blocked,
+            machine=machine,
         )
     iterations = [each for count, each in main["iterations"] for _ in range(count)]
     loops = [planning.LoopFacts(main["name"], iterations, values=_values(main, len(iterations)))]
@@ -179,6 +190,7 @@ def run_facts(
         checkpoints=tuple(_of_main(main["site"], checkpoints)),
         finished=bool(end),
         blocked=blocked,
+        machine=machine,
     )
 
 

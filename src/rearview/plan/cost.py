@@ -13,6 +13,10 @@ READ = 500.0
 """MB/s assumed where nothing was measured."""
 RESTORE = 0.02
 """Seconds of a restore besides reading, assumed where nothing was measured."""
+MEASURED = 0.15
+"""Relative error of predictions for a run that was recorded on another machine."""
+UNMEASURED = 0.5
+"""The same where one of the two was never measured."""
 WIDE = 1.96
 """Standard deviations on either side of a prediction."""
 
@@ -100,6 +104,15 @@ class Corrections:
             spread = math.sqrt((1 - weight) * spread**2 + weight * around)
         return math.exp(mean), spread
 
+    def unknown(self, version: str, operator: str) -> float:
+        """Return the share of doubt that replays of this version have not settled: 1 is all.
+
+        >>> Corrections().unknown("v", "DP")
+        1.0
+        """
+        seen = self.by.get(f"{version} {operator}", Correction())
+        return self.trust / (seen.count + self.trust)
+
 
 def refine(known: Corrections, predicted: Segment, real: float) -> Corrections:
     """Return the corrections with one more replay taken into account.
@@ -140,17 +153,24 @@ class Speed:
 def speed(recorded: Machine | None, here: Machine | None) -> Speed:
     """Return the ratios between two machines; unknown ones are taken for equal, with doubt.
 
-    >>> old, new = Machine("a", 2.0, 100.0, 50.0), Machine("b", 1.0, 400.0, 50.0)
+    >>> old, new = Machine("a", {"numpy": 2.0}, 100.0), Machine("b", {"numpy": 1.0}, 400.0)
     >>> speed(old, new)
     Speed(compute=0.5, reading=0.25, read=400.0, share=0.15)
     """
     if here is None:
         return Speed()
-    if recorded is None:
-        return Speed(read=here.read, share=0.3)
-    if recorded.name == here.name:
-        return Speed(read=here.read)
-    return Speed(here.kernel / recorded.kernel, recorded.read / here.read, here.read, 0.15)
+    read = here.read or READ
+    if recorded is not None and recorded.name == here.name:
+        return Speed(read=read)
+    both = [] if recorded is None else [name for name in recorded.kernels if name in here.kernels]
+    if recorded is None or not both:
+        return Speed(read=read, share=UNMEASURED)
+    ratios = [math.log(here.kernels[name] / recorded.kernels[name]) for name in both]
+    mean = sum(ratios) / len(ratios)
+    # kinds of computing that differ in their ratio tell how far another kind may be off
+    apart = max(abs(ratio - mean) for ratio in ratios)
+    reading = recorded.read / read if recorded.read else 1.0
+    return Speed(math.exp(mean), reading, read, max(MEASURED, apart))
 
 
 class CostModel:
@@ -182,6 +202,11 @@ class CostModel:
         return RESTORE + checkpoint.nbytes / 1e6 / self.speed.read
 
     def corrected(self, raw: Prediction, operator: str) -> Prediction:
-        """Return a prediction with what past replays teach."""
-        factor, share = self.known.factor(self.facts.version, operator)
-        return raw.times(factor, share=share)
+        """Return a prediction with what past replays teach.
+
+        The more often this version was replayed here, the less the ratio of machines is in doubt.
+        """
+        version = self.facts.version
+        factor, share = self.known.factor(version, operator)
+        left = raw.share * self.known.unknown(version, operator)
+        return Prediction(raw.seconds, raw.variance, left).times(factor, share=share)

@@ -38,11 +38,13 @@ class Machine:
     """How fast a machine is, as a short measurement tells."""
 
     name: str
-    kernel: float
-    """Seconds of the standard compute kernel."""
-    read: float
+    """Two machines of one name are made of the same."""
+    kernels: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of each standard piece of computing; none: it was never measured."""
+    read: float = 0.0
     """MB/s."""
-    write: float
+    write: float = 0.0
+    host: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,8 @@ Piece = tuple[tuple[int, int], ...]
 """Stretches of atoms `first <= i < last` that one process does, in order."""
 PER_WORKER = (1, 1.2, 1.5, 1.75, 2, 2.5, 3, 4, 6)
 """How many segments per worker are tried."""
+SPARE = 0.01
+"""Share of its time that a plan may be longer so that workers who come later find work."""
 WORTH = 0.1
 """Seconds that a plan must end sooner for each second of computing it adds per worker."""
 
@@ -95,12 +97,16 @@ def _joined(stretches: list[tuple[int, int]]) -> Piece:
     return tuple(found)
 
 
-def divide(survey: Survey, *, workers: int = 1, budget: float | None = None) -> Plan:
+def divide(
+    survey: Survey, *, workers: int = 1, budget: float | None = None, growth: int = 1
+) -> Plan:
     """Return the plan that ends first on `workers`, keeping to the order of priorities.
 
     Each run is cut only where a process can begin without repeating work; more and smaller
     segments balance better but each pays for its start, so several sizes are tried. With
-    `budget`, only what ends within that many seconds is planned.
+    `budget`, only what ends within that many seconds is planned. With `growth`, there are
+    segments for that many times the workers, so that some who come later find work, as far as
+    that costs next to nothing.
     """
     cutters = [_Cutter(work) for work in survey.work]
     best = _ordered(cutters, [[((0, cutter.total),)] for cutter in cutters])
@@ -124,12 +130,33 @@ def divide(survey: Survey, *, workers: int = 1, budget: float | None = None) -> 
             price = WORTH * (computing - total) / workers
             if spent - took > max(price, 0.005 * spent):
                 best, spent, total = tried, took, computing
+    if len(best) < growth * workers:
+        best = _finer(cutters, best, workers, growth * workers)
     segments = [_segment(cutters[i], piece) for i, piece in best]
     if budget is not None:
         ends = schedule([segment.seconds for segment in segments], workers).ends
         kept = next((i for i, end in enumerate(ends) if end > budget), len(segments))
         segments = segments[:kept]
     return Plan(tuple(segments), survey.refusals)
+
+
+def _finer(
+    cutters: list[_Cutter], best: list[tuple[int, Piece]], workers: int, most: int
+) -> list[tuple[int, Piece]]:
+    """Return more and smaller pieces, up to `most`, that cost next to nothing more."""
+    spent, total = _weigh(cutters, best, workers)
+    for count in range(most, len(best), -max(1, workers // 2)):
+        limit = _limit(cutters, count)
+        if limit is None:
+            break
+        pieces = [cutter.even(len(cutter.cut(limit)), limit) for cutter in cutters]
+        tried = _ordered(cutters, pieces)
+        if len(tried) <= len(best):
+            break
+        took, computing = _weigh(cutters, tried, workers)
+        if took <= spent * (1 + SPARE) and computing <= total * (1 + SPARE):
+            return tried
+    return best
 
 
 def _weigh(

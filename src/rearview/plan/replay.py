@@ -51,6 +51,8 @@ class Work:
     cells: int = 0
     nbytes: int = 0
     """Bytes that the new values will take."""
+    question: Question | None = None
+    """What this answers."""
 
     def add(
         self,
@@ -94,7 +96,7 @@ def survey(
     for question in questions:
         reason = question.facts.blocked
         if not reason:
-            done = _run(question, CostModel(question.facts, here=here, known=known))
+            done = work_of(question, CostModel(question.facts, here=here, known=known))
             if isinstance(done, Work):
                 work.append(done)
                 continue
@@ -104,7 +106,7 @@ def survey(
     return Survey(tuple(work), tuple(refusals))
 
 
-def _run(question: Question, cost: CostModel) -> Work | str:
+def work_of(question: Question, cost: CostModel) -> Work | str:
     """Return the work of one run, or why it cannot be done; nothing to do gives no reason."""
     axis = Axis(cost, _inner_loop(question))
     needs = Needs(axis, question.facts)
@@ -112,7 +114,7 @@ def _run(question: Question, cost: CostModel) -> Work | str:
     if not (needs.by or needs.setup or needs.after):
         return reasons[0] if reasons else ""
     names = tuple(dict.fromkeys(name for wanted in question.wanted for name in wanted.names))
-    work = Work(question.facts, cost, names, cost.startup())
+    work = Work(question.facts, cost, names, cost.startup(), question=question)
     work.whole = needs.whole
     work.cells, work.nbytes = needs.cells, needs.nbytes
     work.inner = tuple((loop, *span) for loop, span in needs.inner.items())

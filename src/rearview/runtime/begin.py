@@ -33,6 +33,7 @@ from rearview.runtime.session import Session
 from rearview.runtime.signals import Signals
 from rearview.runtime.writer import Writer
 from rearview.store.checkpoints import Checkpoints
+from rearview.store.hardware import hardware
 from rearview.store.project import Project, root_of
 from rearview.store.records import RecordFile
 from rearview.store.runs import Runs
@@ -196,6 +197,7 @@ def facts(
         "python": platform.python_version(),
         "executable": sys.executable,
         "machine": platform.platform(),
+        "hardware": hardware(),
         "threads": {k: v for k, v in os.environ.items() if k.endswith("_NUM_THREADS")},
     }
 

@@ -37,6 +37,7 @@ class Project:
           runs/<run>/records-*.parquet the same, sealed; the lines are gone then
           versions.git/                source, where the project has no git
           replays/                     outputs of replays
+          backfills/                   backfills under way, and how many workers they are to have
           writing/                     one file per save in flight; tells a sweep what to spare
           damaged/                     what `verify` set aside
           cache/                       anything here can be deleted

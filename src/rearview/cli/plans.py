@@ -1,0 +1,130 @@
+"""A plan for people: what would run again, from where, for how long, and what would be cheaper."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from rearview.cli import show
+from rearview.cli.formats import duration, plural, size
+
+if TYPE_CHECKING:
+    from rearview.model import Segment
+    from rearview.past import PlanReport
+
+SCREEN = 60
+"""Segments that are listed; more are counted."""
+
+
+def summary(plan: PlanReport) -> dict[str, Any]:
+    """Return the numbers of a plan."""
+    told: dict[str, Any] = {
+        "nothing": plan.nothing,
+        "missing": plan.missing,
+        "segments": len(plan.plan.segments),
+        "runs": len({segment.run for segment in plan.plan.segments}),
+        "seconds": plan.plan.seconds,
+        "low": sum(segment.low for segment in plan.plan.segments),
+        "high": sum(segment.high for segment in plan.plan.segments),
+        "refusals": plan.refusals,
+        "changed_inputs": plan.changed_inputs,
+        "notes": plan.notes,
+    }
+    if plan.explained is not None:
+        told |= {
+            "bytes_written": plan.explained.nbytes_written,
+            "bytes_read": plan.explained.nbytes_read,
+            "workers": plan.explained.workers,
+            "cheaper": plan.explained.cheaper,
+        }
+    return told
+
+
+def show_plan_briefly(plan: PlanReport) -> None:
+    """Say on stderr what will run."""
+    if _remarks(plan, show.note):
+        show.note(_sum(plan))
+
+
+def show_plan(plan: PlanReport) -> None:
+    """Print all there is to know about a plan before it runs."""
+    if not _remarks(plan, show.out):
+        return
+    segments = plan.plan.segments
+    show.table(
+        ["run", "operator", "iterations", "from", "predicted", "between"],
+        [_row(segment) for segment in segments[:SCREEN]],
+        right=[False, False, False, False, True, False],
+    )
+    if len(segments) > SCREEN:
+        show.out(f"… and {plural(len(segments) - SCREEN, 'segment')} more")
+    show.out()
+    show.out(_sum(plan))
+    told = plan.explained
+    if told is None:
+        return
+    show.out(
+        f"{plural(told.cells, 'cell')} to fill, about {size(told.nbytes_written)} to write, "
+        f"{size(told.nbytes_read)} of checkpoints to read"
+    )
+    show.out(
+        f"{duration(told.startup)} to start and set up, {duration(told.restoring)} to restore, "
+        f"{duration(told.running)} to run"
+        + (f" ({duration(told.wasted)} only to get there)" if told.wasted > 0.5 else "")
+    )
+    show.out()
+    show.table(
+        ["workers", "done after", "segments"],
+        [[str(on.workers), duration(on.seconds), str(on.segments)] for on in told.workers],
+        right=[True, True, True],
+    )
+    if told.cheaper:
+        show.out()
+    for one in told.cheaper:
+        show.out(f"cheaper by {duration(one.saves)}: {one.text}")
+
+
+def _remarks(plan: PlanReport, say: Callable[[str], None]) -> bool:
+    """Say what has to be known first; return whether there is anything to run."""
+    for changed in plan.changed_inputs:
+        say(f"changed since: {changed}; the replay reads what is there now")
+    for remark in plan.notes:
+        say(f"note: {remark}")
+    for refusal in plan.refusals:
+        say(f"refused: {refusal.run}: {refusal.reason}")
+    if plan.nothing:
+        say("Nothing to run." if plan.refusals else "Nothing is missing.")
+    return not plan.nothing
+
+
+def _sum(plan: PlanReport) -> str:
+    segments = plan.plan.segments
+    runs = len({segment.run for segment in segments})
+    low, high = (sum(getattr(s, side) for s in segments) for side in ("low", "high"))
+    span = f" ({duration(low)} to {duration(high)})" if high > low else ""
+    return (
+        f"{plural(len(segments), 'segment')} of {plural(runs, 'run')}, "
+        f"about {duration(plan.plan.seconds)} of computing{span}"
+    )
+
+
+def _row(segment: Segment) -> list[str]:
+    return [
+        segment.run,
+        segment.operator.value,
+        _iterations(segment),
+        segment.start or "the start",
+        duration(segment.seconds),
+        f"{duration(segment.low)} to {duration(segment.high)}",
+    ]
+
+
+def _iterations(segment: Segment) -> str:
+    if segment.loop is None:
+        return ""
+    last = "" if segment.last is None else segment.last
+    some = f" ({len(segment.only)} of them)" if segment.only is not None else ""
+    inner = "".join(
+        f"/{loop}={first}:{'' if end is None else end}" for loop, first, end in segment.inner
+    )
+    return f"{segment.loop}={segment.first}:{last}{some}{inner}"

@@ -1,0 +1,92 @@
+"""Machines are known by what they are made of, and measured when it is worth it."""
+
+import pytest
+
+from rearview.execute.calibrate import Measured
+from rearview.model import Run, Status
+from rearview.past import machines
+from rearview.past.machines import BUSY, FRESH, FRESH_BUSY, Machines
+
+HERE = {"cpu": "a", "cores": 2, "gpus": []}
+THERE = {"cpu": "b", "cores": 64, "gpus": ["H100"]}
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Measurements that take no time; returns where they were taken, and the next result."""
+    taken = []
+    found = {"measured": Measured({"python": 0.5}, 800.0, 200.0)}
+
+    def measure(folder):
+        taken.append(folder)
+        return found["measured"]
+
+    monkeypatch.setattr(machines, "measure", measure)
+    return taken, found
+
+
+def run(hardware=None, host="node7"):
+    facts = {} if hardware is None else {"hardware": hardware}
+    return Run("r", "v", "train.py", (), 0.0, Status.FINISHED, host=host, facts=facts)
+
+
+def test_a_measurement_is_remembered_where_the_other_machines_see_it(tmp_path, measured):
+    first = Machines(tmp_path, HERE)
+    assert first.due()
+    assert first.here().kernels == {}
+    assert first.measure().read == 800.0
+    assert not first.due()
+    elsewhere = Machines(tmp_path, THERE)
+    assert elsewhere.due()
+    assert elsewhere.of(run(HERE)).kernels == {"python": 0.5}
+    assert len(measured[0]) == 1
+
+
+def test_it_is_taken_again_when_it_is_old_or_was_taken_on_a_busy_machine(tmp_path, measured):
+    import time
+
+    one = Machines(tmp_path, HERE)
+    one.measure()
+    now = time.time()
+    assert not one.due(now + FRESH - 60)
+    assert one.due(now + FRESH + 60)
+    measured[1]["measured"] = Measured({"python": 0.5}, 800.0, 200.0, load=2 * BUSY)
+    one.measure()
+    assert one.due(now + FRESH_BUSY + 60)
+
+
+def test_other_cores_make_another_machine(tmp_path, measured):
+    Machines(tmp_path, HERE).measure()
+    assert Machines(tmp_path, {**HERE, "cores": 4}).due()
+
+
+def test_nodes_that_are_alike_are_measured_once(tmp_path, measured):
+    here = Machines(tmp_path, HERE)
+    here.measure()
+    assert here.of(run(HERE, "node8")).name == here.name
+    assert here.unmeasured([run(HERE, "node8")]) == []
+
+
+def test_a_machine_that_was_never_measured_is_named(tmp_path, measured):
+    here = Machines(tmp_path, HERE)
+    here.measure()
+    (told,) = here.unmeasured([run(THERE), run(THERE), run(HERE)])
+    assert "node7" in told
+    assert "`rearview doctor`" in told
+    Machines(tmp_path, THERE).measure()
+    assert here.unmeasured([run(THERE)]) == []
+
+
+def test_a_run_of_which_only_the_host_is_known_is_of_this_machine_if_the_host_is(tmp_path):
+    here = Machines(tmp_path, HERE)
+    assert here.of(run(None, machines.gethostname())).name == here.name
+    assert here.of(run(None, "node7")).name != here.name
+
+
+def test_what_cannot_be_measured_or_read_costs_only_certainty(tmp_path, measured):
+    measured[1]["measured"] = None
+    one = Machines(tmp_path, HERE)
+    assert one.measure().kernels == {}
+    (tmp_path / "machines" / f"{one.name}.json").write_text("{")
+    assert one.due()
+    assert one.here().kernels == {}
