@@ -37,6 +37,8 @@ class Settings:
     """Seconds between signs of life of a run."""
     workers: int = 0
     """Replay processes; 0 is one per core."""
+    grid: str = "energy-charts:de"
+    """Who is asked about the power in the grid, and for which place; see green.md."""
     trust: bool = True
     """Unpickle checkpoints of this store; false for stores from strangers."""
 

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from rearview.config import Settings
+from rearview.energy import Account, Used
 from rearview.errors import VersionError
 from rearview.model import Control, Wanted
 from rearview.remote.base import open_remote
@@ -35,7 +36,7 @@ from rearview.runtime.writer import Writer
 from rearview.store.checkpoints import Checkpoints
 from rearview.store.project import Project, root_of
 from rearview.store.records import RecordFile
-from rearview.store.runs import Runs
+from rearview.store.runs import ACCOUNT, Runs
 from rearview.store.sync import command_key, push
 from rearview.store.versions import Versions
 
@@ -58,6 +59,10 @@ def begin(control: Control) -> Session:
         session.signals = Signals(control.signals).start()
         # Held back since before this interpreter started, so that none kills it on the way.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, control.signals)
+    if session.signals is not None and control.exit_every is not None:
+        timer = threading.Timer(control.exit_every, session.signals.request)
+        timer.daemon = True
+        timer.start()
     if control.remote is not None:
         session.bring = functools.partial(_push, session, control)
     return session
@@ -91,7 +96,7 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
     chosen = os.environ.get(ENTROPY_VARIABLE)
     key = bytes.fromhex(chosen) if chosen else os.urandom(32)
     if run is None:
-        run = runs.reserve()
+        run = control.run or runs.reserve()
         runs.start(run, facts(control, project, settings, run, key, watched=watched))
         os.environ[RUN_VARIABLE] = run
     checkpoints = Checkpoints(project)
@@ -122,7 +127,7 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
         session.outputs = Outputs(session.root, session.deleted)
         session.outputs.install()
     if not joins:
-        _beat(runs, run, settings.heartbeat)
+        _beat(runs, session)
     return session
 
 
@@ -167,7 +172,7 @@ def _resume(control: Control) -> Resumer:
     session.outputs.install()
     if target is not None:
         outside.keep_outputs(lambda: session.pending)
-    _beat(runs, run.id, settings.heartbeat)
+    _beat(runs, session)
     return session
 
 
@@ -256,13 +261,19 @@ def _warn(message: str) -> None:
     warnings.warn(message, RuntimeWarning, stacklevel=2)
 
 
-def _beat(runs: Runs, run: str, seconds: float) -> None:
-    """Give signs of life from a thread of our own, however long an iteration takes."""
+def _beat(runs: Runs, session: Recorder) -> None:
+    """Give signs of life from a thread of our own, however long an iteration takes.
+
+    The same thread writes down what the run uses, for `rearview energy report`.
+    """
+    run, seconds = session.run, session.settings.heartbeat
+    session.used = used = Used(Account(runs.folder(run) / ACCOUNT))
 
     def beat() -> None:
         while not ended.wait(seconds):
             try:
                 runs.heartbeat(run)
+                used.beat()
             except OSError:
                 return
 
