@@ -105,9 +105,7 @@ def _by_threshold(
         return Decision(
             run=True, until=changes, reason=f"{what}, but the pause would not be worth it"
         )
-    return Decision(
-        run=False, until=changes or outlook.end, reason=f"not green enough: {what}"
-    )
+    return Decision(run=False, until=changes or outlook.end, reason=f"not green enough: {what}")
 
 
 def _by_forecast(outlook: Outlook, now: float, rule: Rule, *, running: bool) -> Decision:

@@ -77,8 +77,8 @@ def busy(pid: int | None = None) -> float:
         except (OSError, ValueError):
             return 0.0
     try:
-        threads = os.listdir(f"/proc/{own}/task")
-        below = [Path(f"/proc/{own}/task/{one}/children").read_text().split() for one in threads]
+        threads = Path(f"/proc/{own}/task").iterdir()
+        below = [(one / "children").read_text().split() for one in threads]
     except OSError:  # not Linux, or it has just ended
         return total
     return total + sum(busy(int(child)) for children in below for child in children)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
@@ -87,10 +88,8 @@ class ElectricityMaps(Source):
 
         query, headers = {"zone": self.zone}, {"auth-token": self._token}
         points = [self._get("/v3/carbon-intensity/latest", query, headers)]
-        try:
+        with contextlib.suppress(urllib.error.HTTPError, KeyError):  # not part of every plan
             points += self._get("/v3/carbon-intensity/forecast", query, headers)["forecast"]
-        except (urllib.error.HTTPError, KeyError):
-            pass  # not part of every plan
         return self._of(_points(points))
 
     def _look_back(self, begin: float, end: float) -> Outlook:

@@ -6,7 +6,7 @@ from rearview.execute.start import Start
 from rearview.past.ask import History, history
 from rearview.past.probing import Propagated
 from rearview.past.reports import BackfillReport, PlanReport, Refusal, RunReport
-from rearview.past.start import Preempt, begin
+from rearview.past.start import Preempt, begin, usual
 
 __all__ = [
     "BackfillReport",
@@ -22,4 +22,5 @@ __all__ = [
     "Start",
     "begin",
     "history",
+    "usual",
 ]
