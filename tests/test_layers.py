@@ -20,10 +20,14 @@ MAY_IMPORT = {
     "runtime": {"model", "errors", "config", "source", "plan", "remote", "store", "energy"},
     "execute": {"model", "errors", "config", "source", "plan", "remote", "store"},
     "past": {"model", "errors", "config", "source", "plan", "remote", "store", "execute"},
+    "sites": {"errors"},
     "notebook": {"model", "errors", "config", "source", "plan", "store", "execute", "past"},
     "frameworks": {"public"},
     "web": {"model", "errors", "config", "past", "store"},
-    "cli": {"model", "errors", "config", "past", "notebook", "web", "energy", "store", "remote"},
+    "cli": {
+        *("model", "errors", "config", "past", "notebook", "web", "energy", "store", "remote"),
+        "sites",
+    },
 }
 HEAVY = {
     "torch",

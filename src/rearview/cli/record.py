@@ -134,7 +134,7 @@ def run(
         )
     target, *rest = (module, *program) if module is not None else program
     if module is None:
-        _check_script(Path(target))
+        check_script(Path(target))
     from rearview.past import begin
 
     settings: dict[str, Any] = {
@@ -202,7 +202,8 @@ def _preempt(signals: tuple[str, ...], remote: str | None, retries: int) -> Pree
     return replace(plain, signals=numbers) if numbers else plain
 
 
-def _check_script(script: Path) -> None:
+def check_script(script: Path) -> None:
+    """Raise what there is to say about a script that cannot be run."""
     if script.is_dir():
         raise UsageError(
             f"{script} is a folder. Name the script in it, or run a package with "
