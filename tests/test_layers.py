@@ -114,7 +114,7 @@ def test_heavy_libraries_are_imported_only_where_used(path):
     assert not heavy, f"{path} imports {heavy} at the top"
 
 
-@pytest.mark.parametrize("room", ["source", "plan", "model"])
+@pytest.mark.parametrize("room", ["source", "plan", "model", "sites"])
 def test_pure_rooms_touch_nothing_outside(room):
     for path in (SRC / room).rglob("*.py"):
         found = {n.split(".")[0] for n in imports(path)} & PURE_FORBIDS

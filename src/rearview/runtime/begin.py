@@ -59,10 +59,8 @@ def begin(control: Control) -> Session:
         session.signals = Signals(control.signals).start()
         # Held back since before this interpreter started, so that none kills it on the way.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, control.signals)
-    if session.signals is not None and control.exit_every is not None:
-        timer = threading.Timer(control.exit_every, session.signals.request)
-        timer.daemon = True
-        timer.start()
+    if control.exit_every is not None:
+        _leave_after(session, control.exit_every)
     if control.remote is not None:
         session.bring = functools.partial(_push, session, control)
     return session
@@ -280,6 +278,23 @@ def _beat(runs: Runs, session: Recorder) -> None:
     ended = threading.Event()
     atexit.register(ended.set)
     threading.Thread(target=beat, name="rearview-heartbeat", daemon=True).start()
+
+
+def _leave_after(session: Recorder, seconds: float) -> None:
+    """Ask the program to save and leave when it has computed for so long.
+
+    Time counts from where it goes on, else a program that is slow to set up would never get far.
+    """
+
+    def count() -> None:
+        ever = threading.Event()
+        while not session.stack or getattr(session, "pending", False):
+            ever.wait(min(1.0, seconds / 10))
+        ever.wait(seconds)
+        if session.signals is not None:
+            session.signals.request()
+
+    threading.Thread(target=count, name="rearview-leave", daemon=True).start()
 
 
 def _watch_arguments(session: Recorder) -> None:
