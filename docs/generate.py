@@ -67,12 +67,21 @@ def cli_page() -> str:
 
 
 def command_section(name: str) -> str:
-    """Return the section of one command."""
+    """Return the section of one command, and of the commands below it."""
     with click.Context(cli, info_name="rearview") as parent:
         command = cli.get_command(parent, name)
         assert command is not None
-        with click.Context(command, info_name=name, parent=parent) as ctx:
-            usage = " ".join(command.collect_usage_pieces(ctx))
+        sections = [_section(name, command, parent)]
+        if isinstance(command, click.Group):
+            with click.Context(command, info_name=name, parent=parent) as ctx:
+                below = command.commands.items()
+                sections += [_section(f"{name} {each}", one, ctx) for each, one in below]
+    return "\n".join(sections)
+
+
+def _section(name: str, command: click.Command, parent: click.Context) -> str:
+    with click.Context(command, info_name=name, parent=parent) as ctx:
+        usage = " ".join(command.collect_usage_pieces(ctx))
     lines = [f"## {name}", "", f"`rearview {name} {usage}`", "", _prose(command.help or "")]
     options = [param for param in command.params if isinstance(param, click.Option)]
     if options:

@@ -68,6 +68,8 @@ class Grid:
                 {"carbonIntensity": g, "datetime": iso(t)}
                 for t, g in zip(self.times, self.grams, strict=True)
             ]
+            if path.endswith("past-range"):
+                return 200, {"zone": query["zone"], "data": points}
             if path.endswith("latest"):
                 return 200, {"zone": query["zone"], **points[1], "isEstimated": False}
             return 200, {"zone": query["zone"], "forecast": points[2:]}
@@ -75,7 +77,7 @@ class Grid:
             right = "Basic " + base64.b64encode(b"me:pw").decode()
             good = headers.get("authorization") == right
             return (200, {"token": "t0k"}) if good else (403, {"error": "no"})
-        if path == "/v3/forecast":
+        if path in {"/v3/forecast", "/v3/historical"}:
             if headers.get("authorization") != "Bearer t0k":
                 return 401, {"error": "no"}
             data = [

@@ -1,6 +1,7 @@
 import pytest
 
-from rearview.energy import Account, Interval, Meter, Outlook, Sample, report
+from rearview.energy import Account, Interval, Meter, Outlook, Reading, Sample, Used, report
+from rearview.energy.meter import busy
 
 HOUR = 3600
 GRID = Outlook.of(
@@ -82,3 +83,39 @@ def test_on_this_machine_it_reads_something_and_says_how():
     reading = meter.read()
     assert reading.kwh >= 0
     assert reading.how
+
+
+def test_the_work_of_children_that_still_run_is_counted():
+    import subprocess
+    import sys
+
+    code = "sum(n * n for n in range(10**7)); print(flush=True); input()"
+    before = busy()
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        child.stdout.readline()
+        assert busy() - before >= 0.1
+        assert busy(child.pid) >= 0.1
+        child.communicate(b"\n")
+    assert busy() - before >= 0.1
+    assert busy(child.pid) == 0
+
+
+def test_time_asleep_is_not_time_on(tmp_path):
+    now, slept = [0.0], [0.0]
+
+    class Kilowatt:
+        def read(self):
+            return Reading((now[0] - slept[0]) / HOUR, "test")
+
+    account = Account(tmp_path / "energy.jsonl")
+    used = Used(account, meter=Kilowatt, clock=lambda: now[0], slept=lambda: slept[0])
+    now[0] = 30.0
+    used.beat()  # too soon
+    assert account.report().intervals == ()
+    now[0], slept[0] = 10 * HOUR, 9 * HOUR
+    used.beat()
+    assert account.report().intervals == (Interval(9 * HOUR, 10 * HOUR, 1.0, "test"),)
+    used.note()  # no time has passed
+    assert len(account.report().intervals) == 1

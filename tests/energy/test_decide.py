@@ -108,3 +108,24 @@ def test_following_the_decisions_always_meets_the_deadline_and_never_costs_more_
     best = min(sum(grams[i] for i in chosen) for chosen in combinations(range(len(grams)), hours))
     assert cost == pytest.approx(best)
     assert cost <= sum(grams[:hours]) + 1e-9
+
+
+def test_a_deadline_of_unknown_length_is_when_it_begins_at_the_latest():
+    outlook = forecast([10] * 8)
+    rule = Rule(deadline=3.5 * HOUR)
+    waits = decide(outlook, 2 * HOUR, rule, running=False)
+    assert (waits.run, waits.until) == (False, 3.5 * HOUR)
+    assert decide(outlook, 3.5 * HOUR, rule, running=False).run
+    assert decide(outlook, 5 * HOUR, rule, running=True).run
+
+
+def test_a_wait_without_a_green_hour_in_sight_lasts_until_nothing_is_known():
+    outlook = forecast([10, 20])
+    assert decide(outlook, 0, Rule(), running=False).until == 2 * HOUR
+    assert decide(outlook, 2 * HOUR, Rule(), running=False).run
+
+
+def test_where_only_grams_are_stated_half_renewable_power_is_green():
+    outlook = Outlook.of("x", "", [Sample(0, grams=200), Sample(HOUR, grams=300)], fetched=0)
+    assert decide(outlook, 0, Rule(), running=False).run
+    assert not decide(outlook, HOUR, Rule(), running=False).run

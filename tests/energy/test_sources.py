@@ -158,3 +158,16 @@ def test_sources_go_by_name():
     assert open_source("watttime").region == "CAISO_NORTH"
     with pytest.raises(UsageError, match="energy-charts"):
         open_source("crystal-ball")
+
+
+def test_what_was_can_be_asked_of_each_of_them(url, clock):
+    for source in (
+        EnergyCharts(url=url, clock=clock),
+        ElectricityMaps(url=url, token="secret", clock=clock),
+        WattTime(url=url, user="me", password="pw", clock=clock),
+    ):
+        found = source.measured(clock(), clock() + 3600)
+        assert found.problem == ""
+        assert len(found.samples) >= 7
+    refused = ElectricityMaps(url=url, token="wrong", clock=clock).measured(0, 1)
+    assert "answered 401" in refused.problem

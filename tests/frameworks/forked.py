@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import sys
 import traceback
@@ -46,6 +47,22 @@ def run(train: Callable[..., Any], folder: Path, **given: Any) -> int:
 def kill(number: int = signal.SIGKILL) -> None:
     """End this process as a power cut would, or ask it to end as a batch system does."""
     os.kill(os.getpid(), number)
+
+
+def run_with_random_kills(train: Callable[..., Any], folder: Path, seed: int, **given: Any) -> int:
+    """Run `train` again and again, ended at random steps by kills and polite requests, to its end.
+
+    Returns how often it was ended.
+    """
+    chance = random.Random(seed)
+    for count in range(30):
+        how = chance.choice([signal.SIGKILL, signal.SIGTERM])
+        code = run(train, folder, until=chance.randrange(2, 8), how=how, **given)
+        if code == 0:
+            return count
+        assert code in {KILLED, PAUSED}, code
+    assert run(train, folder, **given) == 0
+    return 30
 
 
 def same(one: dict[str, Any], other: dict[str, Any]) -> bool:

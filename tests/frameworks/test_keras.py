@@ -6,7 +6,7 @@ import signal
 from itertools import count
 
 import pytest
-from forked import KILLED, PAUSED, kill, run, same
+from forked import KILLED, PAUSED, kill, run, run_with_random_kills, same
 
 pytest.importorskip("torch", reason="LOUD: torch is not installed")
 os.environ.setdefault("KERAS_BACKEND", "torch")
@@ -84,6 +84,14 @@ def test_a_killed_training_ends_bit_for_bit_as_an_uninterrupted_one(whole, kill_
 def test_a_training_asked_to_leave_saves_and_says_that_it_is_to_be_continued(whole, tmp_path):
     assert run(train, tmp_path, until=4, how=signal.SIGTERM) == PAUSED
     assert run(train, tmp_path) == 0
+    weights, history = end(tmp_path)
+    assert same(weights, whole[0])
+    assert history == whole[1]
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_ended_at_random_batches_it_ends_bit_for_bit_the_same(whole, seed, tmp_path):
+    assert run_with_random_kills(train, tmp_path, seed) >= 2
     weights, history = end(tmp_path)
     assert same(weights, whole[0])
     assert history == whole[1]

@@ -5,7 +5,7 @@ import random
 import signal
 
 import pytest
-from forked import KILLED, PAUSED, kill, run, same
+from forked import KILLED, PAUSED, kill, run, run_with_random_kills, same
 
 torch = pytest.importorskip("torch", reason="LOUD: torch is not installed")
 pl = pytest.importorskip("lightning.pytorch", reason="LOUD: lightning is not installed")
@@ -53,7 +53,25 @@ class Noisy(torch.utils.data.Dataset):
         return torch.full((6,), i / 10) + random.random() + torch.randn(6)
 
 
-def train(folder, *, until=None, how=signal.SIGKILL, callback=True, accumulate=1):
+class Told(pl.loggers.Logger):
+    """Remembers what it was told last, and at which step."""
+
+    name, version, last = "told", 0, None
+
+    def log_metrics(self, metrics, step=None):
+        self.last = (step, sorted(metrics.items()))
+
+    def log_hyperparams(self, *args, **kwargs):
+        pass
+
+
+def scaling():
+    """Mixed precision with a scaler whose scale grows and shrinks as it goes."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
+    return pl.plugins.MixedPrecision("16-mixed", device="cpu", scaler=scaler)
+
+
+def train(folder, *, until=None, how=signal.SIGKILL, callback=True, accumulate=1, scaled=False):
     pl.seed_everything(7, verbose=False)
     torch.set_num_threads(1)
     module = Net(until, how)
@@ -61,18 +79,23 @@ def train(folder, *, until=None, how=signal.SIGKILL, callback=True, accumulate=1
     trainer = pl.Trainer(
         max_epochs=EPOCHS,
         accelerator="cpu",
-        logger=False,
+        logger=(told := Told()),
+        log_every_n_steps=2,
+        plugins=[(precision := scaling())] if scaled else None,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
         accumulate_grad_batches=accumulate,
-        callbacks=[pl.callbacks.EarlyStopping("val_loss", patience=9), *saving],
+        callbacks=[(stopping := pl.callbacks.EarlyStopping("val_loss", patience=9)), *saving],
     )
     loader = torch.utils.data.DataLoader(Noisy(), batch_size=4, shuffle=True)
     trainer.fit(module, loader, torch.utils.data.DataLoader(Noisy(), batch_size=8))
     weights = {k: v.numpy() for k, v in module.state_dict().items()}
     rates = [group["lr"] for group in trainer.optimizers[0].param_groups]
-    (folder / "end").write_bytes(pickle.dumps((weights, rates, trainer.global_step)))
+    scale = precision.scaler.state_dict() if scaled else None
+    stopped = {k: repr(v) for k, v in stopping.state_dict().items()}
+    facts = (weights, rates, trainer.global_step, told.last, stopped, scale)
+    (folder / "end").write_bytes(pickle.dumps(facts))
 
 
 def end(folder):
@@ -112,3 +135,21 @@ def test_a_training_asked_to_leave_saves_and_says_that_it_is_to_be_continued(who
     found = end(tmp_path)
     assert same(found[0], expected[0])
     assert found[1:] == expected[1:]
+
+
+@pytest.mark.parametrize("seed", [2])
+def test_ended_at_random_steps_it_ends_bit_for_bit_the_same(whole, seed, tmp_path):
+    accumulate, expected, _ = whole
+    assert run_with_random_kills(train, tmp_path, seed, accumulate=accumulate) >= 2
+    found = end(tmp_path)
+    assert same(found[0], expected[0])
+    assert found[1:] == expected[1:]
+
+
+def test_the_scale_of_mixed_precision_goes_on_too(tmp_path):
+    assert run(train, tmp_path / "whole", scaled=True) == 0
+    assert run_with_random_kills(train, tmp_path / "killed", 3, scaled=True) >= 2
+    expected, found = end(tmp_path / "whole"), end(tmp_path / "killed")
+    assert same(found[0], expected[0])
+    assert found[1:] == expected[1:]
+    assert expected[-1]["scale"] != 4.0

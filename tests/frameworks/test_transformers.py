@@ -7,7 +7,7 @@ import signal
 from itertools import count
 
 import pytest
-from forked import KILLED, PAUSED, kill, run, same
+from forked import KILLED, PAUSED, kill, run, run_with_random_kills, same
 
 torch = pytest.importorskip("torch", reason="LOUD: torch is not installed")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -109,6 +109,15 @@ def test_a_training_asked_to_leave_saves_and_says_that_it_is_to_be_continued(who
     accumulate, weights, logged = whole
     assert run(train, tmp_path, until=4, how=signal.SIGTERM, accumulate=accumulate) == PAUSED
     assert run(train, tmp_path, accumulate=accumulate) == 0
+    found = end(tmp_path)
+    assert same(found[0], weights)
+    assert found[1] == logged
+
+
+@pytest.mark.parametrize("seed", [2])
+def test_ended_at_random_steps_it_ends_bit_for_bit_the_same(whole, seed, tmp_path):
+    accumulate, weights, logged = whole
+    assert run_with_random_kills(train, tmp_path, seed, accumulate=accumulate) >= 2
     found = end(tmp_path)
     assert same(found[0], weights)
     assert found[1] == logged

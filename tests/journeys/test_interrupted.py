@@ -140,3 +140,28 @@ def test_kills_at_random_instants_do_not_change_the_end(job, truth):
         code, out, err = done(job, *words)
         assert code == 0, err
     assert (out, (job / "log.txt").read_text(), totals(job)) == truth
+
+
+def test_a_run_that_leaves_every_so_often_comes_to_the_same_end(job, truth):
+    words = ("run", "-q", "--preemptible", "--exit-every", "0.2s", "job.py")
+    codes = []
+    while not codes or codes[-1] == 85:
+        code, out, err = done(job, *words)
+        codes.append(code)
+        assert len(codes) < 30, err
+    assert codes[0] == 85
+    assert codes[-1] == 0, err
+    assert (out, (job / "log.txt").read_text(), totals(job)) == truth
+
+
+def test_a_run_without_checkpoints_of_its_own_saves_when_it_is_asked_to_leave(job, truth):
+    words = ("run", "-q", "--preemptible", "--epsilon", "0", "job.py")
+    process = started(job, *words)
+    until_logged(job, 2)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 85, err
+    assert list((job / ".rearview" / "checkpoints").rglob("*.json"))
+    code, out, err = done(job, *words)
+    assert code == 0, err
+    assert (out, (job / "log.txt").read_text(), totals(job)) == truth

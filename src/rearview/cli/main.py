@@ -38,6 +38,8 @@ COMMANDS = {
     ),
     "propagate": ("spread", "Show where the statements that log NAMES go in past versions."),
     "resume": ("record", "Go on with a run that was stopped."),
+    "submit": ("submit", "Write the job file for a script that a batch system runs to its end."),
+    "energy": ("energy", "Show the power in the grid, and what a run used of it."),
     "verify": ("keep", "Check everything in the store; repair what can be rebuilt."),
     "gc": ("keep", "Free space by dropping checkpoints."),
     "doctor": ("doctor", "Check this machine and this project, and say what to do."),

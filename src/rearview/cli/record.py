@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from rearview.cli import show
-from rearview.cli.options import TakesRuns, asked, one_run, pair, quiet_option
+from rearview.cli.green import Green, green_options, grid_setting, last_time, moment, run_green
+from rearview.cli.options import TakesRuns, asked, one_run, pair, quiet_option, span
 from rearview.errors import UsageError
 
 if TYPE_CHECKING:
@@ -90,6 +92,14 @@ class Program(click.Command):
     show_default=True,
     help="With --preemptible: how often one run is gone on with.",
 )
+@click.option(
+    "--exit-every",
+    type=span,
+    metavar="SPAN",
+    help="With --preemptible: leave so after this time too (1h), for batch systems that take "
+    "files then.",
+)
+@green_options
 @quiet_option
 def run(
     *,
@@ -103,8 +113,15 @@ def run(
     signals: tuple[str, ...],
     remote: str | None,
     retries: int,
+    exit_every: float | None,
+    green: bool,
+    by: str | None,
+    hours: float | None,
+    share: float | None,
+    grams: float | None,
+    exit_when_paused: bool,
     quiet: bool,
-) -> None:
+) -> int | None:
     """Record a run of a script, which needs no changes.
 
     Everything after the script (or after `-m MODULE`) belongs to it. Output, exit code, signals
@@ -117,7 +134,7 @@ def run(
         )
     target, *rest = (module, *program) if module is not None else program
     if module is None:
-        _check_script(Path(target))
+        check_script(Path(target))
     from rearview.past import begin
 
     settings: dict[str, Any] = {
@@ -125,21 +142,48 @@ def run(
         "every": every or None,
         "autolog": autolog or None,
     }
-    preempt = _preempt(signals, remote, retries) if preemptible else None
+    preempt = None
+    if not green and (exit_when_paused or {by, hours, share, grams} != {None}):
+        raise click.UsageError(
+            "--by, --hours, --share, --grams and --exit-when-paused go with --green.",
+            click.get_current_context(),
+        )
+    if preemptible or green:
+        preempt = replace(_preempt(signals, remote, retries), exit_every=exit_every, waits=green)
+    options: dict[str, Any] = {
+        "module": module is not None,
+        "given": dict(given),
+        "settings": {name: value for name, value in settings.items() if value is not None},
+        "preempt": preempt,
+    }
+    if green and preempt is not None:
+        told = Green(grid_setting(), by, hours, share, grams, leaves=exit_when_paused)
+        if by is not None:
+            moment(by, 0.0)  # a slip is told now, not when power is green
+            if hours is None:
+                told = replace(told, hours=_last_time(target, rest, options["module"], quiet=quiet))
+        return run_green(lambda: begin(target, rest, **options), told, preempt.signals, quiet=quiet)
     if preempt is not None:
         # One that comes while the program is still being started waits for it to listen.
         signal.pthread_sigmask(signal.SIG_BLOCK, preempt.signals)
-    begun = begin(
-        target,
-        rest,
-        module=module is not None,
-        given=dict(given),
-        settings={name: value for name, value in settings.items() if value is not None},
-        preempt=preempt,
-    )
+    begun = begin(target, rest, **options)
     if not quiet:
         show.said(f"recording {'-m ' if module else ''}{target}")
     become(begun)
+    return None
+
+
+def _last_time(target: str, args: list[str], module: bool, *, quiet: bool) -> float | None:
+    """Return the hours that the program took last time, and say so."""
+    from rearview.past import usual
+
+    found = usual(target, args, module=module)
+    hours = last_time(found[1]) if found is not None else None
+    if not quiet and found is not None and hours is not None:
+        show.said(f"it takes {hours:.2g} h, as run {found[0].id} did (--hours says otherwise)")
+    elif not quiet:
+        show.said("how long it takes is not known, so it begins at --by at the latest; say --hours")
+    return hours
 
 
 def _preempt(signals: tuple[str, ...], remote: str | None, retries: int) -> Preempt:
@@ -154,11 +198,12 @@ def _preempt(signals: tuple[str, ...], remote: str | None, retries: int) -> Pree
             f"There is no signal {exc.args[0]!r}. Give a name such as TERM, USR1 or INT.",
             slug="no-signal",
         ) from exc
-    chosen = {"signals": numbers} if numbers else {}
-    return Preempt(remote=remote, retries=retries, **chosen)
+    plain = Preempt(remote=remote, retries=retries)
+    return replace(plain, signals=numbers) if numbers else plain
 
 
-def _check_script(script: Path) -> None:
+def check_script(script: Path) -> None:
+    """Raise what there is to say about a script that cannot be run."""
     if script.is_dir():
         raise UsageError(
             f"{script} is a folder. Name the script in it, or run a package with "

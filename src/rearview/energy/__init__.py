@@ -5,7 +5,9 @@ from rearview.energy.decide import Decision, Rule, decide
 from rearview.energy.gate import Gate
 from rearview.energy.meter import Meter, Reading
 from rearview.energy.outlook import Outlook, Sample
-from rearview.energy.sources import ElectricityMaps, EnergyCharts, WattTime, open_source
+from rearview.energy.services import ElectricityMaps, EnergyCharts, WattTime, open_source
+from rearview.energy.sources import Source
+from rearview.energy.used import Used
 
 __all__ = [
     "Account",
@@ -20,6 +22,8 @@ __all__ = [
     "Report",
     "Rule",
     "Sample",
+    "Source",
+    "Used",
     "WattTime",
     "decide",
     "open_source",

@@ -11,6 +11,8 @@ from pathlib import Path
 from rearview.energy.outlook import Outlook, Sample
 
 FORMAT = 1
+_GAP = 0.001
+"""Seconds between two notes of one execution: none, but for rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,25 @@ class Report:
     grams_at_once: float | None
     """CO2 of as many hours, one after the other, from when the run was asked for."""
     attribution: tuple[str, ...] = ()
+    asked: float | None = None
+    """When it was asked for, if that was noted."""
+
+    @property
+    def seconds(self) -> float:
+        """How long it was on."""
+        return sum(one.end - one.begin for one in self.intervals)
+
+    @property
+    def stretches(self) -> tuple[Interval, ...]:
+        """The intervals, those that follow one another without a gap joined."""
+        joined: list[Interval] = []
+        for one in self.intervals:
+            last = joined[-1] if joined else None
+            if last is not None and one.begin - last.end < _GAP and one.how == last.how:
+                joined[-1] = Interval(last.begin, one.end, last.kwh + one.kwh, one.how)
+            else:
+                joined.append(one)
+        return tuple(joined)
 
     @property
     def saved(self) -> float | None:
@@ -49,6 +70,7 @@ class Account:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._known: dict[float, Sample] = {}
 
     def asked(self, time: float) -> None:
         """Note when the run was asked for; the first time counts."""
@@ -59,14 +81,21 @@ class Account:
         self._append({"on": asdict(interval)})
 
     def grid(self, outlook: Outlook) -> None:
-        """Note what was known of the grid, for the report."""
-        samples = [(s.start, s.share, s.light, s.grams) for s in outlook.samples]
+        """Note what was known of the grid, for the report; what has not changed is left out."""
+        fresh = [one for one in outlook.samples if self._known.get(one.start) != one]
+        self._known |= {one.start: one for one in fresh}
+        if not fresh:
+            return
+        samples = [(s.start, s.share, s.light, s.grams) for s in fresh]
         self._append(
             {"grid": samples, "source": outlook.source, "attribution": outlook.attribution}
         )
 
-    def report(self) -> Report:
-        """Return the account of all that was noted; a torn last line is left out."""
+    def report(self, measured: Outlook | None = None) -> Report:
+        """Return the account of all that was noted; a torn last line is left out.
+
+        What was `measured` of the grid since is better than what was known at the time.
+        """
         asked: float | None = None
         intervals: list[Interval] = []
         samples: dict[float, Sample] = {}
@@ -88,6 +117,12 @@ class Account:
                 # a later answer knows better
                 samples |= {values[0]: Sample(*values) for values in row["grid"]}
                 sources[row["source"]] = row["attribution"]
+        self._known = dict(samples)
+        if measured is not None and measured.samples:
+            first, last = measured.samples[0].start, measured.end
+            samples = {t: s for t, s in samples.items() if not first <= t < last}
+            samples |= {one.start: one for one in measured.samples}
+            sources[measured.source] = measured.attribution
         outlook = Outlook.of(", ".join(sources), "", samples.values(), fetched=0.0)
         return report(intervals, outlook, asked=asked, attribution=tuple(sources.values()))
 
@@ -128,7 +163,7 @@ def report(
         mean = _mean(outlook, begin, begin + seconds)
         at_once = None if mean is None else kwh * mean
     how = tuple(dict.fromkeys(one.how for one in ordered))
-    return Report(tuple(ordered), kwh, how, grams, at_once, attribution)
+    return Report(tuple(ordered), kwh, how, grams, at_once, attribution, asked)
 
 
 def _mean(outlook: Outlook, begin: float, end: float) -> float | None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from rearview.energy.outlook import Outlook, Sample
+from rearview.energy.outlook import GAS, WIND, Outlook, Sample
+
+HALF = (WIND + GAS) / 2
+"""Grams of CO2 per kWh that count as green where nobody said: those of half renewable power."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,13 +21,20 @@ class Rule:
     hours: float | None = None
     """Hours of computing still needed, if known."""
     deadline: float | None = None
-    """When it must be finished (seconds since 1970)."""
+    """When it must be finished (seconds since 1970); begun, if the hours are not known."""
     margin: float = 0.1
     """Share of the needed hours that is kept in reserve before the deadline."""
     switch: float = 900.0
     """Seconds that stopping and starting again costs; shorter pauses are not made."""
     pieces: bool = True
     """Whether the work may be spread over several windows (it is checkpointed)."""
+
+    @property
+    def latest(self) -> float | None:
+        """When waiting must end, whatever the colour; None if it need not."""
+        if self.deadline is None:
+            return None
+        return self.deadline - (self.hours or 0.0) * 3600 * (1 + self.margin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +60,17 @@ def decide(outlook: Outlook, now: float, rule: Rule, *, running: bool) -> Decisi
     >>> decide(forecast, 0, Rule(hours=2, deadline=6 * 3600), running=False)
     Decision(run=False, until=7200, reason='2.0 h are needed; the greenest begin then')
     """
-    if rule.deadline is not None and rule.hours is not None:
-        latest = rule.deadline - rule.hours * 3600 * (1 + rule.margin)
-        if now >= latest:
-            return Decision(
-                run=True, until=rule.deadline, reason="the deadline leaves no time to wait"
-            )
+    latest = rule.latest
+    if latest is not None and now >= latest:
+        # it stands whatever comes; only one that finished early could ask again
+        return Decision(run=True, until=None, reason="the deadline leaves no time to wait")
+    decision = _by_grid(outlook, now, rule, running=running)
+    if not decision.run and latest is not None and decision.until is not None:
+        return replace(decision, until=min(decision.until, latest))
+    return decision
+
+
+def _by_grid(outlook: Outlook, now: float, rule: Rule, *, running: bool) -> Decision:
     sample = outlook.at(now)
     if sample is None:
         problem = outlook.problem or "nothing is known of the grid at this time"
@@ -75,7 +90,7 @@ def green(sample: Sample, rule: Rule, *, running: bool) -> bool:
         return sample.share >= rule.share
     if sample.light is not None:
         return sample.light >= (1 if running else 2)
-    return sample.share is None or sample.share >= 50
+    return (sample.intensity or 0.0) <= HALF
 
 
 def _by_threshold(
@@ -90,7 +105,7 @@ def _by_threshold(
         return Decision(
             run=True, until=changes, reason=f"{what}, but the pause would not be worth it"
         )
-    return Decision(run=False, until=changes, reason=f"not green enough: {what}")
+    return Decision(run=False, until=changes or outlook.end, reason=f"not green enough: {what}")
 
 
 def _by_forecast(outlook: Outlook, now: float, rule: Rule, *, running: bool) -> Decision:
@@ -168,7 +183,7 @@ def _joined(windows: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 def _hold(outlook: Outlook, now: float, rule: Rule, reason: str) -> Decision:
     changes = _next(outlook, now, rule, wanted=True, running=False)
-    return Decision(run=False, until=changes, reason=reason)
+    return Decision(run=False, until=changes or outlook.end, reason=reason)
 
 
 def _next(outlook: Outlook, now: float, rule: Rule, *, wanted: bool, running: bool) -> float | None:

@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from rearview.energy.account import Account, Interval
+from rearview.energy.account import Account
 from rearview.energy.decide import Decision, Rule, decide
 from rearview.energy.meter import Meter
 from rearview.energy.sources import Source
+from rearview.energy.used import Used
 
 
 class Gate:
@@ -20,6 +21,8 @@ class Gate:
         gate = Gate(open_source("energy-charts:de"), Rule(hours=8, deadline=tomorrow))
         gate.wait()
         checkpointer = Checkpointer(..., pause_when=gate.closed)
+
+    With `meter=None` somebody else writes down the energy, in the process that computes.
     """
 
     def __init__(
@@ -28,7 +31,7 @@ class Gate:
         rule: Rule | None = None,
         *,
         account: Account | None = None,
-        meter: Callable[[], Meter] = Meter,
+        meter: Callable[[], Meter] | None = Meter,
         every: float = 60.0,
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
@@ -36,10 +39,9 @@ class Gate:
         self.source, self.rule, self.account = source, rule or Rule(), account
         self._every, self._clock, self._sleep = every, clock, sleep
         self._new_meter = meter
-        self._meter: Meter | None = None
-        self._begun = self._noted = 0.0
-        self._kwh = 0.0
-        self._asked = float("-inf")
+        self._used: Used | None = None
+        self._begun: float | None = None
+        self._due = float("-inf")
         self._noted_grid = 0.0
         self.decision = Decision(run=True, until=None, reason="not asked yet")
         # what earlier executions of the same job have done need not be done again
@@ -52,49 +54,54 @@ class Gate:
         now = self._clock()
         rule = self.rule
         if rule.hours is not None:
-            done = self._done + (now - self._begun if running else 0.0)
+            done = self._done + (now - self._begun if running and self._begun is not None else 0.0)
             rule = replace(rule, hours=max(0.0, rule.hours - done / 3600))
         self.decision = decide(outlook, now, rule, running=running)
+        self._due = now + self.patience
         if self.account is not None and outlook.fetched > self._noted_grid:
             self._noted_grid = outlook.fetched
             self.account.grid(outlook)
         return self.decision
 
+    @property
+    def patience(self) -> float:
+        """Seconds for which the decision need not be asked again."""
+        until = self.decision.until
+        if until is None:
+            return self._every
+        return min(self._every, max(until - self._clock(), 0.05))
+
     def wait(self, told: Callable[[Decision], None] = lambda _: None) -> None:
         """Return when it is time to run; `told` hears of each new reason to wait."""
         if self.account is not None:
             self.account.asked(self._clock())
-        last = ""
+        last = None
         while not self.ask(running=False).run:
-            if self.decision.reason != last:
-                last = self.decision.reason
-                told(self.decision)
-            self._sleep(self._every)
+            if self.decision != last:
+                last = self.decision
+                told(last)
+            self._sleep(self.patience)
         self.started()
 
     def started(self) -> None:
         """Begin to account for energy."""
-        self._meter = self._new_meter()
-        self._begun = self._noted = self._asked = self._clock()
-        self._kwh = 0.0
+        self._begun = self._clock()
+        self._due = self._begun + self.patience
+        if self.account is not None and self._new_meter is not None:
+            self._used = Used(
+                self.account, every=self._every, meter=self._new_meter, clock=self._clock
+            )
 
     def closed(self) -> bool:
-        """Say whether to pause; asks at most every `every` seconds, so it may be called often."""
-        now = self._clock()
-        if now - self._asked < self._every:
+        """Say whether to pause; asks when the last decision is due, so it may be called often."""
+        if self._clock() < self._due:
             return False
-        self._asked = now
-        if self._meter is None:
+        if self._begun is None:
             self.started()
         self.note()
         return not self.ask(running=True).run
 
     def note(self) -> None:
         """Write down the energy used since the last note."""
-        if self.account is None or self._meter is None:
-            return
-        reading, now = self._meter.read(), self._clock()
-        if now > self._noted:
-            used = reading.kwh - self._kwh
-            self.account.on(Interval(self._noted, now, used, reading.how))
-            self._noted, self._kwh = now, reading.kwh
+        if self._used is not None:
+            self._used.note()

@@ -35,14 +35,14 @@ class Meter:
         *,
         watts_per_core: float = WATTS_PER_CORE,
         rapl: Path = RAPL,
-        cpu_seconds: Callable[[], float] = lambda: sum(os.times()[:4]),
+        cpu_seconds: Callable[[], float] | None = None,
         cards: Callable[[], float | None] | None = None,
     ) -> None:
-        self._watts, self._cpu_seconds = watts_per_core, cpu_seconds
+        self._watts, self._cpu_seconds = watts_per_core, cpu_seconds or busy
         self._zones = [_Zone(path) for path in _packages(rapl)]
         self._cards = cards or _nvml
         self._cards_begun = self._cards()
-        self._cpu_begun = cpu_seconds()
+        self._cpu_begun = self._cpu_seconds()
 
     def read(self) -> Reading:
         """Return the energy used since the start. Call it at least hourly: counters wrap."""
@@ -53,11 +53,35 @@ class Meter:
         if self._zones:
             joules, how = sum(zone.read() for zone in self._zones), "RAPL"
         else:
-            joules = (self._cpu_seconds() - self._cpu_begun) * self._watts
+            joules = max(0.0, self._cpu_seconds() - self._cpu_begun) * self._watts
             how = f"estimate: {self._watts:g} W per busy core"
         if card_joules is not None:
             return Reading((joules + card_joules) / JOULES, f"{how} + NVML")
         return Reading(joules / JOULES, how)
+
+
+def busy(pid: int | None = None) -> float:
+    """Return the processor seconds of a process (this one) and all below it, ended or running.
+
+    A data loader's workers live as long as the training; the system's own sums would leave them
+    out until they end.
+    """
+    own = os.getpid() if pid is None else pid
+    if pid is None:
+        total = sum(os.times()[:4])
+    else:
+        try:
+            # the name, in brackets, may hold anything; user, system, and both of waited-for children
+            fields = Path(f"/proc/{own}/stat").read_text().rpartition(")")[2].split()
+            total = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+        except (OSError, ValueError):
+            return 0.0
+    try:
+        threads = Path(f"/proc/{own}/task").iterdir()
+        below = [(one / "children").read_text().split() for one in threads]
+    except OSError:  # not Linux, or it has just ended
+        return total
+    return total + sum(busy(int(child)) for children in below for child in children)
 
 
 class _Zone:

@@ -88,6 +88,11 @@ class Outlook:
             return None
         return self.samples[index] if time < self.end_of(index) else None
 
+    @property
+    def end(self) -> float:
+        """When knowledge ends; 0 if there is none."""
+        return self.end_of(len(self.samples) - 1) if self.samples else 0.0
+
     def end_of(self, index: int) -> float:
         """Return when the sample at `index` ceases to hold."""
         samples = self.samples

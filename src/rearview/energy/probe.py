@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rearview.energy.decide import Rule, decide
-from rearview.energy.sources import open_source
+from rearview.energy.services import open_source
 
 
 def classad(source: str, rule: Rule, *, url: str = "", cache: Path | None = None) -> str:

@@ -20,6 +20,8 @@ class Start:
     command: tuple[str, ...]
     environment: dict[str, str]
     folder: Path
+    kept: Path | None = None
+    """Folder of the run, where it is known before the start."""
 
 
 def start(

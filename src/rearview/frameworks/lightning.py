@@ -26,6 +26,9 @@ from rearview.frameworks.results import read_results, write_results
 __all__ = ["RearviewCallback"]
 
 _METRICS = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
+_PLACE = ("_first_loop_iter", "_current_fx")
+"""Without these the first batch after a restore is taken for the first of its epoch, and what was
+gathered before it is dropped from the epoch's means."""
 
 
 class RearviewCallback(Callback):
@@ -129,7 +132,7 @@ class RearviewCallback(Callback):
             "trainer": trainer._checkpoint_connector.dump_checkpoint(weights_only=False),  # noqa: SLF001
             "module": read_module(trainer.lightning_module),
             "results": read_results(loop.epoch_loop._results),  # noqa: SLF001
-            "metrics": {name: getattr(connector, name) for name in _METRICS},
+            "metrics": {name: getattr(connector, name) for name in (*_METRICS, *_PLACE)},
             "epoch": loop.epoch_progress.current.processed,
             "batch": loop.epoch_loop.batch_progress.current.ready,
             "should_stop": trainer.should_stop,

@@ -27,8 +27,12 @@ class Control(msgspec.Struct, frozen=True, omit_defaults=True):
     """File that says what to replay; None records."""
     resume: str | None = None
     """Run to continue; None starts a new one."""
+    run: str | None = None
+    """Id that a new run gets, reserved by whoever starts it; None lets it choose."""
     signals: tuple[int, ...] = ()
     """Signals at which to save at the next boundary and leave with exit code 85."""
+    exit_every: float | None = None
+    """Seconds after which to do so without being asked, for batch systems that take files then."""
     remote: str | None = None
     """Where what was saved is brought then, for another machine to go on from."""
     settings: dict[str, Any] = {}

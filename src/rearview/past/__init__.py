@@ -7,7 +7,7 @@ from rearview.execute.start import Start
 from rearview.past.ask import History, history
 from rearview.past.probing import Propagated
 from rearview.past.reports import BackfillReport, PlanReport, Refusal, RunReport
-from rearview.past.start import Preempt, begin
+from rearview.past.start import Preempt, begin, usual
 from rearview.plan.facts import Machine
 
 __all__ = [
@@ -28,4 +28,5 @@ __all__ = [
     "UnderWay",
     "begin",
     "history",
+    "usual",
 ]

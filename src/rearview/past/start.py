@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from rearview.errors import UsageError
 from rearview.execute.start import Start, start
 from rearview.model import Control, Run, Status
 from rearview.remote.base import open_remote
-from rearview.store.project import Project, root_of
+from rearview.store.project import Project, publish, root_of
 from rearview.store.runs import Runs
 from rearview.store.sync import command_key, pull
 
@@ -27,6 +27,10 @@ class Preempt:
     signals: tuple[int, ...] = (signal.SIGTERM, signal.SIGUSR1)
     remote: str | None = None
     retries: int = 1000
+    exit_every: float | None = None
+    """Seconds after which it stops without being asked."""
+    waits: bool = False
+    """It may be a while until it is started: the id of the run is reserved now."""
 
 
 def begin(
@@ -74,10 +78,17 @@ def begin(
 
 def _continued(control: Control, preempt: Preempt, here: Path) -> Start:
     project = Project.create(Path(control.root))
-    control = msgspec.structs.replace(control, signals=preempt.signals, remote=preempt.remote)
+    control = msgspec.structs.replace(
+        control, signals=preempt.signals, remote=preempt.remote, exit_every=preempt.exit_every
+    )
     if preempt.remote is not None:
         pull(project, open_remote(preempt.remote), command_key(control.target, control.args))
-    run = stopped(Runs(project).all(), control)
+    runs = Runs(project)
+    run = stopped(runs.all(), control)
+    if run is None and preempt.waits:
+        control = msgspec.structs.replace(control, run=_reserved(project, control))
+        begun = start(control, os.environ, here)
+        return replace(begun, kept=runs.folder(str(control.run)))
     if run is None:
         return start(control, os.environ, here)
     if int(run.facts.get("attempts", 0)) >= preempt.retries:
@@ -88,7 +99,45 @@ def _continued(control: Control, preempt: Preempt, here: Path) -> Start:
         )
     control = msgspec.structs.replace(control, resume=run.id)
     env = {**os.environ, **run.facts.get("threads", {})}
-    return start(control, env, here, hash_seed=str(run.facts["hash_seed"]))
+    begun = start(control, env, here, hash_seed=str(run.facts["hash_seed"]))
+    return replace(begun, kept=runs.folder(run.id))
+
+
+def _reserved(project: Project, control: Control) -> str:
+    """Return the id of a run that was asked for before and has not begun, or a new one."""
+    key = command_key(f"{int(control.module)}{control.target}", control.args)
+    file = project.cache / "asked" / Path(key).name
+    runs = Runs(project)
+    if file.is_file():
+        run = file.read_text("utf-8").strip()
+        if runs.folder(run).is_dir() and run not in runs.ids():
+            return run
+    run = runs.reserve()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    publish(file, run.encode(), durable=False)
+    return run
+
+
+def usual(target: str, args: Sequence[str], *, module: bool = False) -> tuple[Run, Path] | None:
+    """Return the newest run of a program that came to its end, and its folder.
+
+    One with the same arguments is preferred.
+    """
+    root = Path(os.environ.get("REARVIEW_ROOT") or Path.cwd()) if module else root_of(Path(target))
+    project = Project.find(root)
+    if project is None:
+        return None
+    runs = Runs(project)
+    found = [
+        run
+        for run in runs.all()
+        if run.status is Status.FINISHED
+        and run.facts.get("target") == target
+        and bool(run.facts.get("module")) == module
+    ]
+    same = [run for run in found if run.argv == tuple(args)]
+    best = (same or found)[-1:]
+    return (best[0], runs.folder(best[0].id)) if best else None
 
 
 def stopped(runs: Sequence[Run], control: Control) -> Run | None:

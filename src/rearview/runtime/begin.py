@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from rearview.config import Settings
+from rearview.energy import Account, Used
 from rearview.errors import VersionError
 from rearview.model import Control, Wanted
 from rearview.remote.base import open_remote
@@ -36,7 +37,7 @@ from rearview.store.checkpoints import Checkpoints
 from rearview.store.hardware import hardware
 from rearview.store.project import Project, root_of
 from rearview.store.records import RecordFile
-from rearview.store.runs import Runs
+from rearview.store.runs import ACCOUNT, Runs
 from rearview.store.sync import command_key, push
 from rearview.store.versions import Versions
 
@@ -59,6 +60,8 @@ def begin(control: Control) -> Session:
         session.signals = Signals(control.signals).start()
         # Held back since before this interpreter started, so that none kills it on the way.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, control.signals)
+    if control.exit_every is not None:
+        _leave_after(session, control.exit_every)
     if control.remote is not None:
         session.bring = functools.partial(_push, session, control)
     return session
@@ -92,7 +95,7 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
     chosen = os.environ.get(ENTROPY_VARIABLE)
     key = bytes.fromhex(chosen) if chosen else os.urandom(32)
     if run is None:
-        run = runs.reserve()
+        run = control.run or runs.reserve()
         runs.start(run, facts(control, project, settings, run, key, watched=watched))
         os.environ[RUN_VARIABLE] = run
     checkpoints = Checkpoints(project)
@@ -123,7 +126,7 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
         session.outputs = Outputs(session.root, session.deleted)
         session.outputs.install()
     if not joins:
-        _beat(runs, run, settings.heartbeat)
+        _beat(runs, session)
     return session
 
 
@@ -168,7 +171,7 @@ def _resume(control: Control) -> Resumer:
     session.outputs.install()
     if target is not None:
         outside.keep_outputs(lambda: session.pending)
-    _beat(runs, run.id, settings.heartbeat)
+    _beat(runs, session)
     return session
 
 
@@ -258,19 +261,42 @@ def _warn(message: str) -> None:
     warnings.warn(message, RuntimeWarning, stacklevel=2)
 
 
-def _beat(runs: Runs, run: str, seconds: float) -> None:
-    """Give signs of life from a thread of our own, however long an iteration takes."""
+def _beat(runs: Runs, session: Recorder) -> None:
+    """Give signs of life from a thread of our own, however long an iteration takes.
+
+    The same thread writes down what the run uses, for `rearview energy report`.
+    """
+    run, seconds = session.run, session.settings.heartbeat
+    session.used = used = Used(Account(runs.folder(run) / ACCOUNT))
 
     def beat() -> None:
         while not ended.wait(seconds):
             try:
                 runs.heartbeat(run)
+                used.beat()
             except OSError:
                 return
 
     ended = threading.Event()
     atexit.register(ended.set)
     threading.Thread(target=beat, name="rearview-heartbeat", daemon=True).start()
+
+
+def _leave_after(session: Recorder, seconds: float) -> None:
+    """Ask the program to save and leave when it has computed for so long.
+
+    Time counts from where it goes on, else a program that is slow to set up would never get far.
+    """
+
+    def count() -> None:
+        ever = threading.Event()
+        while not session.stack or getattr(session, "pending", False):
+            ever.wait(min(1.0, seconds / 10))
+        ever.wait(seconds)
+        if session.signals is not None:
+            session.signals.request()
+
+    threading.Thread(target=count, name="rearview-leave", daemon=True).start()
 
 
 def _watch_arguments(session: Recorder) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from rearview.energy import Used
 from rearview.errors import UsageError
 from rearview.model import Point, Step
 from rearview.runtime.clocks import Clock
@@ -63,6 +64,8 @@ class Recorder(Session):
     """Brings what was saved to another place."""
     outputs: Outputs | None = None
     """The files that the program writes, which are part of its state."""
+    used: Used | None = None
+    """The account of the energy used."""
     joins: bool = False
     """This process is a child of the one that the run is about."""
     seq: int = 0
@@ -158,7 +161,7 @@ class Recorder(Session):
         os._exit(self.code)
 
     def _may_walk(self, entry: Entry) -> bool:
-        if self.settings.epsilon <= 0 and not self.settings.every:
+        if self.settings.epsilon <= 0 and not self.settings.every and self.signals is None:
             return False  # nothing will be saved
         now = perf_counter()
         if self.walked <= _FIRST + _WALKING * (now - self.began):
@@ -347,6 +350,8 @@ class Recorder(Session):
                 self.clock.flush()
             if self.joins:
                 return
+            if self.used is not None:
+                self.used.note()
             self.pulse.keep()
             self.runs.end(self.run, final or 0, self.summary())
         except Exception as exc:

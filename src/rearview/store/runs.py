@@ -18,6 +18,8 @@ from rearview.store.lines import append_line, check_format, encode, read_lines
 from rearview.store.project import Project, publish
 
 FORMAT = 1
+ACCOUNT = "energy.jsonl"
+"""File in a run's folder in which it keeps account of when it was on and what it used."""
 PAUSED_CODE = 85
 """Exit code that says: state is saved, start me again."""
 _FIELDS = ("version", "script", "argv", "cwd", "parent", "args", "started")

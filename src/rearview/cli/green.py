@@ -1,0 +1,294 @@
+"""`rearview run --green`: start, pause and go on by the power in the grid."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rearview.cli import show
+from rearview.cli.options import here, span
+from rearview.errors import UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rearview.energy import Decision, Gate, Rule
+    from rearview.past import Start
+
+PAUSED = 85
+"""Exit code that says: state is saved, start me again."""
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Green:
+    """What `--green` was told."""
+
+    source: str
+    by: str | None = None
+    hours: float | None = None
+    share: float | None = None
+    grams: float | None = None
+    leaves: bool = False
+    """Leave with exit code 85 instead of waiting."""
+
+    def rule(self, asked: float) -> Rule:
+        """Return the rule for a run that was asked for at that time."""
+        from rearview.energy import Rule
+
+        deadline = None if self.by is None else moment(self.by, asked)
+        return Rule(share=self.share, grams=self.grams, hours=self.hours, deadline=deadline)
+
+
+def green_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options of a green run."""
+    options = (
+        click.option(
+            "--green",
+            is_flag=True,
+            help="Run while power is green: wait, pause and go on by the grid. Implies "
+            "--preemptible.",
+        ),
+        click.option(
+            "--by",
+            metavar="TIME",
+            help="With --green: when it must be done: 18:00, 2026-05-01T08:00, or 12h from now. "
+            "The greenest hours before that are taken.",
+        ),
+        click.option(
+            "--hours",
+            type=click.FloatRange(0, min_open=True),
+            metavar="H",
+            help="With --by: how long it takes in all (default: as long as it took last time).",
+        ),
+        click.option(
+            "--share",
+            type=click.FloatRange(0),
+            metavar="PERCENT",
+            help="With --green: the least renewable share (default: the grid's traffic light).",
+        ),
+        click.option(
+            "--grams",
+            type=click.FloatRange(0),
+            metavar="G",
+            help="With --green: the most grams of CO2 per kWh.",
+        ),
+        click.option(
+            "--exit-when-paused",
+            is_flag=True,
+            help="With --green: leave with exit code 85 instead of waiting, for cron and batch "
+            "systems.",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def moment(text: str, now: float) -> float:
+    """Return the time that `text` means, seen from `now`, in seconds since 1970.
+
+    >>> moment("12h", 1000.0)
+    44200.0
+    >>> moment("2026-05-01T08:00+00:00", 0.0)
+    1777622400.0
+    """
+    text = text.strip()
+    try:
+        clock = datetime.strptime(text, "%H:%M")  # noqa: DTZ007 - the time of day here
+    except ValueError:
+        pass
+    else:
+        here = datetime.fromtimestamp(now).astimezone()
+        then = here.replace(hour=clock.hour, minute=clock.minute, second=0, microsecond=0)
+        return (then if then > here else then + timedelta(days=1)).timestamp()
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        pass
+    try:
+        return now + span(text)
+    except click.BadParameter:
+        raise click.BadParameter(
+            f"{text!r} is not a time. Write 18:00, 2026-05-01T08:00, or 12h for twelve hours "
+            "from now.",
+            param_hint="--by",
+        ) from None
+
+
+def clock(time_: float) -> str:
+    """Return a time for people: with the day, if that is not today."""
+    then, now = datetime.fromtimestamp(time_).astimezone(), datetime.now().astimezone()
+    return f"{then:%H:%M}" if then.date() == now.date() else f"{then:%a %d %b %H:%M}"
+
+
+def run_green(
+    begin: Callable[[], Start], green: Green, signals: tuple[int, ...], *, quiet: bool
+) -> int:
+    """Run the program that `begin` starts while power is green; return its exit code.
+
+    The program pauses by saving and leaving, so that a paused one holds no memory and no card; it
+    is then started again, as the same run. The grid is asked from here, never from the program.
+    """
+    from rearview.energy import Account, Gate, open_source
+    from rearview.store.runs import ACCOUNT
+
+    supervisor = Supervisor(signals)
+    source = open_source(green.source)
+    say = _nothing if quiet else show.said
+    first = True
+    while True:
+        begun = begin()
+        assert begun.kept is not None
+        account = Account(begun.kept / ACCOUNT)
+        asked = account.report().asked
+        rule = green.rule(time.time() if asked is None else asked)
+        gate = Gate(source, rule, account=account, meter=None)
+        if not _may_start(gate, green, say):
+            return PAUSED
+        say(f"{'recording' if first else 'going on'}: {gate.decision.reason}")
+        first = False
+        code = supervisor.run(begun, gate, say)
+        if code != PAUSED or supervisor.asked or green.leaves:
+            return code
+
+
+def _nothing(_text: str) -> None:
+    """Say nothing, as --quiet asks."""
+
+
+def _may_start(gate: Gate, green: Green, say: Callable[[str], None]) -> bool:
+    if not green.leaves:
+        gate.wait(lambda decision: say(f"waiting: {waits(decision)}"))
+        return True
+    if gate.account is not None:
+        gate.account.asked(time.time())
+    decision = gate.ask(running=False)
+    if decision.run:
+        gate.started()
+        return True
+    say(f"not now: {waits(decision)}")
+    return False
+
+
+def waits(decision: Decision) -> str:
+    """Return in words what is waited for, and until when."""
+    until = "" if decision.until is None else f", until {clock(decision.until)}"
+    return f"{decision.reason}{until} (Ctrl-C to stop waiting; nothing is lost)"
+
+
+class Supervisor:
+    """Starts a program, passes signals on to it, and asks it to pause when its gate closes."""
+
+    def __init__(self, signals: tuple[int, ...]) -> None:
+        self.signals = signals
+        self.asked = False
+        """Whether somebody else asked the program to leave."""
+        self._child: subprocess.Popen[bytes] | None = None
+        for number in signals:
+            signal.signal(number, self._arrived)
+
+    def _arrived(self, number: int, _frame: object) -> None:
+        self.asked = True
+        if self._child is None:
+            raise SystemExit(PAUSED)
+        # Ctrl-C reaches the program by itself; a second one would insist
+        if number != signal.SIGINT or not sys.stdin.isatty():
+            self._child.send_signal(number)
+
+    def run(self, begun: Start, gate: Gate, say: Callable[[str], None]) -> int:
+        """Run the program to its end or its pause; return the code to exit with."""
+        # one that comes while the program is being started waits until it listens
+        held = signal.pthread_sigmask(signal.SIG_BLOCK, self.signals)
+        try:
+            self._child = _started(begun, self.signals[0])
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, held)
+        interrupt = signal.getsignal(signal.SIGINT)
+        if interrupt is signal.default_int_handler:
+            signal.signal(signal.SIGINT, lambda *_: None)  # the program's own to answer
+        try:
+            code = self._watch(self._child, gate, say)
+        finally:
+            self._child = None
+            signal.signal(signal.SIGINT, interrupt)
+        return 128 - code if code < 0 else code
+
+    def _watch(self, child: subprocess.Popen[bytes], gate: Gate, say: Callable[[str], None]) -> int:
+        with contextlib.ExitStack() as stack:
+            ended = None
+            with contextlib.suppress(OSError, AttributeError):
+                ended = os.pidfd_open(child.pid)
+                stack.callback(os.close, ended)
+            while not _over(child, ended, gate.patience):
+                if gate.closed():
+                    say(f"pausing at the next point: {gate.decision.reason}")
+                    child.send_signal(self.signals[0])
+                    break
+        return child.wait()
+
+
+def _over(child: subprocess.Popen[bytes], ended: int | None, seconds: float) -> bool:
+    """Wait for the end of a process, so long; say whether it came."""
+    if ended is not None:
+        return bool(select.select([ended], [], [], seconds)[0])
+    try:
+        child.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _started(begun: Start, number: int) -> subprocess.Popen[bytes]:
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+    def leave_with_parent() -> None:
+        # were we killed outright, nobody would ask it to pause: it saves and leaves
+        if libc is not None:
+            libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        return subprocess.Popen(
+            begun.command,
+            env=begun.environment,
+            cwd=begun.folder,
+            preexec_fn=leave_with_parent,  # noqa: PLW1509  there are no threads here
+        )
+    except OSError as exc:
+        raise UsageError(
+            f"{begun.command[0]} cannot be started in {begun.folder}: {exc.strerror or exc}. "
+            "Check that the folder and the interpreter are there.",
+            slug="no-start",
+        ) from exc
+
+
+def last_time(kept: Path) -> float | None:
+    """Return the hours that the run of that folder was on, if it kept account."""
+    from rearview.energy import Account
+    from rearview.store.runs import ACCOUNT
+
+    seconds = Account(kept / ACCOUNT).report().seconds
+    return seconds / 3600 if seconds else None
+
+
+def grid_setting() -> str:
+    """Return who is asked about the grid, as the project or the environment says."""
+    from rearview.config import Settings
+    from rearview.store.project import Project
+
+    project = Project.find(here())
+    return Settings.read(project.store if project is not None else None).grid

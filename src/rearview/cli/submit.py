@@ -1,0 +1,214 @@
+"""`rearview submit`: write what a batch system needs to run a script to its end."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rearview.cli import show
+from rearview.cli.options import pair, quiet_option
+from rearview.cli.record import Program, check_script, run
+from rearview.errors import SiteError, UsageError
+
+_OWN = {"preemptible", "quiet"}
+"""Options of `run` that a job always, or never, has."""
+RUN_OPTIONS = [
+    param for param in run.params if isinstance(param, click.Option) and param.name not in _OWN
+]
+CODE = (".py", ".toml", ".yaml", ".yml", ".json", ".ini", ".cfg")
+SKIPPED = {"__pycache__", "venv", "node_modules", "site-packages", "wandb", "mlruns"}
+EXIT_EVERY = "1h"
+"""How much a machine that dies under HTCondor may cost, if nobody says."""
+
+
+class Submit(Program):
+    """A command that keeps the words it was given, to hand them on as they were written."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the words and keep them."""
+        ctx.meta["words"] = self.fenced(list(args))
+        return super().parse_args(ctx, args)
+
+
+@click.command(
+    cls=Submit, params=[*RUN_OPTIONS], context_settings={"allow_interspersed_args": False}
+)
+@click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT.PY [ARGS]...")
+@click.option("--condor", "site", flag_value="condor", help="For HTCondor: a submit file.")
+@click.option("--slurm", "site", flag_value="slurm", help="For Slurm: a batch script.")
+@click.option(
+    "-o", "--output", metavar="FILE", help="Where to write it (default SCRIPT.sub, SCRIPT.sbatch)."
+)
+@click.option("--submit", "hand_in", is_flag=True, help="Submit it too.")
+@click.option(
+    "--set",
+    "lines",
+    type=pair,
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A line of the batch system's own, such as request_gpus=1 or time=4:00:00; may be "
+    "repeated.",
+)
+@click.option(
+    "--input",
+    "inputs",
+    multiple=True,
+    metavar="PATH",
+    help="With --condor: a file or folder that the script reads; code is found by itself; may be "
+    "repeated.",
+)
+@click.option(
+    "--result",
+    "results",
+    multiple=True,
+    metavar="PATH",
+    help="With --condor: bring back this, not everything; may be repeated.",
+)
+@click.option(
+    "--python", metavar="PATH", help="The interpreter where it runs (default: this one's path)."
+)
+@quiet_option
+@click.pass_context
+def submit(
+    ctx: click.Context,
+    /,
+    *,
+    program: tuple[str, ...],
+    module: str | None,
+    site: str | None,
+    output: str | None,
+    hand_in: bool,
+    lines: tuple[tuple[str, str], ...],
+    inputs: tuple[str, ...],
+    results: tuple[str, ...],
+    python: str | None,
+    quiet: bool,
+    retries: int,
+    **_given: Any,
+) -> None:
+    """Write the job file for a script that a batch system runs to its end.
+
+    The job is a `rearview run --preemptible`: asked to leave, it saves and exits with 85, and the
+    batch system starts it again until it is done. Options of `run` may be given too.
+    """
+    if site is None or (module is None and not program):
+        raise click.UsageError(
+            "For which batch system, and which script? `rearview submit --condor train.py`.", ctx
+        )
+    from rearview.sites import Job, batch_script, submit_file
+
+    here = Path.cwd()
+    target = module or program[0]
+    if module is None:
+        check_script(Path(target))
+        if not Path(target).resolve().is_relative_to(here):
+            raise UsageError(
+                f"{target} is not below {here}. Go to the folder of the project and name the script "
+                "from there.",
+                slug="no-script",
+            )
+        target = str(Path(target).resolve().relative_to(here)) if site == "condor" else target
+    name = Path(target).stem if module is None else target
+    file = Path(output or f"{name}.{'sub' if site == 'condor' else 'sbatch'}")
+    rest = program if module is not None else (target, *program[1:])
+    job = Job(
+        name=name,
+        command=(
+            python or sys.executable,
+            *("-m", "rearview", "run", "--preemptible"),
+            *_options(ctx, condor=site == "condor"),
+            *(("-m", module) if module is not None else ()),
+            *rest,
+        ),
+        folder=str(here),
+        retries=retries,
+        inputs=tuple(_code(here)) + tuple(_there(one) for one in inputs),
+        results=results,
+        settings=dict(lines),
+    )
+    if site == "condor":
+        home = _results(file)
+        text = submit_file(job, results=str(home.resolve()))
+        home.mkdir(parents=True)
+    else:
+        text = batch_script(job)
+    file.write_text(text, "utf-8")
+    command = ["condor_submit", str(file)] if site == "condor" else ["sbatch", str(file)]
+    if hand_in:
+        _hand_in(command)
+    elif not quiet:
+        show.said(f"wrote {file}; submit it with `{shlex.join(command)}`")
+    if site == "condor" and not quiet:
+        show.said(f"what it makes comes to {home}")
+
+
+def _options(ctx: click.Context, *, condor: bool) -> list[str]:
+    """Return the options of `run` as they were written."""
+    given, _, _ = ctx.command.make_parser(ctx).parse_args(list(ctx.meta["words"]))
+    if condor:
+        given.setdefault("exit_every", EXIT_EVERY)
+    words: list[str] = []
+    for option in RUN_OPTIONS:
+        value = given.get(str(option.name))
+        if option.name == "module" or value is None:
+            continue
+        if option.is_flag:
+            words.append(option.opts[0])
+        else:
+            for one in value if isinstance(value, list) else [value]:
+                words += [option.opts[0], str(one)]
+    return words
+
+
+def _code(folder: Path) -> list[str]:
+    """Return what the project's code is: files here, and folders that hold Python files."""
+    found = []
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith(".") or path.name in SKIPPED or path.suffix == ".results":
+            continue
+        code = path.suffix in CODE if path.is_file() else any(path.rglob("*.py"))
+        if code and not (path / "pyvenv.cfg").exists():
+            found.append(str(path))
+    return found
+
+
+def _there(path: str) -> str:
+    if not Path(path).exists():
+        raise UsageError(
+            f"There is no {path} to transfer. Give the path of a file or folder that the script "
+            "reads.",
+            slug="submit-input",
+        )
+    return str(Path(path).resolve())
+
+
+def _results(file: Path) -> Path:
+    """Return a folder of its own for what the job makes: never the project's."""
+    home, number = file.with_suffix(".results"), 1
+    while home.exists():
+        number += 1
+        home = file.with_suffix(f".{number}.results")
+    return home
+
+
+def _hand_in(command: list[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError as exc:
+        raise SiteError(
+            f"There is no {command[0]} here. Submit {command[-1]} on a machine of the batch system "
+            "that has it.",
+            slug="no-submit",
+        ) from exc
+    if done.returncode:
+        raise SiteError(
+            f"{command[0]} refused {command[-1]}: {(done.stderr or done.stdout).strip()}. Correct "
+            "what it says, with --set NAME=VALUE for a line of its own.",
+            slug="refused",
+        )
+    show.out(done.stdout.strip())

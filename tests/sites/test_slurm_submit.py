@@ -1,0 +1,58 @@
+"""`rearview submit --slurm` under a real Slurm: an unmodified script, interrupted, ends the same."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from servers.daemons import UnavailableError
+from sites.common import HERE, SRC, until
+from sites.slurm import slurm
+
+NAME = """it's a "name", of $(HOME)"""
+
+
+@pytest.fixture(scope="module")
+def site():
+    with tempfile.TemporaryDirectory(prefix="slurm-", ignore_cleanup_errors=True) as folder:
+        context = slurm(Path(folder))
+        try:
+            found = context.__enter__()
+        except UnavailableError as exc:
+            if os.environ.get("REARVIEW_REQUIRE_SERVERS"):
+                raise
+            pytest.skip(f"NOT TESTED under a real Slurm: {exc}")
+        yield found
+        context.__exit__(None, None, None)
+
+
+def test_a_submitted_script_that_is_told_to_save_is_queued_again_and_ends_the_same(site, tmp_path):
+    project = tmp_path / "my project"
+    project.mkdir()
+    shutil.copy(HERE / "handsfree.py", project)
+    plain = [sys.executable, "handsfree.py", "60", "0", NAME]
+    subprocess.run(plain, cwd=project, check=True, capture_output=True)
+    truth = (project / "model.txt").read_text()
+    (project / "model.txt").unlink()
+    done = subprocess.run(
+        [sys.executable, "-m", "rearview", "submit", "--slurm", "--submit", "--every",
+         *("--set", "time=1", "--set", "signal=USR1@50"), "handsfree.py", "60", "0.6", NAME],
+        env={**site.env, "PYTHONPATH": str(SRC)}, cwd=project, text=True, check=False,
+        capture_output=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    job = done.stdout.split()[-1]  # Submitted batch job 1
+    out = project / "handsfree.out"
+
+    def said():
+        told = out.read_text()[-1500:] if out.exists() else ""
+        return f"{site.run('scontrol', 'show', 'job', job)}\n{told}"
+
+    until((project / "model.txt").exists, 150, said)
+    assert (project / "model.txt").read_text() == truth
+    assert int(site.job(job)["Restarts"]) >= 1
+    assert out.read_text().count("epoch 59") == 1
