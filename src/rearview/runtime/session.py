@@ -150,6 +150,8 @@ class Session:
         """Return an iterator over `iterable` that tells this session of every iteration."""
         ordinal = 0
         if not habit.site.loose:
+            if self.loop_files:
+                self._forget_interrupted()
             counts = self.stack[-1].ordinals if self.stack else self.ordinals
             ordinal = counts.get(habit.site.id, 0)
             counts[habit.site.id] = ordinal + 1
@@ -161,6 +163,13 @@ class Session:
         if iterable is not None:
             iterable = self.opened(entry, iterable)
         return chain.from_iterable(iterate(self, entry, iterable))
+
+    def _forget_interrupted(self) -> None:
+        """Drop loops of a library that were left by a pause, as Ignite's `interrupt` does."""
+        while self.stack and self.stack[-1].frame not in set(_frames()):
+            last = self.stack.pop()
+            if self.nest is not None and self.nest.entry is last:
+                self.nest = None
 
     def opened(self, entry: Entry, iterable: Any) -> Any:
         """Return `iterable` as it is to be iterated; raises what `for` would raise."""
