@@ -19,7 +19,7 @@ from rearview.config import Settings
 from rearview.errors import VersionError
 from rearview.model import Control, Wanted
 from rearview.remote.base import open_remote
-from rearview.runtime import api, clocks, entropy, imports, outside, shield
+from rearview.runtime import api, clocks, entropy, imports, outside, shield, trackers
 from rearview.runtime.clocks import Clock
 from rearview.runtime.inputs import Inputs
 from rearview.runtime.jumps import Jumps
@@ -243,6 +243,7 @@ def _replay(control: Control) -> Replayer:
     outside.install(view)
     for_native_paths(view.real)
     shield.install(session)
+    trackers.silence(Path(wanted.tree).parent)
     return session
 
 

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rearview.runtime.state.randomness import read_global, write_global
-from rearview.source.shield import SHIELD
+from rearview.runtime.trackers import plain, told
+from rearview.source.shield import SHIELD, TRACK
 
 if TYPE_CHECKING:
     from rearview.runtime.replayer import Replayer
@@ -35,6 +36,10 @@ def install(session: Replayer) -> None:
             for one, state in own:
                 _put_back(one, state)
 
+    def track(method: str, *args: Any, **given: Any) -> None:
+        session.log({name: plain(value) for name, value in told(method, args, given).items()})
+
+    vars(shield)[TRACK] = track
     builtins.__dict__[SHIELD] = shield
 
 
