@@ -19,6 +19,7 @@ from rearview.past.probing import WORKTREE, Probing, Propagated
 from rearview.past.reports import BackfillReport, PlanReport, RunReport
 from rearview.source.logged import names_logged
 from rearview.store.checkpoints import Checkpoints
+from rearview.store.printed import Line, printed
 from rearview.store.project import Project
 from rearview.store.runs import Runs
 from rearview.store.sweep import Freed
@@ -138,6 +139,10 @@ class History:
             replays=replays,
             exact=_exact([replay.facts.get("report", {}) for replay in replays]),
         )
+
+    def printed(self, which: str = "latest") -> list[Line]:
+        """Return the lines that a run printed, with the points at which it printed them."""
+        return list(printed(self._runs.folder(self.run(which).id)))
 
     @cached_property
     def _filling(self) -> Filling:

@@ -25,6 +25,7 @@ from rearview.runtime.inputs import Inputs
 from rearview.runtime.jumps import Jumps
 from rearview.runtime.outputs import Outputs, for_native_paths
 from rearview.runtime.outside import View
+from rearview.runtime.printing import Printing
 from rearview.runtime.pulse import Pulse
 from rearview.runtime.recorder import Recorder
 from rearview.runtime.replayer import Replayer, recorded_values
@@ -121,6 +122,9 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
         _watch_arguments(session)
         session.outputs = Outputs(session.root, session.deleted)
         session.outputs.install()
+        if not joins:
+            session.printing = Printing(runs.folder(run), session.where)
+            session.printing.install()
     if not joins:
         _beat(runs, run, settings.heartbeat)
     return session
@@ -165,6 +169,8 @@ def _resume(control: Control) -> Resumer:
     _tell(session, session.clock)
     session.outputs = Outputs(session.root, session.deleted)
     session.outputs.install()
+    session.printing = Printing(folder, session.where)
+    session.printing.install()
     if target is not None:
         outside.keep_outputs(lambda: session.pending)
     _beat(runs, run.id, settings.heartbeat)

@@ -22,6 +22,7 @@ from rearview.runtime.frames import project_modules, qualified
 from rearview.runtime.inputs import Inputs
 from rearview.runtime.loops import Entry
 from rearview.runtime.outputs import Outputs
+from rearview.runtime.printing import Printing
 from rearview.runtime.pulse import Pulse
 from rearview.runtime.session import Session, position
 from rearview.runtime.signals import Signals
@@ -63,6 +64,8 @@ class Recorder(Session):
     """Brings what was saved to another place."""
     outputs: Outputs | None = None
     """The files that the program writes, which are part of its state."""
+    printing: Printing = field(default_factory=Printing)
+    """The lines that it prints."""
     joins: bool = False
     """This process is a child of the one that the run is about."""
     seq: int = 0
@@ -116,6 +119,7 @@ class Recorder(Session):
                 if index:
                     self.pulse.turn(entry.site.id + START, perf_counter() - self.turned)
                 self.turned = perf_counter()
+                self.printing.turn()
             if nest.anchors is None:
                 if nest.entry is entry and self._may_walk(entry):
                     found, _ = self.roots(frame)
@@ -313,11 +317,13 @@ class Recorder(Session):
         self.watching = False
         self.checkpointing = 0
         self.stack = []
+        self.printing.remove()
 
     def deleted(self) -> None:
         """Stop writing: the program is about to remove the store, and we must not be in its way."""
         self.writer.close()
         self.records.close()
+        self.printing.remove()
         self.finished = True
         self.fail(UsageError("the program removes the store itself", slug="store-removed"))
 
@@ -345,6 +351,7 @@ class Recorder(Session):
             self.records.close()
             if self.clock is not None:
                 self.clock.flush()
+            self.printing.close()
             if self.joins:
                 return
             self.pulse.keep()

@@ -232,6 +232,14 @@ class Session:
             return Point()
         return Point(tuple(entry.step() for entry in self.running()))
 
+    def where(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        """Return the current point as the loops and the iteration that each is at."""
+        if self.loose or threading.get_ident() != self.thread:
+            point = self.point()
+            return point.loops, point.indices
+        stack = self.stack
+        return tuple([one.habit.site.name for one in stack]), tuple([one.now for one in stack])
+
     def running(self) -> list[Entry]:
         """Return the loops around the statement being executed, outermost first."""
         if not self.loose:
