@@ -290,10 +290,12 @@ def _exact(reports: list[dict[str, object]]) -> str:
     if not reports:
         return "not replayed yet"
     for report in reports:
+        changed = report.get("surroundings")
+        about = f"; {'; '.join(changed)}" if isinstance(changed, list) and changed else ""
         if report.get("difference"):
-            return f"not exact: {report['difference']}"
+            return f"not exact: {report['difference']}{about}"
         if report.get("differing"):
-            return f"not exact: {report['differing']} came out differently"
+            return f"not exact: {report['differing']} came out differently{about}"
     states = sum(int(str(report.get("states", 0))) for report in reports)
     restored = sum(int(str(report.get("restored", 0))) for report in reports)
     return f"exact: {len(reports)} replays, {states} states equal, {restored} restored"

@@ -226,6 +226,8 @@ def _replay(control: Control) -> Replayer:
         wanted=wanted,
         records=RecordFile(folder, run.id, origin=wanted.replay, put=checkpoints.objects.put),
         recorded=recorded_values(folder),
+        surroundings=run.facts.get("end", {}).get("surroundings", {}),
+        inputs=run.facts.get("end", {}).get("inputs", {}),
         put=checkpoints.objects.put,
     )
     session.jumps = Jumps.of(session, checkpoints, run.id)

@@ -27,6 +27,7 @@ from rearview.runtime.pulse import Pulse
 from rearview.runtime.session import Session, position
 from rearview.runtime.signals import Signals
 from rearview.runtime.state.capture import capture
+from rearview.runtime.surroundings import surroundings
 from rearview.runtime.timeline import Timeline
 from rearview.runtime.writer import Writer
 from rearview.store.records import RecordFile, encode_point
@@ -365,6 +366,7 @@ class Recorder(Session):
             "seconds": perf_counter() - self.began,
             "costs": self.pulse.report(self.writer.costs),
             "main": self.timeline.facts(),
+            "surroundings": surroundings(),
             "inputs": self.inputs.facts() if self.inputs is not None else {},
             "loops": {
                 key: {
@@ -380,10 +382,7 @@ class Recorder(Session):
         }
 
     def _files(self) -> Iterator[str]:
-        """Yield the project's files that were loaded.
-
-        Python forgets the name of the script when it has run, so that is told us at the start.
-        """
+        """Yield the project's files that were loaded; Python forgets the script's own name."""
         if self.script and self.belongs(self.script):
             yield self.script
         for _, module in project_modules(self.belongs):
