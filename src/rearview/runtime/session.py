@@ -133,7 +133,12 @@ class Session:
         return self.enter(habit, iterable, frame)
 
     def scalar(self, name: str, value: Any) -> None:
-        """Log what was assigned in a loop, if it is a plain number; text and the like are not."""
+        """Log what was assigned in a loop, if it is a number; text and the like are not.
+
+        A number may be NumPy's or a tensor without dimensions.
+        """
+        if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+            value = value.item()
         if type(value) in (int, float, bool) and threading.get_ident() == self.thread:
             self.log({name: value})
 
