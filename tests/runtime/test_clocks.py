@@ -1,6 +1,9 @@
 """A replay is told the times that the run was told."""
 
+import subprocess
+import sys
 import textwrap
+from pathlib import Path
 
 from plainly import recorded, write
 from rearview.past import history
@@ -56,3 +59,76 @@ def test_other_threads_read_the_real_clock(tmp_path):
     recorded(tmp_path, "train.py")
     report = history(tmp_path).replay()
     assert report.proved, report.proof
+
+
+DATES = """
+import copy, datetime as dt, pickle, time
+from datetime import datetime, date
+class Mine(datetime):
+    pass
+seen = []
+for epoch in range(4):
+    for i in range(3000): pass
+    seen.append(datetime.now())
+    seen.append(dt.datetime.now(dt.timezone.utc))
+    seen.append(Mine.now().isoformat())
+    seen.append(date.today())
+    seen.append(time.strftime("%H:%M:%S") + time.ctime() + time.asctime())
+    seen.append(time.localtime())
+    assert type(seen[0]) is datetime and pickle.loads(pickle.dumps(seen[0])) == seen[0]
+    assert isinstance(Mine.now(), Mine) and type(datetime.today()) is datetime
+"""
+
+
+def test_dates_are_told_again_too(tmp_path):
+    write(tmp_path, train=DATES)
+    recorded(tmp_path, "train.py")
+    report = history(tmp_path).replay()
+    assert report.proved, report.proof
+    assert report.outcomes[0].report.states > 0
+
+
+LIKE = """
+import datetime as dt, sys, time
+from rearview.runtime.clocks import tell_dates
+moment = 1_700_000_000_123_456_789
+plain = dt.datetime.now
+assert tell_dates(lambda: moment)
+now, zone = dt.datetime.now(), dt.timezone(dt.timedelta(hours=5))
+assert type(now) is dt.datetime and now == dt.datetime.fromtimestamp(1_700_000_000.123456)
+assert dt.datetime.now(zone).isoformat() == "2023-11-15T03:13:20.123456+05:00"
+assert dt.datetime.now(tz=zone) == dt.datetime.now(dt.timezone.utc)
+class Mine(dt.datetime):
+    def __new__(cls, *args, **kwargs):
+        return super().__new__(cls, *args, **kwargs)
+assert type(Mine.now(zone)) is Mine and Mine.now(zone).tzinfo is zone
+for wrong in (3, "UTC"):
+    try:
+        dt.datetime.now(wrong)
+    except TypeError as error:
+        told = str(error)
+    try:
+        plain(wrong)
+    except TypeError as error:
+        assert told == str(error)
+import warnings
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    assert dt.datetime.utcnow().isoformat() == "2023-11-14T22:13:20.123456"
+    assert bool(seen) == (sys.version_info >= (3, 12))
+import copy, pickle
+assert copy.deepcopy(now) == pickle.loads(pickle.dumps(now)) == now
+assert pickle.loads(pickle.dumps(dt.datetime.now))() == now
+"""
+
+
+def test_the_type_of_dates_stays_what_it_is():
+    source = Path(__file__).parent.parent.parent / "src"
+    done = subprocess.run(
+        [sys.executable, "-c", LIKE],
+        env={"PYTHONPATH": str(source)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

@@ -121,3 +121,18 @@ def test_a_generator_function_is_not_shielded_as_a_whole():
 def test_only_what_cannot_draw_is_let_through_without_a_copy_of_the_random_state(probe, calm):
     new = ast.unparse(shield_tree(ast.parse(probe), {(1, 0): ()}))
     assert ("__rearview_probe__.calm(1)" in new) is calm
+
+
+def test_calls_to_trackers_in_a_probe_are_ours_and_others_stay():
+    text = (
+        "import wandb\nfrom rearview import log\nimport rearview as rv\n"
+        "wandb.log({'a': 1}, step=2)\nwriter.add_scalar(tag(), f(x))\nself.log('b', 3)\n"
+        "log('c', 4)\nrv.log('d', 5)\nprint(math.log(6))\nwandb.log({'kept': 1})\n"
+    )
+    places = {(line, 0): () for line in range(4, 10)}
+    shown = ast.unparse(shield_tree(ast.parse(text), places))
+    assert "__rearview_probe__.track('log', {'a': 1}, step=2)" in shown
+    assert "__rearview_probe__.track('add_scalar', tag(), f(x))" in shown
+    assert "__rearview_probe__.track('log', 'b', 3)" in shown
+    for kept in ("log('c', 4)", "rv.log('d', 5)", "print(math.log(6))", "wandb.log({'kept': 1})"):
+        assert f"{kept}\n" in shown + "\n"

@@ -81,17 +81,30 @@ def _took(run: Run) -> float | None:
 
 @click.command(cls=TakesRuns)
 @one_run
+@click.option("--printed", is_flag=True, help="The lines that it printed, with their points.")
 @json_option
-def show(which: str, as_json: bool) -> None:
+def show(which: str, printed: bool, as_json: bool) -> None:
     """Show one run: names, loops, checkpoints, cost, and whether it is exact.
 
     RUN is an id or part of one, `latest` (the default), or -2 for the one before the newest.
     """
+    if printed:
+        _printed(which, as_json=as_json)
+        return
     report = asked().show(which)
     if as_json:
         shown.json_document(report)
     else:
         _show(report)
+
+
+def _printed(which: str, *, as_json: bool) -> None:
+    lines = asked().printed(which)
+    if as_json:
+        shown.json_document(lines)
+        return
+    for line in lines:
+        shown.out(f"[{line.where}] {line.text}" if line.stream else f"({line.text})")
 
 
 def _show(report: RunReport) -> None:

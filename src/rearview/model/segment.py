@@ -94,6 +94,8 @@ class Report(msgspec.Struct, omit_defaults=True):
     """The first variable that differed, and where."""
     differing: list[str] = msgspec.field(default_factory=list)
     """Names of recorded values that came out differently."""
+    surroundings: list[str] = msgspec.field(default_factory=list)
+    """What the program stands on and is not as it was: versions of libraries, thread counts."""
     error: str | None = None
     seconds: float = 0.0
     restoring: float = 0.0

@@ -21,6 +21,7 @@ from rearview.past.reports import BackfillReport, PlanReport, RunReport
 from rearview.plan.facts import Machine
 from rearview.source.logged import names_logged
 from rearview.store.checkpoints import Checkpoints
+from rearview.store.printed import Line, printed
 from rearview.store.project import Project
 from rearview.store.runs import Runs
 from rearview.store.sweep import Freed
@@ -145,6 +146,10 @@ class History:
             replays=replays,
             exact=_exact([replay.facts.get("report", {}) for replay in replays]),
         )
+
+    def printed(self, which: str = "latest") -> list[Line]:
+        """Return the lines that a run printed, with the points at which it printed them."""
+        return list(printed(self._runs.folder(self.run(which).id)))
 
     @cached_property
     def _filling(self) -> Filling:
@@ -325,10 +330,12 @@ def _exact(reports: list[dict[str, object]]) -> str:
     if not reports:
         return "not replayed yet"
     for report in reports:
+        changed = report.get("surroundings")
+        about = f"; {'; '.join(changed)}" if isinstance(changed, list) and changed else ""
         if report.get("difference"):
-            return f"not exact: {report['difference']}"
+            return f"not exact: {report['difference']}{about}"
         if report.get("differing"):
-            return f"not exact: {report['differing']} came out differently"
+            return f"not exact: {report['differing']} came out differently{about}"
     states = sum(int(str(report.get("states", 0))) for report in reports)
     restored = sum(int(str(report.get("restored", 0))) for report in reports)
     return f"exact: {len(reports)} replays, {states} states equal, {restored} restored"

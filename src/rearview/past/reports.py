@@ -79,10 +79,11 @@ class BackfillReport:
                 continue
             if report.error:
                 return f"not proved: {outcome.run}: {report.error}"
+            about = f"; {'; '.join(report.surroundings)}" if report.surroundings else ""
             if report.difference:
-                return f"not exact: {report.difference} (run {outcome.run})"
+                return f"not exact: {report.difference} (run {outcome.run}){about}"
             if report.differing:
-                return f"not exact: {', '.join(report.differing)} came out differently"
+                return f"not exact: {', '.join(report.differing)} came out differently{about}"
         return f"not proved: nothing could be compared ({said})"
 
 

@@ -20,12 +20,13 @@ from rearview.energy import Account, Used
 from rearview.errors import VersionError
 from rearview.model import Control, Wanted
 from rearview.remote.base import open_remote
-from rearview.runtime import api, clocks, entropy, imports, outside, shield
+from rearview.runtime import api, clocks, entropy, imports, outside, shield, trackers
 from rearview.runtime.clocks import Clock
 from rearview.runtime.inputs import Inputs
 from rearview.runtime.jumps import Jumps
 from rearview.runtime.outputs import Outputs, for_native_paths
 from rearview.runtime.outside import View
+from rearview.runtime.printing import Printing
 from rearview.runtime.pulse import Pulse
 from rearview.runtime.recorder import Recorder
 from rearview.runtime.replayer import Replayer, recorded_values
@@ -125,6 +126,9 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
         _watch_arguments(session)
         session.outputs = Outputs(session.root, session.deleted)
         session.outputs.install()
+        if not joins:
+            session.printing = Printing(runs.folder(run), session.where)
+            session.printing.install()
     if not joins:
         _beat(runs, session)
     return session
@@ -169,6 +173,8 @@ def _resume(control: Control) -> Resumer:
     _tell(session, session.clock)
     session.outputs = Outputs(session.root, session.deleted)
     session.outputs.install()
+    session.printing = Printing(folder, session.where)
+    session.printing.install()
     if target is not None:
         outside.keep_outputs(lambda: session.pending)
     _beat(runs, session)
@@ -225,6 +231,8 @@ def _replay(control: Control) -> Replayer:
         wanted=wanted,
         records=RecordFile(folder, run.id, origin=wanted.replay, put=checkpoints.objects.put),
         recorded=recorded_values(folder),
+        surroundings=run.facts.get("end", {}).get("surroundings", {}),
+        inputs=run.facts.get("end", {}).get("inputs", {}),
         put=checkpoints.objects.put,
     )
     session.jumps = Jumps.of(session, checkpoints, run.id)
@@ -248,6 +256,7 @@ def _replay(control: Control) -> Replayer:
     outside.install(view)
     for_native_paths(view.real)
     shield.install(session)
+    trackers.silence(Path(wanted.tree).parent)
     return session
 
 

@@ -2,33 +2,46 @@
 
 Nearly every training script keeps a `t0 = time.time()`. Were a replay told its own time, every
 state that holds one would differ. So each reading of the main thread is kept, and a replay gets the
-same readings in the same order; how many there were is part of the state.
+same readings in the same order; how many there were is part of the state. `datetime.now()`,
+`time.strftime()` and their kin look at the clock in C; they are answered from the same readings.
 """
 
 from __future__ import annotations
 
+import ctypes
+import datetime as dt
+import gc
 import os
 import struct
 import sys
 import threading
 import time
 import types
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rearview.runtime.entropy import after_import
+from rearview.runtime.entropy import after_import, asked_by_tracker
 
 FILE = "clock.bin"
 """Readings of a run in its folder, eight bytes each."""
 FLOATS = ("time", "perf_counter", "monotonic", "process_time", "thread_time")
+BREAKERS = (("localtime", 0), ("gmtime", 0), ("ctime", 0), ("strftime", 1), ("asctime", 0))
+"""Functions of `time` that take the time now where none is given, after so many arguments."""
 WAITERS = (
     *("queue", "selectors", "subprocess", "multiprocessing.connection", "multiprocessing.queues"),
     *("multiprocessing.synchronize", "multiprocessing.pool", "multiprocessing.managers"),
     *("multiprocessing.popen_fork", "concurrent.futures._base", "asyncio.base_events"),
 )
 """Modules that look at the clock while they wait for others: how often is a matter of timing."""
+COMPILERS = ("jax", "torch._dynamo", "torch._inductor", "torch._functorch", "numba", "triton")
+"""Libraries that time their own compiling, which after a jump happens elsewhere in the program."""
 _FLUSH = 512
+_DEPRECATED = (
+    "datetime.datetime.utcnow() is deprecated and scheduled for removal in a future version. Use "
+    "timezone-aware objects to represent datetimes in UTC: datetime.datetime.now(datetime.UTC)."
+)
 
 
 class Clock:
@@ -57,6 +70,11 @@ class Clock:
                 plain = getattr(patched, each)
                 setattr(patched, each, self._reading(plain, struct.Struct(form)))
                 told[id(getattr(patched, each))] = plain
+        for name, before in BREAKERS:
+            plain = getattr(patched, name)
+            setattr(patched, name, _broken_down(plain, before, patched.time, real.localtime))
+            told[id(getattr(patched, name))] = plain
+        tell_dates(patched.time_ns)
 
         def spare(module: types.ModuleType) -> None:
             for name, value in list(vars(module).items()):
@@ -75,7 +93,10 @@ class Clock:
         own, place = threading.get_ident, self.place
 
         def read() -> Any:
-            if own() != self._thread:
+            caller = sys._getframe(1)
+            if own() != self._thread or asked_by_tracker(caller):
+                return real()
+            if str(caller.f_globals.get("__name__", "")).startswith(COMPILERS):
                 return real()
             at = place[0] * 8
             place[0] += 1
@@ -88,10 +109,8 @@ class Clock:
                     self.flush()
             return now
 
-        read.__module__, read.__name__ = "time", real.__name__
-        read.__qualname__ = real.__name__  # so that it is pickled as `time.time` is
-        read.__doc__ = real.__doc__
-        return read
+        told: Callable[[], Any] = _named(read, real)
+        return told
 
     def flush(self) -> None:
         """Write the readings that are not on disk yet."""
@@ -105,3 +124,66 @@ class Clock:
         self._replays = False
         self._kept = self._kept[: self.place[0] * 8]
         self._file.write_bytes(self._kept)
+
+
+def _named(told: Any, real: Any) -> Any:
+    """Return `told` under the name of `real`, so that it is pickled as `time.time` is."""
+    told.__module__, told.__name__, told.__qualname__ = "time", real.__name__, real.__name__
+    told.__doc__ = real.__doc__
+    return told
+
+
+def _broken_down(real: Any, before: int, now: Callable[[], float], local: Any) -> Any:
+    """Return a function of `time` that asks `now` where it is not given a time."""
+
+    def read(*args: Any) -> Any:
+        given = len(args) > before and (args[before] is not None or parts)
+        if given or len(args) < before:
+            return real(*args)
+        moment: Any = now()
+        return real(*args[:before], local(moment) if parts else moment)
+
+    parts = real.__name__ in {"strftime", "asctime"}
+
+    return _named(read, real)
+
+
+def tell_dates(now: Callable[[], int]) -> bool:
+    """Let `datetime.now()` and `utcnow()` tell the nanoseconds that `now` returns.
+
+    The type stays the one it is, so that `isinstance`, pickles and classes derived from it mean
+    what they meant: only the two entries of its dictionary are exchanged, which Python itself
+    does not offer for types written in C. False where that cannot be done; then dates are not
+    repeated, and a variable that holds one is named as the difference.
+    """
+    date = dt.datetime
+    spaces = [one for one in gc.get_referents(date.__dict__) if isinstance(one, dict)]
+    if len(spaces) != 1 or "utcnow" not in spaces[0]:
+        return False
+    real, from_seconds = date.now, date.fromtimestamp
+
+    def at(cls: Any, tz: Any, *, utc: bool) -> Any:
+        seconds, rest = divmod(now(), 1_000_000_000)
+        moment = from_seconds(seconds, dt.UTC if utc else tz)
+        moment = moment.replace(microsecond=rest // 1000, tzinfo=None if utc else moment.tzinfo)
+        if cls is date:
+            return moment
+        clock = (moment.hour, moment.minute, moment.second, moment.microsecond, moment.tzinfo)
+        return cls(moment.year, moment.month, moment.day, *clock, fold=moment.fold)
+
+    def told_now(cls: Any, tz: Any = None) -> Any:
+        if tz is not None and not isinstance(tz, dt.tzinfo):
+            return real(tz)  # which says what is wrong
+        return at(cls, tz, utc=False)
+
+    def told_utcnow(cls: Any) -> Any:
+        if sys.version_info >= (3, 12):
+            warnings.warn(_DEPRECATED, DeprecationWarning, stacklevel=2)
+        return at(cls, None, utc=True)
+
+    for name, told in (("now", told_now), ("utcnow", told_utcnow)):
+        told.__name__, told.__qualname__ = name, f"datetime.{name}"
+        told.__module__, told.__doc__ = "datetime", getattr(date, name).__doc__
+        spaces[0][name] = classmethod(told)
+    ctypes.pythonapi.PyType_Modified(ctypes.py_object(date))
+    return True

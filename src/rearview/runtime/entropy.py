@@ -58,17 +58,47 @@ def install(key: bytes) -> Stream:
     _use(read)
     random.seed(int.from_bytes(stream.read(32), "big"))
     os.register_at_fork(after_in_child=remove)
+    watch_trackers()
+    after_import("tempfile", functools.partial(_renew_names, stream=stream))
     after_import("torch", functools.partial(_seed_torch, key=key))
     after_import("numpy.random", functools.partial(_seed_numpy, key=key))
     return stream
 
 
+_TRACKERS = ("wandb", "mlflow", "tensorboard", "tensorboardX")
+_WRITERS = "torch.utils.tensorboard"
+_tracking: list[str] = []
+"""The trackers that were imported."""
+
+
+def watch_trackers() -> None:
+    """Let `asked_by_tracker` look closer once the program has imported a tracker."""
+    for name in ("wandb", "mlflow", _WRITERS, "tensorboardX"):
+        after_import(name, lambda module: _tracking.append(module.__name__))
+
+
+def asked_by_tracker(frame: FrameType | None) -> bool:
+    """Say whether a tracker of experiments stands in the stack from `frame` on.
+
+    What it draws and when it looks at the clock is no part of the program: a replay does not let
+    it speak to its server, so it would draw and look more or less often.
+    """
+    while _tracking and frame is not None:
+        name = str(frame.f_globals.get("__name__", ""))
+        if name.partition(".")[0] in _TRACKERS or name.startswith(_WRITERS):
+            return True
+        frame = frame.f_back
+    return False
+
+
 def _asked_by_us() -> bool:
     """Say whether our own code wants random bytes: that must not move what the program draws.
 
-    Neither must the keys and names by which processes find each other: how many are drawn is a
-    matter of timing.
+    Neither must trackers, nor the keys and names by which processes find each other: how many are
+    drawn is a matter of timing.
     """
+    if asked_by_tracker(sys._getframe(2)):
+        return True
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         name = str(frame.f_globals.get("__name__", ""))
@@ -79,6 +109,14 @@ def _asked_by_us() -> bool:
             return name.startswith("rearview.")
         frame = frame.f_back
     return False
+
+
+def _renew_names(tempfile: ModuleType, *, stream: Stream) -> None:
+    """Let names of temporary files be drawn anew, whoever drew some before the program began."""
+    before = list(stream.place)
+    tempfile.gettempdir()  # found by trying out a name, unless somebody asked already
+    stream.place[:] = before
+    vars(tempfile)["_name_sequence"] = None
 
 
 def _seed_numpy(module: ModuleType, *, key: bytes) -> None:

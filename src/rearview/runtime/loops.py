@@ -42,6 +42,15 @@ class Habit:
     quiet: bool = False
     """Not wrapped any more: its iterations are short and hold no record."""
 
+    def facts(self) -> dict[str, Any]:
+        """Return what the run keeps of it."""
+        return {
+            "entries": self.entries,
+            "iterations": self.iterations,
+            "seconds": self.seconds,
+            "outermost": self.outermost,
+        }
+
 
 @dataclass(slots=True)
 class Entry:

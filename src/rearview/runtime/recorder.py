@@ -23,10 +23,12 @@ from rearview.runtime.frames import project_modules, qualified
 from rearview.runtime.inputs import Inputs
 from rearview.runtime.loops import Entry
 from rearview.runtime.outputs import Outputs
+from rearview.runtime.printing import Printing
 from rearview.runtime.pulse import Pulse
 from rearview.runtime.session import Session, position
 from rearview.runtime.signals import Signals
 from rearview.runtime.state.capture import capture
+from rearview.runtime.surroundings import surroundings
 from rearview.runtime.timeline import Timeline
 from rearview.runtime.writer import Writer
 from rearview.store.records import RecordFile, encode_point
@@ -66,6 +68,8 @@ class Recorder(Session):
     """The files that the program writes, which are part of its state."""
     used: Used | None = None
     """The account of the energy used."""
+    printing: Printing = field(default_factory=Printing)
+    """The lines that it prints."""
     joins: bool = False
     """This process is a child of the one that the run is about."""
     seq: int = 0
@@ -119,6 +123,7 @@ class Recorder(Session):
                 if index:
                     self.pulse.turn(entry.site.id + START, perf_counter() - self.turned)
                 self.turned = perf_counter()
+                self.printing.turn()
             if nest.anchors is None:
                 if nest.entry is entry and self._may_walk(entry):
                     found, _ = self.roots(frame)
@@ -316,11 +321,13 @@ class Recorder(Session):
         self.watching = False
         self.checkpointing = 0
         self.stack = []
+        self.printing.remove()
 
     def deleted(self) -> None:
         """Stop writing: the program is about to remove the store, and we must not be in its way."""
         self.writer.close()
         self.records.close()
+        self.printing.remove()
         self.finished = True
         self.fail(UsageError("the program removes the store itself", slug="store-removed"))
 
@@ -348,6 +355,7 @@ class Recorder(Session):
             self.records.close()
             if self.clock is not None:
                 self.clock.flush()
+            self.printing.close()
             if self.joins:
                 return
             if self.used is not None:
@@ -363,25 +371,14 @@ class Recorder(Session):
             "seconds": perf_counter() - self.began,
             "costs": self.pulse.report(self.writer.costs),
             "main": self.timeline.facts(),
+            "surroundings": surroundings(),
             "inputs": self.inputs.facts() if self.inputs is not None else {},
-            "loops": {
-                key: {
-                    "entries": h.entries,
-                    "iterations": h.iterations,
-                    "seconds": h.seconds,
-                    "outermost": h.outermost,
-                }
-                for key, h in self.habits.items()
-                if h.entries and not h.quiet
-            },
+            "loops": {k: h.facts() for k, h in self.habits.items() if h.entries and not h.quiet},
             "files": sorted({os.path.relpath(file, self.root) for file in self._files()}),
         }
 
     def _files(self) -> Iterator[str]:
-        """Yield the project's files that were loaded.
-
-        Python forgets the name of the script when it has run, so that is told us at the start.
-        """
+        """Yield the project's files that were loaded; Python forgets the script's own name."""
         if self.script and self.belongs(self.script):
             yield self.script
         for _, module in project_modules(self.belongs):

@@ -19,6 +19,7 @@ from rearview.model import Checkpoint, Point, Report, Wanted
 from rearview.runtime.jumps import END, START, Jumps
 from rearview.runtime.loops import Entry
 from rearview.runtime.session import Session, position
+from rearview.runtime.surroundings import changed_inputs, changes, surroundings
 from rearview.store.project import publish
 from rearview.store.recall import recorded
 from rearview.store.records import RecordFile, encode_point
@@ -33,6 +34,10 @@ class Replayer(Session):
     jumps: Jumps = field(init=False)
     records: RecordFile = field(kw_only=True)
     put: Put | None = None
+    surroundings: Mapping[str, str] = field(default_factory=dict)
+    """What the run stood on."""
+    inputs: Mapping[str, list[Any]] = field(default_factory=dict)
+    """Fingerprints of the files that it read."""
     recorded: Mapping[tuple[Any, ...], list[bytes]] = field(kw_only=True)
     report: Report = field(default_factory=Report)
     seen: Counter[tuple[Any, ...]] = field(default_factory=Counter)
@@ -252,6 +257,11 @@ class Replayer(Session):
         self.report.seconds = perf_counter() - self.began
         self.report.restoring = self.jumps.seconds
         self.report.restored = self.jumps.restored
+        if not self.report.proved:
+            self.report.surroundings = [
+                *changes(self.surroundings, surroundings()),
+                *changed_inputs(self.inputs, self.real),
+            ]
         self.records.close()
         publish(Path(self.wanted.report), msgspec.json.encode(self.report))
 

@@ -133,7 +133,12 @@ class Session:
         return self.enter(habit, iterable, frame)
 
     def scalar(self, name: str, value: Any) -> None:
-        """Log what was assigned in a loop, if it is a plain number; text and the like are not."""
+        """Log what was assigned in a loop, if it is a number; text and the like are not.
+
+        A number may be NumPy's or a tensor without dimensions.
+        """
+        if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+            value = value.item()
         if type(value) in (int, float, bool) and threading.get_ident() == self.thread:
             self.log({name: value})
 
@@ -150,6 +155,8 @@ class Session:
         """Return an iterator over `iterable` that tells this session of every iteration."""
         ordinal = 0
         if not habit.site.loose:
+            if self.loop_files:
+                self._forget_interrupted()
             counts = self.stack[-1].ordinals if self.stack else self.ordinals
             ordinal = counts.get(habit.site.id, 0)
             counts[habit.site.id] = ordinal + 1
@@ -161,6 +168,13 @@ class Session:
         if iterable is not None:
             iterable = self.opened(entry, iterable)
         return chain.from_iterable(iterate(self, entry, iterable))
+
+    def _forget_interrupted(self) -> None:
+        """Drop loops of a library that were left by a pause, as Ignite's `interrupt` does."""
+        while self.stack and self.stack[-1].frame not in set(_frames()):
+            last = self.stack.pop()
+            if self.nest is not None and self.nest.entry is last:
+                self.nest = None
 
     def opened(self, entry: Entry, iterable: Any) -> Any:
         """Return `iterable` as it is to be iterated; raises what `for` would raise."""
@@ -222,6 +236,14 @@ class Session:
         if threading.get_ident() != self.thread:
             return Point()
         return Point(tuple(entry.step() for entry in self.running()))
+
+    def where(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        """Return the current point as the loops and the iteration that each is at."""
+        if self.loose or threading.get_ident() != self.thread:
+            point = self.point()
+            return point.loops, point.indices
+        stack = self.stack
+        return tuple([one.habit.site.name for one in stack]), tuple([one.now for one in stack])
 
     def running(self) -> list[Entry]:
         """Return the loops around the statement being executed, outermost first."""

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rearview.runtime.state.randomness import read_global, write_global
-from rearview.source.shield import CALM, SHIELD
+from rearview.runtime.trackers import plain, told
+from rearview.source.shield import CALM, SHIELD, TRACK
 
 if TYPE_CHECKING:
     from rearview.runtime.replayer import Replayer
@@ -37,6 +38,11 @@ def install(session: Replayer) -> None:
 
     calm = _Calm(session)
     vars(shield)[CALM] = lambda line: calm  # noqa: ARG005 - the traceback has the line
+
+    def track(method: str, *args: Any, **given: Any) -> None:
+        session.log({name: plain(value) for name, value in told(method, args, given).items()})
+
+    vars(shield)[TRACK] = track
     builtins.__dict__[SHIELD] = shield
 
 

@@ -16,7 +16,7 @@ _FUNCTIONS = _words(
 _METHODS = _words(
     "abs all any argmax argmin count cpu detach dim element_size exp flatten float get "
     "get_last_lr isfinite isnan item items keys log max mean median min named_parameters ndim "
-    "norm numel numpy parameters pow size sqrt square state_dict std sum tolist values var"
+    "norm numel numpy parameters pow size sqrt square state_dict std sum tolist track values var"
 )
 _STATEMENTS = (ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.If, ast.For, ast.Pass)
 

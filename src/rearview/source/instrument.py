@@ -67,7 +67,8 @@ def instrument(
 
     `ids` gives, by line number, the ids that loops have in the version that was recorded, so that
     a probed text keeps them. With `autolog`, every scalar assigned in a loop is logged. With
-    `only`, loops that `ids` does not name stay as they are.
+    `only`, loops that `ids` does not name stay as they are, and those that it names are run
+    through without a pause, also in a generator function.
     """
     sites: list[Site] = []
     known = {line: str(one) for line, one in loop_ids(tree, path).items()} if ids is None else ids
@@ -97,8 +98,9 @@ class _Rewriter(ast.NodeTransformer):
 
     def _scoped(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> ast.AST:
         self.scope.append(node.name)
-        self.loose.append(isinstance(node, ast.AsyncFunctionDef) or _yields(node))
-        self.generator.append(isinstance(node, ast.FunctionDef) and _yields(node))
+        yields = _yields(node) and not self.only
+        self.loose.append(isinstance(node, ast.AsyncFunctionDef) or yields)
+        self.generator.append(isinstance(node, ast.FunctionDef) and yields)
         self.depth.append(0)
         # Left alone: torch.compile and torch.jit trace `forward`, and no training loop lives there.
         traced = node.name == "forward" and not _talks(node.body)

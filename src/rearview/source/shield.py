@@ -1,4 +1,8 @@
-"""Probes put under a shield: the program sees no trace of their random draws."""
+"""Probes put under a shield: the program sees no trace of their random draws.
+
+A call to a tracker (TensorBoard, W&B, MLflow, Lightning's `self.log` …) in a probe becomes a call
+of ours with the same arguments: its values land in the table, and nothing reaches the tracker.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from collections.abc import Mapping
 
 from rearview.source.align import blocks
 from rearview.source.calm import calm
+from rearview.source.logged import Aliases, log_call
 from rearview.source.loops import FUNCTIONS
 
 SHIELD = "__rearview_probe__"
@@ -15,6 +20,9 @@ it gives a context manager around the statements of a probe."""
 CALM = "calm"
 """Its attribute that does the same for a probe that draws nothing, at a hundredth of the cost."""
 
+TRACK = "track"
+"""Its attribute that stands in for the methods of trackers."""
+OURS = "rearview"
 
 Places = Mapping[tuple[int, int], tuple[str, ...]]
 """(line, column) of a statement -> the live generators it draws from, as expressions."""
@@ -31,25 +39,57 @@ def shield_tree(tree: ast.Module, places: Places) -> ast.Module:
     with __rearview_probe__.calm(2):
         print(a)
     """
-    _block(tree.body, places)
+    _block(tree.body, places, _Tracked(tree))
     return tree
 
 
-def _block(block: list[ast.stmt], places: Places) -> None:
+class _Tracked(ast.NodeTransformer):
+    """Turns calls to trackers into calls of ours."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.aliases = Aliases(tree)
+        self.ours = {OURS}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                self.ours |= {a.asname or a.name for a in node.names if a.name == OURS}
+            elif isinstance(node, ast.ImportFrom) and node.module == OURS:
+                self.ours |= {a.asname or a.name for a in node.names}
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        """Return the call, or ours in its place; what it is given is evaluated as before."""
+        self.generic_visit(node)
+        found = log_call(node, self.aliases)
+        if found is None or found.line or self._own(node.func):
+            return node
+        called = node.func.attr if isinstance(node.func, ast.Attribute) else "log"
+        told: ast.expr = ast.Attribute(ast.Name(SHIELD, ast.Load()), TRACK, ast.Load())
+        for part in ast.walk(told):
+            if isinstance(part, ast.expr):
+                ast.copy_location(part, node.func)
+        name = ast.copy_location(ast.Constant(called), node.func)
+        call = ast.Call(told, [name, *node.args], node.keywords)
+        return ast.copy_location(call, node)
+
+    def _own(self, func: ast.expr) -> bool:
+        owner = func.value if isinstance(func, ast.Attribute) else func
+        return isinstance(owner, ast.Name) and owner.id in self.ours
+
+
+def _block(block: list[ast.stmt], places: Places, tracked: _Tracked) -> None:
     done: list[ast.stmt] = []
     group: list[ast.stmt] = []
     for stmt in block:
         if (stmt.lineno, stmt.col_offset) in places:
             if isinstance(stmt, FUNCTIONS):
                 _shield_function(stmt)
-            group.append(stmt)
+            group.append(tracked.visit(stmt))
             continue
         if group:
             done.append(_shielded(group, places))
             group = []
         done.append(stmt)
         for inner in blocks(stmt):
-            _block(inner, places)
+            _block(inner, places, tracked)
     if group:
         done.append(_shielded(group, places))
     block[:] = done

@@ -171,3 +171,31 @@ def outer():
 
     early()
     assert inner.send(7) == 7
+
+
+class Noisy:
+    """Draws in the worker, so that items must be made in order to be right."""
+
+    def __len__(self):
+        return 9
+
+    def __getitem__(self, i):
+        return i + torch.rand(()).item()
+
+
+def test_an_iterator_of_a_loader_with_workers_goes_on(resumes):
+    loaders.watch_loaders(torch.utils.data.dataloader)
+
+    def setup():
+        loader = torch.utils.data.DataLoader(Noisy(), batch_size=2, shuffle=True, num_workers=2)
+        return {"loader": loader, "it": iter(loader)}
+
+    def step(names, i):
+        try:
+            return next(names["it"]).tolist()
+        except StopIteration:
+            names["it"] = iter(names["loader"])
+            return next(names["it"]).tolist()
+
+    for at in (2, 7):  # in the iterator that the loop began with, and in one made inside it
+        resumes(setup, step, at=at, stop=at + 4)

@@ -172,16 +172,18 @@ def test_an_iterator_of_a_loader_goes_on_where_it_was(resumes, monkeypatch):
     resumes(setup, lambda names, i: next(names["it"]).tolist())
 
 
-def test_a_loader_iterator_with_workers_is_reported(program):
+def test_a_loader_iterator_whose_workers_live_on_is_reported(program):
+    watch_loaders(torch.utils.data.dataloader)
+
     def setup():
-        loader = torch.utils.data.DataLoader(list(range(8)), batch_size=2, num_workers=1)
+        loader = torch.utils.data.DataLoader(
+            list(range(8)), batch_size=2, num_workers=1, persistent_workers=True
+        )
         return {"it": iter(loader)}
 
     run = program(setup, None)
     captured, _ = run.capture()
-    assert captured.missing == [
-        "it: a loader's iterator with workers lies partly in other processes"
-    ]
+    assert captured.missing == ["it: the workers of this loader live on from epoch to epoch"]
 
 
 def test_sockets_databases_and_children_are_reported(program):

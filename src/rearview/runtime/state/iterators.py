@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from rearview.errors import StateError
 from rearview.runtime.frames import assign
+from rearview.runtime.libraries import LOOPS
 from rearview.runtime.state.kinds import Kind, Look, Step, steps
 from rearview.runtime.state.loaders import is_loader_iterator
 
@@ -115,7 +116,7 @@ WALK = WalkKind()
 
 
 def generator_state(obj: Any, reading: Reading) -> tuple[Any, ...] | None:
-    """Return ("over",), ("new", 0, locals) or ("suspended", yield number, locals)."""
+    """Return ("over",), ("new", 0), ("running",) or ("suspended", yield number, locals)."""
     if not isinstance(obj, types.GeneratorType):
         reading.miss(obj, f"a {type(obj).__name__} cannot be saved")
         return None
@@ -125,6 +126,8 @@ def generator_state(obj: Any, reading: Reading) -> tuple[Any, ...] | None:
     frame: Any = obj.gi_frame
     if state == inspect.GEN_CREATED:
         return "new", 0
+    if state == inspect.GEN_RUNNING and frame.f_globals.get("__name__") in LOOPS:
+        return ("running",)  # a watched loop: its frame is among those whose locals are kept
     reason = unkept(obj, state, reading.anchors.look.project)
     if reason:
         reading.miss(obj, f"the generator {obj.__qualname__} {reason}")
@@ -170,8 +173,9 @@ def yield_number(obj: types.GeneratorType[Any, Any, Any]) -> int:
     """Return which yield of its function a generator stands at, -1 if at none."""
     known = yields_of(obj.gi_code)
     frame: Any = obj.gi_frame
-    last = frame.f_lasti
-    return known.index(last) if last in known else -1
+    # From Python 3.13 on it stands at the RESUME that follows, one instruction of two bytes further.
+    standing = (frame.f_lasti, frame.f_lasti - 2)
+    return next((known.index(offset) for offset in standing if offset in known), -1)
 
 
 def function_of(obj: types.GeneratorType[Any, Any, Any]) -> types.FunctionType | None:
@@ -189,6 +193,9 @@ def recipe(obj: Any, reading: Reading) -> tuple[Any, ...] | None:
         return None
     if state[0] == "over":
         return None, (), 0, state
+    if state[0] == "running":
+        reading.miss(obj, f"the generator {obj.__qualname__} was begun in the loop and is running")
+        return None
     function = function_of(obj)
     if function is None:
         reading.miss(obj, f"the function of the generator {obj.__qualname__} is not to be had")
@@ -221,6 +228,10 @@ def drive(obj: Any, state: Sequence[Any] | None, name: str) -> None:
         obj.close()
         return
     now = inspect.getgeneratorstate(obj)
+    if state[0] == "running":
+        if now != inspect.GEN_RUNNING:
+            raise _lost(name, "was running when the checkpoint was taken, and is not now")
+        return
     if state[0] == "new":
         if now != inspect.GEN_CREATED:
             raise _lost(name, "had not begun when the checkpoint was taken, and has begun now")

@@ -1,4 +1,9 @@
-"""Iterators of data loaders: their samplers draw again what they had drawn."""
+"""Iterators of data loaders: their samplers draw again what they had drawn.
+
+With workers, part of an iterator lies in other processes, where each item may have drawn from a
+generator of the worker's own. Such an iterator begins anew in the random state in which it began,
+and the items that had been taken from it are made again and dropped: slow, and right.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,7 @@ import types
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rearview.errors import StateError
 from rearview.runtime.state.kinds import Kind, Look, Step, steps
 from rearview.runtime.state.randomness import read_global, write_global
 
@@ -16,6 +22,9 @@ if TYPE_CHECKING:
 
 FIRST = "_rearview_first"
 """Attribute of a loader's iterator: random state before its sampler drew first, and the draws."""
+BEGUN = "_rearview_begun"
+"""Attribute of one with workers: its loader, and the random state before it was made."""
+WORKERS = "workers"
 
 
 def is_loader_iterator(obj: object) -> bool:
@@ -25,7 +34,7 @@ def is_loader_iterator(obj: object) -> bool:
 
 
 class LoaderKind(Kind):
-    """The iterator of a DataLoader without workers: its sampler is drawn from again."""
+    """The iterator of a DataLoader: its sampler is drawn from again, its workers work again."""
 
     name = "loader"
 
@@ -40,7 +49,8 @@ class LoaderKind(Kind):
     def write(self, obj: Any, content: Any, writing: Writing) -> None:
         """Set the attributes; the sampler draws once its own state is restored."""
         if content is not None:
-            vars(obj).update(content[0])
+            if not _with_workers(content[1]):
+                vars(obj).update(content[0])
             writing.loaders.append((obj, content[1]))
 
 
@@ -49,14 +59,23 @@ LOADER = LoaderKind()
 
 def attributes(obj: Any) -> dict[str, Any]:
     """Return what a loader's iterator holds, without the iterator of its sampler."""
+    if getattr(obj, "_num_workers", 0):
+        return {k: v for k, v in vars(obj).items() if k in {"_dataset", "_index_sampler"}}
     return {k: v for k, v in vars(obj).items() if k not in {"_sampler_iter", FIRST}}
 
 
 def loader_state(obj: Any, reading: Reading) -> tuple[dict[str, Any], Any] | None:
     """Return attributes and (random state before the first draw, draws)."""
     if getattr(obj, "_num_workers", 0):
-        reading.miss(obj, "a loader's iterator with workers lies partly in other processes")
-        return None
+        begun = vars(obj).get(BEGUN)
+        if begun is None:
+            reading.miss(obj, "nobody saw when this iterator of a loader with workers began")
+            return None
+        if getattr(obj, "_persistent_workers", False):
+            reading.miss(obj, "the workers of this loader live on from epoch to epoch")
+            return None
+        taken = (obj._num_yielded, obj._base_seed)
+        return {}, (WORKERS, *taken, *begun)
     first = vars(obj).get(FIRST)
     if first is None and getattr(obj, "_num_yielded", 0) != 0:
         reading.miss(obj, "nobody saw when this iterator of a loader began to draw")
@@ -64,8 +83,11 @@ def loader_state(obj: Any, reading: Reading) -> tuple[dict[str, Any], Any] | Non
     return attributes(obj), first
 
 
-def draw(obj: Any, first: tuple[Any, Any, int] | None) -> None:
+def draw(obj: Any, first: Any) -> None:
     """Let the sampler of a loader's iterator draw again what it had drawn."""
+    if _with_workers(first):
+        _work_again(obj, first)
+        return
     obj._sampler_iter = iter(obj._index_sampler)
     vars(obj).pop(FIRST, None)
     if first is None:
@@ -82,9 +104,50 @@ def draw(obj: Any, first: tuple[Any, Any, int] | None) -> None:
 
 def carry_over(old: Any, new: Any, first: Any) -> None:
     """Let `new`, which stands for the same iterator as `old`, draw where `old` has come to."""
+    if _with_workers(first):
+        if new is not old:
+            from torch.utils.data._utils import signal_handling
+
+            vars(new).update(vars(old))
+            old._shutdown = True  # its workers are the other's now
+            signal_handling._set_worker_pids(id(new), tuple(one.pid for one in new._workers))
+            signal_handling._remove_worker_pids(id(old))
+        return
     new._sampler_iter = old._sampler_iter
     if first is not None:
         vars(new)[FIRST] = first
+
+
+def _with_workers(first: Any) -> bool:
+    return isinstance(first, tuple) and first[:1] == (WORKERS,)
+
+
+def _work_again(obj: Any, then: tuple[Any, ...]) -> None:
+    """Bring an iterator with workers, the live one or a bare one, to where it had come."""
+    _, count, seed, loader, rng, own = then
+    if hasattr(obj, "_num_yielded") and (obj._base_seed != seed or obj._num_yielded > count):
+        obj._shutdown_workers()
+        vars(obj).clear()
+    if not hasattr(obj, "_num_yielded"):
+        write_global({**read_global(), **rng})
+        for one, state in zip(_of_loader(loader), own, strict=True):
+            one.set_state(_tensor(state))
+        type(obj).__init__(obj, loader)
+    if obj._base_seed != seed:
+        raise StateError(
+            f"The iterator of a loader with workers began with the seed {seed}, and begins with "
+            f"{obj._base_seed} now. Replay from the start of the loop.",
+            slug="state-loader",
+        )
+    while obj._num_yielded < count:
+        next(obj)
+
+
+def _of_loader(loader: Any) -> list[Any]:
+    """Return the torch generators that a loader and its sampler draw from."""
+    found = generators_of(loader)
+    own = getattr(loader, "generator", None)
+    return found if own is None or any(own is one for one in found) else [*found, own]
 
 
 def _tensor(state: bytes) -> Any:
@@ -127,3 +190,13 @@ def watch_loaders(module: types.ModuleType) -> None:
 
     vars(next_index)["watches"] = True
     base._next_index = next_index
+    several = module._MultiProcessingDataLoaderIter
+    init = several.__init__
+
+    def begin(self: Any, loader: Any) -> None:
+        own = [one.get_state().numpy().tobytes() for one in _of_loader(loader)]
+        rng = {k: v for k, v in read_global().items() if k != "modes"}
+        init(self, loader)
+        vars(self)[BEGUN] = (loader, rng, own)
+
+    several.__init__ = begin

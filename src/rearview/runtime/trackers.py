@@ -1,0 +1,116 @@
+"""Other people's trackers in a replay: nothing reaches TensorBoard, W&B or MLflow.
+
+What a probe tells them lands in our table; what the program itself tells them was told when it was
+recorded, and is not told again: no file of theirs is written and no server is asked.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rearview.runtime.entropy import after_import
+from rearview.source.logged import MANY, OPTIONS
+
+_WRITERS = ("torch.utils.tensorboard.writer", "tensorboardX.writer")
+
+
+def told(method: str, args: tuple[Any, ...], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values by name in a call of a tracker's method.
+
+    >>> told("add_scalar", ("loss", 0.5, 3), {}), told("log", ({"a": 1},), {"step": 2})
+    ({'loss': 0.5}, {'a': 1})
+    >>> told("add_scalars", ("loss", {"train": 1, "val": 2}), {})
+    {'loss/train': 1, 'loss/val': 2}
+    >>> told("track", (0.5,), {"name": "loss"}), told("report_scalar", ("a", "b", 7, 1), {})
+    ({'loss': 0.5}, {'a/b': 7})
+    >>> told("log_figure", ("not a name and a value",), {})
+    {}
+    """
+    first = args[0] if args else next((given[k] for k in _NAMES if k in given), None)
+    if method == "track":
+        return {str(given["name"]): args[0] if args else given.get("value")}
+    if method == "report_scalar" and len(args) >= 3:
+        return {f"{args[0]}/{args[1]}": args[2]}
+    if method == "add_scalars" and len(args) > 1:
+        return {f"{first}/{key}": value for key, value in args[1].items()}
+    if method in MANY or isinstance(first, Mapping):
+        return {str(key): value for key, value in dict(first or {}).items()}
+    rest = [v for k, v in given.items() if k not in {*_NAMES, *OPTIONS}]
+    if method in _REVERSED and len(args) > 1:
+        return {str(args[1]): args[0]}
+    values = [*args[1:2], *rest]
+    return {str(first): values[0]} if first is not None and values else {}
+
+
+_NAMES = ("tag", "key", "name", "main_tag", "metrics", "params", "dictionary", "data")
+_REVERSED = {"log_text", "log_image", "log_figure"}
+"""Methods of MLflow that take what is logged first, and its name second."""
+
+
+def plain(value: Any) -> Any:
+    """Return a tensor or array of one element as the number it holds; other values as they are."""
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+        return value.item()
+    return value
+
+
+def silence(folder: Path) -> None:
+    """Let the trackers of a program that is replayed write nothing and speak to nobody.
+
+    `folder` takes what cannot be had without a file.
+    """
+    os.environ.setdefault("WANDB_SILENT", "true")
+    os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/mlflow.db"
+    os.environ["MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING"] = "false"
+    for name in _WRITERS:
+        after_import(name, _silence_writer)
+    after_import("mlflow", _silence_mlflow)
+    after_import("wandb", lambda module: _silence_wandb(module, folder))
+
+
+class Quiet:
+    """Stands where TensorBoard's file writer would."""
+
+    def __init__(self, log_dir: Any, *args: Any, **given: Any) -> None:
+        self._log_dir = str(log_dir)
+
+    def get_logdir(self) -> str:
+        """Return the folder that would be written to."""
+        return self._log_dir
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _nothing
+
+
+def _nothing(*args: Any, **given: Any) -> None:
+    """Do nothing, whatever is asked."""
+
+
+def _silence_writer(module: ModuleType) -> None:
+    vars(module)["FileWriter"] = Quiet
+    module.SummaryWriter.add_embedding = _nothing  # the one that writes files of its own
+
+
+def _silence_mlflow(module: ModuleType) -> None:
+    for name in ("set_tracking_uri", "set_registry_uri"):
+        vars(module)[name] = _nothing
+
+
+def _silence_wandb(module: ModuleType, folder: Path) -> None:
+    """Let a run of W&B be one that stays on this machine, in `folder`; a disabled one stays so."""
+    real = module.init
+
+    def init(*args: Any, **given: Any) -> Any:
+        mode = given.get("mode") or os.environ.get("WANDB_MODE")
+        if mode != "disabled":
+            given |= {"mode": "offline", "dir": str(folder)}
+        return real(*args, **given)
+
+    vars(module)["init"] = init
+    vars(module)["login"] = _nothing

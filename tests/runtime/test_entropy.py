@@ -1,0 +1,24 @@
+"""Everything random in a run follows from one number, also what was begun before the program."""
+
+import textwrap
+
+from plainly import recorded, write
+from rearview.past import history
+
+TEXT = """
+import os, random, secrets, shutil, tempfile, uuid
+seen = []
+for epoch in range(3):
+    for i in range(3000): pass
+    folder = tempfile.mkdtemp()
+    seen += [folder, tempfile.gettempdir(), uuid.uuid4(), secrets.token_hex(4), random.random()]
+    shutil.rmtree(folder)
+"""
+
+
+def test_names_of_temporary_files_are_drawn_again(tmp_path):
+    write(tmp_path, train=textwrap.dedent(TEXT))
+    assert recorded(tmp_path, "train.py").code == 0
+    report = history(tmp_path).replay()
+    assert report.proved, report.proof
+    assert report.outcomes[0].report.states > 0
