@@ -34,6 +34,8 @@ class Pulse:
     """Up to when computing time has been counted."""
     waited: float = 0.0
     """Seconds since then that the program waited for us."""
+    total: float = 0.0
+    """Seconds that it waited for us in all."""
     inflight: int = 0
     captured: dict[int, tuple[str, float]] = field(default_factory=dict)
     done: deque[tuple[int, Costs]] = field(default_factory=deque)
@@ -94,6 +96,7 @@ class Pulse:
     def paid(self, seconds: float) -> None:
         """Note that the program waited for us."""
         self.waited += seconds
+        self.total += seconds
 
     def saved(self, checkpoint: Checkpoint, costs: Costs) -> None:
         """Take the writer's word that a checkpoint is durable; called on its thread."""
@@ -110,6 +113,7 @@ class Pulse:
         computed = self.policy.computed or 1e-9
         return {
             **asdict(costs),
+            "waited": self.total,
             "computed": self.policy.computed,
             "overhead": self.policy.paid / computed,
             "skipped_because": dict(self.reasons.most_common(5)),
