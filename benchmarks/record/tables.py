@@ -1,6 +1,6 @@
 """The tables of `bench.py`, as Markdown, from its measurements."""
 
-import datetime
+import datetime as dt
 import os
 import platform
 import statistics
@@ -13,14 +13,14 @@ HEAD = (
 
 def report(found, args, seconds):
     """Return everything as one text."""
-    lines = [
-        f"Measured {datetime.date.today():%-d %B %Y} in {seconds / 60:.0f} minutes: "
+    head = (
+        f"Measured {dt.datetime.now().astimezone():%-d %B %Y} in {seconds / 60:.0f} minutes: "
         f"{args.threads} torch threads on {os.cpu_count()} cores ({platform.machine()}, "
         f"{memory()} GB), {platform.system()} {platform.release()}, Python "
         f"{platform.python_version()}, {args.epochs} epochs, {args.rounds} rounds "
-        f"({args.peer_rounds} for all but plain and hands-free training).",
-        "",
-    ]
+        f"({args.peer_rounds} for all but plain and hands-free training)."
+    )
+    lines = [head, ""]
     if args.tiny:
         lines += ["**Tiny: epochs of a step or two. These numbers mean nothing.**", ""]
     names = list(dict.fromkeys(row["workload"] for row in found))

@@ -42,7 +42,7 @@ class Way:
         self.saved = 0
         self.blocking = 0.0
 
-    def loop(self, epochs, objects):
+    def loop(self, epochs, objects):  # noqa: ARG002 - for others
         """Yield the epochs; `objects` are for tools that save by themselves."""
         yield from range(epochs)
 

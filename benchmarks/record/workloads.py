@@ -76,7 +76,9 @@ def cnn(part=1.0):
         nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
         nn.Flatten(), nn.Linear(64 * 64, 128), nn.ReLU(), nn.Linear(128, 10),
     )  # fmt: skip
-    batches = [(torch.randn(64, 3, 32, 32), torch.randint(10, (64,))) for _ in range(_count(12, part))]
+    batches = [
+        (torch.randn(64, 3, 32, 32), torch.randint(10, (64,))) for _ in range(_count(12, part))
+    ]
     return _torch(model, batches, _classify)
 
 
@@ -99,7 +101,9 @@ def resnet(part=1.0):
         nn.Conv2d(3, 24, 3, padding=1), *[_Residual(24) for _ in range(40)],
         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(24, 10),
     )  # fmt: skip
-    batches = [(torch.randn(16, 3, 16, 16), torch.randint(10, (16,))) for _ in range(_count(5, part))]
+    batches = [
+        (torch.randn(16, 3, 16, 16), torch.randint(10, (16,))) for _ in range(_count(5, part))
+    ]
     return _torch(model, batches, _classify)
 
 

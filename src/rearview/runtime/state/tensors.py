@@ -41,6 +41,19 @@ def _host_bytes(storage: Any) -> Any:
     return bytes_of(storage if storage.device.type == "cpu" else storage.cpu())
 
 
+def memory_of(anchors: Iterable[Any]) -> int:
+    """Return the bytes that CPU tensors among live `anchors` stand on, each piece once."""
+    torch: Any = sys.modules.get("torch")
+    plain = {getattr(torch, "Tensor", None), getattr(getattr(torch, "nn", None), "Parameter", None)}
+    pieces: dict[int, int] = {}
+    for obj in anchors:
+        # by type, so that no object of the program is asked anything
+        if type(obj) in plain and not needs_form(obj) and obj.is_cpu:
+            storage = obj.untyped_storage()
+            pieces[storage.data_ptr()] = storage.nbytes()
+    return sum(pieces.values())
+
+
 def describe(tensor: Any, blocks: Blocks, home: int) -> tuple[Any, ...]:
     """Return (block, dtype, shape, stride, offset) of a strided tensor."""
     storage = tensor.untyped_storage()
