@@ -14,10 +14,11 @@ import msgspec
 
 from rearview.config import Settings
 from rearview.model import Checkpoint
+from rearview.runtime.budget import Budget
 from rearview.runtime.costs import Costs
 from rearview.runtime.policy import Decision, Facts, Policy
 from rearview.runtime.sites import Iteration, Saved
-from rearview.store.project import publish
+from rearview.store.project import Project, publish
 
 _RUNNING = ""
 """Site under which computing time is counted that no finished iteration accounts for yet."""
@@ -48,6 +49,8 @@ class Pulse:
     captured: dict[int, tuple[str, float]] = field(default_factory=dict)
     done: deque[tuple[int, Costs]] = field(default_factory=deque)
     """Saves that the writer's thread has finished, not yet told to the policy."""
+    budget: Budget | None = None
+    """Keeps the store within its size."""
     reasons: Counter[str] = field(default_factory=Counter)
     _beside: float = 0.0
     """Seconds of the present iteration during which a checkpoint was being written."""
@@ -59,14 +62,17 @@ class Pulse:
     """Cores that training keeps busy, of late."""
 
     @classmethod
-    def begin(cls, settings: Settings, folder: Path, script: str) -> Pulse:
+    def begin(cls, settings: Settings, project: Project, run: str, script: str) -> Pulse:
         """Return a pulse that knows what earlier runs of `script` learnt."""
+        folder = project.cache / "policy"
         file = folder / f"{hashlib.sha256(script.encode()).hexdigest()[:16]}.json"
         try:
             learnt = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
         except (OSError, msgspec.DecodeError):
             learnt = {}
-        return cls(Policy.learnt(settings.epsilon, settings.every, learnt), file)
+        budget = Budget(project, run, settings.budget) if settings.budget else None
+        policy = Policy.learnt(settings.epsilon, settings.every, learnt)
+        return cls(policy, file, budget=budget)
 
     def turn(self, site: str, seconds: float) -> None:
         """Count an iteration of a loop, or a loop as a whole, that took `seconds`.
@@ -134,12 +140,16 @@ class Pulse:
     def saved(self, checkpoint: Checkpoint, costs: Costs) -> None:
         """Take the writer's word that a checkpoint is durable; called on its thread."""
         self.nbytes = costs.logical
+        if self.budget is not None:
+            self.budget.saved(costs)
         self.done.append((checkpoint.seq, costs))
 
     def keep(self) -> None:
         """Keep what was learnt for the next run of the same script."""
         self._count()
         self.file.parent.mkdir(parents=True, exist_ok=True)
+        if self.budget is not None:
+            self.budget.close()
         publish(self.file, msgspec.json.encode(self.policy.facts()), durable=False)
 
     def report(self, costs: Costs) -> dict[str, Any]:
