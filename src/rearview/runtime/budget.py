@@ -44,10 +44,16 @@ class Budget:
 
     def close(self) -> None:
         """Have what is still too much thinned after the run; nobody waits for it."""
-        if self.most and self.used > self.most and self._settled():
+        self._settled()
+        if self.most and self.used > self.most:
+            self._forget()  # one that is at work does not see what came after it began
             self._start(subprocess.DEVNULL)
-            assert self._child is not None
+        self._forget()
+
+    def _forget(self) -> None:
+        if self._child is not None:
             self._child.returncode = 0  # it outlives us, which is no reason for a warning
+            self._child = None
 
     def _settled(self) -> bool:
         """Say whether nobody is thinning now, and learn what the last one left."""
