@@ -157,6 +157,7 @@ class Pulse:
         computed = self.policy.computed or 1e-9
         return {
             **asdict(costs),
+            "skipped": sum(self.reasons.values()),
             "waited": self.total,
             "computed": self.policy.computed,
             "lost": self.lost,
