@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from rearview.errors import StateError
-from rearview.runtime.state.blocks import Blocks, Memory
+from rearview.runtime.state.blocks import SMALL, Blocks, Memory
 from rearview.runtime.state.kinds import Kind, Look, Step
 
 if TYPE_CHECKING:
@@ -66,8 +66,16 @@ def describe(tensor: Any, blocks: Blocks, home: int) -> tuple[Any, ...]:
         address, device = storage.data_ptr(), str(tensor.device)
     block = blocks.index.get((address, nbytes)) if address else None
     if block is None:
-        block = blocks.add(address, nbytes, lambda: _host_bytes(storage), home=home, device=device)
-    return block, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+        if nbytes <= SMALL and address and device == "cpu":
+            block = blocks.add_small(address, nbytes, home)
+        else:
+            block = blocks.add(
+                address, nbytes, lambda: _host_bytes(storage), home=home, device=device
+            )
+    # alike tensors share one tuple, which is then written once
+    shape, stride = tuple(tensor.shape), tensor.stride()
+    known = blocks.shapes.setdefault
+    return block, tensor.dtype, known(shape, shape), known(stride, stride), tensor.storage_offset()
 
 
 def extras(tensor: Any, *, carried: bool) -> tuple[Any, ...] | None:
@@ -257,8 +265,7 @@ class TensorKind(Kind):
 
 def needs_form(tensor: Any) -> bool:
     """Say whether the tensor does not simply stand on one strided storage."""
-    import torch
-
+    torch = sys.modules["torch"]
     if tensor.layout is not torch.strided or tensor.is_quantized:
         return True
     cls = type(tensor)
