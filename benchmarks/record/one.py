@@ -12,27 +12,24 @@ from workloads import WORKLOADS
 
 
 def main():
-    name, way_name, epochs, threads, folder = sys.argv[1:6]
+    name, way_name, epochs, threads, part, folder = sys.argv[1:7]
     epochs = int(epochs)
     torch.set_num_threads(int(threads))
     place = tempfile.mkdtemp(dir=folder)
     try:
-        state, train = WORKLOADS[name]()
-        train()
+        job = WORKLOADS[name](float(part))
+        job.train()
         way = WAYS[way_name](place)
-        if hasattr(way, "prepare"):
-            way.prepare(state())
         blocking = 0.0
         wall, cpu = time.perf_counter(), time.process_time()
         children = resource.getrusage(resource.RUSAGE_CHILDREN)
-        for epoch in range(epochs):
-            train()
+        for epoch in way.loop(epochs, job.objects):
+            job.train()
             if epoch < epochs - 1:
                 began = time.perf_counter()
-                way.save(epoch, state())
+                way.save(epoch, job.state())
                 blocking += time.perf_counter() - began
         wall = time.perf_counter() - wall
-        began = time.perf_counter()
         way.finish()
         cpu = time.process_time() - cpu
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -41,15 +38,13 @@ def main():
             "wall": wall,
             "cpu": cpu,
             "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-            "drain": time.perf_counter() - began,
             "saved": way.saved,
-            "blocking_ms": 1e3 * blocking / max(way.saved, 1),
-            "state_mb": nbytes(state()) / 1e6,
+            "blocking_ms": 1e3 * (blocking + way.blocking) / max(way.saved, 1),
+            "logical_mb": way.saved * nbytes(job.state()) / 1e6,
             "stored_mb": way.stored() / 1e6,
-            **way.extra,
         }
         if way.saved:
-            result["restore_ms"] = min(1e3 * way.restore(state()) for _ in range(3))
+            result["restore_ms"] = min(1e3 * way.restore(job.state()) for _ in range(3))
         print(json.dumps(result))
     finally:
         clean(place)

@@ -1,6 +1,6 @@
 """Plain training of one workload, as a user would write it; prints what it took.
 
-The hands-free way is `rearview run train.py WORKLOAD`.
+The hands-free way is `rearview run train.py WORKLOAD …`: this file knows nothing of Rearview.
 """
 
 import json
@@ -13,14 +13,17 @@ from workloads import WORKLOADS
 
 
 def main():
-    name, epochs, threads = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    torch.set_num_threads(threads)
-    _, train = WORKLOADS[name]()
-    train()  # allocations of the first epoch are nobody's overhead
-    wall, cpu = time.perf_counter(), time.process_time()
-    for epoch in range(epochs):  # noqa: B007 - the loop that Rearview sees
-        train()
-    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    name, epochs, threads, part = sys.argv[1:5]
+    torch.set_num_threads(int(threads))
+    job = WORKLOADS[name](float(part))
+    began = cpu = 0.0
+    for epoch in range(int(epochs) + 1):
+        job.train()
+        if epoch == 0:  # its allocations are nobody's overhead
+            began, cpu = time.perf_counter(), time.process_time()
+    wall = time.perf_counter() - began
+    time.sleep(1.0)  # what threads still do counts as well
+    cpu = time.process_time() - cpu
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     print(json.dumps({"wall": wall, "cpu": cpu, "peak_mb": peak / 1024}))
 

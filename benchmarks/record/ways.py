@@ -1,9 +1,15 @@
-"""Ways to save a checkpoint. Each has save(epoch, state), finish() and restore(state) -> seconds."""
+"""What people do by hand or with other tools to save every epoch.
+
+Each has save(epoch, state) or a loop of its own, finish() and restore(state), which returns seconds.
+"""
 
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 import time
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +40,14 @@ class Way:
     def __init__(self, folder):
         self.folder = Path(folder)
         self.saved = 0
-        self.extra = {}
+        self.blocking = 0.0
+
+    def loop(self, epochs, objects):  # noqa: ARG002 - for others
+        """Yield the epochs; `objects` are for tools that save by themselves."""
+        yield from range(epochs)
+
+    def save(self, epoch, state):
+        """Save; nothing to do where the loop does it."""
 
     def finish(self):
         pass
@@ -160,94 +173,74 @@ class ForkPickle(Way):
         return time.perf_counter() - began
 
 
-class Rearview(Way):
-    """Rearview's writer on the state's own buffers, after every epoch."""
+class FlorDb(Way):
+    """FlorDB 3.4.12, the last release with `flor.checkpointing`; found where FLORDB says.
 
-    adaptive = False
+    It wants to stand in a git repository, which it commits to, and in a home folder of its own.
+    """
 
     def __init__(self, folder):
         super().__init__(folder)
-        from rearview.config import Settings
-        from rearview.runtime.policy import Policy
-        from rearview.runtime.writer import Writer
-        from rearview.store.checkpoints import Checkpoints
-        from rearview.store.project import Project
+        self.project = self.folder / "project"
+        self.project.mkdir()
+        git = ["git", "-C", str(self.project), "-c", "user.name=b", "-c", "user.email=b@localhost"]
+        subprocess.run([*git, "init", "-q"], check=True)
+        subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "start"], check=True)
+        for name in ("GIT_AUTHOR", "GIT_COMMITTER"):
+            os.environ[f"{name}_NAME"], os.environ[f"{name}_EMAIL"] = "b", "b@localhost"
+        os.environ["HOME"] = str(self.folder)
+        os.chdir(self.project)
+        sys.path.append(os.environ.get("FLORDB", ""))  # behind the numpy and pandas in use
+        sys.argv = ["train.py"]
+        with redirect_stdout(sys.stderr):
+            import flordb
 
-        settings = Settings()
-        self.store = Checkpoints(Project.create(self.folder))
-        self.writer = Writer(self.store, settings, warn=print, saved=self._saved)
-        self.policy = Policy(settings.epsilon)
-        self.events = []
-        self.since = 0.0
-        self.mark = time.perf_counter()
+            self.flor = flordb
 
-    def _saved(self, _, cost):
-        from rearview.runtime.sites import Saved
-
-        self.events.append(Saved(cost.blocking, cost.background, cost.cpu))
-
-    def prepare(self, state):
-        self.writer.prepare(nbytes(state) + (1 << 20))
-        self.mark = time.perf_counter()
-
-    def save(self, epoch, state):
-        from rearview.model import Point, Step
-        from rearview.runtime.policy import Facts
-        from rearview.runtime.sites import Iteration
-
-        if self.adaptive:
-            seconds = time.perf_counter() - self.mark
-            self.since += seconds
-            while self.events:
-                self.policy = self.policy.observe("epoch", self.events.pop(0))
-            self.policy = self.policy.observe("epoch", Iteration(seconds))
-            if not self.policy.decide("epoch", Facts(self.since, nbytes=nbytes(state))).save:
-                self.mark = time.perf_counter()
-                return
-        buffers = {
-            name: memoryview(each.numpy() if isinstance(each, torch.Tensor) else each)
-            for name, each in tensors(state)
-        }
-        if self.writer.submit(
-            "run",
-            epoch,
-            Point((Step("epoch", epoch),)),
-            "start",
-            b"",
-            buffers,
-            wait=not self.adaptive,
-        ):
-            self.since = 0.0
-        self.mark = time.perf_counter()
+    def loop(self, epochs, objects):
+        for_epochs = self.flor.loop("epoch", range(epochs))
+        with redirect_stdout(sys.stderr), self.flor.checkpointing(**objects):
+            self.flor.log("epochs", epochs)
+            while True:
+                began = time.perf_counter()
+                try:
+                    epoch = next(for_epochs)  # saves the epoch before
+                except StopIteration:
+                    return
+                if epoch:
+                    self.blocking += time.perf_counter() - began
+                    self.saved += 1
+                yield epoch
+                if epoch == epochs - 1:
+                    for_epochs.close()  # so that the last epoch is not saved, as with the others
+                    return
 
     def finish(self):
-        self.writer.drain()
-        self.saved = self.writer.costs.saved
-        self.extra = {
-            "copied_mb": self.writer.costs.copied / 1e6,
-            "background_s": self.writer.costs.background,
-            "background_cpu_s": self.writer.costs.cpu,
-            "staging_mb": self.writer.staging / 1e6,
-        }
+        with redirect_stdout(sys.stderr):
+            self.flor.commit()
 
     def stored(self):
-        return self.writer.costs.stored
+        return size_of(self.folder / ".flor" / "obj_store")
 
     def restore(self, state):
-        loaded = self.store.load(self.store.of("run")[-1])
-        buffers = {
-            name: memoryview(each.numpy() if isinstance(each, torch.Tensor) else each)
-            for name, each in tensors(state)
-        }
+        kept = {}
+        for path in (self.folder / ".flor" / "obj_store").rglob("*"):
+            if path.is_file():
+                name, epoch = path.stem.rsplit("_epoch_", 1)
+                kept.setdefault(int(epoch), {})[name] = path
+        last = kept[max(kept)]
         began = time.perf_counter()
-        loaded.fill(buffers)
+        for name, path in last.items():
+            if path.suffix == ".pth":
+                loaded = torch.load(path, weights_only=False)
+                pairs = zip(tensors(state[name]), tensors(loaded), strict=True)
+                for (_, live), (_, saved) in pairs:
+                    live[...] = saved
+            elif path.suffix == ".npy":
+                state[name][...] = np.load(path)
+            else:
+                pickle.loads(path.read_bytes())
         return time.perf_counter() - began
-
-
-class RearviewAdaptive(Rearview):
-    """The same, when the policy says so (epsilon 6.67 %)."""
-
-    adaptive = True
 
 
 WAYS = {
@@ -255,8 +248,7 @@ WAYS = {
     "safetensors": SafeTensors,
     "dcp_async": DcpAsync,
     "fork_pickle": ForkPickle,
-    "rearview": Rearview,
-    "rearview_adaptive": RearviewAdaptive,
+    "flordb": FlorDb,
 }
 
 

@@ -1,12 +1,29 @@
 """Training jobs shaped like table 3 of the Flor paper, scaled to a CPU.
 
-Each function returns (state, epoch): `state()` is a dict of everything that a checkpoint must
-hold; `epoch()` trains for one epoch.
+Each function takes how much of an epoch to train (1 is a whole one) and returns a Job.
 """
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
+
+
+class Job(NamedTuple):
+    """Something to train."""
+
+    train: Callable[[], None]
+    """Trains for one epoch."""
+    state: Callable[[], dict]
+    """Everything that a checkpoint must hold, as nested dicts of tensors and arrays."""
+    objects: dict[str, Any]
+    """The same as live objects, for libraries that want those."""
+
+
+def _count(number, part):
+    return max(1, round(number * part))
 
 
 def _torch(model, batches, loss_of, lr=1e-3):
@@ -19,35 +36,39 @@ def _torch(model, batches, loss_of, lr=1e-3):
             loss_of(model, *batch).backward()
             optimizer.step()
 
-    return lambda: {"model": model.state_dict(), "optimizer": optimizer.state_dict()}, epoch
+    return Job(
+        epoch,
+        lambda: {"model": model.state_dict(), "optimizer": optimizer.state_dict()},
+        {"model": model, "optimizer": optimizer},
+    )
 
 
 def _classify(model, x, y):
     return nn.functional.cross_entropy(model(x), y)
 
 
-def adamw25():
+def adamw25(part=1.0):
     """25M parameters, all trained."""
     torch.manual_seed(0)
     model = nn.Sequential(
         *[m for _ in range(6) for m in (nn.Linear(2048, 2048), nn.ReLU())], nn.Linear(2048, 10)
     )
-    batches = [(torch.randn(128, 2048), torch.randint(10, (128,))) for _ in range(5)]
+    batches = [(torch.randn(128, 2048), torch.randint(10, (128,))) for _ in range(_count(5, part))]
     return _torch(model, batches, _classify)
 
 
-def frozen100():
+def frozen100(part=1.0):
     """Fine-tuning: 100M parameters frozen, 1M trained (the shape of RTE and CoLA)."""
     torch.manual_seed(0)
     backbone = nn.Sequential(
         *[m for _ in range(24) for m in (nn.Linear(2048, 2048), nn.ReLU())]
     ).requires_grad_(False)
     model = nn.Sequential(backbone, nn.Linear(2048, 490), nn.ReLU(), nn.Linear(490, 2))
-    batches = [(torch.randn(32, 2048), torch.randint(2, (32,))) for _ in range(8)]
+    batches = [(torch.randn(32, 2048), torch.randint(2, (32,))) for _ in range(_count(8, part))]
     return _torch(model, batches, _classify)
 
 
-def cnn():
+def cnn(part=1.0):
     """A small convolutional net (Cifr)."""
     torch.manual_seed(0)
     model = nn.Sequential(
@@ -55,7 +76,9 @@ def cnn():
         nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
         nn.Flatten(), nn.Linear(64 * 64, 128), nn.ReLU(), nn.Linear(128, 10),
     )  # fmt: skip
-    batches = [(torch.randn(64, 3, 32, 32), torch.randint(10, (64,))) for _ in range(12)]
+    batches = [
+        (torch.randn(64, 3, 32, 32), torch.randint(10, (64,))) for _ in range(_count(12, part))
+    ]
     return _torch(model, batches, _classify)
 
 
@@ -71,14 +94,16 @@ class _Residual(nn.Module):
         return torch.relu(x + self.body(x))
 
 
-def resnet():
+def resnet(part=1.0):
     """A deep residual net: many small tensors (RsNt, ImgN)."""
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(3, 24, 3, padding=1), *[_Residual(24) for _ in range(40)],
         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(24, 10),
     )  # fmt: skip
-    batches = [(torch.randn(16, 3, 16, 16), torch.randint(10, (16,))) for _ in range(10)]
+    batches = [
+        (torch.randn(16, 3, 16, 16), torch.randint(10, (16,))) for _ in range(_count(5, part))
+    ]
     return _torch(model, batches, _classify)
 
 
@@ -94,10 +119,10 @@ class _LM(nn.Module):
         return self.head(self.layers(self.embed(x)))
 
 
-def lm():
+def lm(part=1.0):
     """A transformer language model (Wiki)."""
     torch.manual_seed(0)
-    data = [torch.randint(8000, (8, 65)) for _ in range(6)]
+    data = [torch.randint(8000, (8, 65)) for _ in range(_count(4, part))]
     return _torch(
         _LM(),
         [(tokens,) for tokens in data],
@@ -120,10 +145,10 @@ class _Attention(nn.Module):
         return self.head(self.attend(hidden, hidden, hidden)[0])
 
 
-def rnn():
+def rnn(part=1.0):
     """A recurrent net with attention (RnnT, Jasp)."""
     torch.manual_seed(0)
-    data = [torch.randint(2000, (16, 33)) for _ in range(10)]
+    data = [torch.randint(2000, (16, 33)) for _ in range(_count(10, part))]
     return _torch(
         _Attention(),
         [(tokens,) for tokens in data],
@@ -133,7 +158,7 @@ def rnn():
     )
 
 
-def numpy_mlp():
+def numpy_mlp(part=1.0):
     """Plain numpy: a two-layer net with momentum."""
     rng = np.random.default_rng(0)
     w = {"w1": rng.standard_normal((784, 512)) * 0.05, "w2": rng.standard_normal((512, 10)) * 0.05}
@@ -141,7 +166,7 @@ def numpy_mlp():
     x, y = rng.standard_normal((2048, 784)), rng.integers(10, size=2048)
 
     def epoch():
-        for at in range(0, len(x), 64):
+        for at in range(0, _count(len(x), part), 64):
             xb, yb = x[at : at + 64], y[at : at + 64]
             h = np.maximum(xb @ w["w1"], 0)
             p = h @ w["w2"]
@@ -153,10 +178,10 @@ def numpy_mlp():
                 v["v" + key] += grad / 64
                 w[key] -= 0.01 * v["v" + key]
 
-    return lambda: {**w, **v}, epoch
+    return Job(epoch, lambda: {**w, **v}, {**w, **v})
 
 
-def sklearn_sgd():
+def sklearn_sgd(part=1.0):
     """scikit-learn: a linear model by stochastic gradient descent."""
     from sklearn.datasets import load_digits
     from sklearn.linear_model import SGDClassifier
@@ -166,15 +191,19 @@ def sklearn_sgd():
     classes = np.unique(data.target)
 
     def epoch():
-        for _ in range(40):
+        for _ in range(_count(40, part)):
             model.partial_fit(data.data, data.target, classes=classes)
 
     epoch()
-    return lambda: {
-        "coef": model.coef_,
-        "intercept": model.intercept_,
-        "t": np.array([model.t_]),
-    }, epoch
+    return Job(
+        epoch,
+        lambda: {
+            "coef": model.coef_,
+            "intercept": model.intercept_,
+            "t": np.array([model.t_]),
+        },
+        {"model": model},
+    )
 
 
 WORKLOADS = {

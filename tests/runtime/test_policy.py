@@ -191,3 +191,42 @@ def test_nothing_is_changed_by_looking():
     policy.observe("epoch", Iteration(1.0))
     policy.decide("epoch", Facts(since=1.0))
     assert policy == Policy(0.1)
+
+
+def test_the_end_of_an_inner_loop_leaves_enough_for_the_boundary():
+    policy = Policy.learnt(0.1, False, {"sites": {"epoch": {"save": 1.0}}})
+    policy = policy.observe("epoch", Iteration(15.0, depth=0))
+    assert policy.decide("epoch", Facts(since=15.0)).save
+    refused = policy.decide("epoch", Facts(since=15.0, ends=True))
+    assert not refused.save
+    assert "kept for the outer loop" in refused.reason
+    policy = policy.observe("epoch", Iteration(15.0, depth=0))
+    assert policy.decide("epoch", Facts(since=15.0, ends=True)).save
+
+
+def test_every_means_boundaries_of_the_outermost_loop():
+    policy = Policy(1e-9, every=True).observe("epoch", Iteration(1.0))
+    assert policy.decide("epoch", Facts(since=1.0)).save
+    assert not policy.decide("epoch", Facts(since=1.0, ends=True)).save
+    assert not policy.decide("step", Facts(since=1.0, depth=1)).save
+    assert Policy(0.0, every=True).decide("epoch", Facts(since=1.0)).save
+
+
+def test_the_first_save_of_a_run_does_not_speak_for_the_others():
+    """It also stores what never changes."""
+    policy = Policy(0.1).observe("epoch", Iteration(10.0))
+    for blocking in (2.0, 0.1):
+        policy = policy.observe("epoch", Saved(blocking))
+    assert policy.cost("epoch") == pytest.approx(0.1)
+    assert policy.paid == pytest.approx(2.1)
+
+
+def test_where_a_core_is_free_less_is_assumed_to_be_lost():
+    crowded = Policy(0.1).observe("epoch", Saved(0.0, 1.0, cpu=1.0, crowded=1.0))
+    alone = Policy(0.1).observe("epoch", Saved(0.0, 1.0, cpu=1.0, crowded=0.0))
+    assert 0 < alone.paid < crowded.paid
+
+
+def test_what_came_to_nothing_is_paid_all_the_same():
+    policy = Policy(0.1).observe("epoch", Iteration(10.0)).wasted(0.9)
+    assert not policy.decide("epoch", Facts(since=10.0, nbytes=10**9)).save

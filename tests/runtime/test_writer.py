@@ -182,6 +182,7 @@ def test_a_busy_disk_makes_it_skip_not_wait(make, checkpoints):
     go, writer = stalled(checkpoints), make(staging=ONE)
     state = arrays()
     assert submit(writer, 0, state)
+    state["weights"] += 1
     assert not submit(writer, 1, state)
     assert "still being written" in writer.reason
     assert not writer.drain(0.01)
@@ -201,6 +202,91 @@ def test_waiting_waits(make, checkpoints):
     assert submit(writer, 1, state, wait=True)
     assert writer.drain(30)
     assert len(checkpoints.of("r")) == 2
+
+
+def test_what_is_in_flight_already_is_not_copied_again(make, checkpoints):
+    go, writer = stalled(checkpoints), make(staging=ONE)
+    state = arrays()
+    assert submit(writer, 0, state)
+    state["bias"] += 1
+    assert submit(writer, 1, state)
+    later = {key: value.copy() for key, value in state.items()}
+    state["weights"] += 1  # training goes on at once
+    go.set()
+    assert writer.drain(30)
+    equal(checkpoints, 1, later)
+    one, two = checkpoints.of("r")
+    assert one.parts["weights"] == two.parts["weights"]
+    assert two.stored < state["shared"].nbytes
+    assert submit(writer, 2, state)
+    assert writer.drain(30)
+    equal(checkpoints, 2, state)
+
+
+def test_what_leans_on_a_checkpoint_that_failed_is_not_saved(make, checkpoints, warned):
+    go, real = threading.Event(), checkpoints.save
+
+    def save(run, seq, *rest):
+        assert go.wait(30)
+        if not seq:
+            raise OSError(errno.ENOSPC, "full")
+        return real(run, seq, *rest)
+
+    checkpoints.save = save
+    writer = make(staging=ONE)
+    state = arrays()
+    assert submit(writer, 0, state)
+    assert submit(writer, 1, state)
+    go.set()
+    assert writer.drain(30)
+    assert checkpoints.of("r") == []
+    assert writer.costs.failed == 2
+    while not submit(writer, 2, state):
+        pass  # some boundaries are let pass after a failure
+    assert writer.drain(30)
+    equal(checkpoints, 2, state)
+
+
+def test_a_state_that_stays_every_other_time_is_copied_once(writer, checkpoints):
+    state, copied = arrays(), []
+    for seq in range(8):
+        state["weights"] += seq % 2
+        before = writer.costs.copied
+        assert submit(writer, seq, state, wait=True)
+        assert writer.drain(30)
+        equal(checkpoints, seq, state)
+        copied.append(writer.costs.copied - before)
+    assert all(each < state["weights"].nbytes for each in copied[4::2])
+
+
+def test_memory_is_made_ready_before_a_large_state_is_copied(make, checkpoints, monkeypatch):
+    monkeypatch.setattr("rearview.runtime.staging.COLD", 2 * MB)
+    writer = make()
+    state = {"w": np.zeros(MB)}
+    assert not submit(writer, 0, state)
+    assert "made ready" in writer.reason
+    while writer.refusal() or not submit(writer, 1, state):
+        pass
+    assert writer.drain(30)
+    equal(checkpoints, 1, state)
+
+
+def test_a_checkpoint_that_must_be_taken_does_not_wait_for_memory(make, checkpoints, monkeypatch):
+    monkeypatch.setattr("rearview.runtime.staging.COLD", 2 * MB)
+    writer, state = make(), {"w": np.zeros(MB)}
+    assert submit(writer, 0, state, wait=True)
+    assert writer.drain(30)
+    equal(checkpoints, 0, state)
+
+
+def test_a_state_that_would_exhaust_the_machine_is_refused(make, warned, monkeypatch):
+    monkeypatch.setattr("rearview.runtime.staging.COLD", MB)
+    monkeypatch.setattr("rearview.runtime.writer.free", lambda: 10 * MB)
+    writer, state = make(), {"w": np.zeros(MB)}
+    assert not submit(writer, 0, state, wait=True)
+    assert "memory" in writer.reason
+    assert not submit(writer, 1, state)
+    assert len(warned) == 1
 
 
 def test_a_larger_bound_lets_several_wait_for_the_disk(make, checkpoints):

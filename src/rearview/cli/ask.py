@@ -150,6 +150,14 @@ def _costs(costs: dict[str, Any]) -> list[str]:
     if "overhead" in costs and "computed" in costs:
         share, computed = costs.pop("overhead"), costs.pop("computed")
         lines.append(f"{share:.2%} beside {duration(computed)} of computing")
+    waits = [
+        f"{duration(costs.pop(name))} {words}"
+        for name, words in (
+            ("waited", "waiting for us"),
+            ("lost", "lost, about, to writing beside it"),
+        )
+        if name in costs
+    ]
     times = [
         f"{duration(costs.pop(name))} {name}"
         for name in ("blocking", "background", "cpu")
@@ -163,9 +171,9 @@ def _costs(costs: dict[str, Any]) -> list[str]:
     counts = [
         f"{costs.pop(name)} {name}" for name in ("saved", "skipped", "failed") if name in costs
     ]
-    lines += [", ".join(some) for some in (times, sizes, counts) if some]
+    lines += [", ".join(some) for some in (waits, times, sizes, counts) if some]
     because = costs.pop("skipped_because", {})
-    lines += [f"skipped {count} times: {reason}" for reason, count in because.items()]
+    lines += [f"skipped {plural(count, 'time')}: {reason}" for reason, count in because.items()]
     return lines + [f"{name}: {formats.cell(value)}" for name, value in costs.items()]
 
 

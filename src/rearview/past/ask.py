@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -29,6 +28,7 @@ from rearview.store.sweep import gc as sweep
 from rearview.store.tables.check import check_records
 from rearview.store.tables.duck import quoted
 from rearview.store.tables.table import Table
+from rearview.store.thinning import named
 from rearview.store.verify import Report, verify
 from rearview.store.versions import Versions
 from rearview.store.views import Tables
@@ -303,26 +303,9 @@ class History:
     ) -> Freed:
         """Free what nothing refers to, and thin checkpoints until `budget` bytes suffice."""
         bound = budget if budget is not None else self.settings.budget or None
-        return sweep(self.project, referenced=self._referenced, budget=bound, keep=keep, dry=dry)
-
-    def _referenced(self) -> list[str]:
-        """Return the objects that records name, alone or inside lists and dictionaries."""
-        self._tables.refresh()
-        rows = self._tables.sql(
-            "SELECT DISTINCT text FROM records WHERE kind IN ('object', 'json') "
-            "AND contains(text, '$object')"
+        return sweep(
+            self.project, referenced=lambda: named(self._tables), budget=bound, keep=keep, dry=dry
         )
-        return [oid for row in rows for oid in _oids(json.loads(row["text"]))]
-
-
-def _oids(value: object) -> Iterator[str]:
-    if isinstance(value, dict):
-        if isinstance(value.get("$object"), str):
-            yield value["$object"]
-        value = list(value.values())
-    if isinstance(value, list):
-        for item in value:
-            yield from _oids(item)
 
 
 def _exact(reports: list[dict[str, object]]) -> str:

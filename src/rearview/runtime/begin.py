@@ -100,7 +100,7 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
         runs.start(run, facts(control, project, settings, run, key, watched=watched))
         os.environ[RUN_VARIABLE] = run
     checkpoints = Checkpoints(project)
-    pulse = Pulse.begin(settings, project.cache / "policy", control.target)
+    pulse = Pulse.begin(settings, project, run, control.target)
     session = Recorder(
         project,
         run,
@@ -143,7 +143,7 @@ def _resume(control: Control) -> Resumer:
     checkpoints = Checkpoints(project)
     saved = checkpoints.of(run.id)
     target = last_usable(saved)
-    pulse = Pulse.begin(settings, project.cache / "policy", control.target)
+    pulse = Pulse.begin(settings, project, run.id, control.target)
     since = int(target.meta["records"]) if target is not None else 0
     attempt = 1 + int(run.facts.get("attempts", 0))
     runs.resume(run.id, {"heartbeat": settings.heartbeat, "since": since})

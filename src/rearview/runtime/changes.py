@@ -7,14 +7,17 @@ object. A buffer whose sampled bytes differ has changed for certain and goes str
 
 from __future__ import annotations
 
+import ctypes
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import xxhash
 
+from rearview.errors import StoreError
 from rearview.model import ObjectRef, Part
-from rearview.runtime.pages import Pages, Watch
+from rearview.runtime.pages import Pages, Watch, address_of
 from rearview.store.checkpoints import OBJECT_FROM
 from rearview.store.direct import ALIGN
 from rearview.store.objects import plain
@@ -27,6 +30,8 @@ SMALL = 1 << 16
 MOST_PACKS = 8
 """Old packs that one checkpoint may lean on; beyond that small parts are written again."""
 SAMPLES = 16
+SELDOM = 2
+"""After so many changes in a row nobody expects a buffer to stay, and it is not hashed."""
 
 
 @dataclass(slots=True)
@@ -38,6 +43,10 @@ class _Seen:
     hash: bytes | None
     """Of all bytes; None while it changes at every save, when nobody would look at it."""
     watch: Watch | None = None
+    changes: int = 0
+    """How often in a row it was found changed."""
+    same: int = 0
+    """How often in a row it was found unchanged."""
 
 
 @dataclass(slots=True)
@@ -48,6 +57,10 @@ class Staged:
     tiny: dict[str, int] = field(default_factory=dict)
     gathered: memoryview = field(default_factory=lambda: memoryview(b""))
     nbytes: int = 0
+    lean: dict[str, Staged] = field(default_factory=dict)
+    """Buffers that hold what an earlier checkpoint, still in flight, has copied."""
+    refs: Mapping[str, ObjectRef] | None = None
+    """Where the copies are stored; None until they are, or if they could not be."""
 
     def spread(self) -> None:
         """Give every tiny buffer its view; not done while training waits."""
@@ -73,27 +86,42 @@ class Changes:
     def __init__(self) -> None:
         self._seen: dict[str, _Seen] = {}
         self._pages = Pages()
+        self._flying: dict[str, Staged] = {}
+        """The newest copy of a buffer that is not durable yet."""
 
     def split(
         self, buffers: Mapping[str, Any]
-    ) -> tuple[dict[str, ObjectRef], dict[str, memoryview]]:
-        """Return the references of unchanged buffers, and the others as plain bytes."""
+    ) -> tuple[dict[str, ObjectRef], dict[str, Staged], dict[str, memoryview]]:
+        """Return unchanged buffers as references, or as copies in flight; others as plain bytes."""
         same: dict[str, ObjectRef] = {}
+        lean: dict[str, Staged] = {}
         changed: dict[str, memoryview] = {}
-        seen = self._seen
+        seen, flying = self._seen, self._flying
         for key, buffer in buffers.items():
             view = plain(buffer)
             if len(view) >= SMALL:
+                ahead = flying.get(key)
+                if ahead is not None:
+                    if _equal(ahead, key, view):
+                        lean[key] = ahead
+                        continue
+                    changed[key] = view
+                    continue
                 known = seen.get(key)
                 if known is not None and self._unchanged(known, view):
                     same[key] = known.ref
                     continue
             changed[key] = view
-        return same, changed
+        return same, lean, changed
 
-    def copy(self, changed: Mapping[str, memoryview], into: memoryview) -> Staged:
+    def copy(
+        self,
+        changed: Mapping[str, memoryview],
+        into: memoryview,
+        lean: Mapping[str, Staged] | None = None,
+    ) -> Staged:
         """Copy `changed` into staging memory of at least `room(changed)` bytes."""
-        staged = Staged()
+        staged = Staged(lean=dict(lean or {}))
         at = 0
         tiny: list[memoryview] = []
         for key, view in changed.items():
@@ -113,12 +141,28 @@ class Changes:
             staged.gathered[:] = gathered
             at += len(gathered)
         staged.nbytes = at
+        self._flying.update(dict.fromkeys(staged.views, staged))
         return staged
+
+    def landed(self, staged: Staged) -> None:
+        """Let go of copies that are durable, or failed to be."""
+        for key in staged.views:
+            if self._flying.get(key) is staged:
+                del self._flying[key]
+        staged.release()
 
     def parts(self, staged: Staged, same: Mapping[str, ObjectRef]) -> list[Part]:
         """Return the parts of the checkpoint; small copies that did not change become references."""
         staged.spread()
         parts = [Part(key, b"", ref) for key, ref in same.items()]
+        for key, ahead in staged.lean.items():
+            if ahead.refs is None:
+                raise StoreError(
+                    "The checkpoint that this one shares bytes with could not be saved. The next "
+                    "one holds everything itself.",
+                    slug="object-missing",
+                )
+            parts.append(Part(key, b"", ahead.refs[key]))
         packs: set[str] = set()
         for key, view in staged.views.items():
             known = self._seen.get(key)
@@ -133,6 +177,7 @@ class Changes:
 
     def learn(self, staged: Staged, refs: Mapping[str, ObjectRef]) -> None:
         """Take note of what was saved, and of what turned out not to have changed."""
+        staged.refs = refs
         for key, view in staged.views.items():
             known, ref = self._seen.get(key), refs[key]
             if len(view) < SMALL:
@@ -141,7 +186,9 @@ class Changes:
             elif known is None or known.ref.oid == ref.oid:
                 self._seen[key] = _Seen(ref, _sample(view), _hash(view))
             else:
-                self._seen[key] = _Seen(ref, _sample(view), None)
+                changes = known.changes + 1
+                seldom = _hash(view) if changes <= SELDOM else None
+                self._seen[key] = _Seen(ref, _sample(view), seldom, changes=changes)
 
     def forget(self) -> None:
         """Assume nothing: the next save copies everything."""
@@ -162,13 +209,16 @@ class Changes:
             known.watch = None
         if known.hash is None or _sample(view) != known.sample:
             return False
-        # watched before it is hashed: a write in between is then seen the next time
-        watch = self._pages.watch(view)
+        # watched before it is hashed: a write in between is then seen the next time; and not at
+        # once, because the first write to each page that is watched costs more than its copy
+        watch = self._pages.watch(view) if known.same else None
         if _hash(view) != known.hash:
             if watch is not None:
                 self._pages.forget(watch)
             return False
         known.watch = watch
+        known.changes = 0
+        known.same += 1
         return True
 
 
@@ -182,6 +232,27 @@ def room(changed: Mapping[str, memoryview]) -> int:
 
 def _hash(view: memoryview) -> bytes:
     return xxhash.xxh3_128_digest(view)
+
+
+def _equal(ahead: Staged, key: str, view: memoryview) -> bool:
+    """Say whether `view` holds what was copied into staging memory before."""
+    try:
+        copied = ahead.views[key][:]  # while this is held, the memory stays mapped
+    except (KeyError, ValueError):
+        return False  # durable meanwhile
+    with copied:
+        if len(copied) != len(view) or _sample(copied) != _sample(view):
+            return False
+        return not _memcmp(address_of(copied), address_of(view), len(view))
+
+
+def _memcmp(one: int, other: int, nbytes: int) -> int:
+    return int(_compare()(ctypes.c_void_p(one), ctypes.c_void_p(other), ctypes.c_size_t(nbytes)))
+
+
+@functools.cache
+def _compare() -> Any:
+    return ctypes.CDLL(None).memcmp  # which releases the interpreter lock
 
 
 def _sample(view: memoryview) -> bytes:

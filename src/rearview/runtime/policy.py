@@ -43,6 +43,8 @@ class Facts:
     """0 at a boundary of the outermost loop."""
     nbytes: int = 0
     """Bytes of state, as far as known."""
+    ends: bool = False
+    """An inner loop has ended here; the boundary of the outermost loop is still to come."""
     busy: bool = False
     """The previous checkpoint is still being written and there is no room for another."""
 
@@ -103,7 +105,7 @@ class Policy:
 
     def decide(self, name: str, facts: Facts) -> Decision:
         """Say whether to save at site `name` now."""
-        if self.every and facts.depth == 0:
+        if self.every and facts.depth == 0 and not facts.ends:
             return Decision(True, "every boundary of the outermost loop was asked for")
         if self.epsilon <= 0:
             return Decision(False, "checkpoints are off: epsilon is 0")
@@ -116,6 +118,7 @@ class Policy:
             self._over_budget(name, facts, cost, restore)
             or self._no_gain(facts, cost, restore)
             or (self._inner(facts, cost) if facts.depth else None)
+            or (self._kept(facts, cost) if facts.ends and not facts.depth else None)
         )
         if refusal:
             return Decision(False, refusal, cost)
@@ -183,9 +186,17 @@ class Policy:
             return (
                 f"an inner boundary is worth saving every {_s(period)}, not after {_s(facts.since)}"
             )
+        return self._kept(facts, cost)
+
+    def _kept(self, facts: Facts, cost: float) -> str | None:
+        """Leave the boundary of the outermost loop enough: that is where runs are continued."""
         if cost * 2 > self.epsilon * max(self.computed, facts.since) - self.paid:
             return f"what the budget leaves ({_s(cost)}) is kept for the outer loop"
         return None
+
+    def wasted(self, seconds: float) -> Policy:
+        """Return this policy with `seconds` paid for a save that did not come about."""
+        return replace(self, paid=self.paid + seconds)
 
 
 def _s(seconds: float) -> str:

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections import Counter, deque
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import msgspec
 
 from rearview.config import Settings
 from rearview.model import Checkpoint
+from rearview.runtime.budget import Budget
 from rearview.runtime.costs import Costs
 from rearview.runtime.policy import Decision, Facts, Policy
 from rearview.runtime.sites import Iteration, Saved
-from rearview.store.project import publish
+from rearview.store.project import Project, publish
 
 _RUNNING = ""
 """Site under which computing time is counted that no finished iteration accounts for yet."""
+_TELLING = 0.05
+"""Seconds of computing that tell how many cores it keeps busy."""
+_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 _IN_FLIGHT = 2
 """Saves that may be under way at once: the end of an inner loop and the boundary after it."""
 
@@ -34,21 +39,40 @@ class Pulse:
     """Up to when computing time has been counted."""
     waited: float = 0.0
     """Seconds since then that the program waited for us."""
+    total: float = 0.0
+    """Seconds that it waited for us in all."""
+    lost: float = 0.0
+    """Seconds that it lost, about, to what went on beside it."""
+    nbytes: int = 0
+    """Bytes of state, as far as known."""
     inflight: int = 0
     captured: dict[int, tuple[str, float]] = field(default_factory=dict)
     done: deque[tuple[int, Costs]] = field(default_factory=deque)
     """Saves that the writer's thread has finished, not yet told to the policy."""
+    budget: Budget | None = None
+    """Keeps the store within its size."""
     reasons: Counter[str] = field(default_factory=Counter)
+    _beside: float = 0.0
+    """Seconds of the present iteration during which a checkpoint was being written."""
+    _turned: float = 0.0
+    """How long the program had waited for us when the iteration began."""
+    _used: float = field(default_factory=process_time)
+    """Processor seconds up to `now`."""
+    _rate: float = 1.0
+    """Cores that training keeps busy, of late."""
 
     @classmethod
-    def begin(cls, settings: Settings, folder: Path, script: str) -> Pulse:
+    def begin(cls, settings: Settings, project: Project, run: str, script: str) -> Pulse:
         """Return a pulse that knows what earlier runs of `script` learnt."""
+        folder = project.cache / "policy"
         file = folder / f"{hashlib.sha256(script.encode()).hexdigest()[:16]}.json"
         try:
             learnt = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
         except (OSError, msgspec.DecodeError):
             learnt = {}
-        return cls(Policy.learnt(settings.epsilon, settings.every, learnt), file)
+        budget = Budget(project, run, settings.budget) if settings.budget else None
+        policy = Policy.learnt(settings.epsilon, settings.every, learnt)
+        return cls(policy, file, budget=budget)
 
     def turn(self, site: str, seconds: float) -> None:
         """Count an iteration of a loop, or a loop as a whole, that took `seconds`.
@@ -56,53 +80,76 @@ class Pulse:
         Its depth is given as 1: the run's own time is counted once, by the clock.
         """
         self._count()
-        self.policy = self.policy.observe(site, Iteration(seconds, depth=1))
+        alone = max(0.0, seconds - (self.total - self._turned))
+        beside, self._beside, self._turned = self._beside, 0.0, self.total
+        event = Iteration(alone, depth=1, overlap=min(beside, alone))
+        self.policy = self.policy.observe(site, event)
 
     def _count(self) -> None:
         now = perf_counter()
         seconds = max(0.0, now - self.now - self.waited)
         self.now, self.waited = now, 0.0
-        beside = 0.0
+        used, beside = process_time(), 0.0
+        spent, self._used = used - self._used - sum(costs.cpu for _, costs in self.done), used
+        if seconds > _TELLING:
+            self._rate = max(0.0, spent) / seconds
         while self.done:
             seq, costs = self.done.popleft()
             self.inflight -= 1
             site, capture = self.captured.pop(seq, (_RUNNING, 0.0))
             beside += costs.background
-            event = Saved(costs.blocking + capture, costs.background, costs.cpu)
+            crowded = min(1.0, max(0.0, self._rate + 1 - _CORES))
+            event = Saved(costs.blocking + capture, costs.background, costs.cpu, crowded)
+            paid = self.policy.paid
             self.policy = self.policy.observe(site, event)
+            self.lost += self.policy.paid - paid - event.blocking
+        self._beside += beside
         event_of_time = Iteration(seconds, depth=0, overlap=min(beside, seconds))
         self.policy = self.policy.observe(_RUNNING, event_of_time)
 
-    def decide(self, site: str, since: float, depth: int) -> Decision:
-        """Say whether to save at a site now."""
+    def decide(self, site: str, since: float, depth: int, *, ends: bool = False) -> Decision:
+        """Say whether to save at a site now; `ends` is after an inner loop."""
         self._count()
-        decision = self.policy.decide(site, Facts(since, depth, busy=self.inflight >= _IN_FLIGHT))
+        busy = self.inflight >= _IN_FLIGHT
+        decision = self.policy.decide(site, Facts(since, depth, self.nbytes, ends, busy))
         if not decision.save:
-            self.reasons[decision.reason.partition(";")[0].split(" of ")[0]] += 1
+            self.refused(decision.reason)
         return decision
+
+    def refused(self, reason: str) -> None:
+        """Count a checkpoint that is not taken, by the kind of reason."""
+        self.reasons[_kind(reason)] += 1
 
     def saving(self, seq: int, site: str, seconds: float) -> None:
         """Note that a checkpoint is being handed over, whose capture took `seconds`."""
         self.captured[seq] = (site, seconds)
         self.inflight += 1
 
-    def skipped(self, seq: int) -> None:
-        """Note that it was not taken after all."""
-        self.captured.pop(seq, None)
+    def skipped(self, seq: int, reason: str) -> None:
+        """Note that it was not taken after all; what looking at the state cost is paid."""
+        _, seconds = self.captured.pop(seq, (_RUNNING, 0.0))
+        self.policy = self.policy.wasted(seconds)
         self.inflight -= 1
+        self.refused(reason)
 
     def paid(self, seconds: float) -> None:
         """Note that the program waited for us."""
         self.waited += seconds
+        self.total += seconds
 
     def saved(self, checkpoint: Checkpoint, costs: Costs) -> None:
         """Take the writer's word that a checkpoint is durable; called on its thread."""
+        self.nbytes = costs.logical
+        if self.budget is not None:
+            self.budget.saved(costs)
         self.done.append((checkpoint.seq, costs))
 
     def keep(self) -> None:
         """Keep what was learnt for the next run of the same script."""
         self._count()
         self.file.parent.mkdir(parents=True, exist_ok=True)
+        if self.budget is not None:
+            self.budget.close()
         publish(self.file, msgspec.json.encode(self.policy.facts()), durable=False)
 
     def report(self, costs: Costs) -> dict[str, Any]:
@@ -110,7 +157,34 @@ class Pulse:
         computed = self.policy.computed or 1e-9
         return {
             **asdict(costs),
+            "skipped": sum(self.reasons.values()),
+            "waited": self.total,
             "computed": self.policy.computed,
-            "overhead": self.policy.paid / computed,
+            "lost": self.lost,
+            "overhead": (self.total + self.lost) / computed,
             "skipped_because": dict(self.reasons.most_common(5)),
         }
+
+
+def _kind(reason: str) -> str:
+    """Return a reason without its numbers, so that like ones are counted together.
+
+    >>> _kind("it would cost 2.5 s; 10 % of the 10 s computed so far leave 1 s")
+    'the budget is used up'
+    """
+    for words, kind in _KINDS.items():
+        if words in reason:
+            return kind
+    return reason.partition(":")[2].strip() or reason
+
+
+_KINDS = {
+    "computed so far": "the budget is used up",
+    "that this loop has computed": "the budget is used up",
+    "kept for the outer loop": "the budget is kept for the outer loop",
+    "is no slower than saving": "computing again is no slower than saving and restoring",
+    "too little of the": "it would save too little of the run",
+    "an inner boundary is worth": "inner boundaries are saved at long intervals only",
+    "exceed the staging bound": "the changed bytes exceed the bound on staging memory",
+    "saves failed": "waiting after saves that failed",
+}

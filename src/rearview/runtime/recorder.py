@@ -25,9 +25,10 @@ from rearview.runtime.loops import Entry
 from rearview.runtime.outputs import Outputs
 from rearview.runtime.printing import Printing
 from rearview.runtime.pulse import Pulse
-from rearview.runtime.session import Session, position
+from rearview.runtime.session import Session, position, untried
 from rearview.runtime.signals import Signals
 from rearview.runtime.state.capture import capture
+from rearview.runtime.state.tensors import memory_of
 from rearview.runtime.surroundings import surroundings
 from rearview.runtime.timeline import Timeline
 from rearview.runtime.writer import Writer
@@ -100,7 +101,7 @@ class Recorder(Session):
     def leave(self, entry: Entry, frame: FrameType | None, *, ended: bool) -> None:
         """Note what a loop took."""
         outermost = self.nest is not None and self.nest.entry is entry
-        if outermost and not ended and not _untried(entry, frame):
+        if outermost and not ended and not untried(entry, frame):
             self.timeline.turn(entry.now + 1, self.pulse.waited)
         super().leave(entry, frame, ended=ended)
         if outermost:
@@ -127,8 +128,11 @@ class Recorder(Session):
             if nest.anchors is None:
                 if nest.entry is entry and self._may_walk(entry):
                     found, _ = self.roots(frame)
-                    self.anchor(nest, index, found)
+                    anchors = self.anchor(nest, index, found)
                     self.walked += nest.seconds
+                    self.pulse.paid(nest.seconds)
+                    self.pulse.nbytes = memory_of(anchors.alive())
+                    self.writer.prepare(self.pulse.nbytes)
             elif index and (nest.entry is entry or perf_counter() >= self.due):
                 self.consider(entry, index, START, frame)
         except Exception as exc:
@@ -198,14 +202,17 @@ class Recorder(Session):
     def consider(self, entry: Entry, index: int, edge: str, frame: FrameType) -> None:
         """Save if the policy finds that it pays."""
         depth = len(self.stack) - 1
-        if edge == END and depth == 1:
-            depth = 0  # what an iteration of the outermost loop leaves to be skipped to
+        ends = edge == END and depth == 1  # what an iteration leaves to be skipped to
         begun = perf_counter()
         since = begun - (entry.started if edge == END else max(entry.started, self.last))
-        decision = self.pulse.decide(entry.site.id + edge, since, depth)
+        decision = self.pulse.decide(entry.site.id + edge, since, depth * (not ends), ends=ends)
         if not decision.save and not self._last_chance(entry, edge):
             if edge == START:
                 self.due = begun + _PATIENCE
+            return
+        refusal = "" if self.settings.every else self.writer.refusal()
+        if refusal:
+            self.pulse.refused(refusal)
             return
         took = self.save(entry, index, edge, frame)
         if took and edge == START:
@@ -270,7 +277,7 @@ class Recorder(Session):
             wait=wait or self.settings.every,
         )
         if not taken:
-            self.pulse.skipped(self.seq)
+            self.pulse.skipped(self.seq, self.writer.reason)
         return taken and not (wait and captured.missing)
 
     def place(self, entry: Entry, index: int) -> Point:
@@ -383,12 +390,3 @@ class Recorder(Session):
             yield self.script
         for _, module in project_modules(self.belongs):
             yield str(module.__file__)
-
-
-def _untried(entry: Entry, frame: FrameType | None) -> bool:
-    """Say whether a `while` loop ended at its test, so that the last turn had no body."""
-    if frame is None or id(frame) != entry.frame:
-        return False
-    here = position(frame)
-    heads = [place for place in entry.site.breaks if place[0] == entry.site.line]
-    return bool(heads) and here == min(heads)

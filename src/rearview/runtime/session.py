@@ -361,3 +361,12 @@ def _frames() -> Iterator[int]:
     while frame is not None:
         yield id(frame)
         frame = frame.f_back
+
+
+def untried(entry: Entry, frame: FrameType | None) -> bool:
+    """Say whether a `while` loop ended at its test, so that the last turn had no body."""
+    if frame is None or id(frame) != entry.frame:
+        return False
+    here = position(frame)
+    heads = [place for place in entry.site.breaks if place[0] == entry.site.line]
+    return bool(heads) and here == min(heads)

@@ -12,6 +12,8 @@ PRIOR = 3
 """Iterations of either kind that it takes for what was measured to outweigh what was assumed."""
 STOLEN = 0.5
 """Share of background processor time assumed to be lost to training, before it was measured."""
+CALM = 0.2
+"""How much of that remains where a core was free for it: memory and caches are shared still."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,8 @@ class Saved:
     """Seconds that threads beside the training took."""
     cpu: float = 0.0
     """Processor seconds of those."""
+    crowded: float = 1.0
+    """Share of a core that training leaves too few for them: 0 when one was free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +80,21 @@ class Site:
             return self._iterated(event)
         if isinstance(event, Saved):
             cost = event.blocking + self.contention(event)
-            return replace(self, k=self.k + 1, save=_mix(self.save, cost))
+            mean = _mix(self.save, cost)
+            if self.k == 1:
+                # the first of a run also stored what never changes, and tells little of the others
+                mean = min(mean, cost)
+            return replace(self, k=self.k + 1, save=mean)
         return replace(self, restores=_mix(self.restores, event.seconds))
 
     def contention(self, event: Saved) -> float:
         """Return the seconds that training loses to the background part of a save.
 
         An honest estimate: iterations beside a save are compared with iterations alone, per
-        second of overlap. Until enough of both were seen, half the processor time is assumed.
+        second of overlap. Until enough of both were seen, half the processor time is assumed,
+        and less where training left a core free.
         """
-        assumed = STOLEN * event.cpu
+        assumed = STOLEN * event.cpu * (CALM + (1 - CALM) * event.crowded)
         seen = min(self.alone_count, self.beside_count)
         if not seen or self.overlap <= 0:
             return assumed

@@ -14,6 +14,10 @@ SMALL = 16 << 20
 """Without a bound, several small checkpoints may wait for the disk together in so many bytes."""
 DEEPEST = 8
 """Checkpoints in flight at most: what a program waits for when it ends."""
+SPARE = 1 << 20
+"""What a checkpoint needs at most to be taken while memory for another is in use."""
+COLD = 32 << 20
+"""Bytes that may be touched for the first time while training waits; more is made ready beside it."""
 _NORESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000)
 _POPULATE_WRITE = 23
 """MADV_POPULATE_WRITE of Linux 5.14: make pages present without writing into them."""
@@ -26,6 +30,8 @@ class Lease:
     start: int
     end: int
     view: memoryview
+    spare: bool = False
+    """It is none of the mapping."""
 
 
 class Staging:
@@ -84,10 +90,19 @@ class Staging:
         self.touched = max(self.touched, start + need)
         return lease
 
+    def cold(self, need: int) -> bool:
+        """Say whether `need` bytes would cost much more than their copy, for want of being touched."""
+        return need - self.touched > COLD
+
+    def spare(self, need: int) -> Lease | None:
+        """Return a little memory of its own, for a checkpoint that leans on the one in flight."""
+        return Lease(0, need, memoryview(bytearray(need)), spare=True) if need <= SPARE else None
+
     def release(self, lease: Lease) -> None:
         """Take back a lease; its memory stays warm for the next."""
         lease.view.release()
-        self._leases.remove(lease)
+        if not lease.spare:
+            self._leases.remove(lease)
 
     def warm(self, nbytes: int) -> None:
         """Make `nbytes` present now, so that the first copy into them runs at full speed."""
@@ -98,7 +113,7 @@ class Staging:
         base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         libc = ctypes.CDLL(None, use_errno=True)
         libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-        step = 64 << 20
+        step = 8 << 20  # other threads that map memory wait for one step
         for at in range(self.touched & -PAGE, nbytes, step):
             # through ctypes, because mmap.madvise keeps the interpreter lock
             if libc.madvise(base + at, min(step, nbytes - at), _POPULATE_WRITE):
@@ -151,6 +166,16 @@ class Staging:
             with contextlib.suppress(OSError, AttributeError):
                 self._map.madvise(getattr(mmap, advice))
         return self._map
+
+
+def free() -> int:
+    """Return the bytes of memory that could be had without harm to anybody, as the system says."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:  # noqa: PTH123 - before a copy
+            found = next(int(line.split()[1]) for line in lines if line.startswith("MemAvail"))
+        return found << 10
+    except (OSError, StopIteration, ValueError):
+        return _memory()
 
 
 def _memory() -> int:

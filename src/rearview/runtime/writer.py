@@ -19,11 +19,13 @@ from rearview.model import Checkpoint, ObjectRef, Part, Point
 from rearview.runtime.changes import Changes, Staged, room
 from rearview.runtime.costs import Costs
 from rearview.runtime.device import Device, Fetch
-from rearview.runtime.staging import Lease, Staging
+from rearview.runtime.staging import DEEPEST, Lease, Staging, free
 from rearview.store.checkpoints import Checkpoints
 
 SKELETON = "skeleton"
 """Key of the part that holds everything but the buffers."""
+_BUSY = "busy: the previous checkpoint is still being written"
+_PREPARING = "preparing: memory for the copy is still being made ready"
 NICE = 10
 """How far background threads stand back behind training when cores are short."""
 
@@ -73,6 +75,7 @@ class Writer:
         self._changed = threading.Condition()
         self._busy = 0
         self._warm = 0
+        self._warming = False
         self._needs: deque[int] = deque(maxlen=4)
         self._closed = False
         self._warned: set[str] = set()
@@ -82,9 +85,14 @@ class Writer:
         _abandon_in_child(self)
 
     def prepare(self, nbytes: int) -> None:
-        """Say that `nbytes` of changes are expected, so that memory for them is made ready."""
+        """Say that `nbytes` of changes are expected, so that memory for them is made ready.
+
+        Never more than a quarter of what the machine has left: it may not be needed after all.
+        """
+        if not self._staging.cold(nbytes):
+            return
         with self._changed:
-            self._warm = max(self._warm, nbytes)
+            self._warm = max(self._warm, min(nbytes, free() // 4))
             self._start()
             self._changed.notify_all()
 
@@ -137,6 +145,13 @@ class Writer:
                 )
         return took
 
+    def refusal(self) -> str:
+        """Return why a checkpoint that may not wait would be refused now, whatever is in it."""
+        with self._changed:
+            if self._warming:
+                return _PREPARING
+            return "" if self._free() else _BUSY
+
     def drain(self, timeout: float | None = None) -> bool:
         """Wait until everything submitted is durable (or has failed); False when out of time."""
         with self._changed:
@@ -173,10 +188,12 @@ class Writer:
             self.reason = f"waiting: the last {self._failures} saves failed"
             return False
         if not self._room(wait):
-            self.reason = "busy: the previous checkpoint is still being written"
+            self.reason = _BUSY
             return False
-        same, changed = self._changes.split(buffers)
+        same, lean, changed = self._changes.split(buffers)
         need = room(changed)
+        if self._staging.cold(need) and not self._can_have(job, need, wait):
+            return False
         while (lease := self._take(need)) is None:
             if not self._staging.fits(need):
                 self.reason = (
@@ -186,12 +203,12 @@ class Writer:
                 self._warn_once("staging", f"No checkpoint was saved at {job.point}. {self.reason}")
                 return False
             if not (wait and self._busy):
-                self.reason = "busy: the previous checkpoint is still being written"
+                self.reason = _BUSY
                 return False
             with self._changed:
                 self._changed.wait(1.0)
         try:
-            staged = self._changes.copy(changed, lease.view)
+            staged = self._changes.copy(changed, lease.view, lean)
             fetch = self._device.fetch(device) if device else None
         except BaseException:
             with self._changed:
@@ -208,17 +225,38 @@ class Writer:
         return True
 
     def _room(self, wait: bool) -> bool:
-        """Say, before anything is looked at, whether a checkpoint like the last one has room."""
-
-        def free() -> bool:
-            return self._busy < self._staging.depth and not self._device.busy
-
+        """Say, before anything is looked at, whether another checkpoint may have room."""
         with self._changed:
-            return free() or (wait and self._changed.wait_for(free))
+            return self._free() or (wait and self._changed.wait_for(self._free))
+
+    def _free(self) -> bool:
+        # one more than fits: it may hold little else than the one in flight does
+        most = min(self._staging.depth + 1, DEEPEST)
+        return self._busy < most and not self._device.busy
+
+    def _can_have(self, job: _Job, need: int, wait: bool) -> bool:
+        """Say whether memory that was never touched may be; else have it made ready."""
+        if self._staging.fits(need) and need - self._staging.touched > free() // 2:
+            self.reason = (
+                f"too large: {need} changed bytes are more than half of the memory that this "
+                "machine has left"
+            )
+            self._warn_once("memory", f"No checkpoint was saved at {job.point}. {self.reason}")
+            return False
+        if wait or not self._staging.fits(need):
+            return True
+        self.prepare(need)
+        if not self._staging.cold(min(need, free() // 4)):
+            return True  # all that is made ready beforehand is
+        self.reason = _PREPARING
+        return False
 
     def _take(self, need: int) -> Lease | None:
         with self._changed:
-            return self._staging.take(need)
+            lease = self._staging.take(need)
+            if lease is None and self._busy == self._staging.depth:
+                lease = self._staging.spare(need)
+            return lease
 
     def _start(self) -> None:
         if self._thread is None and not self._closed:
@@ -231,6 +269,7 @@ class Writer:
             with self._changed:
                 self._changed.wait_for(lambda: self._jobs or self._warm or self._closed)
                 warm, self._warm = self._warm, 0
+                self._warming = bool(warm)
                 job = self._jobs.popleft() if self._jobs else None
                 if job is None and not warm:
                     return
@@ -240,7 +279,9 @@ class Writer:
             if job is None:
                 with contextlib.suppress(MemoryError):
                     self._staging.warm(warm)
+                self._warming = False
                 continue
+            self._warming = False
             self._save(job)
 
     def _save(self, job: _Job) -> None:
@@ -261,7 +302,7 @@ class Writer:
             self._changes.forget()
             self._report(exc, f"{job.run}/{job.seq}")
         copied = job.staged.nbytes + (job.fetch.nbytes if job.fetch else 0)
-        job.staged.release()
+        self._changes.landed(job.staged)
         if job.fetch is not None:
             self._device.release(job.fetch)
         used = time.thread_time() - cpu + self._checkpoints.hashing - hashing
@@ -281,7 +322,8 @@ class Writer:
             self._notify(checkpoint, spent)
         with self._changed:
             self.costs = self.costs + spent
-            self._needs.append(job.lease.end - job.lease.start)
+            if not job.lease.spare:
+                self._needs.append(job.lease.end - job.lease.start)
             self._staging.release(job.lease)
             self._busy -= 1
             if not self._busy and len(self._needs) == self._needs.maxlen:

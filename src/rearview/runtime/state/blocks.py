@@ -12,6 +12,9 @@ SMALL = 4096
 """Pieces up to this many bytes travel inside the skeleton; more of them cost less there."""
 
 
+_string_at = ctypes.string_at
+
+
 class Block(NamedTuple):
     """One piece of memory in a skeleton."""
 
@@ -41,6 +44,8 @@ class Blocks:
         self.keys: dict[tuple[int, int], str] = {}
         self.index: dict[tuple[int, int], int] = {}
         """Address and size to the number of a piece already met."""
+        self.shapes: dict[tuple[int, ...], tuple[int, ...]] = {}
+        """Shapes and strides met, one object each."""
         self._earlier = keys
         self._taken = set(keys.values())
 
@@ -64,6 +69,12 @@ class Blocks:
         self.keys[place] = key
         self.buffers[key] = view()
         self.table.append((key, nbytes, None, home, device))
+        return number
+
+    def add_small(self, address: int, nbytes: int, home: int) -> int:
+        """Return the number of a new piece of host memory that travels inside the skeleton."""
+        number = self.index[address, nbytes] = len(self.table)
+        self.table.append((None, nbytes, _string_at(address, nbytes), home, "cpu"))
         return number
 
     def add_bytes(self, buffer: Any) -> str:

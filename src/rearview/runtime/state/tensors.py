@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from rearview.errors import StateError
-from rearview.runtime.state.blocks import Blocks, Memory
+from rearview.runtime.state.blocks import SMALL, Blocks, Memory
 from rearview.runtime.state.kinds import Kind, Look, Step
 
 if TYPE_CHECKING:
@@ -41,6 +41,19 @@ def _host_bytes(storage: Any) -> Any:
     return bytes_of(storage if storage.device.type == "cpu" else storage.cpu())
 
 
+def memory_of(anchors: Iterable[Any]) -> int:
+    """Return the bytes that CPU tensors among live `anchors` stand on, each piece once."""
+    torch: Any = sys.modules.get("torch")
+    plain = {getattr(torch, "Tensor", None), getattr(getattr(torch, "nn", None), "Parameter", None)}
+    pieces: dict[int, int] = {}
+    for obj in anchors:
+        # by type, so that no object of the program is asked anything
+        if type(obj) in plain and not needs_form(obj) and obj.is_cpu:
+            storage = obj.untyped_storage()
+            pieces[storage.data_ptr()] = storage.nbytes()
+    return sum(pieces.values())
+
+
 def describe(tensor: Any, blocks: Blocks, home: int) -> tuple[Any, ...]:
     """Return (block, dtype, shape, stride, offset) of a strided tensor."""
     storage = tensor.untyped_storage()
@@ -53,8 +66,16 @@ def describe(tensor: Any, blocks: Blocks, home: int) -> tuple[Any, ...]:
         address, device = storage.data_ptr(), str(tensor.device)
     block = blocks.index.get((address, nbytes)) if address else None
     if block is None:
-        block = blocks.add(address, nbytes, lambda: _host_bytes(storage), home=home, device=device)
-    return block, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+        if nbytes <= SMALL and address and device == "cpu":
+            block = blocks.add_small(address, nbytes, home)
+        else:
+            block = blocks.add(
+                address, nbytes, lambda: _host_bytes(storage), home=home, device=device
+            )
+    # alike tensors share one tuple, which is then written once
+    shape, stride = tuple(tensor.shape), tensor.stride()
+    known = blocks.shapes.setdefault
+    return block, tensor.dtype, known(shape, shape), known(stride, stride), tensor.storage_offset()
 
 
 def extras(tensor: Any, *, carried: bool) -> tuple[Any, ...] | None:
@@ -244,8 +265,7 @@ class TensorKind(Kind):
 
 def needs_form(tensor: Any) -> bool:
     """Say whether the tensor does not simply stand on one strided storage."""
-    import torch
-
+    torch = sys.modules["torch"]
     if tensor.layout is not torch.strided or tensor.is_quantized:
         return True
     cls = type(tensor)

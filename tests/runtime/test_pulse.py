@@ -1,0 +1,104 @@
+"""What is told of a run's cost is what it cost."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from rearview.config import Settings
+from rearview.runtime import pulse as pulses
+from rearview.runtime.costs import Costs
+from rearview.runtime.pulse import Pulse
+from rearview.store.project import Project
+
+
+class Clock:
+    """Time that passes only when told."""
+
+    def __init__(self):
+        self.now = 100.0
+        self.used = 5.0
+
+    def compute(self, seconds, *, cores=1.0):
+        self.now += seconds
+        self.used += seconds * cores
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(pulses, "perf_counter", lambda: clock.now)
+    monkeypatch.setattr(pulses, "process_time", lambda: clock.used)
+    monkeypatch.setattr(pulses, "_CORES", 2)
+    return clock
+
+
+@pytest.fixture
+def pulse(tmp_path, clock):
+    made = Pulse.begin(Settings(), Project.create(tmp_path), "r", "train.py")
+    made.now, made._used = clock.now, clock.used
+    return made
+
+
+def save(pulse, clock, seq, **costs):
+    pulse.saving(seq, "epoch", 0.02)
+    clock.compute(0.02 + costs["blocking"])
+    pulse.paid(0.02 + costs["blocking"])
+    pulse.saved(SimpleNamespace(seq=seq), Costs(saved=1, **costs))
+
+
+def test_the_overhead_is_what_was_waited_and_what_was_lost(pulse, clock):
+    for seq in range(4):
+        clock.compute(10.0, cores=2)
+        pulse.turn("epoch", 10.0)
+        assert pulse.decide("epoch", 10.0, 0).save
+        save(pulse, clock, seq, blocking=0.08, background=0.5, cpu=0.4)
+    clock.compute(10.0, cores=2)
+    told = pulse.report(Costs())
+    pulse.turn("epoch", 10.0)
+    told = pulse.report(Costs())
+    assert told["waited"] == pytest.approx(0.4)
+    assert told["computed"] == pytest.approx(50.0)
+    assert told["lost"] > 0
+    assert told["overhead"] == pytest.approx((0.4 + told["lost"]) / 50.0)
+    assert told["overhead"] < 0.0667
+
+
+def test_iterations_are_counted_without_what_we_made_them_wait(pulse, clock):
+    clock.compute(10.0)
+    pulse.turn("epoch", 10.0)
+    save(pulse, clock, 0, blocking=5.0, background=1.0, cpu=1.0)
+    clock.compute(10.0)
+    pulse.turn("epoch", 15.02)
+    assert pulse.policy.sites["epoch"].computed == pytest.approx(20.0)
+    assert pulse.policy.sites["epoch"].beside == pytest.approx(10.0)
+
+
+def test_the_size_of_the_state_is_known_to_the_policy(pulse, clock):
+    pulse.nbytes = 10**12
+    clock.compute(10.0)
+    refused = pulse.decide("epoch", 10.0, 0)
+    assert not refused.save
+    assert pulse.reasons == {"the budget is used up": 1}
+
+
+def test_reasons_are_counted_by_kind_without_their_numbers(pulse, clock):
+    pulse.nbytes = 10**12
+    for seconds in (1.0, 2.0, 3.0):
+        clock.compute(seconds)
+        pulse.decide("epoch", seconds, 0)
+    pulse.saving(1, "epoch", 0.5)
+    pulse.skipped(1, "busy: the previous checkpoint is still being written")
+    assert pulse.report(Costs())["skipped_because"] == {
+        "the budget is used up": 3,
+        "the previous checkpoint is still being written": 1,
+    }
+    assert pulse.report(Costs())["skipped"] == 4
+    assert pulse.policy.paid == pytest.approx(0.5)
+
+
+def test_a_machine_whose_clock_jumps_back_computes_nothing_negative(pulse, clock):
+    clock.compute(10.0)
+    pulse.turn("epoch", 10.0)
+    clock.now -= 1e6
+    pulse.turn("epoch", 5.0)
+    assert pulse.policy.computed == pytest.approx(10.0)
