@@ -33,6 +33,8 @@ class Project:
           runs/<run>/events.jsonl      facts added later: arguments, resumptions
           runs/<run>/replays.jsonl     replays of it, and whether they were proved
           runs/<run>/clock.bin         the times the program was told, eight bytes each
+          runs/<run>/printed.jsonl     the lines it printed, with their points
+          runs/<run>/energy.jsonl      when it was on, and what it used
           runs/<run>/records-*.jsonl   records, one file per process
           runs/<run>/records-*.parquet the same, sealed; the lines are gone then
           versions.git/                source, where the project has no git
