@@ -19,7 +19,7 @@ model = nn.Sequential(
 )
 optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
 for epoch in range(epochs):
-    for step in range(60):
+    for step in range(150):
         chosen = torch.randint(len(x), (256,))
         loss = nn.functional.cross_entropy(model(x[chosen]), y[chosen])
         optimizer.zero_grad()
