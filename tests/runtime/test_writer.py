@@ -271,6 +271,17 @@ def test_memory_is_made_ready_before_a_large_state_is_copied(make, checkpoints, 
     equal(checkpoints, 1, state)
 
 
+def test_where_memory_cannot_be_made_ready_the_copy_pays_for_it(make, checkpoints, monkeypatch):
+    monkeypatch.setattr("rearview.runtime.staging.COLD", 2 * MB)
+    monkeypatch.setattr("rearview.runtime.staging._POPULATE_WRITE", 9999)
+    writer, state = make(), {"w": np.zeros(MB)}
+    assert not submit(writer, 0, state)
+    while writer.refusal() or not submit(writer, 1, state):
+        pass
+    assert writer.drain(30)
+    equal(checkpoints, 1, state)
+
+
 def test_a_checkpoint_that_must_be_taken_does_not_wait_for_memory(make, checkpoints, monkeypatch):
     monkeypatch.setattr("rearview.runtime.staging.COLD", 2 * MB)
     writer, state = make(), {"w": np.zeros(MB)}
