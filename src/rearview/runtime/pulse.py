@@ -137,6 +137,11 @@ class Pulse:
         self.waited += seconds
         self.total += seconds
 
+    def walked(self, seconds: float) -> None:
+        """Note that the program waited for a walk over its objects."""
+        self.paid(seconds)
+        self.policy = self.policy.wasted(seconds)
+
     def saved(self, checkpoint: Checkpoint, costs: Costs) -> None:
         """Take the writer's word that a checkpoint is durable; called on its thread."""
         self.nbytes = costs.logical

@@ -130,7 +130,7 @@ class Recorder(Session):
                     found, _ = self.roots(frame)
                     anchors = self.anchor(nest, index, found)
                     self.walked += nest.seconds
-                    self.pulse.paid(nest.seconds)
+                    self.pulse.walked(nest.seconds)
                     self.pulse.nbytes = memory_of(anchors.alive())
                     self.writer.prepare(self.pulse.nbytes)
             elif index and (nest.entry is entry or perf_counter() >= self.due):

@@ -76,6 +76,8 @@ class Writer:
         self._busy = 0
         self._warm = 0
         self._warming = False
+        self._tried = 0
+        """Bytes that were made ready, or could not be: the system may not offer that."""
         self._needs: deque[int] = deque(maxlen=4)
         self._closed = False
         self._warned: set[str] = set()
@@ -84,15 +86,15 @@ class Writer:
         self._thread: threading.Thread | None = None
         _abandon_in_child(self)
 
-    def prepare(self, nbytes: int) -> None:
+    def prepare(self, nbytes: int, *, surely: bool = False) -> None:
         """Say that `nbytes` of changes are expected, so that memory for them is made ready.
 
-        Never more than a quarter of what the machine has left: it may not be needed after all.
+        Unless they come `surely`, never more than a quarter of what the machine has left.
         """
         if not self._staging.cold(nbytes):
             return
         with self._changed:
-            self._warm = max(self._warm, min(nbytes, free() // 4))
+            self._warm = max(self._warm, nbytes if surely else min(nbytes, free() // 4))
             self._start()
             self._changed.notify_all()
 
@@ -148,7 +150,7 @@ class Writer:
     def refusal(self) -> str:
         """Return why a checkpoint that may not wait would be refused now, whatever is in it."""
         with self._changed:
-            if self._warming:
+            if self._warm or self._warming:
                 return _PREPARING
             return "" if self._free() else _BUSY
 
@@ -243,11 +245,9 @@ class Writer:
             )
             self._warn_once("memory", f"No checkpoint was saved at {job.point}. {self.reason}")
             return False
-        if wait or not self._staging.fits(need):
+        if wait or need <= self._tried or not self._staging.fits(need):
             return True
-        self.prepare(need)
-        if not self._staging.cold(min(need, free() // 4)):
-            return True  # all that is made ready beforehand is
+        self.prepare(need, surely=True)
         self.reason = _PREPARING
         return False
 
@@ -279,7 +279,7 @@ class Writer:
             if job is None:
                 with contextlib.suppress(MemoryError):
                     self._staging.warm(warm)
-                self._warming = False
+                self._tried, self._warming = max(self._tried, warm), False
                 continue
             self._warming = False
             self._save(job)

@@ -1,0 +1,187 @@
+"""What waits in staging memory, what need not be copied into it, and what it may take."""
+
+import errno
+import threading
+
+import numpy as np
+
+from runtime.writers import MB, ONE, arrays, equal, stalled, submit
+
+
+def test_a_busy_disk_makes_it_skip_not_wait(make, checkpoints):
+    go, writer = stalled(checkpoints), make(staging=ONE)
+    state = arrays()
+    assert submit(writer, 0, state)
+    state["weights"] += 1
+    assert not submit(writer, 1, state)
+    assert "still being written" in writer.reason
+    assert not writer.drain(0.01)
+    go.set()
+    assert writer.drain(30)
+    assert submit(writer, 2, state)
+    assert writer.drain(30)
+    assert [each.seq for each in checkpoints.of("r")] == [0, 2]
+    assert (writer.costs.saved, writer.costs.skipped) == (2, 1)
+
+
+def test_waiting_waits(make, checkpoints):
+    go, writer = stalled(checkpoints), make(staging=ONE)
+    state = arrays()
+    assert submit(writer, 0, state)
+    threading.Timer(0.05, go.set).start()
+    assert submit(writer, 1, state, wait=True)
+    assert writer.drain(30)
+    assert len(checkpoints.of("r")) == 2
+
+
+def test_what_is_in_flight_already_is_not_copied_again(make, checkpoints):
+    go, writer = stalled(checkpoints), make(staging=ONE)
+    state = arrays()
+    assert submit(writer, 0, state)
+    state["bias"] += 1
+    assert submit(writer, 1, state)
+    later = {key: value.copy() for key, value in state.items()}
+    state["weights"] += 1  # training goes on at once
+    go.set()
+    assert writer.drain(30)
+    equal(checkpoints, 1, later)
+    one, two = checkpoints.of("r")
+    assert one.parts["weights"] == two.parts["weights"]
+    assert two.stored < state["shared"].nbytes
+    assert submit(writer, 2, state)
+    assert writer.drain(30)
+    equal(checkpoints, 2, state)
+
+
+def test_what_leans_on_a_checkpoint_that_failed_is_not_saved(make, checkpoints, warned):
+    go, real = threading.Event(), checkpoints.save
+
+    def save(run, seq, *rest):
+        assert go.wait(30)
+        if not seq:
+            raise OSError(errno.ENOSPC, "full")
+        return real(run, seq, *rest)
+
+    checkpoints.save = save
+    writer = make(staging=ONE)
+    state = arrays()
+    assert submit(writer, 0, state)
+    assert submit(writer, 1, state)
+    go.set()
+    assert writer.drain(30)
+    assert checkpoints.of("r") == []
+    assert writer.costs.failed == 2
+    while not submit(writer, 2, state):
+        pass  # some boundaries are let pass after a failure
+    assert writer.drain(30)
+    equal(checkpoints, 2, state)
+
+
+def test_a_state_that_stays_every_other_time_is_copied_once(writer, checkpoints):
+    state, copied = arrays(), []
+    for seq in range(8):
+        state["weights"] += seq % 2
+        before = writer.costs.copied
+        assert submit(writer, seq, state, wait=True)
+        assert writer.drain(30)
+        equal(checkpoints, seq, state)
+        copied.append(writer.costs.copied - before)
+    assert all(each < state["weights"].nbytes for each in copied[4::2])
+
+
+def test_memory_is_made_ready_before_a_large_state_is_copied(make, checkpoints, monkeypatch):
+    monkeypatch.setattr("rearview.runtime.staging.COLD", 2 * MB)
+    writer = make()
+    state = {"w": np.zeros(MB)}
+    assert not submit(writer, 0, state)
+    assert "made ready" in writer.reason
+    while writer.refusal() or not submit(writer, 1, state):
+        pass
+    assert writer.drain(30)
+    equal(checkpoints, 1, state)
+
+
+def test_where_memory_cannot_be_made_ready_the_copy_pays_for_it(make, checkpoints, monkeypatch):
+    monkeypatch.setattr("rearview.runtime.staging.COLD", 2 * MB)
+    monkeypatch.setattr("rearview.runtime.staging._POPULATE_WRITE", 9999)
+    writer, state = make(), {"w": np.zeros(MB)}
+    assert not submit(writer, 0, state)
+    while writer.refusal() or not submit(writer, 1, state):
+        pass
+    assert writer.drain(30)
+    equal(checkpoints, 1, state)
+
+
+def test_a_checkpoint_that_must_be_taken_does_not_wait_for_memory(make, checkpoints, monkeypatch):
+    monkeypatch.setattr("rearview.runtime.staging.COLD", 2 * MB)
+    writer, state = make(), {"w": np.zeros(MB)}
+    assert submit(writer, 0, state, wait=True)
+    assert writer.drain(30)
+    equal(checkpoints, 0, state)
+
+
+def test_a_state_that_would_exhaust_the_machine_is_refused(make, warned, monkeypatch):
+    monkeypatch.setattr("rearview.runtime.staging.COLD", MB)
+    monkeypatch.setattr("rearview.runtime.writer.free", lambda: 10 * MB)
+    writer, state = make(), {"w": np.zeros(MB)}
+    assert not submit(writer, 0, state, wait=True)
+    assert "memory" in writer.reason
+    assert not submit(writer, 1, state)
+    assert len(warned) == 1
+
+
+def test_a_larger_bound_lets_several_wait_for_the_disk(make, checkpoints):
+    state = {"w": np.zeros(MB // 8)}
+    go, writer = stalled(checkpoints), make(staging=3 * (MB + 8192))
+    taken = []
+    for seq in range(6):
+        state["w"] += 1
+        taken.append(submit(writer, seq, state))
+    assert taken == [True, True, True, False, False, False]
+    assert writer.staging <= 3 * (MB + 8192)
+    go.set()
+    assert writer.drain(30)
+    for seq in range(3):
+        equal(checkpoints, seq, {"w": np.full(MB // 8, seq + 1.0)})
+
+
+def test_small_checkpoints_wait_for_the_disk_together(make, checkpoints):
+    go, writer = stalled(checkpoints), make()
+    state = {"w": np.zeros(1000)}
+    taken = []
+    for seq in range(10):
+        state["w"] += 1
+        taken.append(submit(writer, seq, state))
+    assert taken == [True] * 8 + [False] * 2
+    go.set()
+    assert writer.drain(30)
+    for seq in range(8):
+        equal(checkpoints, seq, {"w": np.full(1000, seq + 1.0)})
+
+
+def test_a_state_beyond_the_bound_is_refused_with_the_reason(make, warned, checkpoints):
+    writer = make(staging=MB)
+    assert not submit(writer, 0, {"w": np.zeros(MB)})
+    assert "exceed the staging bound" in writer.reason
+    assert not submit(writer, 1, {"w": np.zeros(MB)}, wait=True)
+    assert len(warned) == 1
+    assert submit(writer, 2, {"w": np.zeros(MB // 16)})
+
+
+def test_memory_stays_within_the_bound(make):
+    state, writer = arrays(), make(staging=ONE)
+    for seq in range(8):
+        state["weights"] += 1
+        submit(writer, seq, state, wait=True)
+        assert writer.staging <= ONE
+
+
+def test_memory_that_only_the_first_checkpoint_needed_is_given_back(writer):
+    state = {"weights": np.zeros(MB // 8), "frozen": np.ones(5 * MB)}
+    for seq in range(8):
+        state["weights"] += 1
+        submit(writer, seq, state, wait=True)
+        writer.drain(30)
+        if not seq:
+            assert 41 * MB < writer.staging < 42 * MB
+    assert writer.staging <= 16 * MB
