@@ -19,6 +19,7 @@ def make_ray():
     pytest.importorskip("ray", reason="LOUD: ray is not installed, its executor is not tested")
     from rearview.execute.ray import Ray
 
+    os.environ["RAY_ADDRESS"] = "local"  # not a cluster that another test has started
     return Ray(2)
 
 

@@ -66,14 +66,7 @@ class Ray:
             ) from exc
         self._own = not ray.is_initialized()
         if self._own:
-            address = os.environ.get("RAY_ADDRESS")
-            cores = max(slots or 0, os.cpu_count() or 1)  # more workers may be asked for later
-            ray.init(
-                address=address,
-                num_cpus=None if address else cores,
-                include_dashboard=False,
-                log_to_driver=False,
-            )
+            _join(slots)
         self._slots = slots
         self._gpus = gpus
         self._check()
@@ -123,6 +116,23 @@ class Ray:
 
         if self._own:
             ray.shutdown()
+
+
+def _join(slots: int | None) -> None:
+    """Join the cluster that `RAY_ADDRESS` names or that runs here; else start one of our own."""
+    import ray
+
+    address = os.environ.get("RAY_ADDRESS", "")
+    if address != "local":
+        try:
+            ray.init(address=address or "auto", log_to_driver=False)
+        except ConnectionError:
+            if address:
+                raise
+        else:
+            return
+    cores = max(slots or 0, os.cpu_count() or 1)  # more workers may be asked for later
+    ray.init(address="local", num_cpus=cores, include_dashboard=False, log_to_driver=False)
 
 
 def _executor(accelerated: bool) -> Callable[[list[str], dict[str, str], str, str], int]:
