@@ -26,7 +26,7 @@ from rearview.runtime.inputs import Inputs
 from rearview.runtime.jumps import Jumps
 from rearview.runtime.outputs import Outputs, for_native_paths
 from rearview.runtime.outside import View
-from rearview.runtime.printing import Printing
+from rearview.runtime.printing import Printing, watch_streams
 from rearview.runtime.pulse import Pulse
 from rearview.runtime.recorder import Recorder
 from rearview.runtime.replayer import Replayer, recorded_values
@@ -252,6 +252,7 @@ def _replay(control: Control) -> Replayer:
     if session.compiler.watched:
         session.declared[CHANCE] = entropy.install(bytes.fromhex(run.facts["entropy"])).place
         _tell(session, Clock(folder / clocks.FILE, replays=True))
+        watch_streams()
     imports.install(session.compiler)
     outside.install(view)
     for_native_paths(view.real)

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -49,39 +49,32 @@ class Printing:
         self._size = self._file.stat().st_size if self._file.exists() else 0
         self._rows: list[Any] = [] if self._size else [{"format": FORMAT}]
         self._parts: dict[int, list[str]] = {1: [], 2: []}
-        self._streams: dict[int, Any] = {}
+        self._looks = False
+        self._spent = False
+        """Nothing is kept any more."""
 
     def install(self) -> None:
         """Look at what is written to standard output and error from now on."""
-        for number, stream in ((1, sys.stdout), (2, sys.stderr)):
-            if hasattr(stream, "__dict__") and "write" not in vars(stream):
-                self._streams[number] = stream
-        self._look()
-
-    def _look(self) -> None:
-        for number, stream in self._streams.items():
-            vars(stream)["write"] = self._watched(number, stream.write)
+        watch_streams()
+        _Now.printing = self
+        self._looks = True
 
     def remove(self) -> None:
-        """Leave the streams alone."""
-        for stream in self._streams.values():
-            vars(stream).pop("write", None)
+        """Look no more."""
+        self._looks = False
 
-    def _watched(self, number: int, real: Callable[[str], int]) -> Callable[[str], int]:
+    def take(self, number: int, text: str) -> None:
+        """Keep what was written to a stream, unless it is too much."""
+        if not self._looks:
+            return
         parts = self._parts[number]
-
-        def write(text: str) -> int:
-            count = real(text)
-            parts.append(text)
-            if "\n" in text or len(parts) > 1000:
-                try:
-                    self._lines(number)
-                except Exception:
-                    self.remove()  # the store is gone or full: others say so
-                    self._streams = {}
-            return count
-
-        return write
+        parts.append(text)
+        if "\n" in text or len(parts) > 1000:
+            try:
+                self._lines(number)
+            except Exception:
+                self.remove()  # the store is gone or full: others say so
+                self._spent = True
 
     def _lines(self, number: int) -> None:
         """Keep the lines that are complete."""
@@ -110,11 +103,10 @@ class Printing:
 
     def turn(self) -> None:
         """Look again, if enough time has passed since it became too much."""
-        stream = self._streams.get(1)
-        if stream is None or self._size > LARGEST or "write" in vars(stream):
+        if self._looks or self._spent or self._size > LARGEST:
             return
-        if self._afford(perf_counter(), _WORTH):
-            self._look()
+        if _Now.printing is self and self._afford(perf_counter(), _WORTH):
+            self._looks = True
 
     def flush(self) -> None:
         """Bring what is kept to the file."""
@@ -135,7 +127,7 @@ class Printing:
 
     def close(self) -> None:
         """Keep what stands in unfinished lines too, and stop."""
-        if not self._streams:
+        if _Now.printing is not self or self._spent:
             return
         self.remove()
         for number, parts in self._parts.items():
@@ -143,3 +135,39 @@ class Printing:
                 parts.append("\n")
                 self._lines(number)
         self.flush()
+
+
+class _Now:
+    """What the functions below speak to.
+
+    They have names of their own, so that whoever holds one, as progress bars do, holds the same
+    in every run and replay.
+    """
+
+    printing: Printing | None = None
+    real: ClassVar[dict[int, Callable[[str], int]]] = {}
+
+
+def write_out(text: str) -> int:
+    """Write to standard output."""
+    return _write(1, text)
+
+
+def write_err(text: str) -> int:
+    """Write to standard error."""
+    return _write(2, text)
+
+
+def _write(number: int, text: str) -> int:
+    count = _Now.real[number](text)
+    if _Now.printing is not None:
+        _Now.printing.take(number, text)
+    return count
+
+
+def watch_streams() -> None:
+    """Let standard output and error write through functions of ours; a replay does so too."""
+    for number, stream, write in ((1, sys.stdout, write_out), (2, sys.stderr, write_err)):
+        if hasattr(stream, "__dict__") and "write" not in vars(stream):
+            _Now.real[number] = stream.write
+            vars(stream)["write"] = write
