@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from rearview.model import Point, Step
+from rearview.store import printed
 from rearview.store.checkpoints import Checkpoints
 from rearview.store.manifest import FORMAT
 from rearview.store.project import Project
@@ -38,3 +39,12 @@ def test_a_store_of_an_old_format_is_read(tmp_path, number):
     assert loaded["skeleton"] == b"two"
     assert [len(loaded[f"bias.{i}"]) for i in range(40)] == list(range(40))
     assert verify(project).problems == ()
+
+
+@pytest.mark.parametrize("number", range(1, printed.FORMAT + 1))
+def test_printed_lines_of_an_old_format_are_read(tmp_path, number):
+    shutil.copy(GOLD / "printed" / f"{number}.jsonl", tmp_path / printed.FILE)
+    begins, loss, dropped = printed.printed(tmp_path)
+    assert (begins.where, begins.stream, begins.text) == ("", "out", "begins")
+    assert (loss.where, loss.stream, loss.text) == ("epoch=3/step=20", "err", "loss 0.5")
+    assert (dropped.stream, dropped.text) == ("", "only 8 MB are kept")
