@@ -1,14 +1,23 @@
-"""Ask about the past: the one room that knows every other. Returns values, never prints."""
+"""Ask about the past: the one room that knows every other. Returns values, never prints.
 
-from rearview.execute.crew import Crew
-from rearview.execute.events import ENDED, Event, Progress, UnderWay
-from rearview.execute.replays import Outcome
-from rearview.execute.start import Start
-from rearview.past.ask import History, history
-from rearview.past.probing import Propagated
-from rearview.past.reports import BackfillReport, PlanReport, Refusal, RunReport
-from rearview.past.start import Preempt, begin, usual
-from rearview.plan.facts import Machine
+Names are loaded when first used: starting a run needs a twentieth of what asking about it does.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rearview.execute.crew import Crew
+    from rearview.execute.events import ENDED, Event, Progress, UnderWay
+    from rearview.execute.replays import Outcome
+    from rearview.execute.start import Start
+    from rearview.past.ask import History, history
+    from rearview.past.probing import Propagated
+    from rearview.past.reports import BackfillReport, PlanReport, Refusal, RunReport
+    from rearview.past.start import Preempt, begin, usual
+    from rearview.plan.facts import Machine
 
 __all__ = [
     "ENDED",
@@ -30,3 +39,25 @@ __all__ = [
     "history",
     "usual",
 ]
+
+_HOMES = {
+    "rearview.execute.crew": ("Crew",),
+    "rearview.execute.events": ("ENDED", "Event", "Progress", "UnderWay"),
+    "rearview.execute.replays": ("Outcome",),
+    "rearview.execute.start": ("Start",),
+    "rearview.past.ask": ("History", "history"),
+    "rearview.past.probing": ("Propagated",),
+    "rearview.past.reports": ("BackfillReport", "PlanReport", "Refusal", "RunReport"),
+    "rearview.past.start": ("Preempt", "begin", "usual"),
+    "rearview.plan.facts": ("Machine",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a name from its module on first use."""
+    for home, names in _HOMES.items():
+        if name in names:
+            value = getattr(importlib.import_module(home), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module 'rearview.past' has no attribute {name!r}")
