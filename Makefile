@@ -57,7 +57,7 @@ test: test-env
 	  tests/servers/install "$$PWD/$(BIN)/python" || echo "Some servers are not there; the tests say which." >&2
 	fi
 	$(MAKE) --no-print-directory lint
-	$(BIN)/python -m pytest -n 2 --ignore=tests/sites
+	$(BIN)/python -m pytest -n 2 --dist worksteal --ignore=tests/sites
 
 # Batch systems with their real daemons: heavy, so apart.
 test-sites: test-env
