@@ -66,7 +66,7 @@ def saving(told, text):
 def test_what_other_questions_save_is_what_their_plans_save(points, half, steps):
     facts = run([10.0] * 20, points, inner=[10.0] * 20, counts=[100] * 20)
     told = explained(Question(facts, (DEEP,)))
-    assert saving(told, "`--at epoch=:10`") == pytest.approx(half)
+    assert saving(told, "`--at epoch=:10`") == pytest.approx(half, rel=0.01)  # writing counts, too
     assert saving(told, "`--at step=0:10`") == pytest.approx(steps, rel=0.05)
     for text in ("epoch=:10", "step=0:10"):
         wanted = Wanted(("n",), ("epoch", "step"), at=parse_at(text))

@@ -18,6 +18,8 @@ from rearview.remote.retry import Retry
 from rearview.runtime.checkpointer import Checkpointer
 
 PIECES = 6
+ENOUGH = 2
+"""Saves at a server that must have been reported for kills to have had something to spoil."""
 
 
 def write(path, value):
@@ -120,7 +122,11 @@ def main(folder, kills, options):
     takes = in_a_child(lambda: step_takes(folder, **options))
     shutil.rmtree(folder / "here")
     acknowledged, worst = 0, 0.0
-    for _ in range(kills):
+    for kill in range(3 * kills):
+        if kill >= kills:
+            if acknowledged > ENOUGH:
+                break
+            takes *= 1.5  # on a busy machine connecting takes longer than a step
         (folder / "here").mkdir(exist_ok=True)
         last = killed_after(folder, dice.uniform(0, 2 * takes), options)
         acknowledged = max(acknowledged, last or 0)

@@ -82,4 +82,4 @@ def test_kills_while_sending_to_a_real_server_lose_no_completed_save(server, tmp
     assert done.returncode == 0, done.stderr[-3000:]
     seen = json.loads(done.stdout)
     assert seen["worst"] >= 0
-    assert seen["acknowledged"] > 2
+    assert seen["acknowledged"] > kills.ENOUGH

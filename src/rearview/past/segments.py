@@ -200,8 +200,8 @@ def _usual(spent: Sequence[tuple[float, int]], quiet: bool) -> tuple[float, int]
 
     A loop of short iterations is not watched for ever: it goes on as it was.
 
-    >>> _usual([(0.2, 10), (0.4, 10)], quiet=True)
-    (0.3, 10)
+    >>> _usual([(0.25, 10), (0.75, 10)], quiet=True)
+    (0.5, 10)
     """
     known = [(seconds, count) for seconds, count in spent if count]
     if not quiet or not known:
