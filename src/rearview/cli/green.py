@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rearview.cli import show
-from rearview.cli.options import here, span
-from rearview.errors import UsageError
+from rearview.cli.options import here, not_started, span
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -269,11 +268,7 @@ def _started(begun: Start, number: int) -> subprocess.Popen[bytes]:
             preexec_fn=leave_with_parent,  # noqa: PLW1509  there are no threads here
         )
     except OSError as exc:
-        raise UsageError(
-            f"{begun.command[0]} cannot be started in {begun.folder}: {exc.strerror or exc}. "
-            "Check that the folder and the interpreter are there.",
-            slug="no-start",
-        ) from exc
+        raise not_started(begun, exc) from exc
 
 
 def last_time(kept: Path) -> float | None:

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rearview.errors import UsageError
+
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    from rearview.past import History
+    from rearview.past import History, Start
 
 SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 BYTES = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12} | {
@@ -173,3 +175,12 @@ def at_option(command: Callable[..., Any]) -> Callable[..., Any]:
 def some_names(*, required: bool) -> Decorator:
     """Give a command the argument NAMES."""
     return click.argument("names", nargs=-1, required=required, shell_complete=complete_name)
+
+
+def not_started(begun: Start, exc: OSError) -> UsageError:
+    """Return the error of a program that cannot be started at all."""
+    return UsageError(
+        f"{begun.command[0]} cannot be started in {begun.folder}: {exc.strerror or exc}. "
+        "Check that the folder and the interpreter are there.",
+        slug="no-start",
+    )

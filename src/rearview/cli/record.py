@@ -13,7 +13,7 @@ import click
 
 from rearview.cli import show
 from rearview.cli.green import Green, green_options, grid_setting, last_time, moment, run_green
-from rearview.cli.options import TakesRuns, asked, one_run, pair, quiet_option, span
+from rearview.cli.options import TakesRuns, asked, not_started, one_run, pair, quiet_option, span
 from rearview.errors import UsageError
 
 if TYPE_CHECKING:
@@ -244,8 +244,4 @@ def become(begun: Start) -> None:
         os.chdir(begun.folder)
         os.execve(begun.command[0], begun.command, begun.environment)  # noqa: S606 - no shell
     except OSError as exc:
-        raise UsageError(
-            f"{begun.command[0]} cannot be started in {begun.folder}: {exc.strerror or exc}. "
-            "Check that the folder and the interpreter are there.",
-            slug="no-start",
-        ) from exc
+        raise not_started(begun, exc) from exc
