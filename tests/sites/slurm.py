@@ -4,7 +4,11 @@ import contextlib
 import os
 import shutil
 import subprocess
+import tempfile
 import time
+from pathlib import Path
+
+import pytest
 
 from servers.daemons import UnavailableError, free_port
 
@@ -122,3 +126,17 @@ def wait(ready, processes, folder, seconds=60):
             logs = "".join(f"--- {p.name}\n{p.read_text()[-1500:]}" for p in folder.glob("*.out"))
             raise UnavailableError(f"Slurm did not start: {logs}")
         time.sleep(0.2)
+
+
+def served():
+    """Yield a Slurm that runs, for a fixture; without one, skip loudly."""
+    with tempfile.TemporaryDirectory(prefix="slurm-", ignore_cleanup_errors=True) as folder:
+        context = slurm(Path(folder))
+        try:
+            found = context.__enter__()
+        except UnavailableError as exc:
+            if os.environ.get("REARVIEW_REQUIRE_SERVERS"):
+                raise
+            pytest.skip(f"NOT TESTED under a real Slurm: {exc}")
+        yield found
+        context.__exit__(None, None, None)

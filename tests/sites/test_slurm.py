@@ -3,30 +3,19 @@
 import os
 import signal
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
 
-from servers.daemons import UnavailableError
 from sites.common import HERE, SRC, expected, starts, until
-from sites.slurm import slurm
+from sites.slurm import served
 
 STEPS = 60
 
 
 @pytest.fixture(scope="module")
 def site():
-    with tempfile.TemporaryDirectory(prefix="slurm-", ignore_cleanup_errors=True) as folder:
-        context = slurm(Path(folder))
-        try:
-            found = context.__enter__()
-        except UnavailableError as exc:
-            if os.environ.get("REARVIEW_REQUIRE_SERVERS"):
-                raise
-            pytest.skip(f"NOT TESTED under a real Slurm: {exc}")
-        yield found
-        context.__exit__(None, None, None)
+    yield from served()
 
 
 @pytest.fixture

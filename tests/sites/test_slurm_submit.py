@@ -1,33 +1,20 @@
 """`rearview submit --slurm` under a real Slurm: an unmodified script, interrupted, ends the same."""
 
-import os
 import shutil
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
 
 import pytest
 
-from servers.daemons import UnavailableError
 from sites.common import HERE, SRC, until
-from sites.slurm import slurm
+from sites.slurm import served
 
 NAME = """it's a "name", of $(HOME)"""
 
 
 @pytest.fixture(scope="module")
 def site():
-    with tempfile.TemporaryDirectory(prefix="slurm-", ignore_cleanup_errors=True) as folder:
-        context = slurm(Path(folder))
-        try:
-            found = context.__enter__()
-        except UnavailableError as exc:
-            if os.environ.get("REARVIEW_REQUIRE_SERVERS"):
-                raise
-            pytest.skip(f"NOT TESTED under a real Slurm: {exc}")
-        yield found
-        context.__exit__(None, None, None)
+    yield from served()
 
 
 def test_a_submitted_script_that_is_told_to_save_is_queued_again_and_ends_the_same(site, tmp_path):
