@@ -35,8 +35,12 @@ WAITERS = (
     *("multiprocessing.popen_fork", "concurrent.futures._base", "asyncio.base_events"),
 )
 """Modules that look at the clock while they wait for others: how often is a matter of timing."""
-COMPILERS = ("jax", "torch._dynamo", "torch._inductor", "torch._functorch", "numba", "triton")
-"""Libraries that time their own compiling, which after a jump happens elsewhere in the program."""
+TIMERS = (
+    *("jax.", "torch._dynamo.", "torch._inductor.", "torch._functorch.", "numba.", "triton."),
+    *("joblib.", "loky.", "multiprocessing.", "concurrent.", "dask.", "distributed.", "ray."),
+)
+"""Libraries that time their own work: compiling, which after a jump happens elsewhere in the program,
+and waiting for other processes, which takes another number of looks each time."""
 _FLUSH = 512
 _DEPRECATED = (
     "datetime.datetime.utcnow() is deprecated and scheduled for removal in a future version. Use "
@@ -96,7 +100,7 @@ class Clock:
             caller = sys._getframe(1)
             if own() != self._thread or asked_by_tracker(caller):
                 return real()
-            if str(caller.f_globals.get("__name__", "")).startswith(COMPILERS):
+            if f"{caller.f_globals.get('__name__')}.".startswith(TIMERS):
                 return real()
             at = place[0] * 8
             place[0] += 1

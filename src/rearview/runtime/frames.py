@@ -10,7 +10,7 @@ from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 from rearview.runtime.libraries import CLOCKS
-from rearview.source.instrument import TURN
+from rearview.source.instrument import PART, TURN
 
 Belongs = Callable[[str], bool]
 """Says whether a file is part of the project."""
@@ -77,7 +77,9 @@ def roots(frames: list[FrameType], belongs: Belongs) -> dict[str, Any]:
     for depth, frame in enumerate(frames):
         where = f"local:{depth}:{qualified(frame.f_code)}:"
         for name, value in sorted(frame.f_locals.items()):
-            if name != TURN and (name not in CLOCKS or belongs(frame.f_code.co_filename)):
+            if name not in (TURN, PART) and (
+                name not in CLOCKS or belongs(frame.f_code.co_filename)
+            ):
                 found[where + name] = value
     return found
 

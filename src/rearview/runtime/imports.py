@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import builtins
 import importlib.machinery
 import importlib.util
 import itertools
@@ -16,13 +15,15 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
+from rearview.runtime import names
 from rearview.runtime.entropy import after_import
 from rearview.runtime.libraries import LOOPS, loops_of
 from rearview.runtime.loops import Habit
+from rearview.runtime.names import furnish, offer
 from rearview.runtime.outside import View
 from rearview.runtime.state.iterators import Walk
 from rearview.runtime.state.loaders import watch_loaders
-from rearview.source.instrument import HOOK, WALK, instrument
+from rearview.source.instrument import HOOK, PARTS, WALK, instrument
 from rearview.source.shield import Places, shield_tree
 
 if TYPE_CHECKING:
@@ -90,6 +91,10 @@ class _Loader(SourceFileLoader):
         super().__init__(fullname, path)
         self._compiler = compiler
 
+    def exec_module(self, module: ModuleType) -> None:
+        furnish(vars(module))
+        super().exec_module(module)
+
     def get_code(self, fullname: str) -> CodeType | None:
         path = self.get_filename(fullname)
         return self._compiler.compile(self.get_data(path), path)
@@ -136,7 +141,8 @@ class Finder:
 def install(compiler: Compiler) -> None:
     """Let imports of project files go through `compiler` from now on."""
     _hook(compiler.session, _never)
-    builtins.__dict__[WALK] = Walk
+    names.install()
+    offer(WALK, Walk)
     after_import("torch.utils.data.dataloader", watch_loaders)
     after_import("torch.compiler", lambda found: _hook(compiler.session, found.is_dynamo_compiling))
     position = next(
@@ -168,6 +174,16 @@ def _hook(session: Session, compiling: Callable[[], bool]) -> None:
             return itertools.repeat(None) if iterable is None else iterable
         return session.hook(site, iterable, sys._getframe(1))
 
-    hook = fast if compiling is _never else careful
-    vars(hook)["scalar"] = session.scalar
-    builtins.__dict__[HOOK] = hook
+    def fast_parts(site: str, numbers: Any) -> Any:
+        if site in quiet:
+            return (numbers,)
+        return session.parts(site, numbers, sys._getframe(1))
+
+    def careful_parts(site: str, numbers: Any) -> Any:
+        if compiling() or site in quiet:
+            return (numbers,)
+        return session.parts(site, numbers, sys._getframe(1))
+
+    hook, parts = (fast, fast_parts) if compiling is _never else (careful, careful_parts)
+    offer(HOOK, hook, scalar=session.scalar)
+    offer(PARTS, parts)

@@ -104,6 +104,8 @@ def exit_code(exc: SystemExit) -> int:
 
 def prepare(control: Control, session: Any) -> tuple[CodeType, ModuleType]:
     """Return the program's code and a fresh `__main__`, with argv and path as under `python`."""
+    from rearview.runtime.names import furnish
+
     module = ModuleType("__main__")
     if control.module:
         sys.path.insert(0, session.real(os.getcwd()))  # noqa: PTH109 - patched in a replay
@@ -132,6 +134,7 @@ def prepare(control: Control, session: Any) -> tuple[CodeType, ModuleType]:
     if sys.version_info < (3, 14):
         module.__annotations__ = {}
     module.__dict__["__builtins__"] = sys.modules["builtins"]
+    furnish(vars(module))
     sys.modules["__main__"] = module
     data = Path(session.real(file)).read_bytes()
     return session.compiler.compile(data, file), module

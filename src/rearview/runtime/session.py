@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from time import perf_counter
@@ -123,14 +123,30 @@ class Session:
 
     def hook(self, site: str, iterable: Any, frame: FrameType) -> Any:
         """Stand in for the iterable of a loop in `frame`."""
-        habit = self.habits.get(site)
-        if habit is None or habit.quiet or threading.get_ident() != self.thread:
-            return _forever() if iterable is None else iterable
-        if not self.watching:
+        habit = self._watched(site)
+        if habit is None:
             return _forever() if iterable is None else iterable
         if type(iterable) is Explicit:
             return self.enter(iterable.habit, iterable.iterable, frame)
         return self.enter(habit, iterable, frame)
+
+    def parts(self, site: str, numbers: Any, frame: FrameType) -> Iterable[Any]:
+        """Return the numbers of a loop in `frame` in parts, each to be iterated on its own.
+
+        They are no numbers where a program has given the name `range` to something else.
+        """
+        habit = self._watched(site)
+        if habit is None:
+            return (numbers,)
+        if type(numbers) is not range:
+            return (self.hook(site, numbers, frame),)
+        return self._entered(habit, numbers, frame)
+
+    def _watched(self, site: str) -> Habit | None:
+        habit = self.habits.get(site)
+        if habit is None or habit.quiet or not self.watching:
+            return None
+        return habit if threading.get_ident() == self.thread else None
 
     def scalar(self, name: str, value: Any) -> None:
         """Log what was assigned in a loop, if it is a number; text and the like are not.
@@ -153,21 +169,27 @@ class Session:
 
     def enter(self, habit: Habit, iterable: Any, frame: FrameType) -> Iterator[Any]:
         """Return an iterator over `iterable` that tells this session of every iteration."""
-        ordinal = 0
-        if not habit.site.loose:
-            if self.loop_files:
-                self._forget_interrupted()
-            counts = self.stack[-1].ordinals if self.stack else self.ordinals
-            ordinal = counts.get(habit.site.id, 0)
-            counts[habit.site.id] = ordinal + 1
-        entry = Entry(habit, ordinal, id(frame))
-        habit.entries += 1
         if habit.site.loose:
+            entry = Entry(habit, 0, id(frame))
+            habit.entries += 1
             walk = iterable if type(iterable) is Walk else Walk(iterable)
             return suspended(self, entry, walk)
+        return chain.from_iterable(self._entered(habit, iterable, frame))
+
+    def _entered(
+        self, habit: Habit, iterable: Any, frame: FrameType
+    ) -> Generator[Iterable[Any], None, None]:
+        """Return the slices of a loop that is being entered."""
+        if self.loop_files:
+            self._forget_interrupted()
+        counts = self.stack[-1].ordinals if self.stack else self.ordinals
+        ordinal = counts.get(habit.site.id, 0)
+        counts[habit.site.id] = ordinal + 1
+        entry = Entry(habit, ordinal, id(frame))
+        habit.entries += 1
         if iterable is not None:
             iterable = self.opened(entry, iterable)
-        return chain.from_iterable(iterate(self, entry, iterable))
+        return iterate(self, entry, iterable)
 
     def _forget_interrupted(self) -> None:
         """Drop loops of a library that were left by a pause, as Ignite's `interrupt` does."""

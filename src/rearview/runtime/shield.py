@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import builtins
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from rearview.runtime.names import offer
 from rearview.runtime.state.randomness import read_global, write_global
 from rearview.runtime.trackers import plain, told
 from rearview.source.shield import CALM, SHIELD, TRACK
@@ -37,13 +37,15 @@ def install(session: Replayer) -> None:
                 _put_back(one, state)
 
     calm = _Calm(session)
-    vars(shield)[CALM] = lambda line: calm  # noqa: ARG005 - the traceback has the line
 
     def track(method: str, *args: Any, **given: Any) -> None:
         session.log({name: plain(value) for name, value in told(method, args, given).items()})
 
-    vars(shield)[TRACK] = track
-    builtins.__dict__[SHIELD] = shield
+    def calmly(line: int) -> _Calm:
+        del line
+        return calm
+
+    offer(SHIELD, shield, **{CALM: calmly, TRACK: track})
 
 
 class _Calm:

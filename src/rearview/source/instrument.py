@@ -1,8 +1,9 @@
 """Rewrite the loops of a module so that the runtime sees every iteration.
 
 `for x in xs` becomes `for x in __rearview__("id", xs)`, and `while test` becomes a `for` over an
-endless iterator whose body first tests. Positions are kept, so tracebacks, debuggers, coverage and
-profilers see the user's own lines.
+endless iterator whose body first tests. A loop over a `range` becomes two, over its parts and over the
+numbers of each, so that nothing at all stands between Python and the numbers. Positions are kept, so
+tracebacks, debuggers, coverage and profilers see the user's own lines.
 """
 
 from __future__ import annotations
@@ -17,9 +18,15 @@ from rearview.source.loops import MODULE, Loop, loop_ids, loop_name
 _Node = TypeVar("_Node", bound=ast.AST)
 
 HOOK = "__rearview__"
-"""Name of the runtime's entry, put into builtins. It ends in underscores: not mangled in classes."""
+"""Name of the runtime's entry. It ends in underscores: not mangled in classes."""
+PARTS = "__rearview_parts__"
+"""Name of the entry for loops over a `range`: it gives the range in parts."""
 TURN = "__rearview_turn__"
 """Target of rewritten `while` loops; the runtime leaves it out of the state."""
+PART = "__rearview_part__"
+"""Target of the outer of the two loops over a `range`; left out of the state too."""
+_DEEP = 4
+"""Loops of a function that may be doubled, one in another: Python allows twenty blocks in all."""
 
 COMPILERS = {
     *("jit", "njit", "pjit", "compile", "script", "script_method", "vectorize", "guvectorize"),
@@ -155,6 +162,8 @@ class _Rewriter(ast.NodeTransformer):
         self._body(node)
         if suspends:
             node.iter = _walked(site.id, node.iter, node.iter)
+        elif not site.loose and self.depth[-1] < _DEEP and _is_range(node.iter):
+            return _in_parts(node, site)
         node.iter = _call(HOOK, site.id, node.iter)
         return node
 
@@ -200,6 +209,34 @@ class _Rewriter(ast.NodeTransformer):
         target = _at(where, ast.Name(TURN, ast.Store()))
         loop = ast.For(target, endless, [*head, *node.body], [])
         return ast.copy_location(loop, node)
+
+
+def _is_range(iterable: ast.expr) -> bool:
+    return (
+        isinstance(iterable, ast.Call)
+        and isinstance(iterable.func, ast.Name)
+        and iterable.func.id == "range"
+    )
+
+
+def _in_parts(node: ast.For, site: Site) -> ast.For:
+    """Return a loop over the parts of a range, around the loop over the numbers of one.
+
+    A `break` of the user leaves both; what leaves the outer one stands where a `break` of the user
+    does, so that it is taken for that.
+    """
+    where = node.iter
+    parts = _at(where, _call(PARTS, site.id, node.iter))
+    numbers = ast.copy_location(
+        ast.For(node.target, _at(where, ast.Name(PART, ast.Load())), node.body, []), node
+    )
+    body: list[ast.stmt] = [numbers]
+    leaving = _own_breaks(node)
+    if leaving:
+        numbers.orelse = [ast.copy_location(ast.Continue(), node)]
+        body.append(ast.copy_location(ast.Break(), leaving[-1]))
+    target = _at(where, ast.Name(PART, ast.Store()))
+    return ast.copy_location(ast.For(target, parts, body, node.orelse), node)
 
 
 def _call(hook: str, site: str, argument: ast.expr) -> ast.Call:
@@ -251,16 +288,22 @@ def _breaks(loop: Loop) -> frozenset[tuple[int, int]]:
     if loop.orelse:
         return frozenset()
     found = {(loop.lineno, loop.col_offset)} if isinstance(loop, ast.While) else set()
+    return frozenset(found | {(one.lineno, one.col_offset) for one in _own_breaks(loop)})
+
+
+def _own_breaks(loop: Loop) -> list[ast.Break]:
+    """Return every `break` that leaves this very loop."""
+    found = []
     todo: list[ast.AST] = list(loop.body)
     while todo:
         node = todo.pop()
         if isinstance(node, ast.Break):
-            found.add((node.lineno, node.col_offset))
+            found.append(node)
         elif isinstance(node, Loop):
             todo.extend(node.orelse)  # a break there belongs to the loop around it
         elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             todo.extend(ast.iter_child_nodes(node))
-    return frozenset(found)
+    return found
 
 
 def _talks(body: list[ast.stmt]) -> bool:
