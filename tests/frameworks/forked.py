@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import random
 import signal
@@ -28,7 +27,6 @@ def run(train: Callable[..., Any], folder: Path, **given: Any) -> int:
     if pid:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     code = 1
-    gc.freeze()  # clients that the parent left behind wait, on their way out, for threads it had
     try:
         os.chdir(folder)
         os.environ["REARVIEW_ROOT"] = str(folder)
