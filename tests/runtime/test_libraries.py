@@ -3,7 +3,7 @@
 import ast
 import sys
 
-from rearview.runtime.frames import project_frames, roots
+from rearview.runtime.frames import Modules, project_frames, roots
 from rearview.runtime.libraries import CLOCKS, LOOPS, loops_of
 from rearview.source.instrument import instrument
 
@@ -26,7 +26,7 @@ def test_only_the_named_loops_of_a_library_are_rewritten():
     assert ids == {8: "xgboost.training:train:1:round"}
     sites = instrument(tree, "xgboost.training", ids=ids, only=True)
     assert [(site.line, site.name) for site in sites] == [(8, "round")]
-    assert ast.unparse(tree).count("__rearview__") == 1
+    assert ast.unparse(tree).count("__rearview_parts__") == 1
 
 
 def test_a_library_that_is_not_known_is_left_alone():
@@ -62,6 +62,6 @@ def test_frames_between_the_project_and_a_running_loop_count_and_others_do_not()
     frames = project_frames(found[0], belongs, {"/lib/loop.py"})
     files = [frame.f_code.co_filename for frame in frames]
     assert files == ["/project/main.py", "/lib/middle.py", "/lib/loop.py"]
-    locals_ = {key for key in roots(frames, belongs) if key.startswith("local:")}
+    locals_ = {key for key in roots(frames, Modules(belongs)) if key.startswith("local:")}
     assert locals_ == {"local:0:run:mine", "local:1:run:held", "local:2:run:i"}
     assert "start_time" in CLOCKS

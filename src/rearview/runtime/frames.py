@@ -6,6 +6,7 @@ import ctypes
 import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from types import CodeType, FrameType, ModuleType
 from typing import Any
 
@@ -53,24 +54,40 @@ def project_frames(
     return found
 
 
-def project_modules(belongs: Belongs) -> Iterator[tuple[str, ModuleType]]:
-    """Yield the project's loaded modules by name, `__main__` first, then sorted."""
-    names = sorted(sys.modules, key=lambda name: (name != "__main__", name))
-    for name in names:
-        module = sys.modules.get(name)
+@dataclass(slots=True)
+class Modules:
+    """The project's loaded modules. There are thousands of others, so they are looked through once."""
+
+    belongs: Belongs
+    names: list[str] = field(default_factory=list)
+    seen: tuple[int, str] = (0, "")
+    """How many modules there were, and which came last: the name of a newer one would be last."""
+
+    def __iter__(self) -> Iterator[tuple[str, ModuleType]]:
+        """Yield them by name, `__main__` first, then sorted."""
+        seen = (len(sys.modules), next(reversed(sys.modules)))
+        if seen != self.seen:
+            names = [name for name in list(sys.modules) if self._ours(sys.modules.get(name))]
+            self.names = sorted(names, key=lambda name: (name != "__main__", name))
+            self.seen = seen
+        for name in self.names:
+            module = sys.modules.get(name)
+            if module is not None and self._ours(module):  # its entry may have been exchanged
+                yield name, module
+
+    def _ours(self, module: ModuleType | None) -> bool:
         file = getattr(module, "__file__", None)
-        if module is not None and isinstance(file, str) and belongs(file):
-            yield name, module
+        return isinstance(file, str) and self.belongs(file)
 
 
-def roots(frames: list[FrameType], belongs: Belongs) -> dict[str, Any]:
+def roots(frames: list[FrameType], modules: Modules) -> dict[str, Any]:
     """Return everything the state starts from: globals of project modules and frame locals.
 
-    >>> sorted(roots([], lambda file: False))
+    >>> sorted(roots([], Modules(lambda file: False)))
     []
     """
     found: dict[str, Any] = {}
-    for module_name, module in project_modules(belongs):
+    for module_name, module in modules:
         for name, value in sorted(vars(module).items()):
             if not (name.startswith("__") and (name.endswith("__") or name.startswith(_COMPILED))):
                 found[f"global:{module_name}:{name}"] = value
@@ -78,7 +95,7 @@ def roots(frames: list[FrameType], belongs: Belongs) -> dict[str, Any]:
         where = f"local:{depth}:{qualified(frame.f_code)}:"
         for name, value in sorted(frame.f_locals.items()):
             if name not in (TURN, PART) and (
-                name not in CLOCKS or belongs(frame.f_code.co_filename)
+                name not in CLOCKS or modules.belongs(frame.f_code.co_filename)
             ):
                 found[where + name] = value
     return found

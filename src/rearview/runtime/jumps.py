@@ -154,7 +154,8 @@ class Jumps:
             checkpoint.meta.get("outputs", {}),
             lambda path: self.session.real(self.session.root + path),
         )
-        values = restore(nest.anchors, now, bytes(loaded["skeleton"]), lambda key: loaded[key])
+        skeleton = bytes(loaded["skeleton"])
+        values = restore(nest.anchors, now, skeleton, loaded.__getitem__, loaded.read_into)
         rebind(values, now, frames)
         self.restored += 1
         self.seconds += perf_counter() - begun

@@ -19,7 +19,7 @@ from rearview.energy import Used
 from rearview.errors import UsageError
 from rearview.model import Point, Step
 from rearview.runtime.clocks import Clock
-from rearview.runtime.frames import project_modules, qualified
+from rearview.runtime.frames import qualified
 from rearview.runtime.inputs import Inputs
 from rearview.runtime.loops import Entry
 from rearview.runtime.outputs import Outputs
@@ -388,5 +388,5 @@ class Recorder(Session):
         """Yield the project's files that were loaded; Python forgets the script's own name."""
         if self.script and self.belongs(self.script):
             yield self.script
-        for _, module in project_modules(self.belongs):
+        for _, module in self.modules:
             yield str(module.__file__)

@@ -14,7 +14,7 @@ from typing import Any
 
 from rearview.config import Settings
 from rearview.model import Point
-from rearview.runtime.frames import project_frames, roots
+from rearview.runtime.frames import Modules, project_frames, roots
 from rearview.runtime.libraries import library_roots, settle
 from rearview.runtime.loops import Entry, Habit, iterate, suspended
 from rearview.runtime.outside import View
@@ -103,6 +103,7 @@ class Session:
             {os.path.realpath(p) + os.sep for p in (sys.prefix, sys.base_prefix, sys.exec_prefix)}
         )
         self._belongs: dict[str, bool] = {}
+        self.modules = Modules(self.belongs)
 
     def belongs(self, file: str) -> bool:
         """Say whether a file is the project's own: under its root, and not an installed library."""
@@ -292,7 +293,7 @@ class Session:
         """Return what the state starts from, and the frames it lies in."""
         frames = project_frames(frame, self.belongs, self.loop_files)
         settle(frames, self.loop_files)
-        found = roots(frames, self.belongs)
+        found = roots(frames, self.modules)
         if self.nest is not None:
             found.update(self._sources(self.nest))
         if self.loop_files:

@@ -101,9 +101,12 @@ class Memory:
         buffers: Callable[[str], Any],
         live: Callable[[int], Any],
         path: Callable[[int], str],
+        into: Callable[[str, Any], None] | None = None,
     ) -> None:
+        """Take pieces from `buffers` by key; `into` reads one straight into memory, where given."""
         self.table = table
         self._buffers = buffers
+        self._into = into
         self._live = live
         self._path = path
         self._storages: dict[int, Any] = {}
@@ -172,6 +175,9 @@ class Memory:
         import numpy as np
 
         if block.device == "meta" or not block.nbytes:
+            return
+        if block.key is not None and block.device == "cpu" and self._into is not None:
+            self._into(block.key, self.array(number))
             return
         data = block.data if block.key is None else self._buffers(block.key)
         source = np.frombuffer(data, np.uint8)

@@ -18,6 +18,8 @@ from rearview.runtime.state.sets import fill_set
 from rearview.runtime.state.tensors import plain_access
 from rearview.runtime.state.writing import Writing
 
+Parts = tuple[Callable[[str], Any], Callable[[str, Any], None] | None]
+
 
 class StateUnpickler(pickle.Unpickler):
     """Reads a skeleton's stream; numbers below `len(NAMES)` are builders, the rest anchors."""
@@ -41,10 +43,12 @@ def restore(
     roots: Mapping[str, object],
     skeleton: bytes,
     buffers: Callable[[str], Any],
+    into: Callable[[str, Any], None] | None = None,
 ) -> dict[str, object]:
     """Write the state into the live anchors and return the values of the roots, by name.
 
-    `roots` are the names as they are bound now, those of the walk.
+    `roots` are the names as they are bound now, those of the walk. `buffers` returns the bytes of a
+    part; `into`, where given, reads them straight into memory.
 
     Names that were unbound at capture are absent. After a StateError the live objects are neither
     here nor there: start the program again.
@@ -57,7 +61,7 @@ def restore(
             slug="state-anchors",
         )
     with plain_access():
-        return _restore(anchors, roots, header, stream, buffers)
+        return _restore(anchors, roots, header, stream, (buffers, into))
 
 
 def _restore(
@@ -65,9 +69,9 @@ def _restore(
     roots: Mapping[str, object],
     header: dict[str, Any],
     stream: memoryview,
-    buffers: Callable[[str], Any],
+    parts: Parts,
 ) -> dict[str, object]:
-    values, first = _pass(anchors, roots, header, stream, buffers)
+    values, first = _pass(anchors, roots, header, stream, parts)
     if not first.generators and not first.loaders:
         return values
     # To bring them to their places runs the program's code, so everything is written once more.
@@ -75,7 +79,7 @@ def _restore(
         iterators.drive(obj, state, getattr(obj, "__qualname__", "?"))
     for obj, drawn in first.loaders:
         loaders.draw(obj, drawn)
-    values, second = _pass(anchors, roots, header, stream, buffers, first)
+    values, second = _pass(anchors, roots, header, stream, parts, first)
     for (old, _), (new, drawn) in zip(first.loaders, second.loaders, strict=True):
         loaders.carry_over(old, new, drawn)
     for obj, state, held in second.generators:
@@ -89,13 +93,14 @@ def _pass(
     roots: Mapping[str, object],
     header: dict[str, Any],
     stream: memoryview,
-    buffers: Callable[[str], Any],
+    parts: Parts,
     before: Writing | None = None,
 ) -> tuple[dict[str, object], Writing]:
     """Read and write everything once."""
     alive = anchors.alive(roots)
     table = [Block(*row) for row in header["blocks"]]
-    memory = Memory(table, buffers, lambda number: alive[number], anchors.path)
+    buffers, into = parts
+    memory = Memory(table, buffers, lambda number: alive[number], anchors.path, into)
     writing = Writing(anchors, alive, memory)
     if before is not None:
         writing.driven = list(before.made)
