@@ -182,12 +182,15 @@ def test_killed_outright_it_takes_the_program_along_and_loses_nothing(job, truth
 
 
 def test_without_checkpoints_by_itself_a_pause_still_saves(job, truth):
-    with serving(soon(2, 0, each=2)) as url:
-        words = ("run", "--green", "--exit-when-paused", "--epsilon", "0", "job.py")
-        env = {**os.environ, **ENV, "REARVIEW_GRID": f"energy-charts:de@{url}"}
-        env["REARVIEW_EVERY"] = "0"
-        again = subprocess.run(
-            [sys.executable, "-m", "rearview", *words], cwd=job, env=env, check=False
-        )
-    assert again.returncode == 85
-    assert list((job / ".rearview" / "checkpoints").rglob("*.json"))
+    words = ("run", "--green", "--exit-when-paused", "--epsilon", "0", "job.py")
+    for each in (2, 5, 12):  # a machine that is busy may not even have begun when the light changes
+        with serving(soon(2, 0, each=each)) as url:
+            env = {**os.environ, **ENV, "REARVIEW_GRID": f"energy-charts:de@{url}"}
+            env["REARVIEW_EVERY"] = "0"
+            done = subprocess.run(
+                [sys.executable, "-m", "rearview", *words], cwd=job, env=env, check=False
+            )
+        assert done.returncode == 85
+        if saved := list((job / ".rearview" / "checkpoints").rglob("*.json")):
+            break
+    assert saved

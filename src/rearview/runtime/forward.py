@@ -15,11 +15,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from time import monotonic, sleep
 from types import FrameType
 
 FORWARDED = ("HUP", "INT", "TERM", "USR1", "USR2", "XCPU", "CONT")
 EXIT_CODE = 85
 
+_DYING = 0.1
+"""Seconds that a shell gets to die of a signal before what runs below it gets it too."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -47,8 +51,7 @@ def forward(
             early.append(number)
             return
         passed_on = passed_on or number != signal.SIGCONT
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(group, number)
+        _signal(group, number)
 
     for name in names:
         signal.signal(getattr(signal, f"SIG{name}"), pass_on)
@@ -66,6 +69,43 @@ def forward(
     if own >= 0:
         return own
     return code if code in others else 128 - own
+
+
+def _signal(group: int, number: int) -> None:
+    """Send a signal to a command and then to what runs below it.
+
+    A shell that dies of it must not live to see its program end: it would take the program's code
+    with it. So it comes first.
+    """
+    if not Path("/proc/self/stat").exists():
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, number)
+        return
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(group, number)
+    until = monotonic() + _DYING
+    while _state(group)[:1] not in ([], ["Z"]) and monotonic() < until:
+        if _members(group) == [group]:
+            return
+        sleep(0.002)
+    for pid in _members(group):
+        if pid != group:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+
+def _members(group: int) -> list[int]:
+    """Return the processes of a group."""
+    names = [name for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 - half the time
+    return [int(name) for name in names if _state(int(name))[2:3] == [str(group)]]
+
+
+def _state(pid: int) -> list[str]:
+    """Return state, parent and group of a process, and more; nothing if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+    except OSError:
+        return []
 
 
 def _wait(pid: int) -> int:
