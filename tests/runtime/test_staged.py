@@ -1,10 +1,15 @@
 """What waits in staging memory, what need not be copied into it, and what it may take."""
 
+import ctypes
 import errno
 import threading
 
 import numpy as np
+import pytest
 
+from rearview.runtime import changes
+from rearview.runtime.changes import Changes
+from rearview.runtime.pages import Pages
 from runtime.writers import MB, ONE, arrays, equal, stalled, submit
 
 
@@ -185,3 +190,37 @@ def test_memory_that_only_the_first_checkpoint_needed_is_given_back(writer):
         if not seq:
             assert 41 * MB < writer.staging < 42 * MB
     assert writer.staging <= 16 * MB
+
+
+@pytest.mark.parametrize("landed", [False, True], ids=["in flight", "durable"])
+def test_what_is_submitted_again_soon_is_copied_only_where_it_was_written(
+    make, checkpoints, monkeypatch, landed
+):
+    go, writer = stalled(checkpoints), make(staging=ONE)
+    if not Pages().available:
+        pytest.skip("this system does not note writes to pages")
+    monkeypatch.setattr(changes, "_equal", lambda *_: pytest.fail("compared byte by byte"))
+    monkeypatch.setattr(Changes, "_unchanged", lambda *_: pytest.fail("hashed"))
+    state = {key: np.arange(MB, dtype=np.uint8) for key in ("weights", "shared")}
+    assert submit(writer, 0, state, soon=True)
+    if landed:
+        go.set()
+        assert writer.drain(30)
+    assert submit(writer, 1, state)
+    go.set()
+    assert writer.drain(30)
+    equal(checkpoints, 1, state)
+    one, two = checkpoints.of("r")
+    assert one.parts["weights"] == two.parts["weights"]
+
+
+def test_a_write_by_foreign_code_between_two_submissions_is_seen(make, checkpoints):
+    writer = make()
+    state = {"weights": np.zeros(MB, np.uint8)}
+    assert submit(writer, 0, state, soon=True)
+    assert writer.drain(30)
+    ctypes.memset(state["weights"].ctypes.data + MB // 2, 7, 1)  # as a library in C would
+    assert submit(writer, 1, state)
+    writer.settle()
+    assert writer.drain(30)
+    equal(checkpoints, 1, state)

@@ -3,6 +3,8 @@
 Three sound tests, cheapest first: the page tables say that nothing was written (`pages`); the
 hash of the live buffer equals the hash of the saved bytes; the copy is found to be the saved
 object. A buffer whose sampled bytes differ has changed for certain and goes straight to the copy.
+Page tables are asked about what stays for long, and between the end of an inner loop and the
+boundary after it, which mostly hold the same.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import xxhash
 
 from rearview.errors import StoreError
 from rearview.model import ObjectRef, Part
-from rearview.runtime.pages import Pages, Watch, address_of
+from rearview.runtime.pages import Pages, Watch, address_of, private_spans
 from rearview.store.checkpoints import OBJECT_FROM
 from rearview.store.direct import ALIGN
 from rearview.store.objects import plain
@@ -88,6 +90,8 @@ class Changes:
         self._pages = Pages()
         self._flying: dict[str, Staged] = {}
         """The newest copy of a buffer that is not durable yet."""
+        self._soon: dict[str, Watch] = {}
+        """Buffers as last copied that will be looked at again soon."""
 
     def split(
         self, buffers: Mapping[str, Any]
@@ -100,15 +104,16 @@ class Changes:
         for key, buffer in buffers.items():
             view = plain(buffer)
             if len(view) >= SMALL:
-                ahead = flying.get(key)
+                ahead, watch = flying.get(key), self._soon.get(key)
+                unwritten = watch is not None and self._pages.unwritten(watch, view)
                 if ahead is not None:
-                    if _equal(ahead, key, view):
+                    if unwritten or _equal(ahead, key, view):
                         lean[key] = ahead
                         continue
                     changed[key] = view
                     continue
                 known = seen.get(key)
-                if known is not None and self._unchanged(known, view):
+                if known is not None and (unwritten or self._unchanged(known, view)):
                     same[key] = known.ref
                     continue
             changed[key] = view
@@ -119,9 +124,16 @@ class Changes:
         changed: Mapping[str, memoryview],
         into: memoryview,
         lean: Mapping[str, Staged] | None = None,
+        *,
+        soon: bool = False,
     ) -> Staged:
-        """Copy `changed` into staging memory of at least `room(changed)` bytes."""
+        """Copy `changed` into staging memory of at least `room(changed)` bytes.
+
+        If they will be looked at again `soon`, writes to them are noted until `settle`.
+        """
         staged = Staged(lean=dict(lean or {}))
+        if soon:
+            self._watch(changed)
         at = 0
         tiny: list[memoryview] = []
         for key, view in changed.items():
@@ -143,6 +155,21 @@ class Changes:
         staged.nbytes = at
         self._flying.update(dict.fromkeys(staged.views, staged))
         return staged
+
+    def _watch(self, changed: Mapping[str, memoryview]) -> None:
+        # before they are copied: a write in between must be seen
+        spans = private_spans() if self._pages.available else []
+        for key, view in changed.items():
+            if len(view) >= SMALL:
+                watch = self._pages.watch(view, spans)
+                if watch is not None:
+                    self._soon[key] = watch
+
+    def settle(self) -> None:
+        """Note writes no longer: the first to each page would cost more than its copy."""
+        for watch in self._soon.values():
+            self._pages.forget(watch)
+        self._soon = {}
 
     def landed(self, staged: Staged) -> None:
         """Let go of copies that are durable, or failed to be."""

@@ -15,10 +15,13 @@ import fcntl
 import os
 import struct
 import sys
+from bisect import bisect_right
 from dataclasses import dataclass
 
 import xxhash
 
+Spans = list[tuple[int, int]]
+"""First address and the one after the last, of each stretch."""
 PAGE = 4096
 TRACK_FROM = 16 * PAGE
 """Smaller buffers are cheaper to hash than to ask about."""
@@ -62,15 +65,18 @@ class Pages:
         """Say whether watching works here and now."""
         return self._fd >= 0 and self._pid == os.getpid() and not _device_in_use()
 
-    def watch(self, view: memoryview) -> Watch | None:
-        """Note every write to `view` from now on; None where that cannot be promised."""
+    def watch(self, view: memoryview, spans: Spans | None = None) -> Watch | None:
+        """Note every write to `view` from now on; None where that cannot be promised.
+
+        Who watches many buffers at once asks for the `spans` of private memory once.
+        """
         if not self.available or len(view) < TRACK_FROM:
             return None
         address = address_of(view)
         low, high = (address + PAGE - 1) & -PAGE, (address + len(view)) & -PAGE
         if (low, high) not in self._watched and len(self._watched) >= MOST:
             return None
-        if not _private(low, high):
+        if not _within(private_spans() if spans is None else spans, low, high):
             return None
         try:
             self._ioctl(_REGISTER, struct.pack("QQQQ", low, high - low, _MODE_WP, 0))
@@ -157,22 +163,31 @@ def _edges(view: memoryview, address: int, low: int, high: int) -> bytes:
     return xxhash.xxh3_128_digest(bytes(view[: low - address]) + bytes(view[high - address :]))
 
 
-def _private(low: int, high: int) -> bool:
-    """Say whether `low:high` is memory that only this process can reach."""
-    reached = low
+def private_spans() -> Spans:
+    """Return the stretches of memory that only this process can reach, in order."""
+    found: Spans = []
     with open("/proc/self/maps", encoding="ascii", errors="replace") as maps:  # noqa: PTH123 - hot
         for line in maps:
             span, mode, _, _, inode = line.split(None, 5)[:5]
+            if mode[3] != "p" or inode != "0":
+                continue
             start, _, end = span.partition("-")
             first, last = int(start, 16), int(end, 16)
-            if last <= reached:
-                continue
-            if first > reached or mode[3] != "p" or inode != "0":
-                return False
-            reached = last
-            if reached >= high:
-                return True
-    return False
+            if found and found[-1][1] == first:
+                found[-1] = (found[-1][0], last)
+            else:
+                found.append((first, last))
+    return found
+
+
+def _within(spans: Spans, low: int, high: int) -> bool:
+    """Say whether `low:high` lies in one of the spans.
+
+    >>> _within([(0, 10), (20, 30)], 22, 30), _within([(0, 10), (20, 30)], 8, 12)
+    (True, False)
+    """
+    at = bisect_right(spans, low, key=lambda span: span[0]) - 1
+    return at >= 0 and high <= spans[at][1]
 
 
 def _device_in_use() -> bool:

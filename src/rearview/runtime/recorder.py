@@ -135,6 +135,8 @@ class Recorder(Session):
                     self.writer.prepare(self.pulse.nbytes)
             elif index and (nest.entry is entry or perf_counter() >= self.due):
                 self.consider(entry, index, START, frame)
+            if nest.entry is entry:
+                self.writer.settle()
         except Exception as exc:
             self.fail(exc)
         return index
@@ -266,7 +268,7 @@ class Recorder(Session):
             captured.skeleton,
             buffers,
             meta={
-                "path": self.path(entry, index),
+                "path": (path := self.path(entry, index)),
                 "anchored": nest.at,
                 "records": self.records.position,
                 "seconds": begun - self.began,
@@ -275,6 +277,7 @@ class Recorder(Session):
             complete=not captured.missing,
             missing=tuple(captured.missing),
             wait=wait or self.settings.every,
+            soon=edge == END and len(path) > 1,  # the boundary after an inner loop
         )
         if not taken:
             self.pulse.skipped(self.seq, self.writer.reason)

@@ -112,11 +112,13 @@ class Writer:
         *,
         device: Mapping[str, Any] | None = None,
         wait: bool = False,
+        soon: bool = False,
     ) -> bool:
         """Take the state as it is now; say whether it will be saved (`reason` says why not).
 
         `buffers` are of the host; `device` are tensors of accelerators, which are fetched beside
-        the computation. With `wait` it blocks until there is room instead of skipping.
+        the computation. With `wait` it blocks until there is room instead of skipping. `soon` says
+        that nearly the same state will be submitted again before `settle`.
         """
         began = time.perf_counter()
         try:
@@ -131,6 +133,7 @@ class Writer:
                 buffers,
                 device or {},
                 wait,
+                soon,
             )
         except Exception as exc:
             self._changes.forget()
@@ -146,6 +149,10 @@ class Writer:
                     blocking=self.costs.blocking + spent,
                 )
         return took
+
+    def settle(self) -> None:
+        """Say that the program goes on to change its state."""
+        self._changes.settle()
 
     def refusal(self) -> str:
         """Return why a checkpoint that may not wait would be refused now, whatever is in it."""
@@ -180,7 +187,12 @@ class Writer:
         return self._staging.touched
 
     def _submit(
-        self, job: _Job, buffers: Mapping[str, Any], device: Mapping[str, Any], wait: bool
+        self,
+        job: _Job,
+        buffers: Mapping[str, Any],
+        device: Mapping[str, Any],
+        wait: bool,
+        soon: bool,
     ) -> bool:
         if self._closed:
             self.reason = "closed: this process no longer saves"
@@ -210,7 +222,7 @@ class Writer:
             with self._changed:
                 self._changed.wait(1.0)
         try:
-            staged = self._changes.copy(changed, lease.view, lean)
+            staged = self._changes.copy(changed, lease.view, lean, soon=soon)
             fetch = self._device.fetch(device) if device else None
         except BaseException:
             with self._changed:
