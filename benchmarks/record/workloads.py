@@ -53,7 +53,7 @@ def adamw25(part=1.0):
     model = nn.Sequential(
         *[m for _ in range(6) for m in (nn.Linear(2048, 2048), nn.ReLU())], nn.Linear(2048, 10)
     )
-    batches = [(torch.randn(128, 2048), torch.randint(10, (128,))) for _ in range(_count(5, part))]
+    batches = [(torch.randn(128, 2048), torch.randint(10, (128,))) for _ in range(_count(8, part))]
     return _torch(model, batches, _classify)
 
 

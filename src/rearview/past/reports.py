@@ -84,6 +84,11 @@ class BackfillReport:
                 return f"not exact: {report.difference} (run {outcome.run}){about}"
             if report.differing:
                 return f"not exact: {', '.join(report.differing)} came out differently{about}"
+            if report.open:
+                return (
+                    f"not proved: what run {outcome.run} computed last left nothing behind to "
+                    f"compare with ({said})"
+                )
         return f"not proved: nothing could be compared ({said})"
 
 

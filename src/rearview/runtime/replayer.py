@@ -25,6 +25,9 @@ from rearview.store.recall import recorded
 from rearview.store.records import RecordFile, encode_point
 from rearview.store.values import Put, convert
 
+_SELDOM = 8
+"""While execution goes on, comparing may take one part in so many."""
+
 
 @dataclass
 class Replayer(Session):
@@ -43,6 +46,16 @@ class Replayer(Session):
     seen: Counter[tuple[Any, ...]] = field(default_factory=Counter)
     moved: bool = False
     """Something was executed since the last restore."""
+    worked: bool = False
+    """Loops were executed since something was last compared."""
+    skips: int = 0
+    """Loops that were skipped before the present iteration of the outermost loop."""
+    repeats: int = 0
+    """Recorded values that had come out equal when the last stretch ended."""
+    proving: float = 0.0
+    """Seconds that the last comparison took."""
+    compared: float = 0.0
+    """When that was."""
     probing: int = 0
     entered: bool = False
     """The loop that is divided among segments was entered."""
@@ -68,10 +81,14 @@ class Replayer(Session):
         except Exception as exc:
             self.give_up(exc)
         path = self.path(entry, index)
-        self.prove(self.jumps.proof(START, path), frame)
-        if index == 0 and not self.needed(entry) and self.skip(path, frame):
-            return None
         goal = self.goal(entry, index)
+        idle = index == 0 and not self.needed(entry)
+        if outermost:
+            self.turned()
+        if goal != index or idle or self.due():
+            self.prove(self.jumps.proof(START, path), frame)
+        if idle and self.skip(path, frame):
+            return None
         if goal is None:
             if outermost and not self.wanted.after:
                 if self.may_leave(entry, index):
@@ -85,7 +102,25 @@ class Replayer(Session):
                 return target
         self.report.iterations += outermost
         self.moved = True
+        self.worked = self.worked or not outermost
         return index
+
+    def turned(self) -> None:
+        """Take in that an iteration of the outermost loop has ended: work, if nothing was skipped."""
+        self.worked = self.worked or (self.moved and self.report.skipped == self.skips)
+        self.skips = self.report.skipped
+
+    def due(self) -> bool:
+        """Say whether to compare although execution goes on: a later comparison covers this one.
+
+        A replay that is to find out where a difference begins compares wherever it can.
+        """
+        return not self.wanted.jump or perf_counter() - self.compared >= _SELDOM * self.proving
+
+    def closed_stretch(self) -> None:
+        """Count it if what was executed so far ends here without having been compared."""
+        self.report.open += self.worked and self.report.repeated == self.repeats
+        self.worked, self.repeats = False, self.report.repeated
 
     def needed(self, entry: Entry) -> bool:
         """Say whether something inside this loop is wanted, at the current iterations around it."""
@@ -125,7 +160,7 @@ class Replayer(Session):
     def skip(self, path: list[list[Any]], frame: FrameType) -> bool:
         """Restore what the loop left behind, if that was saved; then it need not run."""
         checkpoint = self.jumps.at(END, path) if self.wanted.jump else None
-        if checkpoint is None:
+        if checkpoint is None or self.worked:  # what was not compared yet must not be overwritten
             return False
         try:
             self.jumps.restore(checkpoint, frame)
@@ -139,6 +174,7 @@ class Replayer(Session):
         self, entry: Entry, source: Iterator[Any], index: int, target: int, frame: FrameType
     ) -> int:
         """Go to the pending checkpoint."""
+        self.closed_stretch()
         try:
             self.jumps.advance(source, target - index, frame)
         except Exception as exc:
@@ -151,8 +187,12 @@ class Replayer(Session):
         """Prove the state after the loop; leave if nothing is wanted any more."""
         if entry.site.loose or self.nest is None:
             return True
-        self.prove(self.jumps.proof(END, self.path(entry, index)), frame)
-        if self.nest.entry is entry and self.needed(entry) and not self.wanted.after:
+        outermost = self.nest.entry is entry
+        if outermost:
+            self.turned()
+        if outermost or self.due():
+            self.prove(self.jumps.proof(END, self.path(entry, index)), frame)
+        if outermost and self.needed(entry) and not self.wanted.after:
             if not self.wanted.ranges or entry.site.name in self.wanted.ranges:
                 self.leave_program()
         return True
@@ -179,18 +219,21 @@ class Replayer(Session):
         """Compare the state reached by execution with the one recorded here."""
         if checkpoint is None or not self.moved or self.report.difference is not None:
             return
+        begun = perf_counter()
         try:
             found = self.jumps.difference(checkpoint, frame)
         except Exception as exc:
             self.report.difference = f"at {checkpoint.point}: {_said(exc)}"
             return
+        self.compared = perf_counter()
+        self.proving = self.compared - begun
         if found is None:
             self.report.states += 1
         else:
             self.report.difference = (
                 f"{found.path} at {checkpoint.point}: recorded {found.then}, now {found.now}"
             )
-        self.moved = False
+        self.moved = self.worked = False
 
     def log(self, items: Mapping[str, Any]) -> None:
         """Check what was recorded, and keep what is new."""
@@ -249,6 +292,7 @@ class Replayer(Session):
         if self.closed or self.pid != os.getpid():
             return
         self.closed = True
+        self.closed_stretch()
         final = code if code is not None else self.code
         if not self.report.finished:
             self.report.finished = final == 0
