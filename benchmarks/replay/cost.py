@@ -14,12 +14,13 @@ from common import ENVIRONMENT, JOBS, command, probe, project
 
 from rearview.past import history
 
+LONG = {"long", "images"}
 ASKED = (("OUTER", ()), ("INNER", ("--at", "2:8")), ("INNER", ()))
 
 
 def main():
     os.environ.update(ENVIRONMENT)
-    names = sys.argv[1:] or sorted(path.stem for path in JOBS.glob("*.py") if path.stem != "long")
+    names = sys.argv[1:] or sorted(path.stem for path in JOBS.glob("*.py") if path.stem not in LONG)
     print("| job | asked | predicted s | real s | error |\n|---|---|---|---|---|")
     errors = []
     for name in names:

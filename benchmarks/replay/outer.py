@@ -15,7 +15,7 @@ TIMED = 20
 
 def main():
     epochs = int(sys.argv[1]) if len(sys.argv) > 1 else 200
-    with project("long") as folder:
+    with project("images") as folder:
         _, recorded = command(folder, "run", "--every", "train.py", str(epochs))
         print(f"{epochs} epochs recorded in {recorded:.0f} s", flush=True)
         setup = min(plain(folder, "0") for _ in range(3))

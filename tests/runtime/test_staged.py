@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rearview.runtime import changes
-from rearview.runtime.changes import Changes
+from rearview.runtime.changes import Changes, Outlook
 from rearview.runtime.pages import Pages
 from runtime.writers import MB, ONE, arrays, equal, stalled, submit
 
@@ -202,7 +202,7 @@ def test_what_is_submitted_again_soon_is_copied_only_where_it_was_written(
     monkeypatch.setattr(changes, "_equal", lambda *_: pytest.fail("compared byte by byte"))
     monkeypatch.setattr(Changes, "_unchanged", lambda *_: pytest.fail("hashed"))
     state = {key: np.arange(MB, dtype=np.uint8) for key in ("weights", "shared")}
-    assert submit(writer, 0, state, soon=True)
+    assert submit(writer, 0, state, outlook=Outlook(soon=True))
     if landed:
         go.set()
         assert writer.drain(30)
@@ -217,10 +217,28 @@ def test_what_is_submitted_again_soon_is_copied_only_where_it_was_written(
 def test_a_write_by_foreign_code_between_two_submissions_is_seen(make, checkpoints):
     writer = make()
     state = {"weights": np.zeros(MB, np.uint8)}
-    assert submit(writer, 0, state, soon=True)
+    assert submit(writer, 0, state, outlook=Outlook(soon=True))
     assert writer.drain(30)
     ctypes.memset(state["weights"].ctypes.data + MB // 2, 7, 1)  # as a library in C would
     assert submit(writer, 1, state)
     writer.settle()
     assert writer.drain(30)
     equal(checkpoints, 1, state)
+
+
+def test_what_is_likely_to_stay_is_looked_at_only_once(make, checkpoints, monkeypatch):
+    if not Pages().available:
+        pytest.skip("this system does not note writes to pages")
+    monkeypatch.setattr(Changes, "_unchanged", lambda *_: pytest.fail("hashed"))
+    writer, frozen, data = make(), np.ones(MB, np.uint8), np.zeros(MB, np.uint8)
+    outlook = Outlook(still={"frozen", "data"})
+    for seq in range(3):
+        assert submit(writer, seq, {"frozen": frozen, "data": data}, outlook=outlook)
+        writer.settle()
+        assert writer.drain(30)
+    assert writer.costs.copied < 3 * MB
+    monkeypatch.undo()
+    data[-1] = 1
+    assert submit(writer, 3, {"frozen": frozen, "data": data}, outlook=outlook)
+    assert writer.drain(30)
+    equal(checkpoints, 3, {"frozen": frozen, "data": data})

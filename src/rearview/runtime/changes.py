@@ -3,15 +3,15 @@
 Three sound tests, cheapest first: the page tables say that nothing was written (`pages`); the
 hash of the live buffer equals the hash of the saved bytes; the copy is found to be the saved
 object. A buffer whose sampled bytes differ has changed for certain and goes straight to the copy.
-Page tables are asked about what stays for long, and between the end of an inner loop and the
-boundary after it, which mostly hold the same.
+Page tables are asked about what stays, or is likely to, and between the end of an inner loop and
+the boundary after it, which mostly hold the same.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,19 @@ MOST_PACKS = 8
 SAMPLES = 16
 SELDOM = 2
 """After so many changes in a row nobody expects a buffer to stay, and it is not hashed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What is to be expected of buffers after they were copied."""
+
+    soon: bool = False
+    """Nearly the same state will be looked at again before `settle`."""
+    still: Collection[str] = ()
+    """Keys of those that are not likely to change at all."""
+
+
+UNKNOWN = Outlook()
 
 
 @dataclass(slots=True)
@@ -90,8 +103,10 @@ class Changes:
         self._pages = Pages()
         self._flying: dict[str, Staged] = {}
         """The newest copy of a buffer that is not durable yet."""
-        self._soon: dict[str, Watch] = {}
-        """Buffers as last copied that will be looked at again soon."""
+        self._noted: dict[str, Watch] = {}
+        """Buffers to which every write since their last copy is noted."""
+        self._still: set[str] = set()
+        """Those of them that are noted for as long as none comes."""
 
     def split(
         self, buffers: Mapping[str, Any]
@@ -104,8 +119,7 @@ class Changes:
         for key, buffer in buffers.items():
             view = plain(buffer)
             if len(view) >= SMALL:
-                ahead, watch = flying.get(key), self._soon.get(key)
-                unwritten = watch is not None and self._pages.unwritten(watch, view)
+                ahead, unwritten = flying.get(key), self._unwritten(key, view)
                 if ahead is not None:
                     if unwritten or _equal(ahead, key, view):
                         lean[key] = ahead
@@ -124,16 +138,11 @@ class Changes:
         changed: Mapping[str, memoryview],
         into: memoryview,
         lean: Mapping[str, Staged] | None = None,
-        *,
-        soon: bool = False,
+        outlook: Outlook = UNKNOWN,
     ) -> Staged:
-        """Copy `changed` into staging memory of at least `room(changed)` bytes.
-
-        If they will be looked at again `soon`, writes to them are noted until `settle`.
-        """
+        """Copy `changed` into staging memory of at least `room(changed)` bytes."""
         staged = Staged(lean=dict(lean or {}))
-        if soon:
-            self._watch(changed)
+        self._note(changed, outlook)
         at = 0
         tiny: list[memoryview] = []
         for key, view in changed.items():
@@ -156,20 +165,34 @@ class Changes:
         self._flying.update(dict.fromkeys(staged.views, staged))
         return staged
 
-    def _watch(self, changed: Mapping[str, memoryview]) -> None:
-        # before they are copied: a write in between must be seen
-        spans = private_spans() if self._pages.available else []
-        for key, view in changed.items():
-            if len(view) >= SMALL:
-                watch = self._pages.watch(view, spans)
-                if watch is not None:
-                    self._soon[key] = watch
+    def _note(self, changed: Mapping[str, memoryview], outlook: Outlook) -> None:
+        """Note writes to these buffers from before they are copied."""
+        still = {k for k in outlook.still if k in changed and k not in self._seen}
+        keys = [k for k in (changed if outlook.soon else still) if len(changed[k]) >= SMALL]
+        if not keys or not self._pages.available:
+            return
+        spans = private_spans()
+        for key in keys:
+            watch = self._pages.watch(changed[key], spans)
+            if watch is not None:
+                self._noted[key] = watch
+        self._still |= still & self._noted.keys()
+
+    def _unwritten(self, key: str, view: memoryview) -> bool:
+        watch = self._noted.get(key)
+        if watch is None:
+            return False
+        if self._pages.unwritten(watch, view):
+            return True
+        self._pages.forget(watch)
+        del self._noted[key]
+        self._still.discard(key)
+        return False
 
     def settle(self) -> None:
-        """Note writes no longer: the first to each page would cost more than its copy."""
-        for watch in self._soon.values():
-            self._pages.forget(watch)
-        self._soon = {}
+        """Note no longer what will be written: the first write to a page costs more than its copy."""
+        for key in self._noted.keys() - self._still:
+            self._pages.forget(self._noted.pop(key))
 
     def landed(self, staged: Staged) -> None:
         """Let go of copies that are durable, or failed to be."""

@@ -18,6 +18,7 @@ import msgspec
 from rearview.energy import Used
 from rearview.errors import UsageError
 from rearview.model import Point, Step
+from rearview.runtime.changes import Outlook
 from rearview.runtime.clocks import Clock
 from rearview.runtime.frames import qualified
 from rearview.runtime.inputs import Inputs
@@ -277,7 +278,8 @@ class Recorder(Session):
             complete=not captured.missing,
             missing=tuple(captured.missing),
             wait=wait or self.settings.every,
-            soon=edge == END and len(path) > 1,  # the boundary after an inner loop
+            # after an inner loop the boundary around it is not far
+            outlook=Outlook(soon=edge == END and len(path) > 1, still=captured.still),
         )
         if not taken:
             self.pulse.skipped(self.seq, self.writer.reason)

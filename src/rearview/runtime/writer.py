@@ -16,7 +16,7 @@ from typing import Any
 from rearview.config import Settings
 from rearview.errors import RearviewError
 from rearview.model import Checkpoint, ObjectRef, Part, Point
-from rearview.runtime.changes import Changes, Staged, room
+from rearview.runtime.changes import UNKNOWN, Changes, Outlook, Staged, room
 from rearview.runtime.costs import Costs
 from rearview.runtime.device import Device, Fetch
 from rearview.runtime.staging import DEEPEST, Lease, Staging, free
@@ -24,6 +24,7 @@ from rearview.store.checkpoints import Checkpoints
 
 SKELETON = "skeleton"
 """Key of the part that holds everything but the buffers."""
+
 _BUSY = "busy: the previous checkpoint is still being written"
 _PREPARING = "preparing: memory for the copy is still being made ready"
 NICE = 10
@@ -112,13 +113,12 @@ class Writer:
         *,
         device: Mapping[str, Any] | None = None,
         wait: bool = False,
-        soon: bool = False,
+        outlook: Outlook = UNKNOWN,
     ) -> bool:
         """Take the state as it is now; say whether it will be saved (`reason` says why not).
 
         `buffers` are of the host; `device` are tensors of accelerators, which are fetched beside
-        the computation. With `wait` it blocks until there is room instead of skipping. `soon` says
-        that nearly the same state will be submitted again before `settle`.
+        the computation. With `wait` it blocks until there is room instead of skipping.
         """
         began = time.perf_counter()
         try:
@@ -133,7 +133,7 @@ class Writer:
                 buffers,
                 device or {},
                 wait,
-                soon,
+                outlook,
             )
         except Exception as exc:
             self._changes.forget()
@@ -192,7 +192,7 @@ class Writer:
         buffers: Mapping[str, Any],
         device: Mapping[str, Any],
         wait: bool,
-        soon: bool,
+        outlook: Outlook,
     ) -> bool:
         if self._closed:
             self.reason = "closed: this process no longer saves"
@@ -222,7 +222,7 @@ class Writer:
             with self._changed:
                 self._changed.wait(1.0)
         try:
-            staged = self._changes.copy(changed, lease.view, lean, soon=soon)
+            staged = self._changes.copy(changed, lease.view, lean, outlook)
             fetch = self._device.fetch(device) if device else None
         except BaseException:
             with self._changed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rearview.errors import StateError
@@ -71,7 +72,8 @@ def describe(array: Any, blocks: Blocks, home: int) -> tuple[Any, ...]:
     address, nbytes, root = extent(array)
     block = blocks.index.get((address, nbytes)) if nbytes else None
     if block is None:
-        block = blocks.add(address, nbytes, lambda: bytes_at(address, nbytes, root), home=home)
+        view = partial(bytes_at, address, nbytes, root)
+        block = blocks.add(address, nbytes, view, home=home, still=home >= 0)
     start = address if array is root else array.__array_interface__["data"][0]
     offset = start - address
     return block, array.dtype, array.shape, array.strides, offset, array.flags.writeable

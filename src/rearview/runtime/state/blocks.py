@@ -41,6 +41,8 @@ class Blocks:
         self.table: list[Row] = []
         """The fields of a Block each; plain tuples, since there are thousands."""
         self.buffers: dict[str, Any] = {}
+        self.still: set[str] = set()
+        """Keys of memory that is not likely to change: frozen weights, data."""
         self.keys: dict[tuple[int, int], str] = {}
         self.index: dict[tuple[int, int], int] = {}
         """Address and size to the number of a piece already met."""
@@ -50,7 +52,14 @@ class Blocks:
         self._taken = set(keys.values())
 
     def add(
-        self, address: int, nbytes: int, view: Callable[[], Any], *, home: int, device: str = "cpu"
+        self,
+        address: int,
+        nbytes: int,
+        view: Callable[[], Any],
+        *,
+        home: int,
+        device: str = "cpu",
+        still: bool = False,
     ) -> int:
         """Return the number of a new piece; `view` gives its bytes as a buffer when it is big."""
         number = len(self.table)
@@ -68,6 +77,8 @@ class Blocks:
             key = self._fresh(number)
         self.keys[place] = key
         self.buffers[key] = view()
+        if still:
+            self.still.add(key)
         self.table.append((key, nbytes, None, home, device))
         return number
 

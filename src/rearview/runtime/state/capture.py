@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import pickle
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,8 @@ class Captured:
     buffers: dict[str, Any]
     missing: list[str]
     """Why the capture is partial: where and what, one reason each; empty when complete."""
+    still: Collection[str] = ()
+    """Keys of buffers that are not likely to change."""
 
 
 def capture(anchors: Anchors, roots: Mapping[str, object], *, rng: bool = True) -> Captured:
@@ -61,7 +63,7 @@ def capture(anchors: Anchors, roots: Mapping[str, object], *, rng: bool = True) 
         protocol=5,
     )
     skeleton = b"".join((MAGIC, _LENGTH.pack(len(header)), header, stream))
-    return Captured(skeleton, blocks.buffers, reading.missing)
+    return Captured(skeleton, blocks.buffers, reading.missing, blocks.still)
 
 
 def _read(anchors: Anchors, roots: Mapping[str, object], *, rng: bool) -> tuple[Reading, bytes]:

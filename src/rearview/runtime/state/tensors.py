@@ -70,7 +70,12 @@ def describe(tensor: Any, blocks: Blocks, home: int) -> tuple[Any, ...]:
             block = blocks.add_small(address, nbytes, home)
         else:
             block = blocks.add(
-                address, nbytes, lambda: _host_bytes(storage), home=home, device=device
+                address,
+                nbytes,
+                lambda: _host_bytes(storage),
+                home=home,
+                device=device,
+                still=home >= 0 and not tensor.requires_grad,
             )
     # alike tensors share one tuple, which is then written once
     shape, stride = tuple(tensor.shape), tensor.stride()
