@@ -1,0 +1,65 @@
+"""A replay is called exact only where what it executed was compared with what was recorded."""
+
+from plainly import recorded, write
+from rearview.past import history
+from rearview.store.checkpoints import Checkpoints
+
+SCRIPT = """\
+import time
+weight = 1.0
+for epoch in range(8):
+    for step in range(3):
+        weight = weight * 1.5 % 7
+        time.sleep(0.01)
+"""
+PROBED = SCRIPT.replace("import time", "import time, rearview").replace(
+    "        time.sleep(0.01)\n", "        time.sleep(0.01)\n        rearview.log('w', weight)\n"
+)
+
+
+def saved(folder):
+    past = history(folder)
+    return Checkpoints(past.project).of(past.run().id)
+
+
+def lose(folder, keep):
+    """Remove checkpoints, as a budget or a kill would."""
+    lost = [one for one in saved(folder) if not keep(one)]
+    for one in lost:
+        for file in (folder / ".rearview" / "checkpoints").rglob(f"*{one.seq}.json"):
+            file.unlink()
+    return lost
+
+
+def epoch(checkpoint):
+    return checkpoint.point.indices[0]
+
+
+def test_a_stretch_that_ends_at_a_checkpoint_is_proved(tmp_path):
+    write(tmp_path, train=SCRIPT)
+    assert recorded(tmp_path, "train.py").code == 0
+    (tmp_path / "train.py").write_text(PROBED)
+    report = history(tmp_path).backfill(["w"], at="epoch=2:4")
+    assert report.proved, report.proof
+
+
+def test_a_stretch_after_the_last_checkpoint_is_not(tmp_path):
+    write(tmp_path, train=SCRIPT)
+    assert recorded(tmp_path, "train.py").code == 0
+    assert lose(tmp_path, lambda one: epoch(one) <= 4 and len(one.point.indices) == 1)
+    (tmp_path / "train.py").write_text(PROBED)
+    report = history(tmp_path).backfill(["w"], at="epoch=5:7")
+    assert not report.proved
+    assert "nothing behind to compare with" in report.proof
+    rows = history(tmp_path).sql("SELECT DISTINCT origin FROM records WHERE name = 'w'")
+    assert list(rows.to_pandas()["origin"]) == ["unproved"]
+
+
+def test_values_that_come_out_again_prove_it_too(tmp_path):
+    logged = PROBED.replace("'w', weight", "'seen', weight")
+    write(tmp_path, train=logged)
+    assert recorded(tmp_path, "train.py").code == 0
+    lose(tmp_path, lambda one: epoch(one) <= 4 and len(one.point.indices) == 1)
+    (tmp_path / "train.py").write_text(f"{logged}        rearview.log('w', weight)\n")
+    report = history(tmp_path).backfill(["w"], at="epoch=5:7")
+    assert report.proved, report.proof
