@@ -48,7 +48,7 @@ def main():
         report = history(folder).backfill(["asked"])
         took = time.perf_counter() - begun
         after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        rows = history(folder).table("asked").to_pandas()
+        rows = history(folder).table("asked").pandas()
     print(f"{versions} versions recorded in {recorded:.0f} s")
     print(f"backfill {took:.0f} s ({took / versions * 1000:.0f} ms each), {report.proof}")
     print(f"{len(rows)} rows, {rows['asked'].notna().sum()} filled, {len(report.refusals)} refused")
