@@ -1,7 +1,10 @@
 """A real Ray cluster with a node that does not see the project: what it needs travels."""
 
+import contextlib
 import os
+import shutil
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -13,7 +16,7 @@ pytest.importorskip("ray", reason="LOUD: ray is not installed, its executor is n
 
 import rearview
 from rearview.errors import SiteError
-from rearview.execute.ray import Ray
+from rearview.execute.carrier import Pieces
 from rearview.past import history
 
 ALONE = ("unshare", "--mount", "--propagation", "private", "sh", "-c")
@@ -23,7 +26,9 @@ ALONE = ("unshare", "--mount", "--propagation", "private", "sh", "-c")
 def refused():
     """Return why no node can be kept from seeing a folder here; None if one can."""
     try:
-        done = subprocess.run([*ALONE, "mount -t tmpfs none /mnt"], capture_output=True, text=True)
+        done = subprocess.run(
+            [*ALONE, "mount -t tmpfs none /mnt"], capture_output=True, text=True, check=False
+        )
     except FileNotFoundError:
         return "there is no unshare"
     return done.stderr.strip() if done.returncode else None
@@ -64,16 +69,21 @@ class Away:
                 continue
         return found
 
+    @property
+    def inside(self):
+        """The hidden folder, as the node sees it."""
+        return Path(f"/proc/{self.process.pid}/root{self.hidden}")
+
     def seen(self):
-        """Return the names that stand in the hidden folder, as the node sees it."""
-        return sorted(os.listdir(f"/proc/{self.process.pid}/root{self.hidden}"))
+        """Return the names that stand in it."""
+        return sorted(file.name for file in self.inside.iterdir())
 
     def kill(self):
+        if self.process.poll() is not None:
+            return
         for pid in self.children():
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
         self.process.wait()
 
 
@@ -98,9 +108,7 @@ def cluster(hidden):
     from ray.cluster_utils import Cluster
 
     environment, hook = dict(os.environ), sys.breakpointhook
-    head = Cluster(
-        initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}
-    )
+    head = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     ray.init(address=head.address, log_to_driver=False)
     node = Away(head.address, hidden, cpus=2)
     joined(2)
@@ -115,31 +123,36 @@ def cluster(hidden):
 
 
 SCRIPT = """\
-import random
-table = [float(line) for line in open("data/table.txt")]
-weight = [1.0] * 200_000
+import os, pathlib, random, struct, time
+import numpy
+table = struct.unpack("3d", open("data/table.bin", "rb").read())
+weight = numpy.ones(200_000)
 out = open("out.txt", "w")
 for epoch in range(6):
     for step in range(3):
         weight[step] = weight[step] * 0.9 + random.random() + table[step]
     out.write(f"{weight[0]!r}\\n")
-    print(sum(weight))
+    if "MARKS" in os.environ:
+        marks = pathlib.Path(os.environ["MARKS"])
+        (marks / f"{os.getpid()}.begun").touch()
+        while not (marks / "go").exists():
+            time.sleep(0.05)
 """
 PROBE = """\
 table[step]
         rearview.log("w", weight[step])
-        rearview.log("all", weight[: 3 + step])
+        rearview.log("some", weight[: 40_000 + step])
 """
 
 
 @pytest.fixture
 def project(hidden, request, monkeypatch):
-    """A project with one recorded run and a probe added since."""
+    """A project with one recorded run, and a probe added since."""
     source = Path(rearview.__file__).parent.parent
     monkeypatch.setenv("PYTHONPATH", str(source))
-    root = hidden / request.node.name[:24]
+    root = hidden / request.node.name[-24:]
     (root / "data").mkdir(parents=True)
-    (root / "data" / "table.txt").write_text("0.25\n0.5\n0.75\n")
+    (root / "data" / "table.bin").write_bytes(struct.pack("3d", 0.25, 0.5, 0.75))
     (root / "train.py").write_text(SCRIPT)
     words = [sys.executable, "-m", "rearview", "run", "-q", "--every", "train.py"]
     subprocess.run(words, cwd=root, capture_output=True, check=True)
@@ -147,15 +160,105 @@ def project(hidden, request, monkeypatch):
     return root
 
 
-def column(past, name="w"):
-    return [(row["epoch"], row["step"], row[name]) for row in past.table(name)]
+def columns(past):
+    rows = past.table("w", "some")
+    return [(row["epoch"], row["step"], row["w"], str(row["some"])) for row in rows]
 
 
-def test_a_node_that_does_not_see_the_project_fills_the_column_exactly(cluster, project):
-    past = history(project)
-    report = past.backfill(["w"], at="epoch=2:5", workers=2, on="ray")
+def stored(root):
+    return {
+        file.name: file.read_bytes()
+        for file in (root / ".rearview" / "objects").rglob("*")
+        if file.is_file()
+    }
+
+
+def test_a_node_that_does_not_see_the_project_does_what_this_machine_does(cluster, project):
+    pristine = project.with_name("pristine")
+    shutil.copytree(project / ".rearview", pristine)
+    report = history(project).backfill(["w"], at="epoch=2:5", workers=2, on="ray")
     assert report.proved, report.proof
     assert sum(outcome.report.restored for outcome in report.outcomes) > 0
-    away = column(past)
+    away, objects = columns(history(project)), stored(project)
+    written = [(outcome.tree / "out.txt").read_bytes() for outcome in report.outcomes]
     assert cluster.seen() == []
-    print(away, [o for o in report.outcomes])
+    assert not list(project.rglob(".landing"))
+
+    shutil.rmtree(project / ".rearview")
+    pristine.rename(project / ".rearview")
+    here = history(project).backfill(["w"], at="epoch=2:5", workers=len(written))
+    assert here.proved
+    assert columns(history(project)) == away
+    assert len(away) == 9
+    assert stored(project) == objects
+    assert sorted(written) == sorted(
+        (outcome.tree / "out.txt").read_bytes() for outcome in here.outcomes
+    )
+
+
+def test_only_the_stretch_s_own_checkpoints_travel(cluster, project, monkeypatch):
+    carried = []
+    real = Pieces.get
+
+    def get(self, entry, at):
+        carried.append(Path(entry.path))
+        return real(self, entry, at)
+
+    monkeypatch.setattr(Pieces, "get", get)
+    report = history(project).backfill(["w"], at="epoch=4:5", workers=1, on="ray")
+    assert report.proved, report.proof
+    objects = [path for path in carried if path.parts[-3] == "objects"]
+    assert len(objects) == len(set(objects)) == 1
+    assert len(stored(project)) > 4
+    manifests = {path.name for path in carried if "checkpoints" in path.parts}
+    assert 0 < len(manifests) < len(list((project / ".rearview/checkpoints").rglob("*.json")))
+
+
+def test_a_difference_is_described_with_what_was_first_left_behind(cluster, project):
+    table = project / "data" / "table.bin"
+    table.write_bytes(struct.pack("3d", 0.25, 0.5, 0.875))
+    os.utime(table, (0, 0))
+    report = history(project).backfill(["w"], at="epoch=0:3", workers=1, on="ray")
+    assert not report.proved
+    assert all("weight" in outcome.report.difference for outcome in report.outcomes)
+    assert cluster.seen() == []
+
+
+def test_a_folder_of_somebody_else_at_that_path_is_left_alone(cluster, project):
+    theirs = cluster.inside / project.name
+    theirs.mkdir()
+    (theirs / "train.py").write_text("theirs")
+    with pytest.raises(SiteError, match="something else stands there") as caught:
+        history(project).backfill(["w"], at="epoch=4:5", workers=1, on="ray")
+    assert caught.value.slug == "ray-node"
+    assert [file.read_text() for file in theirs.iterdir()] == ["theirs"]
+    shutil.rmtree(theirs)
+
+
+def test_a_killed_node_s_segment_is_taken_over(cluster, project, tmp_path, monkeypatch):
+    monkeypatch.setenv("MARKS", str(tmp_path))
+    nodes = [cluster, Away(cluster.address, cluster.hidden)]
+    joined(3)
+    deadline = time.monotonic() + 120
+    lost = []
+
+    def progress(event):
+        assert time.monotonic() < deadline
+        if event.kind == "lost":
+            lost.append(event.segment)
+            (tmp_path / "go").touch()
+        begun = {int(file.stem) for file in tmp_path.glob("*.begun")}
+        for node in list(nodes):
+            if len(nodes) == 2 and begun & set(node.children()):
+                nodes.remove(node)
+                node.kill()
+
+    try:
+        report = history(project).backfill(["w"], workers=3, on="ray", progress=progress)
+        assert lost
+        assert report.proved, report.proof
+        assert len(columns(history(project))) == 18
+        assert [node.seen() for node in nodes] == [[]]
+    finally:
+        for node in nodes:
+            node.kill()

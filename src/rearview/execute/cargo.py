@@ -80,7 +80,7 @@ def pack(task: Task, checkpoints: Checkpoints) -> Cargo:
     wanted = msgspec.json.decode(segment.read_bytes(), type=Wanted)
     run = Runs(project).get(wanted.run)
     own = [_entry(segment), *_tree(Path(wanted.tree))]
-    linked = [Path(one.link) for one in own if one.link and os.path.isabs(one.link)]
+    linked = [Path(one.link) for one in own if one.link and one.link.startswith(os.sep)]
     shared = {entry.path: entry for entry in _inside(project.root, linked)}
     needed, spared = _parts(checkpoints, touched(wanted, checkpoints.of(run.id)))
     for path in (*_store(project, run), *needed):
@@ -169,7 +169,7 @@ def _inside(root: Path, linked: Iterable[Path]) -> Iterator[Entry]:
 
 def _entry(path: Path) -> Entry:
     about = path.lstat()
-    link = os.readlink(path) if stat.S_ISLNK(about.st_mode) else None
+    link = str(path.readlink()) if stat.S_ISLNK(about.st_mode) else None
     return Entry(str(path), about.st_size, about.st_mode, about.st_mtime_ns, link)
 
 

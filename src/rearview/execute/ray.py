@@ -9,7 +9,8 @@ from typing import Any
 from rearview.errors import SiteError
 from rearview.execute import aboard
 from rearview.execute.cargo import segment_of
-from rearview.execute.carry import Carrier, Passage, sign_of
+from rearview.execute.carrier import Carrier
+from rearview.execute.carry import Passage, sign_of
 from rearview.execute.executor import Job, Task
 
 
@@ -85,9 +86,8 @@ class Ray:
         self._slots = slots
         self._gpus = gpus
         self._check()
-        ray.cloudpickle.register_pickle_by_value(aboard)
-        self._run = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(aboard.execute)
         self._carrier = Carrier(gpus)
+        self._run = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(aboard.execute)
 
     def _check(self) -> None:
         """Refuse a share of accelerators that no node can give: Ray would wait for one forever."""
