@@ -16,6 +16,7 @@ pytest.importorskip("ray", reason="LOUD: ray is not installed, its executor is n
 
 import rearview
 from rearview.errors import SiteError
+from rearview.execute import carrier, carry
 from rearview.execute.carrier import Pieces
 from rearview.past import history
 
@@ -87,13 +88,17 @@ class Away:
         self.process.wait()
 
 
+def soon(true):
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
 def joined(count):
     import ray
 
-    deadline = time.monotonic() + 60
-    while int(ray.cluster_resources().get("CPU", 0)) != count:
-        assert time.monotonic() < deadline, ray.nodes()
-        time.sleep(0.1)
+    soon(lambda: int(ray.cluster_resources().get("CPU", 0)) == count)
 
 
 @pytest.fixture(scope="module")
@@ -125,12 +130,13 @@ def cluster(hidden):
 SCRIPT = """\
 import os, pathlib, random, struct, time
 import numpy
-table = struct.unpack("3d", open("data/table.bin", "rb").read())
+def bonus(k):
+    return struct.unpack("3d", open("data/table.bin", "rb").read())[k]
 weight = numpy.ones(200_000)
 out = open("out.txt", "w")
 for epoch in range(6):
     for step in range(3):
-        weight[step] = weight[step] * 0.9 + random.random() + table[step]
+        weight[step] = weight[step] * 0.9 + random.random() + bonus(step)
     out.write(f"{weight[0]!r}\\n")
     if "MARKS" in os.environ:
         marks = pathlib.Path(os.environ["MARKS"])
@@ -139,7 +145,7 @@ for epoch in range(6):
             time.sleep(0.05)
 """
 PROBE = """\
-table[step]
+bonus(step)
         rearview.log("w", weight[step])
         rearview.log("some", weight[: 40_000 + step])
 """
@@ -147,7 +153,7 @@ table[step]
 
 @pytest.fixture
 def project(hidden, request, monkeypatch):
-    """A project with one recorded run, and a probe added since."""
+    """A project with two recorded runs, and a probe added since."""
     source = Path(rearview.__file__).parent.parent
     monkeypatch.setenv("PYTHONPATH", str(source))
     root = hidden / request.node.name[-24:]
@@ -155,8 +161,9 @@ def project(hidden, request, monkeypatch):
     (root / "data" / "table.bin").write_bytes(struct.pack("3d", 0.25, 0.5, 0.75))
     (root / "train.py").write_text(SCRIPT)
     words = [sys.executable, "-m", "rearview", "run", "-q", "--every", "train.py"]
-    subprocess.run(words, cwd=root, capture_output=True, check=True)
-    (root / "train.py").write_text("import rearview\n" + SCRIPT.replace("table[step]\n", PROBE))
+    for one in [subprocess.Popen(words, cwd=root) for _ in range(2)]:
+        assert one.wait() == 0
+    (root / "train.py").write_text("import rearview\n" + SCRIPT.replace("bonus(step)\n", PROBE))
     return root
 
 
@@ -178,7 +185,7 @@ def test_a_node_that_does_not_see_the_project_does_what_this_machine_does(cluste
     shutil.copytree(project / ".rearview", pristine)
     report = history(project).backfill(["w"], at="epoch=2:5", workers=2, on="ray")
     assert report.proved, report.proof
-    assert sum(outcome.report.restored for outcome in report.outcomes) > 0
+    assert all(outcome.report.restored > 0 for outcome in report.outcomes)
     away, objects = columns(history(project)), stored(project)
     written = [(outcome.tree / "out.txt").read_bytes() for outcome in report.outcomes]
     assert cluster.seen() == []
@@ -186,42 +193,60 @@ def test_a_node_that_does_not_see_the_project_does_what_this_machine_does(cluste
 
     shutil.rmtree(project / ".rearview")
     pristine.rename(project / ".rearview")
-    here = history(project).backfill(["w"], at="epoch=2:5", workers=len(written))
+    here = history(project).backfill(["w"], at="epoch=2:5", workers=2)
     assert here.proved
     assert columns(history(project)) == away
-    assert len(away) == 9
+    assert len(away) == 2 * 9
     assert stored(project) == objects
-    assert sorted(written) == sorted(
-        (outcome.tree / "out.txt").read_bytes() for outcome in here.outcomes
-    )
+    assert written == [(outcome.tree / "out.txt").read_bytes() for outcome in here.outcomes]
 
 
-def test_only_the_stretch_s_own_checkpoints_travel(cluster, project, monkeypatch):
+def test_only_what_a_stretch_needs_travels_and_in_pieces(cluster, project, monkeypatch):
     carried = []
     real = Pieces.get
 
     def get(self, entry, at):
-        carried.append(Path(entry.path))
+        carried.append((Path(entry.path), at))
         return real(self, entry, at)
 
     monkeypatch.setattr(Pieces, "get", get)
-    report = history(project).backfill(["w"], at="epoch=4:5", workers=1, on="ray")
+    for module in (carrier, carry):
+        monkeypatch.setattr(module, "CHUNK", 1 << 20)
+    past = history(project)
+    report = past.backfill(["w"], runs=["latest"], at="epoch=4:5", workers=1, on="ray")
     assert report.proved, report.proof
-    objects = [path for path in carried if path.parts[-3] == "objects"]
-    assert len(objects) == len(set(objects)) == 1
+    objects = [(path, at) for path, at in carried if path.parts[-3] == "objects"]
+    assert len({path for path, _ in objects}) == 1
+    assert [at for _, at in objects] == [0, 1 << 20]
     assert len(stored(project)) > 4
-    manifests = {path.name for path in carried if "checkpoints" in path.parts}
-    assert 0 < len(manifests) < len(list((project / ".rearview/checkpoints").rglob("*.json")))
+    manifests = {path.name for path, _ in carried if "checkpoints" in path.parts}
+    kept = project / ".rearview" / "checkpoints" / past.run().id
+    assert 0 < len(manifests) < len(list(kept.iterdir()))
 
 
-def test_a_difference_is_described_with_what_was_first_left_behind(cluster, project):
+def test_a_difference_is_described_with_what_was_left_behind_at_first(cluster, project):
     table = project / "data" / "table.bin"
     table.write_bytes(struct.pack("3d", 0.25, 0.5, 0.875))
     os.utime(table, (0, 0))
-    report = history(project).backfill(["w"], at="epoch=0:3", workers=1, on="ray")
+    past = history(project)
+    report = past.backfill(["w"], runs=["latest"], at="epoch=0:3", workers=1, on="ray")
     assert not report.proved
-    assert all("weight" in outcome.report.difference for outcome in report.outcomes)
-    assert cluster.seen() == []
+    differences = [outcome.report.difference for outcome in report.outcomes]
+    assert differences
+    assert all(text.startswith("weight") for text in differences), differences
+
+
+def test_a_backfill_that_is_killed_leaves_nothing_on_the_node(cluster, project, tmp_path):
+    words = [sys.executable, "-m", "rearview", "backfill", "w", "--on", "ray", "--yes"]
+    environment = {**os.environ, "RAY_ADDRESS": cluster.address, "MARKS": str(tmp_path)}
+    backfill = subprocess.Popen(words, cwd=project, env=environment, stdout=subprocess.DEVNULL)
+    soon(lambda: list(tmp_path.glob("*.begun")))
+    assert cluster.seen() == [project.name]
+    replays = [int(file.stem) for file in tmp_path.glob("*.begun")]
+    backfill.kill()
+    backfill.wait()
+    soon(lambda: cluster.seen() == [])
+    assert not set(replays) & set(cluster.children())
 
 
 def test_a_folder_of_somebody_else_at_that_path_is_left_alone(cluster, project):
@@ -257,7 +282,7 @@ def test_a_killed_node_s_segment_is_taken_over(cluster, project, tmp_path, monke
         report = history(project).backfill(["w"], workers=3, on="ray", progress=progress)
         assert lost
         assert report.proved, report.proof
-        assert len(columns(history(project))) == 18
+        assert len(columns(history(project))) == 2 * 18
         assert [node.seen() for node in nodes] == [[]]
     finally:
         for node in nodes:
