@@ -254,7 +254,7 @@ def test_a_folder_of_somebody_else_at_that_path_is_left_alone(cluster, project):
     theirs.mkdir()
     (theirs / "train.py").write_text("theirs")
     with pytest.raises(SiteError, match="something else stands there") as caught:
-        history(project).backfill(["w"], at="epoch=4:5", workers=1, on="ray")
+        history(project).backfill(["w"], runs=["latest"], workers=1, on="ray")
     assert caught.value.slug == "ray-node"
     assert [file.read_text() for file in theirs.iterdir()] == ["theirs"]
     shutil.rmtree(theirs)

@@ -121,7 +121,10 @@ class Landing:
 
     def _mine(self, path: str) -> Path:
         """Return `path` if it lies in the replay's own folders; a node writes nothing else."""
-        if not any(folder in Path(path).parents for folder in self.cargo.folders) or ".." in path:
+        if (
+            not any(folder in Path(path).parents for folder in self.cargo.folders)
+            or ".." in Path(path).parts
+        ):
             raise SiteError(
                 f"A node brings {path} as a result of the replay {self.cargo.replay}, whose folder "
                 f"is {self.cargo.folders[0]}. Do not trust that node.",
