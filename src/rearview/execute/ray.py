@@ -85,8 +85,8 @@ class Ray:
             _join(slots)
         self._slots = slots
         self._gpus = gpus
-        self._check()
         self._carrier = Carrier(gpus)
+        self._check()
         self._run = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(aboard.execute)
 
     def _check(self) -> None:
