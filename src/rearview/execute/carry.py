@@ -70,7 +70,8 @@ class Passage:
         except BaseException as exc:
             self._error = exc
         finally:
-            ray.kill(self._place)
+            if not self._stopped:
+                ray.kill(self._place)
 
     def _travel(self) -> int:
         import ray
@@ -168,6 +169,8 @@ class Passage:
     def _ask(self, method: str, *args: Any) -> Any:
         import ray
 
+        if self._stopped:  # the cluster may have been left, and is not to be joined again
+            raise ray.exceptions.RayError
         return ray.get(getattr(self._place, method).remote(*args))
 
     def _check(self, keeper: Any, look: dict[str, Any]) -> None:
