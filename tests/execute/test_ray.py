@@ -13,6 +13,7 @@ pytest.importorskip("ray", reason="LOUD: ray is not installed, its executor is n
 import rearview
 from execute.test_pool import GOOD, RUN, Scripted
 from rearview.errors import SiteError
+from rearview.execute.carrier import Carrier
 from rearview.execute.executor import Task
 from rearview.execute.pool import Piece, Pool
 from rearview.execute.ray import Ray
@@ -83,7 +84,7 @@ def test_a_share_that_no_node_has_is_refused_at_once(cluster):
 
 def test_a_node_that_does_not_see_the_folder_says_so(cluster, tmp_path):
     job = Ray(1).start(task(tmp_path / "gone", "pass"), 0)
-    with pytest.raises(SiteError, match="must see") as caught:
+    with pytest.raises(SiteError, match="Every node must have") as caught:
         ended(job)
     assert caught.value.slug == "ray-node"
 
@@ -174,8 +175,18 @@ def test_a_backfill_reads_checkpoints_from_the_shared_store_and_is_proved(
         "import rearview\n" + SCRIPT.replace("random.random()\n", probe)
     )
     past = history(tmp_path)
-    report = past.backfill(["weight"], at="epoch=2:4", workers=2, on="ray", gpus=0.5)
+    with monkeypatch.context() as patch:
+        patch.setattr("rearview.execute.ray.Passage", None)  # nothing travels
+        report = past.backfill(["weight"], at="epoch=2:4", workers=2, on="ray", gpus=0.5)
     assert report.proved, report.proof
     assert sum(outcome.report.restored for outcome in report.outcomes) > 0
     last = [row["weight"] for row in past.table("weight") if row["step"] == 2]
     assert [repr(value) for value in last if value is not None] == told.stdout.split()[2:]
+
+    # a node that sees the folder is used as it is, too, when another one was met that does not
+    met = property(lambda self: True, lambda self, value: None)
+    monkeypatch.setattr(Carrier, "away", met, raising=False)
+    monkeypatch.setattr(Carrier, "keep", None)
+    report = past.backfill(["weight"], at="epoch=0:2", workers=2, on="ray", gpus=0.5)
+    assert report.proved, report.proof
+    assert len(list(past.table("weight"))) == 12

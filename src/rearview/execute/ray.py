@@ -1,14 +1,17 @@
-"""Run segments on a Ray cluster whose nodes see the project's folder."""
+"""Run segments on a Ray cluster, whether or not its nodes see the project's folder."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from rearview.errors import SiteError
-from rearview.execute.executor import Task
+from rearview.execute import aboard
+from rearview.execute.cargo import segment_of
+from rearview.execute.carrier import Carrier
+from rearview.execute.carry import Passage, sign_of
+from rearview.execute.executor import Job, Task
 
 
 @dataclass
@@ -17,6 +20,9 @@ class RayJob:
 
     task: Task
     ref: Any
+    carrier: Carrier
+    passage: Passage | None = None
+    """How it travels, once a node was met that does not see the project."""
 
     def wait(self, timeout: float | None = None) -> int | None:
         """Return its exit code; None if it still runs after `timeout` seconds.
@@ -25,27 +31,37 @@ class RayJob:
         """
         import ray
 
+        if self.passage is not None:
+            return self.passage.wait(timeout)
         done, _ = ray.wait([self.ref], timeout=timeout)
         if not done:
             return None
         try:
-            return int(ray.get(self.ref))
+            code = ray.get(self.ref)
         except ray.exceptions.RayTaskError as exc:
             last = str(exc).strip().splitlines()[-1]
             raise SiteError(
                 f"A node of the Ray cluster could not start the replay {self.task.id}: {last}. "
-                f"Every node must see {self.task.folder} and have Python at "
-                f"{self.task.command[0]}; share the folder, or leave out `--on ray`.",
+                f"Every node must have Python at {self.task.command[0]}, and the folder "
+                f"{self.task.folder}; or leave out `--on ray`.",
                 slug="ray-node",
             ) from exc
         except ray.exceptions.RayError:
             return -1
+        if code is None:
+            self.carrier.away = True
+            self.passage = Passage(self.carrier, self.task)
+            return None
+        return int(code)
 
     def stop(self) -> None:
         """End it, now: the process on the node dies with Ray's worker there."""
         import ray
 
-        ray.cancel(self.ref, force=True)
+        if self.passage is not None:
+            self.passage.stop()
+        else:
+            ray.cancel(self.ref, force=True)
 
 
 class Ray:
@@ -69,8 +85,9 @@ class Ray:
             _join(slots)
         self._slots = slots
         self._gpus = gpus
+        self._carrier = Carrier(gpus)
         self._check()
-        self._run = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(_executor(bool(gpus)))
+        self._run = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(aboard.execute)
 
     def _check(self) -> None:
         """Refuse a share of accelerators that no node can give: Ray would wait for one forever."""
@@ -100,20 +117,20 @@ class Ray:
         """Use that many slots from now on, if the cluster has them."""
         self._slots = max(1, slots)
 
-    def start(self, task: Task, slot: int) -> RayJob:
+    def start(self, task: Task, slot: int) -> Job:
         """Hand a task to the cluster."""
         del slot  # Ray chooses the place
-        return RayJob(
-            task,
-            self._run.remote(
-                list(task.command), dict(task.environment), str(task.folder), str(task.log)
-            ),
-        )
+        if self._carrier.away and segment_of(task) is not None:
+            return Passage(self._carrier, task)
+        words = (list(task.command), dict(task.environment), str(task.folder), str(task.log))
+        ref = self._run.remote(*words, bool(self._gpus), sign_of(task))
+        return RayJob(task, ref, self._carrier)
 
     def close(self) -> None:
         """Leave the cluster; one that was started for us ends."""
         import ray
 
+        self._carrier.close()
         if self._own:
             ray.shutdown()
 
@@ -133,38 +150,3 @@ def _join(slots: int | None) -> None:
             return
     cores = max(slots or 0, os.cpu_count() or 1)  # more workers may be asked for later
     ray.init(address="local", num_cpus=cores, include_dashboard=False, log_to_driver=False)
-
-
-def _executor(accelerated: bool) -> Callable[[list[str], dict[str, str], str, str], int]:
-    """Return what runs a task on the node that Ray chose.
-
-    It is made here, inside, so that it travels by value: the node needs Ray, not us.
-    """
-
-    def execute(command: list[str], environment: dict[str, str], folder: str, log: str) -> int:
-        import ctypes
-        import os
-        import signal
-        import subprocess
-        import sys
-
-        def die_with_the_worker() -> None:
-            if libc is not None:
-                libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-
-        # found before the fork: a child of many threads must not load libraries
-        libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-        # accelerators are the ones that Ray gave, if it was to give any
-        given = [key for key in ("CUDA_VISIBLE_DEVICES",) if accelerated and key in os.environ]
-        with open(log, "wb") as output:  # noqa: PTH123
-            return subprocess.call(
-                command,
-                cwd=folder,
-                env={**environment, **{key: os.environ[key] for key in given}},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                preexec_fn=die_with_the_worker,
-            )
-
-    return execute

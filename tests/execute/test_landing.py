@@ -1,0 +1,138 @@
+"""What comes back from a node lands whole, or not at all."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from rearview.errors import SiteError
+from rearview.execute.cargo import Cargo
+from rearview.execute.landing import Landing
+from rearview.store.objects import digest
+from rearview.store.project import Project
+
+REPLAY = "run.abcd"
+
+
+@pytest.fixture
+def project(tmp_path):
+    made = Project.create(tmp_path / "home")
+    (made.runs / "run").mkdir(parents=True)
+    (made.replays / REPLAY / "tree").mkdir(parents=True)
+    return made
+
+
+class Node:
+    """Files of a node, by the paths they have there; reading may fail at the n-th time."""
+
+    def __init__(self, files, fails=None):
+        self.files = {str(path): data for path, data in files.items()}
+        self.fails = fails
+
+    def read(self, pieces):
+        if self.fails is not None:
+            self.fails -= 1
+            if self.fails < 0:
+                raise ConnectionError("lost")
+        return [self.files[path][at : at + length] for path, at, length in pieces]
+
+    def sized(self, paths):
+        return [(str(path), len(self.files[str(path)]), 0o644) for path in paths]
+
+
+def landing(project, node):
+    cargo = Cargo(project.root, "run", REPLAY, (project.replays / REPLAY,), (), (), (), ())
+    return Landing(project, cargo, node.read, 4)
+
+
+def brought(project, fails=None):
+    folder = project.replays / REPLAY
+    value = b"a logged value"
+    oid = digest(value)
+    place = project.objects / oid[:2] / oid[2:]
+    files = {
+        folder / "report.json": b"{}",
+        folder / "output.txt": b"printed lines",
+        folder / "tree" / "out" / "model.bin": bytes(range(11)),
+        folder / "tree" / "empty": b"",
+        project.runs / "run" / "records-7-0.jsonl": b'{"origin":"run.abcd"}\n{"end":true}\n',
+        place: value,
+    }
+    node = Node(files, fails)
+    names = list(files)
+    found = {
+        "files": node.sized(names[:4]),
+        "links": {str(folder / "tree" / "link"): "out/model.bin"},
+        "deleted": [str(folder / "tree" / "old.txt")],
+        "records": node.sized(names[4:5]),
+    }
+    return node, found, node.sized([place]), files
+
+
+def everything(project):
+    return {
+        str(file.relative_to(project.root)): file.read_bytes()
+        for file in project.store.rglob("*")
+        if file.is_file()
+    }
+
+
+def test_everything_lands_under_its_name(project):
+    node, found, values, files = brought(project)
+    tree = project.replays / REPLAY / "tree"
+    (tree / "old.txt").touch()
+    (tree / "empty").symlink_to("/nowhere")
+    one = landing(project, node)
+    one.fetch(found, values)
+    one.publish(project.replays / REPLAY / "report.json")
+    one.close()
+    for path, data in files.items():
+        if "records" not in path.name:
+            assert Path(path).read_bytes() == data
+    records = [file.read_bytes() for file in (project.runs / "run").iterdir()]
+    assert records == [files[project.runs / "run" / "records-7-0.jsonl"]]
+    assert (tree / "link").readlink() == Path("out/model.bin")
+    assert not (tree / "old.txt").exists()
+    assert not (tree / "empty").is_symlink()
+    assert not (project.replays / REPLAY / ".landing").exists()
+
+
+def test_a_node_lost_at_any_piece_leaves_nothing(project):
+    before = everything(project)
+    for step in range(20):
+        node, found, values, _ = brought(project, fails=step)
+        one = landing(project, node)
+        try:
+            one.fetch(found, values)
+        except ConnectionError:
+            one.close()
+            assert everything(project) == before
+        else:
+            break
+    assert step > 5
+
+
+def test_records_take_a_name_that_is_free(project):
+    for name in (f"records-{os.getpid()}-0.jsonl", f"records-{os.getpid()}-1.parquet"):
+        (project.runs / "run" / name).write_text("another's")
+    node, found, values, _ = brought(project)
+    one = landing(project, node)
+    one.fetch(found, values)
+    one.publish(project.replays / REPLAY / "report.json")
+    assert (project.runs / "run" / f"records-{os.getpid()}-0.jsonl").read_text() == "another's"
+    assert (project.runs / "run" / f"records-{os.getpid()}-2.jsonl").exists()
+
+
+def test_a_value_that_is_not_what_its_name_says_is_refused(project):
+    node, found, values, _ = brought(project)
+    node.files[values[0][0]] = b"another valu3!"
+    with pytest.raises(SiteError, match="damaged"):
+        landing(project, node).fetch(found, values)
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "{folder}/../other/report.json"])
+def test_a_node_cannot_write_elsewhere(project, path):
+    node, found, values, _ = brought(project)
+    found["links"] = {path.format(folder=project.replays / REPLAY): "x"}
+    with pytest.raises(SiteError, match="Do not trust"):
+        landing(project, node).fetch(found, values)
