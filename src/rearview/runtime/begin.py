@@ -33,6 +33,7 @@ from rearview.runtime.replayer import Replayer, recorded_values
 from rearview.runtime.resumer import Resumer, last_usable
 from rearview.runtime.session import Session
 from rearview.runtime.signals import Signals
+from rearview.runtime.traces import Traces, allow_again
 from rearview.runtime.writer import Writer
 from rearview.store.checkpoints import Checkpoints
 from rearview.store.hardware import hardware
@@ -124,7 +125,8 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
             _tell(session, session.clock)
         session.inputs = Inputs()
         _watch_arguments(session)
-        session.outputs = Outputs(session.root, session.deleted)
+        traces = None if joins else _traces(session)
+        session.outputs = Outputs(session.root, session.deleted, traces)
         session.outputs.install()
         if not joins:
             session.printing = Printing(runs.folder(run), session.where)
@@ -171,7 +173,9 @@ def _resume(control: Control) -> Resumer:
     session.declared[CHANCE] = entropy.install(bytes.fromhex(run.facts["entropy"])).place
     session.clock = Clock(folder / clocks.FILE, replays=target is not None)
     _tell(session, session.clock)
-    session.outputs = Outputs(session.root, session.deleted)
+    traces = _traces(session)
+    allow_again(traces.take_away(data=target is None), session.root)
+    session.outputs = Outputs(session.root, session.deleted, traces)
     session.outputs.install()
     session.printing = Printing(folder, session.where)
     session.printing.install()
@@ -179,6 +183,10 @@ def _resume(control: Control) -> Resumer:
         outside.keep_outputs(lambda: session.pending)
     _beat(runs, session)
     return session
+
+
+def _traces(session: Recorder) -> Traces:
+    return Traces.of(session.runs.folder(session.run), session.root, lambda: bool(session.stack))
 
 
 def facts(

@@ -53,6 +53,7 @@ class Resumer(Recorder):
         if not on_the_way:
             return None if index == 0 and self._skip(path, frame) else index
         if depth == len(wanted) and self.target.edge == END:
+            self._bring_files()
             self._skip(path, frame)
             self._arrived()
             return None
@@ -70,6 +71,8 @@ class Resumer(Recorder):
         """Go to the pending checkpoint; if it is the target, the run goes on from here."""
         assert self.target is not None
         arrives = self.jumps.pending is self.target
+        if arrives:
+            self._bring_files()
         self.jumps.advance(source, target - index, frame)
         if arrives:
             self._arrived()
@@ -81,6 +84,12 @@ class Resumer(Recorder):
             return False
         self.jumps.restore(checkpoint, frame)
         return True
+
+    def _bring_files(self) -> None:
+        """Bring files back that are too large for a checkpoint, before it cuts them to size."""
+        assert self.target is not None
+        if self.outputs is not None and self.outputs.traces is not None:
+            self.outputs.traces.bring_back(self.target.meta.get("outputs", {}).get("large", ()))
 
     def _arrived(self) -> None:
         self.target = None
