@@ -4,6 +4,7 @@ import os
 import subprocess
 
 import pytest
+
 from plainly import SOURCE, plain, recorded, write
 from rearview.past import history
 from rearview.runtime.traces import Traces
