@@ -24,6 +24,7 @@ from rearview.runtime.state.containers import (
     WEAK_CONTAINERS,
     AttributedKind,
 )
+from rearview.runtime.state.hidden import hidden_kind
 from rearview.runtime.state.iterators import GENERATOR, WALK, Walk
 from rearview.runtime.state.kinds import REF, Kind
 from rearview.runtime.state.layout import layout_of
@@ -118,12 +119,15 @@ _IMMUTABLE_NATIVE = ("jaxlib.", "jax.", "pyarrow.", "tokenizers.")
 _LOCKS = (
     "_thread.lock",
     "_thread.RLock",
-    "_thread._local",
     "_contextvars.",
     "_csv.writer",
     "mmap.",
 )
-_UNUSABLE = ("_socket.", "socket.", "ssl.", "subprocess.", "sqlite3.", "_csv.reader")
+_UNUSABLE = (
+    *("_socket.", "socket.", "ssl.", "subprocess.", "sqlite3.", "_csv.reader"),
+    *("_hashlib.", "_sha", "_md5.", "_blake2.", "hmac.", "zlib.", "_bz2.", "_lzma.", "_queue."),
+    "multiprocessing.managers.",
+)
 
 
 def kind_of(obj: Any, project: Any) -> Kind:
@@ -147,7 +151,7 @@ def kind_of(obj: Any, project: Any) -> Kind:
         return CellKind()
     if isinstance(obj, weakref.ref):
         return THROUGH
-    found = _tensor_or_array(obj) or random_kind(obj) or stream_kind(obj)
+    found = _tensor_or_array(obj) or random_kind(obj) or stream_kind(obj) or hidden_kind(obj)
     return found or _by_name(obj) or _by_layout(obj)
 
 
@@ -181,10 +185,10 @@ def _by_name(obj: Any) -> Kind | None:
         return LOADER
     if name.startswith(COMPILER):
         return COMPILED if cls.__name__ == "OptimizedModule" else REF
-    if name.startswith(_BYSTANDERS) or name.startswith(_LOCKS):
-        return REF
     if name.startswith(_UNUSABLE) or cls.__name__ == "_MultiProcessingDataLoaderIter":
         return UNKEPT
+    if name.startswith(_BYSTANDERS) or name.startswith(_LOCKS):
+        return REF
     if isinstance(obj, (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)):
         return GENERATOR
     if isinstance(obj, threading.Thread):

@@ -15,6 +15,7 @@ from rearview.runtime.state import arrays, iterators, loaders, programs, tensors
 from rearview.runtime.state.blocks import SMALL
 from rearview.runtime.state.builders import BUILDERS
 from rearview.runtime.state.containers import WEAK_CONTAINERS, Address, AttributedKind
+from rearview.runtime.state.hidden import CHILD, runs
 from rearview.runtime.state.kinds import REF
 from rearview.runtime.state.layout import layout_of
 from rearview.runtime.state.objects import ObjectKind
@@ -83,11 +84,20 @@ def reducer_for(obj: Any, reading: Reading) -> Reducer | None:
         return _booster
     if kind is UNKEPT or kind is THREAD:
         return _unkept
+    if kind is CHILD:
+        return _child
     return _by_name if kind is REF else _own
 
 
 def _unkept(obj: Any, reading: Reading) -> Any:
     return lose(obj, reading, unkept_reason(obj))
+
+
+def _child(obj: Any, reading: Reading) -> Any:
+    if runs(obj):
+        return _unkept(obj, reading)
+    # It has done its work; its number and its parent's are other ones in every process.
+    return BUILDERS["lost"], ("a process that has ended",)
 
 
 def _plain_array(obj: Any) -> bool:
@@ -242,7 +252,9 @@ def _method(obj: Any, reading: Reading) -> Any:  # noqa: ARG001
 
 
 def _module(obj: types.ModuleType, reading: Reading) -> Any:
-    if sys.modules.get(obj.__name__) is not obj:
+    known = sys.modules.get(obj.__name__)
+    # A library may put another object in its own place while it is being loaded.
+    if known is not obj and getattr(known, "__file__", known) != getattr(obj, "__file__", obj):
         return lose(obj, reading, "the module is not in sys.modules")
     return BUILDERS["module"], (obj.__name__,)
 
