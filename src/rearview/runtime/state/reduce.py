@@ -95,9 +95,9 @@ def _unkept(obj: Any, reading: Reading) -> Any:
 
 def _child(obj: Any, reading: Reading) -> Any:
     if runs(obj):
-        return _unkept(obj, reading)
-    # It has done its work; its number and its parent's are other ones in every process.
-    return BUILDERS["lost"], ("a process that has ended",)
+        reading.miss(obj, unkept_reason(obj))
+    # When it ends is a matter of timing, and its number another one each time: neither is compared.
+    return BUILDERS["lost"], ("a process that was started in the loop",)
 
 
 def _plain_array(obj: Any) -> bool:
