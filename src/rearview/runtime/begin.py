@@ -18,7 +18,7 @@ import msgspec
 from rearview.config import Settings
 from rearview.energy import Account, Used
 from rearview.errors import VersionError
-from rearview.model import Control, Wanted
+from rearview.model import Checkpoint, Control, Wanted
 from rearview.remote.base import open_remote
 from rearview.runtime import api, clocks, entropy, imports, outside, shield, trackers
 from rearview.runtime.clocks import Clock
@@ -31,8 +31,10 @@ from rearview.runtime.pulse import Pulse
 from rearview.runtime.recorder import Recorder
 from rearview.runtime.replayer import Replayer, recorded_values
 from rearview.runtime.resumer import Resumer, last_usable
+from rearview.runtime.retreat import Retreat
 from rearview.runtime.session import Session
 from rearview.runtime.signals import Signals
+from rearview.runtime.state.tensors import REFUSING
 from rearview.runtime.traces import Traces, allow_again
 from rearview.runtime.writer import Writer
 from rearview.store.checkpoints import Checkpoints
@@ -138,13 +140,15 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
 
 def _resume(control: Control) -> Resumer:
     assert control.resume is not None
+    retreat = Retreat(control)
     project = Project.open(Path(control.root))
     settings = Settings.read(project.store).changed(control.settings)
     runs = Runs(project)
     run = runs.get(control.resume)
     checkpoints = Checkpoints(project)
     saved = checkpoints.of(run.id)
-    target = last_usable(saved)
+    usable = [one for one in saved if _deep(one) <= (control.depth or 0)]
+    target = last_usable(saved if control.depth is None else usable)
     pulse = Pulse.begin(settings, project, run.id, control.target)
     since = int(target.meta["records"]) if target is not None else 0
     attempt = 1 + int(run.facts.get("attempts", 0))
@@ -164,8 +168,10 @@ def _resume(control: Control) -> Resumer:
         pulse=pulse,
         seq=max((one.seq for one in saved), default=0),
         target=target,
+        retreat=retreat,
     )
-    session.jumps = Jumps.of(session, checkpoints, run.id)
+    session.jumps = Jumps.of(session, checkpoints, run.id, control.depth)
+    REFUSING.append(session.refusing)
     sources = Versions(project, settings).files(run.version) if run.version else {}
     session.compiler = imports.Compiler(session, autolog=settings.autolog, sources=sources)
     api.use(session)
@@ -183,6 +189,10 @@ def _resume(control: Control) -> Resumer:
         outside.keep_outputs(lambda: session.pending)
     _beat(runs, session)
     return session
+
+
+def _deep(checkpoint: Checkpoint) -> int:
+    return len(checkpoint.meta["path"])
 
 
 def _traces(session: Recorder) -> Traces:

@@ -345,3 +345,25 @@ def test_a_namespace_resumes(resumes):
         return repr(names["args"])
 
     resumes(lambda: {"args": types.SimpleNamespace(lr=1.0)}, step)
+
+
+def test_a_function_that_the_loop_of_a_module_makes_comes_back_before_it_has_a_name(resumes):
+    """As in `for epoch in …: def closure(): …` at the top level of a script."""
+
+    def setup():
+        globals().pop("made_in_the_loop", None)
+        return {}
+
+    def step(names, i):
+        def made_in_the_loop(by=i):
+            return by
+
+        previous = names.get("made", lambda: None)()
+        made_in_the_loop.__qualname__ = "made_in_the_loop"
+        globals()["made_in_the_loop"] = names["made"] = made_in_the_loop
+        return previous
+
+    try:
+        resumes(setup, step)
+    finally:
+        globals().pop("made_in_the_loop", None)

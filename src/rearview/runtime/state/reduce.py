@@ -208,11 +208,16 @@ def _array(obj: Any, reading: Reading) -> Any:
 
 
 def _function(obj: Any, reading: Reading) -> Any:
-    if programs.importable(obj):
+    known = programs.importable(obj)
+    if known and not reading.anchors.look.project(obj.__module__ or ""):
         return NotImplemented
+    # One of the project under its own name was made in a loop of the module itself, else it would be
+    # an anchor: after set-up there is no such name yet.
     place = programs.locate(obj)
     if place is None:
-        return lose(obj, reading, "its code is not found in its module")
+        return (
+            NotImplemented if known else lose(obj, reading, "its code is not found in its module")
+        )
     closure = obj.__closure__ or ()
     own = (obj.__defaults__, obj.__kwdefaults__, vars(obj).copy())
     return BUILDERS["function"], (place, obj.__code__.co_freevars, closure, *own)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -171,6 +171,10 @@ def over(memory: Memory, body: Sequence[Any]) -> Any:
     return tensor.set_(memory.storage(block), offset, shape, stride)
 
 
+REFUSING: list[Callable[[StateError], None]] = []
+"""Called before a gradient is refused, by who knows a better way than to raise."""
+
+
 def severed(value: Any) -> Any:
     """Return `value` with a history that refuses to be differentiated.
 
@@ -187,11 +191,14 @@ def severed(value: Any) -> Any:
 
         @staticmethod
         def backward(_ctx: Any, *_grads: Any) -> Any:
-            raise StateError(
+            error = StateError(
                 "A gradient flows through the iteration boundary at which this replay started, "
                 "and an autograd graph cannot be saved. Replay from the start of the loop.",
                 slug="state-graph",
             )
+            for act in REFUSING:
+                act(error)
+            raise error
 
     with torch.enable_grad():
         return CarriedGraph.apply(torch.zeros((), requires_grad=True), value)
