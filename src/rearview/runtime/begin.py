@@ -34,7 +34,7 @@ from rearview.runtime.resumer import Resumer, last_usable
 from rearview.runtime.retreat import Retreat
 from rearview.runtime.session import Session
 from rearview.runtime.signals import Signals
-from rearview.runtime.state.tensors import REFUSING
+from rearview.runtime.state.refusal import REFUSING
 from rearview.runtime.traces import Traces, allow_again
 from rearview.runtime.writer import Writer
 from rearview.store.checkpoints import Checkpoints

@@ -19,6 +19,7 @@ from rearview.runtime.state.hidden import CHILD, runs
 from rearview.runtime.state.kinds import REF
 from rearview.runtime.state.layout import layout_of
 from rearview.runtime.state.objects import ObjectKind
+from rearview.runtime.state.refusal import Lost, reason_of
 from rearview.runtime.state.streams import (
     THREAD,
     UNKEPT,
@@ -91,6 +92,11 @@ def reducer_for(obj: Any, reading: Reading) -> Reducer | None:
 
 def _unkept(obj: Any, reading: Reading) -> Any:
     return lose(obj, reading, unkept_reason(obj))
+
+
+def _lost(obj: Lost, reading: Reading) -> Any:
+    reading.miss(obj, reason_of(obj))
+    return BUILDERS["lost"], (reason_of(obj),)
 
 
 def _child(obj: Any, reading: Reading) -> Any:
@@ -219,6 +225,9 @@ def _function(obj: Any, reading: Reading) -> Any:
             NotImplemented if known else lose(obj, reading, "its code is not found in its module")
         )
     closure = obj.__closure__ or ()
+    for name, cell in zip(obj.__code__.co_freevars, closure, strict=True):
+        if reading.is_running(obj.__qualname__, name, cell):
+            reading.running.add(id(cell))
     own = (obj.__defaults__, obj.__kwdefaults__, vars(obj).copy())
     return BUILDERS["function"], (place, obj.__code__.co_freevars, closure, *own)
 
@@ -247,6 +256,8 @@ def _builtin(obj: Any, reading: Reading) -> Any:  # noqa: ARG001
 
 
 def _cell(obj: Any, reading: Reading) -> Any:
+    if id(obj) in reading.running:
+        return BUILDERS["cell"], (True,)
     # Filled at the end: a function may stand in its own closure.
     reading.cells.append(obj)
     return BUILDERS["cell"], ()
@@ -352,6 +363,7 @@ _BY_TYPE: dict[type, Reducer] = {
     type(iter([])): _list_iterator,
     Address: _address,
     Gone: _gone,
+    Lost: _lost,
     types.FunctionType: _function,
     types.BuiltinFunctionType: _builtin,
     type: _class,

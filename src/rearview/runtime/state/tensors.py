@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from rearview.errors import StateError
 from rearview.runtime.state.blocks import SMALL, Blocks, Memory
 from rearview.runtime.state.kinds import Kind, Look, Step
+from rearview.runtime.state.refusal import refuse
 
 if TYPE_CHECKING:
     from rearview.runtime.state.reading import Reading
@@ -171,10 +172,6 @@ def over(memory: Memory, body: Sequence[Any]) -> Any:
     return tensor.set_(memory.storage(block), offset, shape, stride)
 
 
-REFUSING: list[Callable[[StateError], None]] = []
-"""Called before a gradient is refused, by who knows a better way than to raise."""
-
-
 def severed(value: Any) -> Any:
     """Return `value` with a history that refuses to be differentiated.
 
@@ -191,14 +188,13 @@ def severed(value: Any) -> Any:
 
         @staticmethod
         def backward(_ctx: Any, *_grads: Any) -> Any:
-            error = StateError(
-                "A gradient flows through the iteration boundary at which this replay started, "
-                "and an autograd graph cannot be saved. Replay from the start of the loop.",
-                slug="state-graph",
+            refuse(
+                StateError(
+                    "A gradient flows through the iteration boundary at which this replay started, "
+                    "and an autograd graph cannot be saved. Replay from the start of the loop.",
+                    slug="state-graph",
+                )
             )
-            for act in REFUSING:
-                act(error)
-            raise error
 
     with torch.enable_grad():
         return CarriedGraph.apply(torch.zeros((), requires_grad=True), value)
