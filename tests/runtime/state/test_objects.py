@@ -393,3 +393,21 @@ def test_a_function_made_in_the_loop_does_not_go_stale_but_refuses(program):
     assert [m.partition(": ")[2] for m in again.missing] == [
         "a variable of a running function, seen by one made in its loop"
     ]
+
+
+class Passing:
+    """Passes everything on to what it wraps, as the streams of a progress bar do."""
+
+    def __init__(self, inner):
+        self._inner = inner
+
+    def __getattr__(self, name):
+        return getattr(self._inner, name)
+
+
+def test_an_object_that_passes_everything_on_comes_back(resumes):
+    def step(names, i):
+        names["made"] = Passing([*names.get("made", Passing([]))._inner, i])
+        return names["made"].count(i), len(names["made"]._inner)
+
+    resumes(dict, step)

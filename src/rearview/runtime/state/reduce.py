@@ -115,6 +115,7 @@ def _plain_array(obj: Any) -> bool:
 def _customised(cls: type) -> bool:
     return (
         hasattr(cls, "__setstate__")
+        or hasattr(cls, "__getattr__")  # which pickle would ask before there are any attributes
         or hasattr(cls, "__getnewargs__")
         or hasattr(cls, "__getnewargs_ex__")
         or getattr(cls, "__getstate__", None) is not getattr(object, "__getstate__", None)
