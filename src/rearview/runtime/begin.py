@@ -20,7 +20,7 @@ from rearview.energy import Account, Used
 from rearview.errors import VersionError
 from rearview.model import Checkpoint, Control, Wanted
 from rearview.remote.base import open_remote
-from rearview.runtime import api, clocks, entropy, imports, outside, shield, trackers
+from rearview.runtime import api, children, clocks, entropy, imports, outside, shield, trackers
 from rearview.runtime.clocks import Clock
 from rearview.runtime.inputs import Inputs
 from rearview.runtime.jumps import Jumps
@@ -81,12 +81,40 @@ def _push(session: Recorder, control: Control) -> None:
 def attach() -> Session:
     """Return a session for a script that was started with plain `python`.
 
-    A child process of a recorded run joins that run: its records land beside the parent's.
+    A child process of a recorded run joins that run: its records land beside the parent's. So do
+    those of a replay's child, beside the replay's.
     """
+    replaying = children.parent()
+    if replaying is not None:
+        return _join(replaying)
     script = Path(sys.argv[0] or "<interactive>")
     root = root_of(script) if script.is_file() else Path.cwd()
     control = Control(root=str(root), target=str(script), args=tuple(sys.argv[1:]))
     session = _record(control, watched=False, run=os.environ.get(RUN_VARIABLE))
+    atexit.register(lambda: session.finish(None))
+    return session
+
+
+def _join(replaying: children.Replaying) -> Session:
+    project = Project.open(Path(replaying.root))
+    settings = Settings.read(project.store)
+    runs, checkpoints = Runs(project), Checkpoints(project)
+    put = checkpoints.objects.put
+    records = RecordFile(
+        runs.folder(replaying.run), replaying.run, origin=replaying.replay, put=put
+    )
+    session = Recorder(
+        project,
+        replaying.run,
+        settings,
+        runs=runs,
+        joins=True,
+        only=frozenset(replaying.names),
+        records=records,
+        writer=Writer(checkpoints, settings, warn=_warn),
+        pulse=Pulse.begin(settings, project, replaying.run, ""),
+    )
+    api.use(session)
     atexit.register(lambda: session.finish(None))
     return session
 
@@ -272,6 +300,8 @@ def _replay(control: Control) -> Replayer:
         _tell(session, Clock(folder / clocks.FILE, replays=True))
         watch_streams()
     imports.install(session.compiler)
+    belonging = children.Replaying(str(project.root), run.id, wanted.replay, wanted.names)
+    children.install(belonging, view)
     outside.install(view)
     for_native_paths(view.real)
     shield.install(session)
