@@ -39,7 +39,7 @@ from rearview.runtime.state.objects import (
 )
 from rearview.runtime.state.programs import importable
 from rearview.runtime.state.randomness import random_kind
-from rearview.runtime.state.streams import THREAD, UNKEPT, stream_kind
+from rearview.runtime.state.streams import ARCHIVE, THREAD, UNKEPT, stream_kind
 
 VALUE = Kind()
 """Immutable: pickled wherever it stands, never an anchor."""
@@ -102,6 +102,8 @@ _BYSTANDERS = (
     "rich.",
     "tensorboard.",
     "tensorboardX.",
+    "torch.autograd.profiler",
+    "torch.profiler.",
     "torch.utils.tensorboard.",
     "wandb.",
 )
@@ -189,6 +191,8 @@ def _by_name(obj: Any) -> Kind | None:
         return UNKEPT
     if name.startswith(_BYSTANDERS) or name.startswith(_LOCKS):
         return REF
+    if name.startswith("h5py._hl."):
+        return ARCHIVE if hasattr(obj, "file") else REF
     if isinstance(obj, (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)):
         return GENERATOR
     if isinstance(obj, threading.Thread):
