@@ -10,7 +10,7 @@ from rearview.past import history
 from rearview.runtime.traces import Traces
 
 TEXT = """
-import os, pickle, random, signal, time
+import logging, os, pickle, random, signal, time
 random.seed(0)
 os.makedirs("out/logs")
 name = f"exp{len([d for d in os.listdir('.') if d.startswith('exp')])}"
@@ -21,6 +21,7 @@ w, first = float(open("data.txt").read()), 0
 if os.path.exists("out/ckpt.pkl"):
     w, first = pickle.load(open("out/ckpt.pkl", "rb"))
 log = open("train.log", "a")
+logging.basicConfig(filename="messages.log", filemode="w", level="INFO")
 open(f"{name}/args.txt", "x").write("args")
 held = __HELD__
 for epoch in range(first, 6):
@@ -31,6 +32,7 @@ for epoch in range(first, 6):
         pickle.dump((w, epoch + 1), file)
     log.write(f"{epoch} {w}\\n")
     log.flush()
+    logging.info("epoch %d", epoch)
     with open("out/logs/all.csv", "a") as file:
         file.write(f"{epoch},{w}\\n")
     if epoch == 3 and os.environ.get("DIES"):

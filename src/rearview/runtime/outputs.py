@@ -7,6 +7,7 @@ own tree when the checkpoint is restored.
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import os
 import sys
@@ -168,6 +169,21 @@ def put_back(
             file.truncate()
     for relative in facts.get("gone", ()):
         Path(place(relative)).unlink(missing_ok=True)
+    _to_the_end({os.path.realpath(place(k.removeprefix(PREFIX))) for k in keys if k[:5] == PREFIX})
+
+
+def _to_the_end(paths: set[str]) -> None:
+    """Let files that are open for writing go on at their end, also those that only a logger holds.
+
+    What the state knows of is set to its exact position afterwards.
+    """
+    for one in Path("/proc/self/fd").glob("*"):
+        try:
+            number = int(one.name)
+            if os.path.realpath(one) in paths and fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE:
+                os.lseek(number, 0, os.SEEK_END)
+        except OSError:
+            continue
 
 
 def for_native_paths(act: Callable[[Any], Any]) -> None:
