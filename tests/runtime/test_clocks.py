@@ -132,3 +132,43 @@ def test_the_type_of_dates_stays_what_it_is():
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+BAR = """
+import time, os, signal
+class Bar:
+    def __init__(self):
+        self.clock = time.time
+        self.n = 0
+    def update(self):
+        self.n += 1
+        return self.clock() > 0
+bar = Bar()
+for epoch in range(5):
+    bar.update()
+    inner = Bar()
+    time.sleep(0.01)
+    if epoch == 3 and os.environ.get("DIES"):
+        os.kill(os.getpid(), signal.SIGKILL)
+print(bar.n, bar.update(), inner.update())
+"""
+
+
+def test_a_clock_kept_in_a_variable_is_still_the_clock_after_a_resume(tmp_path, monkeypatch):
+    import subprocess
+
+    write(tmp_path, train=BAR)
+    monkeypatch.setenv("DIES", "1")
+    assert recorded(tmp_path, "train.py").code == -9
+    monkeypatch.delenv("DIES")
+    how = history(tmp_path).resume()
+    done = subprocess.run(
+        how.command,
+        cwd=how.folder,
+        env=how.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "5 True True\n", done.stderr
+    assert "starting over" not in done.stderr

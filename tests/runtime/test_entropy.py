@@ -22,3 +22,34 @@ def test_names_of_temporary_files_are_drawn_again(tmp_path):
     report = history(tmp_path).replay()
     assert report.proved, report.proof
     assert report.outcomes[0].report.states > 0
+
+
+LIBRARY = "import random\nown = random.Random().random()\n"
+LOADS = """
+import os, random, sys
+sys.path.insert(0, os.path.join({folder!r}, "site-packages"))
+# probe: import drawing as ahead
+seen = []
+for epoch in range(3):
+    for i in range(3000): pass
+    seen.append(random.Random().random())
+    if epoch == 1:
+        import drawing
+        seen.append(drawing.own)
+    # probe: import rearview; rearview.log("last", seen[-1])
+"""
+
+
+def test_a_library_that_draws_when_it_is_loaded_may_be_loaded_earlier(tmp_path):
+    library = tmp_path / "elsewhere" / "site-packages"
+    library.mkdir(parents=True)
+    (library / "drawing.py").write_text(LIBRARY)
+    text = LOADS.format(folder=str(library.parent))
+    project = tmp_path / "project"
+    project.mkdir()
+    write(project, train=text)
+    assert recorded(project, "train.py").code == 0
+    write(project, train=text.replace("# probe: ", ""))
+    report = history(project).backfill(["last"])
+    assert report.proved, report.proof
+    assert report.outcomes[0].report.written == 3

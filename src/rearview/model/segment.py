@@ -27,6 +27,8 @@ class Control(msgspec.Struct, frozen=True, omit_defaults=True):
     """File that says what to replay; None records."""
     resume: str | None = None
     """Run to continue; None starts a new one."""
+    depth: int | None = None
+    """Loops deep that the checkpoint to continue from may lie; None: any, 0: start over."""
     run: str | None = None
     """Id that a new run gets, reserved by whoever starts it; None lets it choose."""
     signals: tuple[int, ...] = ()

@@ -43,8 +43,10 @@ class Prepared:
                 after = Place.AFTER.value
                 wanted.append(planning.Wanted(self.names, (), after, missing=self.missing))
             for chain in chains:
-                if chain and self.facts.loops and chain[0] != self.facts.loops[0].name:
-                    # Another loop than the main one: run to the end, and pass the main one by.
+                main = self.facts.loops[0].name if self.facts.loops else None
+                if chain and chain[0] != main and not (main is None and self.at):
+                    # Another loop than the main one, or one in a coroutine, which nobody divides:
+                    # run to the end, and pass the main one by.
                     after = Place.AFTER.value
                     wanted.append(planning.Wanted(self.names, (), after, missing=self.missing))
                     continue

@@ -18,9 +18,9 @@ import msgspec
 from rearview.config import Settings
 from rearview.energy import Account, Used
 from rearview.errors import VersionError
-from rearview.model import Control, Wanted
+from rearview.model import Checkpoint, Control, Wanted
 from rearview.remote.base import open_remote
-from rearview.runtime import api, clocks, entropy, imports, outside, shield, trackers
+from rearview.runtime import api, children, clocks, entropy, imports, outside, shield, trackers
 from rearview.runtime.clocks import Clock
 from rearview.runtime.inputs import Inputs
 from rearview.runtime.jumps import Jumps
@@ -31,8 +31,11 @@ from rearview.runtime.pulse import Pulse
 from rearview.runtime.recorder import Recorder
 from rearview.runtime.replayer import Replayer, recorded_values
 from rearview.runtime.resumer import Resumer, last_usable
+from rearview.runtime.retreat import Retreat
 from rearview.runtime.session import Session
 from rearview.runtime.signals import Signals
+from rearview.runtime.state.refusal import REFUSING
+from rearview.runtime.traces import Traces, allow_again
 from rearview.runtime.writer import Writer
 from rearview.store.checkpoints import Checkpoints
 from rearview.store.hardware import hardware
@@ -78,12 +81,40 @@ def _push(session: Recorder, control: Control) -> None:
 def attach() -> Session:
     """Return a session for a script that was started with plain `python`.
 
-    A child process of a recorded run joins that run: its records land beside the parent's.
+    A child process of a recorded run joins that run: its records land beside the parent's. So do
+    those of a replay's child, beside the replay's.
     """
+    replaying = children.parent()
+    if replaying is not None:
+        return _join(replaying)
     script = Path(sys.argv[0] or "<interactive>")
     root = root_of(script) if script.is_file() else Path.cwd()
     control = Control(root=str(root), target=str(script), args=tuple(sys.argv[1:]))
     session = _record(control, watched=False, run=os.environ.get(RUN_VARIABLE))
+    atexit.register(lambda: session.finish(None))
+    return session
+
+
+def _join(replaying: children.Replaying) -> Session:
+    project = Project.open(Path(replaying.root))
+    settings = Settings.read(project.store)
+    runs, checkpoints = Runs(project), Checkpoints(project)
+    put = checkpoints.objects.put
+    records = RecordFile(
+        runs.folder(replaying.run), replaying.run, origin=replaying.replay, put=put
+    )
+    session = Recorder(
+        project,
+        replaying.run,
+        settings,
+        runs=runs,
+        joins=True,
+        only=frozenset(replaying.names),
+        records=records,
+        writer=Writer(checkpoints, settings, warn=_warn),
+        pulse=Pulse.begin(settings, project, replaying.run, ""),
+    )
+    api.use(session)
     atexit.register(lambda: session.finish(None))
     return session
 
@@ -124,7 +155,8 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
             _tell(session, session.clock)
         session.inputs = Inputs()
         _watch_arguments(session)
-        session.outputs = Outputs(session.root, session.deleted)
+        traces = None if joins else _traces(session)
+        session.outputs = Outputs(session.root, session.deleted, traces)
         session.outputs.install()
         if not joins:
             session.printing = Printing(runs.folder(run), session.where)
@@ -136,13 +168,15 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
 
 def _resume(control: Control) -> Resumer:
     assert control.resume is not None
+    retreat = Retreat(control)
     project = Project.open(Path(control.root))
     settings = Settings.read(project.store).changed(control.settings)
     runs = Runs(project)
     run = runs.get(control.resume)
     checkpoints = Checkpoints(project)
     saved = checkpoints.of(run.id)
-    target = last_usable(saved)
+    usable = [one for one in saved if _deep(one) <= (control.depth or 0)]
+    target = last_usable(saved if control.depth is None else usable)
     pulse = Pulse.begin(settings, project, run.id, control.target)
     since = int(target.meta["records"]) if target is not None else 0
     attempt = 1 + int(run.facts.get("attempts", 0))
@@ -162,8 +196,10 @@ def _resume(control: Control) -> Resumer:
         pulse=pulse,
         seq=max((one.seq for one in saved), default=0),
         target=target,
+        retreat=retreat,
     )
-    session.jumps = Jumps.of(session, checkpoints, run.id)
+    session.jumps = Jumps.of(session, checkpoints, run.id, control.depth)
+    REFUSING.append(session.refusing)
     sources = Versions(project, settings).files(run.version) if run.version else {}
     session.compiler = imports.Compiler(session, autolog=settings.autolog, sources=sources)
     api.use(session)
@@ -171,7 +207,9 @@ def _resume(control: Control) -> Resumer:
     session.declared[CHANCE] = entropy.install(bytes.fromhex(run.facts["entropy"])).place
     session.clock = Clock(folder / clocks.FILE, replays=target is not None)
     _tell(session, session.clock)
-    session.outputs = Outputs(session.root, session.deleted)
+    traces = _traces(session)
+    allow_again(traces.take_away(data=target is None), session.root)
+    session.outputs = Outputs(session.root, session.deleted, traces)
     session.outputs.install()
     session.printing = Printing(folder, session.where)
     session.printing.install()
@@ -179,6 +217,14 @@ def _resume(control: Control) -> Resumer:
         outside.keep_outputs(lambda: session.pending)
     _beat(runs, session)
     return session
+
+
+def _deep(checkpoint: Checkpoint) -> int:
+    return len(checkpoint.meta["path"])
+
+
+def _traces(session: Recorder) -> Traces:
+    return Traces.of(session.runs.folder(session.run), session.root, lambda: bool(session.stack))
 
 
 def facts(
@@ -254,6 +300,8 @@ def _replay(control: Control) -> Replayer:
         _tell(session, Clock(folder / clocks.FILE, replays=True))
         watch_streams()
     imports.install(session.compiler)
+    belonging = children.Replaying(str(project.root), run.id, wanted.replay, wanted.names)
+    children.install(belonging, view)
     outside.install(view)
     for_native_paths(view.real)
     shield.install(session)

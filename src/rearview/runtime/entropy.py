@@ -11,6 +11,7 @@ import hashlib
 import importlib.util
 import os
 import random
+import re
 import sys
 import threading
 from collections.abc import Callable
@@ -49,10 +50,15 @@ def install(key: bytes) -> Stream:
     """Let `os.urandom` and what rests on it (secrets, uuid4, unseeded generators) follow `key`."""
     stream = Stream(key)
     thread = threading.get_ident()
+    loading: dict[str, Stream] = {}
 
     def read(size: int) -> bytes:
         if threading.get_ident() != thread or _asked_by_us():
             return _real_urandom(size)
+        library = _library_being_loaded(sys._getframe(1))
+        if library:
+            own = hashlib.sha256(key + library.encode()).digest()
+            return loading.setdefault(library, Stream(own)).read(size)
         return stream.read(size)
 
     _use(read)
@@ -65,6 +71,7 @@ def install(key: bytes) -> Stream:
     return stream
 
 
+_INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
 _TRACKERS = ("wandb", "mlflow", "tensorboard", "tensorboardX")
 _WRITERS = "torch.utils.tensorboard"
 _tracking: list[str] = []
@@ -104,11 +111,35 @@ def _asked_by_us() -> bool:
         name = str(frame.f_globals.get("__name__", ""))
         if name.startswith("multiprocessing"):
             return True
-        library = name.partition(".")[0] in sys.stdlib_module_names and name != "__main__"
-        if not library and name != __name__:
+        if not _standard(name) and name != __name__:
             return name.startswith("rearview.")
         frame = frame.f_back
     return False
+
+
+def _standard(name: str) -> bool:
+    """Say whether a module is one of Python's own."""
+    return name != "__main__" and name.partition(".")[0] in sys.stdlib_module_names
+
+
+def _library_being_loaded(frame: FrameType | None) -> str:
+    """Return the name of the installed module that draws while it is being imported, if one does.
+
+    When a library imports another is a matter of its own, and may be earlier in a replay: a probe
+    can be the first to need it. So what is drawn then is no part of what the program draws.
+    """
+    asking = ""
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__", ""))
+        if name.startswith("importlib."):
+            if asking:
+                return asking
+        elif name != __name__ and not _standard(name):
+            if not _INSTALLED.search(frame.f_code.co_filename):
+                return ""
+            asking = asking or name
+        frame = frame.f_back
+    return ""
 
 
 def _renew_names(tempfile: ModuleType, *, stream: Stream) -> None:

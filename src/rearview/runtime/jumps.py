@@ -58,11 +58,16 @@ class Jumps:
     pending: Checkpoint | None = None
 
     @classmethod
-    def of(cls, session: Session, store: Checkpoints, run: str) -> Jumps:
-        """Return the jumps that the complete checkpoints of `run` allow; partial ones only prove."""
+    def of(cls, session: Session, store: Checkpoints, run: str, depth: int | None = None) -> Jumps:
+        """Return the jumps that the complete checkpoints of `run` allow; partial ones only prove.
+
+        With `depth`, only those that lie so many loops deep or less.
+        """
         jumps = cls(session, store)
         for checkpoint in store.of(run):
             key = key_of(checkpoint.edge, checkpoint.meta["path"])
+            if depth is not None and len(key[1]) > depth:
+                continue
             if not checkpoint.complete:
                 jumps.partial[key] = checkpoint
             else:

@@ -7,6 +7,7 @@ own tree when the checkpoint is restored.
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import os
 import sys
@@ -16,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from rearview.runtime.entropy import after_import
+from rearview.runtime.traces import Traces
 from rearview.store.project import FOLDER
 
 LIMIT = 64 << 20
@@ -31,16 +33,25 @@ NATIVE = {
     "h5py": ("File.__init__:1",),
 }
 """Functions that open files in native code, with the position of the path among the arguments."""
+_BY_PATH = {"os.rename": 2, "os.remove": 1, "sqlite3.connect": 1}
+"""Other ways to change files, and how many paths are told; last comes the folder they are in, if open."""
+_NOT_THE_PROGRAM = (FOLDER + os.sep, ".git" + os.sep)
 
 
 class Outputs:
     """The files that this process has written below `root`."""
 
-    def __init__(self, root: str, deleting: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, root: str, deleting: Callable[[], None] | None = None, traces: Traces | None = None
+    ) -> None:
         self.deleting = deleting
         """Called before the program removes the store itself."""
+        self.traces = traces
+        """What was there before; None for a process that only joins a run."""
         self.root = root.rstrip(os.sep) + os.sep
         self.pid = os.getpid()
+        self.busy = False
+        """We are reading the files ourselves."""
         self.written: dict[str, None] = {}
         self.known: dict[str, tuple[tuple[int, ...], bytes]] = {}
 
@@ -55,9 +66,13 @@ class Outputs:
             writes = isinstance(mode, str) and any(letter in mode for letter in "wax+")
             if writes or (mode is None and isinstance(flags, int) and flags & os.O_ACCMODE):
                 self.note(path)
-        elif event == "os.rename":
-            self.note(args[0])
-            self.note(args[1])
+            elif self.written and not self.busy:
+                self._noted(path, Traces.reading)
+        elif event in _BY_PATH and not any(isinstance(one, int) and one >= 0 for one in args[-1:]):
+            for path in args[: _BY_PATH[event]]:
+                self.note(path)
+        elif event == "os.mkdir" and args[2] < 0:
+            self._noted(args[0], Traces.making)
         elif event == "shutil.rmtree" and self.deleting is not None:
             path = os.path.abspath(os.fsdecode(args[0])) + os.sep  # noqa: PTH100
             if f"{self.root}{FOLDER}{os.sep}".startswith(path) and os.getpid() == self.pid:
@@ -69,20 +84,40 @@ class Outputs:
 
     def note(self, path: Any) -> None:
         """Remember a file, if it is the project's."""
+        relative = self._noted(path, Traces.writing)
+        if relative:
+            self.written[relative] = None
+
+    def _noted(self, path: Any, act: Callable[[Traces, str], None]) -> str:
+        """Let the traces act on a path of the project; return it as it is from the root."""
         if isinstance(path, int) or os.getpid() != self.pid:
-            return
+            return ""
         try:
             full = os.path.abspath(os.fsdecode(path))  # noqa: PTH100 - links stay as they are spelt
         except (TypeError, ValueError, OSError):
-            return
+            return ""
         relative = full[len(self.root) :]
-        if full.startswith(self.root) and not relative.startswith(
-            (FOLDER + os.sep, ".git" + os.sep)
-        ):
-            self.written[relative] = None
+        if not full.startswith(self.root) or relative.startswith(_NOT_THE_PROGRAM):
+            return ""
+        if self.traces is not None:
+            try:
+                act(self.traces, relative)
+            except (OSError, ValueError):
+                self.traces = None  # the program must be able to write what we cannot note
+        return relative
 
     def parts(self) -> tuple[dict[str, Any], dict[str, list[str]]]:
-        """Return the contents to save by key, and which files exist, are gone, are too large."""
+        """Return the contents to save by key, and what else there is to say of the files.
+
+        That is which are gone, which are too large, and which folders were made.
+        """
+        self.busy = True
+        try:
+            return self._parts()
+        finally:
+            self.busy = False
+
+    def _parts(self) -> tuple[dict[str, Any], dict[str, list[str]]]:
         buffers: dict[str, Any] = {}
         gone: list[str] = []
         large: list[str] = []
@@ -103,7 +138,10 @@ class Outputs:
                 continue
             total += found.st_size
             buffers[PREFIX + relative] = known[1]
-        return buffers, {"gone": gone, "large": large} if gone or large else {}
+        made = self.traces.folders if self.traces is not None else ()
+        there = [one for one in made if Path(self.root + one).is_dir()]
+        facts = {"gone": gone, "large": large, "folders": there}
+        return buffers, {name: found for name, found in facts.items() if found}
 
 
 def put_back(
@@ -113,6 +151,8 @@ def put_back(
     place: Callable[[str], str],
 ) -> None:
     """Make the files of a checkpoint what they were; `place` says where a relative path lies."""
+    for relative in facts.get("folders", ()):
+        Path(place(relative)).mkdir(parents=True, exist_ok=True)
     for key in keys:
         if not key.startswith(PREFIX):
             continue
@@ -129,6 +169,21 @@ def put_back(
             file.truncate()
     for relative in facts.get("gone", ()):
         Path(place(relative)).unlink(missing_ok=True)
+    _to_the_end({os.path.realpath(place(k.removeprefix(PREFIX))) for k in keys if k[:5] == PREFIX})
+
+
+def _to_the_end(paths: set[str]) -> None:
+    """Let files that are open for writing go on at their end, also those that only a logger holds.
+
+    What the state knows of is set to its exact position afterwards.
+    """
+    for one in Path("/proc/self/fd").glob("*"):
+        try:
+            number = int(one.name)
+            if os.path.realpath(one) in paths and fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE:
+                os.lseek(number, 0, os.SEEK_END)
+        except OSError:
+            continue
 
 
 def for_native_paths(act: Callable[[Any], Any]) -> None:

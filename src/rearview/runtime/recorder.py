@@ -74,6 +74,8 @@ class Recorder(Session):
     """The lines that it prints."""
     joins: bool = False
     """This process is a child of the one that the run is about."""
+    only: frozenset[str] | None = None
+    """Names to log, where the rest was logged before."""
     seq: int = 0
     due: float = 0.0
     """No checkpoint is considered before this time."""
@@ -297,6 +299,8 @@ class Recorder(Session):
         try:
             if self.finished:
                 return
+            if self.only is not None:
+                items = {name: value for name, value in items.items() if name in self.only}
             if self.loose or not (self.stack and self.stack[-1].habit.loud):
                 self.loudly()
             self.records.append(self.prefix(), list(items.items()))
@@ -373,6 +377,8 @@ class Recorder(Session):
             if self.used is not None:
                 self.used.note()
             self.pulse.keep()
+            if self.outputs is not None and self.outputs.traces is not None:
+                self.outputs.traces.ended(well=not final)
             self.runs.end(self.run, final or 0, self.summary())
         except Exception as exc:
             self.fail(exc)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
 from types import FrameType
 from typing import Any
 
+from rearview.errors import RearviewError, StateError
 from rearview.model import Checkpoint
 from rearview.runtime.jumps import END, Jumps
 from rearview.runtime.loops import Entry
@@ -15,7 +17,7 @@ from rearview.runtime.recorder import Recorder
 
 
 def last_usable(checkpoints: list[Checkpoint]) -> Checkpoint | None:
-    """Return the newest complete checkpoint.
+    """Return the newest complete checkpoint among these.
 
     Any can be reached: loops around it are entered at the nearest checkpoint of their own, and
     what lies between runs again, skipping inner loops whose end was saved.
@@ -30,6 +32,10 @@ class Resumer(Recorder):
 
     target: Checkpoint | None = None
     jumps: Jumps = field(init=False)
+    retreat: Callable[[Checkpoint, RearviewError], None] | None = None
+    """Begins anew from an earlier checkpoint than the one that turned out to be of no use."""
+    origin: Checkpoint | None = None
+    """Where the run went on from."""
 
     @property
     def pending(self) -> bool:
@@ -53,6 +59,7 @@ class Resumer(Recorder):
         if not on_the_way:
             return None if index == 0 and self._skip(path, frame) else index
         if depth == len(wanted) and self.target.edge == END:
+            self._bring_files()
             self._skip(path, frame)
             self._arrived()
             return None
@@ -70,7 +77,14 @@ class Resumer(Recorder):
         """Go to the pending checkpoint; if it is the target, the run goes on from here."""
         assert self.target is not None
         arrives = self.jumps.pending is self.target
-        self.jumps.advance(source, target - index, frame)
+        if arrives:
+            self._bring_files()
+        checkpoint = self.jumps.pending
+        try:
+            self.jumps.advance(source, target - index, frame)
+        except StateError as exc:
+            self._retreat(checkpoint, exc)
+            raise
         if arrives:
             self._arrived()
         return target
@@ -79,11 +93,29 @@ class Resumer(Recorder):
         checkpoint = self.jumps.at(END, path)
         if checkpoint is None:
             return False
-        self.jumps.restore(checkpoint, frame)
+        try:
+            self.jumps.restore(checkpoint, frame)
+        except StateError as exc:
+            self._retreat(checkpoint, exc)
+            raise
         return True
 
+    def refusing(self, exc: StateError) -> None:
+        """Begin anew: a gradient flows through the boundary that the run went on from."""
+        self._retreat(self.origin or self.target, exc)
+
+    def _retreat(self, checkpoint: Checkpoint | None, exc: StateError) -> None:
+        if self.retreat is not None and checkpoint is not None and os.getpid() == self.pid:
+            self.retreat(checkpoint, exc)
+
+    def _bring_files(self) -> None:
+        """Bring files back that are too large for a checkpoint, before it cuts them to size."""
+        assert self.target is not None
+        if self.outputs is not None and self.outputs.traces is not None:
+            self.outputs.traces.bring_back(self.target.meta.get("outputs", {}).get("large", ()))
+
     def _arrived(self) -> None:
-        self.target = None
+        self.origin, self.target = self.target, None
         if self.clock is not None:
             self.clock.go_on()
         self.pulse.now = self.last = perf_counter()

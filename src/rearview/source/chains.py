@@ -17,8 +17,9 @@ def chains(trees: Mapping[str, ast.Module], *, limit: int = 16) -> Chains:
     r"""Return, for each (path, function), the loops that may be running when it is entered.
 
     Calls are followed by name: `fit(...)` and `anything.fit(...)` may both mean any function
-    called `fit`. A function that nobody calls by name (a callback, `forward`) is not listed:
-    nothing is known about it.
+    called `fit`. A function that nobody calls by name (a callback, `forward`) is not listed, nor
+    is one that is also handed on as a value (`opt.step(closure)`), nor what such functions call:
+    nothing is known about them.
 
     >>> text = "def step(): pass\ndef fit():\n  for i in x: step()\nfor epoch in y: fit()"
     >>> chains({"t.py": ast.parse(text)})["t.py", "step"]
@@ -47,7 +48,51 @@ def chains(trees: Mapping[str, ast.Module], *, limit: int = 16) -> Chains:
                         changed = True
             if mine:
                 known[key] = mine
-    return {key: tuple(sorted(found)) for key, found in known.items()}
+    unknown = {key for key in functions if key not in known} | _handed_on(trees, functions)
+    grown = True
+    while grown:
+        more = {
+            key
+            for key in functions - unknown
+            if any((path, by) in unknown for path, by, _ in calls.get(_called_as(key[1]), ()))
+        }
+        grown = bool(more)
+        unknown |= more
+    return {key: tuple(sorted(found)) for key, found in known.items() if key not in unknown}
+
+
+def _handed_on(
+    trees: Mapping[str, ast.Module], functions: set[tuple[str, str]]
+) -> set[tuple[str, str]]:
+    """Return the functions that are used other than by a call, so that anybody may call them."""
+    names: set[str] = set()
+    attributes: set[str] = set()
+    of_modules: set[str] = set()
+    for tree in trees.values():
+        nodes = list(ast.walk(tree))
+        called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
+        modules = {
+            (alias.asname or alias.name).partition(".")[0]
+            for node in nodes
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            for alias in node.names
+        }
+        for node in nodes:
+            if id(node) in called or not isinstance(getattr(node, "ctx", None), ast.Load):
+                continue
+            if isinstance(node, ast.Name):
+                names.add(node.id)
+            elif isinstance(node, ast.Attribute):
+                attributes.add(node.attr)
+                if getattr(node.value, "id", None) in modules:
+                    of_modules.add(node.attr)
+    found = set()
+    for path, function in functions:
+        *outer, name = function.split(".")
+        method = bool(outer) and outer[-1] != "<locals>"
+        if name in attributes if method else name in names or name in of_modules:
+            found.add((path, function))
+    return found - {key for key in found if key[1] == MODULE}
 
 
 def loopers(trees: Mapping[str, ast.Module]) -> frozenset[str]:

@@ -368,3 +368,21 @@ def test_a_progress_bar_does_not_stand_in_the_way(resumes):
         return names["bar"].n
 
     resumes(setup, step)
+
+
+def test_flags_of_absl_resume_without_the_addresses_of_modules(resumes):
+    flags = pytest.importorskip("absl.flags")
+
+    def setup():
+        values = flags.FlagValues()
+        flags.DEFINE_float("lr", 0.1, "rate", flag_values=values)
+        values(["program"])
+        return {"flags": values}
+
+    def step(names, i):
+        names["flags"].lr *= 0.9
+        return names["flags"].lr
+
+    truth, _ = resumes(setup, step)
+    skeleton = truth.capture()[0].skeleton
+    assert b"__flags_by_module_id" not in skeleton

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import pytest
 
+from rearview.runtime.state.capture import capture as state_of
 from rearview.runtime.state.layout import layout_of
 
 
@@ -345,3 +346,68 @@ def test_a_namespace_resumes(resumes):
         return repr(names["args"])
 
     resumes(lambda: {"args": types.SimpleNamespace(lr=1.0)}, step)
+
+
+def test_a_function_that_the_loop_of_a_module_makes_comes_back_before_it_has_a_name(resumes):
+    """As in `for epoch in …: def closure(): …` at the top level of a script."""
+
+    def setup():
+        globals().pop("made_in_the_loop", None)
+        return {}
+
+    def step(names, i):
+        def made_in_the_loop(by=i):
+            return by
+
+        previous = names.get("made", lambda: None)()
+        made_in_the_loop.__qualname__ = "made_in_the_loop"
+        globals()["made_in_the_loop"] = names["made"] = made_in_the_loop
+        return previous
+
+    try:
+        resumes(setup, step)
+    finally:
+        globals().pop("made_in_the_loop", None)
+
+
+def test_a_function_made_in_the_loop_does_not_go_stale_but_refuses(program):
+    """It sees a variable of a running function, which its restored copy would not see change."""
+    from rearview.errors import StateError
+
+    def train(names):
+        rate = 1.5
+        names["made"] = [lambda: rate]
+        return {f"local:0:{train.__qualname__}:rate": rate}
+
+    def capture(run, running):
+        captured = state_of(run.anchors, {**running, "local:main:made": run.names["made"]})
+        return captured, {key: bytes(data) for key, data in captured.buffers.items()}
+
+    run = program(lambda: {"made": []}, None)
+    captured, buffers = capture(run, train(run.names))
+    assert captured.missing == []
+    run.restore(captured.skeleton, buffers)
+    with pytest.raises(StateError, match="a variable of a running function"):
+        run.names["made"][0]() + 1.0
+    again, _ = run.capture()
+    assert [m.partition(": ")[2] for m in again.missing] == [
+        "a variable of a running function, seen by one made in its loop"
+    ]
+
+
+class Passing:
+    """Passes everything on to what it wraps, as the streams of a progress bar do."""
+
+    def __init__(self, inner):
+        self._inner = inner
+
+    def __getattr__(self, name):
+        return getattr(self._inner, name)
+
+
+def test_an_object_that_passes_everything_on_comes_back(resumes):
+    def step(names, i):
+        names["made"] = Passing([*names.get("made", Passing([]))._inner, i])
+        return names["made"].count(i), len(names["made"]._inner)
+
+    resumes(dict, step)

@@ -217,3 +217,24 @@ def test_a_running_thread_of_the_project_is_reported_and_a_library_one_is_not(pr
         mine.join()
         theirs.join()
     assert captured.missing == ["a: the thread mine is running"]
+
+
+def test_an_hdf5_file_is_an_input_while_it_is_read_and_reported_while_it_is_written(
+    program, tmp_path
+):
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = [1.0, 2.0]
+        run = program(lambda: {"file": file, "x": file["x"]}, None)
+        missing = run.capture()[0].missing
+        assert [m.partition(":")[0] for m in missing] == ["file", "x"]
+    assert run.capture()[0].missing == []
+    with h5py.File(tmp_path / "a.h5", "r") as file:
+        assert program(lambda: {"file": file, "x": file["x"]}, None).capture()[0].missing == []
+
+
+def test_a_profiler_only_watches(program):
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU]) as watching:
+        assert program(lambda: {"watching": watching}, None).capture()[0].missing == []

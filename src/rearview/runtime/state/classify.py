@@ -24,6 +24,7 @@ from rearview.runtime.state.containers import (
     WEAK_CONTAINERS,
     AttributedKind,
 )
+from rearview.runtime.state.hidden import hidden_kind
 from rearview.runtime.state.iterators import GENERATOR, WALK, Walk
 from rearview.runtime.state.kinds import REF, Kind
 from rearview.runtime.state.layout import layout_of
@@ -38,7 +39,7 @@ from rearview.runtime.state.objects import (
 )
 from rearview.runtime.state.programs import importable
 from rearview.runtime.state.randomness import random_kind
-from rearview.runtime.state.streams import THREAD, UNKEPT, stream_kind
+from rearview.runtime.state.streams import ARCHIVE, THREAD, UNKEPT, stream_kind
 
 VALUE = Kind()
 """Immutable: pickled wherever it stands, never an anchor."""
@@ -101,6 +102,8 @@ _BYSTANDERS = (
     "rich.",
     "tensorboard.",
     "tensorboardX.",
+    "torch.autograd.profiler",
+    "torch.profiler.",
     "torch.utils.tensorboard.",
     "wandb.",
 )
@@ -108,6 +111,7 @@ _BYSTANDERS = (
 _KEEP_THEMSELVES = ("pandas.", "polars.")
 # Attributes of library objects that hold addresses or the time of day: other ones in every process.
 _NO_STATE = {
+    "absl.flags._flagvalues.FlagValues": frozenset({"__flags_by_module_id"}),
     "keras.src.ops.function.Function": frozenset({"_nodes"}),
     "keras.src.utils.tracking.Tracker": frozenset({"stored_ids"}),
     "lightning.pytorch.trainer.trainer.Trainer": frozenset({"_last_val_time"}),
@@ -118,12 +122,15 @@ _IMMUTABLE_NATIVE = ("jaxlib.", "jax.", "pyarrow.", "tokenizers.")
 _LOCKS = (
     "_thread.lock",
     "_thread.RLock",
-    "_thread._local",
     "_contextvars.",
     "_csv.writer",
     "mmap.",
 )
-_UNUSABLE = ("_socket.", "socket.", "ssl.", "subprocess.", "sqlite3.", "_csv.reader")
+_UNUSABLE = (
+    *("_socket.", "socket.", "ssl.", "subprocess.", "sqlite3.", "_csv.reader"),
+    *("_hashlib.", "_sha", "_md5.", "_blake2.", "hmac.", "zlib.", "_bz2.", "_lzma.", "_queue."),
+    "multiprocessing.managers.",
+)
 
 
 def kind_of(obj: Any, project: Any) -> Kind:
@@ -147,7 +154,7 @@ def kind_of(obj: Any, project: Any) -> Kind:
         return CellKind()
     if isinstance(obj, weakref.ref):
         return THROUGH
-    found = _tensor_or_array(obj) or random_kind(obj) or stream_kind(obj)
+    found = _tensor_or_array(obj) or random_kind(obj) or stream_kind(obj) or hidden_kind(obj)
     return found or _by_name(obj) or _by_layout(obj)
 
 
@@ -181,10 +188,12 @@ def _by_name(obj: Any) -> Kind | None:
         return LOADER
     if name.startswith(COMPILER):
         return COMPILED if cls.__name__ == "OptimizedModule" else REF
-    if name.startswith(_BYSTANDERS) or name.startswith(_LOCKS):
-        return REF
     if name.startswith(_UNUSABLE) or cls.__name__ == "_MultiProcessingDataLoaderIter":
         return UNKEPT
+    if name.startswith(_BYSTANDERS) or name.startswith(_LOCKS):
+        return REF
+    if name.startswith("h5py._hl."):
+        return ARCHIVE if hasattr(obj, "file") else REF
     if isinstance(obj, (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)):
         return GENERATOR
     if isinstance(obj, threading.Thread):

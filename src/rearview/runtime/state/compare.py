@@ -22,6 +22,7 @@ from rearview.runtime.state.tree import (
     Ref,
     Span,
     Tree,
+    as_recorded,
     span_of,
 )
 
@@ -277,6 +278,8 @@ class _Comparison:
 
     def _nodes(self, a: Node, b: Node, path: Path) -> Difference | None:
         parts_a, parts_b = self.then.parts(a), self.now.parts(b)
+        if a.label == b.label == "build function":
+            parts_a, parts_b = as_recorded(parts_a, parts_a), as_recorded(parts_b, parts_a)
         if a.label in NODE_FIELDS:
             return self._fields(parts_a, parts_b, path, NODE_FIELDS[a.label])
         self._stack.append((parts_a, parts_b, path))

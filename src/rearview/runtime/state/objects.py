@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rearview.runtime.state.containers import fill_dict
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from rearview.runtime.state.writing import Writing
 
 
+_OURS = str(Path(__file__).resolve().parents[2])
 COMPILER = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch._guards")
 """What a compiler made of the program is a cache; what it was made from is state."""
 
@@ -22,6 +24,14 @@ COMPILER = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch._guar
 def is_compiled(function: types.FunctionType) -> bool:
     """Say whether a function is what `torch.compile` returned for one of the program."""
     return str(function.__globals__.get("__name__") or "").startswith(COMPILER)
+
+
+def is_ours(function: types.FunctionType) -> bool:
+    """Say whether a function is what we put in the place of one, such as `time.time`.
+
+    What it holds is not the program's: the real clock would come back as the one that asks it.
+    """
+    return function.__code__.co_filename.startswith(_OURS)
 
 
 class ObjectKind(Kind):
@@ -149,6 +159,8 @@ class FunctionKind(Kind):
             if inner is not None:
                 yield Step("<", "compiled", inner)
             return
+        if is_ours(obj):
+            return
         names = obj.__code__.co_freevars
         wanted = set(names if look.freevars is None else look.freevars)
         for name, cell in zip(names, obj.__closure__ or (), strict=True):
@@ -164,7 +176,7 @@ class FunctionKind(Kind):
         project = reading.anchors.look.project
         return [
             ({}, None)
-            if is_compiled(o)
+            if is_compiled(o) or is_ours(o)
             else (
                 dict(zip(o.__code__.co_freevars, o.__closure__ or (), strict=True)),
                 (o.__defaults__, o.__kwdefaults__, vars(o).copy())

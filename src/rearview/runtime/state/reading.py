@@ -69,6 +69,9 @@ class Reading:
         self.oob: list[str] = []
         self.cells: list[types.CellType] = []
         """Closure variables met but not yet written."""
+        self.running: set[int] = set()
+        """Those that are variables of functions on the stack."""
+        self._locals: dict[str, list[tuple[str, Any]]] | None = None
         self.alive: list[Any] = anchors.alive()
         self._stand_ins: list[object] = []
 
@@ -77,6 +80,24 @@ class Reading:
         if id(obj) not in self.lost:
             self.lost[id(obj)] = obj
             self.missing.append(f"{self.path(obj)}: {reason}")
+
+    def is_running(self, function: str, name: str, cell: types.CellType) -> bool:
+        """Say whether the closure variable `name` of `function` is one of a function on the stack.
+
+        Python does not tell; one of an earlier call that holds the very same object is taken for
+        one too, which is the safe side.
+        """
+        if self._locals is None:
+            self._locals = {}
+            for key, value in self.roots.items():
+                if key.startswith("local:"):
+                    place, _, variable = key.rpartition(":")
+                    self._locals.setdefault(variable, []).append((place.split(":")[-1], value))
+        values = CellKind.values(cell)
+        return any(
+            function.startswith(f"{owner}.<locals>.") and values and values[0] is value
+            for owner, value in self._locals.get(name, ())
+        )
 
     def path(self, obj: object) -> str:
         """Return the way to an object, anchor or not, or its type when none is found."""
@@ -173,7 +194,7 @@ class Reading:
 
     def release(self) -> None:
         """Let go of the program's objects now, not at the next collection."""
-        self.alive, self.roots, self._stand_ins = [], {}, []
+        self.alive, self.roots, self._stand_ins, self._locals = [], {}, [], None
         for held in (self.loose, self.found, self.lost):
             held.clear()
 

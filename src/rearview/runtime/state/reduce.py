@@ -15,9 +15,11 @@ from rearview.runtime.state import arrays, iterators, loaders, programs, tensors
 from rearview.runtime.state.blocks import SMALL
 from rearview.runtime.state.builders import BUILDERS
 from rearview.runtime.state.containers import WEAK_CONTAINERS, Address, AttributedKind
+from rearview.runtime.state.hidden import CHILD, runs
 from rearview.runtime.state.kinds import REF
 from rearview.runtime.state.layout import layout_of
 from rearview.runtime.state.objects import ObjectKind
+from rearview.runtime.state.refusal import Lost, reason_of
 from rearview.runtime.state.streams import (
     THREAD,
     UNKEPT,
@@ -83,11 +85,25 @@ def reducer_for(obj: Any, reading: Reading) -> Reducer | None:
         return _booster
     if kind is UNKEPT or kind is THREAD:
         return _unkept
+    if kind is CHILD:
+        return _child
     return _by_name if kind is REF else _own
 
 
 def _unkept(obj: Any, reading: Reading) -> Any:
     return lose(obj, reading, unkept_reason(obj))
+
+
+def _lost(obj: Lost, reading: Reading) -> Any:
+    reading.miss(obj, reason_of(obj))
+    return BUILDERS["lost"], (reason_of(obj),)
+
+
+def _child(obj: Any, reading: Reading) -> Any:
+    if runs(obj):
+        reading.miss(obj, unkept_reason(obj))
+    # When it ends is a matter of timing, and its number another one each time: neither is compared.
+    return BUILDERS["lost"], ("a process that was started in the loop",)
 
 
 def _plain_array(obj: Any) -> bool:
@@ -99,6 +115,7 @@ def _plain_array(obj: Any) -> bool:
 def _customised(cls: type) -> bool:
     return (
         hasattr(cls, "__setstate__")
+        or hasattr(cls, "__getattr__")  # which pickle would ask before there are any attributes
         or hasattr(cls, "__getnewargs__")
         or hasattr(cls, "__getnewargs_ex__")
         or getattr(cls, "__getstate__", None) is not getattr(object, "__getstate__", None)
@@ -198,12 +215,20 @@ def _array(obj: Any, reading: Reading) -> Any:
 
 
 def _function(obj: Any, reading: Reading) -> Any:
-    if programs.importable(obj):
+    known = programs.importable(obj)
+    if known and not reading.anchors.look.project(obj.__module__ or ""):
         return NotImplemented
+    # One of the project under its own name was made in a loop of the module itself, else it would be
+    # an anchor: after set-up there is no such name yet.
     place = programs.locate(obj)
     if place is None:
-        return lose(obj, reading, "its code is not found in its module")
+        return (
+            NotImplemented if known else lose(obj, reading, "its code is not found in its module")
+        )
     closure = obj.__closure__ or ()
+    for name, cell in zip(obj.__code__.co_freevars, closure, strict=True):
+        if reading.is_running(obj.__qualname__, name, cell):
+            reading.running.add(id(cell))
     own = (obj.__defaults__, obj.__kwdefaults__, vars(obj).copy())
     return BUILDERS["function"], (place, obj.__code__.co_freevars, closure, *own)
 
@@ -232,6 +257,8 @@ def _builtin(obj: Any, reading: Reading) -> Any:  # noqa: ARG001
 
 
 def _cell(obj: Any, reading: Reading) -> Any:
+    if id(obj) in reading.running:
+        return BUILDERS["cell"], (True,)
     # Filled at the end: a function may stand in its own closure.
     reading.cells.append(obj)
     return BUILDERS["cell"], ()
@@ -242,7 +269,9 @@ def _method(obj: Any, reading: Reading) -> Any:  # noqa: ARG001
 
 
 def _module(obj: types.ModuleType, reading: Reading) -> Any:
-    if sys.modules.get(obj.__name__) is not obj:
+    known = sys.modules.get(obj.__name__)
+    # A library may put another object in its own place while it is being loaded.
+    if known is not obj and getattr(known, "__file__", known) != getattr(obj, "__file__", obj):
         return lose(obj, reading, "the module is not in sys.modules")
     return BUILDERS["module"], (obj.__name__,)
 
@@ -335,6 +364,7 @@ _BY_TYPE: dict[type, Reducer] = {
     type(iter([])): _list_iterator,
     Address: _address,
     Gone: _gone,
+    Lost: _lost,
     types.FunctionType: _function,
     types.BuiltinFunctionType: _builtin,
     type: _class,

@@ -149,6 +149,20 @@ class UnkeptKind(Kind):
         return None
 
 
+class ArchiveKind(Kind):
+    """A file of HDF5, or what is in it: an input while it is only read, else out of our reach."""
+
+    name = "archive"
+
+    def read(self, objs: Sequence[Any], reading: Reading) -> list[Any] | None:
+        """Report those that are being written."""
+        for obj in objs:
+            # once closed it is false, and has no file any more
+            if obj and getattr(obj.file, "mode", "") != "r":
+                reading.miss(obj, "this HDF5 file is being written")
+        return None
+
+
 class ThreadKind(Kind):
     """A thread: one that runs the user's own code may change state at any time."""
 
@@ -164,6 +178,7 @@ class ThreadKind(Kind):
         return None
 
 
+ARCHIVE = ArchiveKind()
 THREAD = ThreadKind()
 UNKEPT = UnkeptKind()
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rearview.errors import StateError
 from rearview.runtime.state.blocks import SMALL, Blocks, Memory
 from rearview.runtime.state.kinds import Kind, Look, Step
+from rearview.runtime.state.refusal import refuse
 
 if TYPE_CHECKING:
     from rearview.runtime.state.reading import Reading
@@ -192,10 +193,12 @@ def severed(value: Any) -> Any:
 
         @staticmethod
         def backward(_ctx: Any, *_grads: Any) -> Any:
-            raise StateError(
-                "A gradient flows through the iteration boundary at which this replay started, "
-                "and an autograd graph cannot be saved. Replay from the start of the loop.",
-                slug="state-graph",
+            refuse(
+                StateError(
+                    "A gradient flows through the iteration boundary at which this replay started, "
+                    "and an autograd graph cannot be saved. Replay from the start of the loop.",
+                    slug="state-graph",
+                )
             )
 
     with torch.enable_grad():

@@ -217,3 +217,15 @@ class Tree:
             piece = Piece(Block(None, len(data), data, -1, "cpu"))
             return (Body((piece, dtype, shape, strides, 0, writeable)),)
         return node.args
+
+
+def as_recorded(parts: Any, recorded: Any) -> tuple[Any, ...]:
+    """Return the parts of a function with the closure it had when recorded, without its code.
+
+    A probe in it changes the code and may see further variables; that it is no more than a probe
+    was found out before.
+    """
+    place, names, cells, *own = parts
+    wanted = set(recorded[1])
+    closure = {name: cell for name, cell in zip(names, cells, strict=True) if name in wanted}
+    return (place[:3], closure, *own)

@@ -9,34 +9,13 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from rearview.errors import StateError
 from rearview.runtime.state import arrays, iterators, loaders, programs, streams, tensors
 from rearview.runtime.state.anchors import Anchors
 from rearview.runtime.state.blocks import Memory
 from rearview.runtime.state.containers import CONTAINERS, WEAK_CONTAINERS, AttributedKind
 from rearview.runtime.state.layout import layout_of
 from rearview.runtime.state.objects import ObjectKind
-
-
-class Lost:
-    """Stands where an object could not be kept; any use of it is an error, never a guess."""
-
-    def __init__(self, reason: str) -> None:
-        object.__setattr__(self, "_reason", reason)
-
-    def __getattribute__(self, name: str) -> Any:
-        if name in {"__class__", "__reduce_ex__", "__reduce__"}:
-            return object.__getattribute__(self, name)
-        raise StateError(
-            f"This object was not part of the checkpoint ({object.__getattribute__(self, '_reason')}). "
-            "Replay from the start of the loop.",
-            slug="state-lost",
-        )
-
-    def _refuse(self, *_args: object) -> Any:
-        return Lost.__getattribute__(self, "use")
-
-    __call__ = __iter__ = __next__ = __len__ = __getitem__ = __bool__ = _refuse
+from rearview.runtime.state.refusal import Lost
 
 
 class Writing:
@@ -128,8 +107,15 @@ class Writing:
         function.__dict__.update(attrs)
         return function
 
-    def build_cell(self) -> types.CellType:
-        """Return a closure variable, filled at the end."""
+    def build_cell(self, running: bool = False) -> types.CellType:
+        """Return a closure variable, filled at the end.
+
+        That of a function which is `running` cannot be had: a stand-in would not change with it.
+        """
+        if running:
+            return types.CellType(
+                Lost("a variable of a running function, seen by one made in its loop")
+            )
         return types.CellType()
 
     def build_method(self, function: Any, owner: Any) -> Any:

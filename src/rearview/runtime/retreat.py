@@ -1,0 +1,58 @@
+"""Begin the process anew when a checkpoint turns out not to be one to go on from.
+
+A gradient that flows through the boundary is only seen when it flows, in the middle of the program's
+own work, and a state that cannot be read back leaves the program neither here nor there. Nothing but
+a fresh process helps then; it goes on from a checkpoint less deep in the loops, or from the start.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from rearview.errors import RearviewError
+from rearview.model import Checkpoint, Control
+from rearview.model.segment import LAUNCHER, VARIABLE
+
+_OPEN = Path("/proc/self/fd")
+
+
+def _files() -> set[int]:
+    return {int(one.name) for one in _OPEN.iterdir()} if _OPEN.is_dir() else set()
+
+
+@dataclass(frozen=True)
+class Retreat:
+    """How this process was started, so that it can be once more."""
+
+    control: Control
+    environment: dict[str, str] = field(default_factory=os.environ.copy)
+    folder: str = field(default_factory=os.getcwd)
+    files: set[int] = field(default_factory=_files)
+
+    def __call__(self, checkpoint: Checkpoint, why: RearviewError) -> None:
+        """Go on from a checkpoint less deep in the loops than this one; does not return."""
+        depth = len(checkpoint.meta["path"]) - 1
+        way = "going on from an earlier one" if depth else "starting over"
+        sys.stderr.write(
+            f"rearview: the checkpoint at {checkpoint.point} is not one to go on from; {way} ({why})\n"
+        )
+        sys.stderr.flush()
+        children = sys.modules.get("multiprocessing")
+        for child in children.active_children() if children is not None else ():
+            child.terminate()
+        for number in _files() - self.files:
+            try:
+                os.set_inheritable(number, False)
+            except OSError:
+                continue  # it was that of the folder we looked into
+        signal.pthread_sigmask(signal.SIG_BLOCK, self.control.signals)
+        told = msgspec.json.encode(msgspec.structs.replace(self.control, depth=depth)).decode()
+        os.chdir(self.folder)
+        command = (sys.executable, "-P", "-m", LAUNCHER)
+        os.execve(command[0], command, {**self.environment, VARIABLE: told})  # noqa: S606 - no shell

@@ -1,0 +1,152 @@
+"""What a run leaves in the project's folder, so that it can begin again as if it had left nothing.
+
+A run that goes on sets itself up once more. A program that looks for a checkpoint of its own, makes a
+folder or appends to a log must then find what it found the first time. So it is noted what was there
+before each file was first written, and that is brought back before the program starts again; what it
+had written comes back with the checkpoint that it goes on from.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rearview.store.lines import append_line, read_lines
+
+FORMAT = 1
+FILE = "traces.jsonl"
+LIMIT = 64 << 20
+"""Bytes of files kept as they were before the run; larger ones are left as they are."""
+_ABSENT = "absent"
+_LARGE = "large"
+
+
+@dataclass
+class Traces:
+    """The files and folders of the project that one run has touched; kept in the run's folder."""
+
+    folder: Path
+    root: str
+    looping: Callable[[], bool] = lambda: False
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)
+    folders: dict[str, None] = field(default_factory=dict)
+    read: set[str] = field(default_factory=set)
+    kept: int = 0
+    """Bytes kept so far."""
+
+    @classmethod
+    def of(cls, folder: Path, root: str, looping: Callable[[], bool]) -> Traces:
+        """Return the traces of a run, with what an earlier process of it has noted."""
+        found = cls(folder, root, looping)
+        for line in read_lines(folder / FILE, FORMAT):
+            if "folder" in line:
+                found.folders.setdefault(str(line["folder"]))
+            elif "read" in line:
+                found.read.add(str(line["read"]))
+            else:
+                found.files.setdefault(str(line["path"]), line)
+        return found
+
+    @property
+    def aside(self) -> Path:
+        """Where files of the run are while it sets itself up again."""
+        return self.folder / "aside"
+
+    def writing(self, relative: str) -> None:
+        """Note what a file is before it is written for the first time."""
+        if relative in self.files or "__pycache__" in relative:
+            return
+        line: dict[str, Any] = {"format": FORMAT, "path": relative, "loop": self.looping()}
+        self.files[relative] = line
+        path = Path(self.root + relative)
+        try:
+            line["size"] = size = path.stat().st_size
+        except OSError:
+            line["was"] = _ABSENT
+        else:
+            line["was"] = _LARGE
+            if path.is_file() and self.kept + size <= LIMIT:
+                self.kept += size
+                line["was"] = f"{len(self.files)}"
+                (self.folder / "before").mkdir(exist_ok=True)
+                shutil.copyfile(path, self.folder / "before" / line["was"])
+        append_line(self.folder / FILE, line)
+
+    def making(self, relative: str) -> None:
+        """Note that a folder is about to be made."""
+        if relative not in self.folders and not Path(self.root + relative).exists():
+            self.folders[relative] = None
+            append_line(self.folder / FILE, {"format": FORMAT, "folder": relative})
+
+    def reading(self, relative: str) -> None:
+        """Note that the program reads what it has written."""
+        if relative in self.files and relative not in self.read:
+            self.read.add(relative)
+            append_line(self.folder / FILE, {"format": FORMAT, "read": relative})
+
+    def take_away(self, *, data: bool) -> set[str]:
+        """Make the project's folder what the run found.
+
+        A file that was written before the first loop and read again, such as a data set that the
+        program fetched for itself, only goes with `data`: to make it anew may take long, and does
+        not matter to a run that goes on from a checkpoint. Returns the folders that the run had
+        made and that are still there.
+        """
+        for relative, line in self.files.items():
+            path, home = Path(self.root + relative), self.aside / relative
+            if line["was"] == _LARGE or not (data or line["loop"] or relative not in self.read):
+                continue
+            if path.is_file() and home.exists():
+                path.unlink()  # of a process that did not get as far as the one before it
+            elif path.is_file():
+                home.parent.mkdir(parents=True, exist_ok=True)
+                shutil.move(path, home)
+            if line["was"] != _ABSENT:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(self.folder / "before" / line["was"], path)
+        for relative in sorted(self.folders, key=len, reverse=True):
+            try:
+                Path(self.root + relative).rmdir()
+            except OSError:
+                continue  # not empty, or not there
+        return {one for one in self.folders if Path(self.root + one).is_dir()}
+
+    def bring_back(self, relatives: Iterable[str]) -> None:
+        """Put files too large for a checkpoint where they were; the program has come that far."""
+        for relative in relatives:
+            home, path = self.aside / relative, Path(self.root + relative)
+            if home.is_file():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                if path.exists():
+                    shutil.copyfile(home, path)  # in place: the program may have it open
+                else:
+                    shutil.move(home, path)
+        shutil.rmtree(self.aside, ignore_errors=True)
+
+    def ended(self, *, well: bool) -> None:
+        """Delete what was kept if the run will not begin again; else give back what it lacks."""
+        if well:
+            for kept in (self.aside, self.folder / "before"):
+                shutil.rmtree(kept, ignore_errors=True)
+        elif self.aside.is_dir():
+            self.bring_back([one for one in self.files if not Path(self.root + one).exists()])
+
+
+def allow_again(folders: set[str], root: str) -> None:
+    """Let the program make each of these folders once more, though it is there."""
+    real = os.mkdir
+
+    def mkdir(path: Any, *args: Any, **given: Any) -> None:
+        if folders and not isinstance(path, int):
+            full = os.path.abspath(os.fsdecode(path))  # noqa: PTH100 - links stay as they are spelt
+            relative = full.removeprefix(root)
+            if relative in folders:
+                folders.discard(relative)
+                return
+        real(path, *args, **given)
+
+    os.mkdir = mkdir

@@ -1,0 +1,128 @@
+"""A run that goes on finds the project's folder as it found it the first time."""
+
+import os
+import subprocess
+
+import pytest
+
+from plainly import SOURCE, plain, recorded, write
+from rearview.past import history
+from rearview.runtime.traces import Traces
+
+TEXT = """
+import logging, os, pickle, random, signal, time
+random.seed(0)
+os.makedirs("out/logs")
+name = f"exp{len([d for d in os.listdir('.') if d.startswith('exp')])}"
+os.mkdir(name)
+if not os.path.exists("data.txt"):
+    open("data.txt", "w").write(str(random.random()))
+w, first = float(open("data.txt").read()), 0
+if os.path.exists("out/ckpt.pkl"):
+    w, first = pickle.load(open("out/ckpt.pkl", "rb"))
+log = open("train.log", "a")
+logging.basicConfig(filename="messages.log", filemode="w", level="INFO")
+open(f"{name}/args.txt", "x").write("args")
+held = __HELD__
+for epoch in range(first, 6):
+    for step in range(5):
+        w = 0.9 * w + 0.1 * random.random()
+    os.mkdir(f"{name}/epoch{epoch}")
+    with open("out/ckpt.pkl", "wb") as file:
+        pickle.dump((w, epoch + 1), file)
+    log.write(f"{epoch} {w}\\n")
+    log.flush()
+    logging.info("epoch %d", epoch)
+    with open("out/logs/all.csv", "a") as file:
+        file.write(f"{epoch},{w}\\n")
+    if epoch == 3 and os.environ.get("DIES"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(0.01)
+print(w, first, name)
+"""
+
+
+def tree(folder):
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+        for path in folder.rglob("*")
+        if not {".rearview", "__pycache__"} & set(path.parts)
+    }
+
+
+def resumed(folder):
+    how = history(folder).resume()
+    return subprocess.run(
+        how.command,
+        cwd=how.folder,
+        env={**how.environment, "PYTHONPATH": SOURCE},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("held", ["None", "__import__('sqlite3').connect(':memory:')"])
+def test_a_program_that_looks_for_its_own_files_goes_on_as_it_began(tmp_path, monkeypatch, held):
+    """From its last checkpoint, or from the start where it holds what cannot be saved."""
+    text = TEXT.replace("__HELD__", held)
+    truth, folder = tmp_path / "truth", tmp_path / "folder"
+    for each in (truth, folder):
+        each.mkdir()
+        write(each, train=text)
+        (each / "train.log").write_text("of an earlier day\n")
+    expected = plain(truth, "train.py")
+    assert expected.code == 0, expected.err
+    monkeypatch.setenv("DIES", "1")
+    assert recorded(folder, "train.py").code == -9
+    monkeypatch.delenv("DIES")
+    done = resumed(folder)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == expected.out
+    assert tree(folder) == tree(truth)
+    kept = folder / ".rearview" / "runs"
+    assert not [*kept.glob("*/aside"), *kept.glob("*/before")]
+
+
+def test_a_file_too_large_to_be_kept_comes_back_from_aside(tmp_path):
+    root = f"{tmp_path}{os.sep}"
+    run = tmp_path / ".rearview"
+    run.mkdir()
+    traces = Traces.of(run, root, lambda: True)
+    traces.writing("best.pt")
+    (tmp_path / "best.pt").write_text("weights")
+    again = Traces.of(run, root, lambda: False)
+    assert again.take_away(data=False) == set()
+    assert not (tmp_path / "best.pt").exists()
+    again.bring_back(["best.pt"])
+    assert (tmp_path / "best.pt").read_text() == "weights"
+    assert not again.aside.exists()
+
+
+def test_a_second_try_keeps_what_the_first_had_set_aside(tmp_path):
+    run = tmp_path / ".rearview"
+    run.mkdir()
+    traces = Traces.of(run, f"{tmp_path}{os.sep}", lambda: True)
+    traces.writing("log.txt")
+    (tmp_path / "log.txt").write_text("all of it")
+    traces.take_away(data=False)
+    (tmp_path / "log.txt").write_text("begun")
+    traces.take_away(data=False)
+    traces.bring_back(["log.txt"])
+    assert (tmp_path / "log.txt").read_text() == "all of it"
+
+
+def test_data_that_the_program_made_stays_unless_it_starts_over(tmp_path):
+    run = tmp_path / ".rearview"
+    run.mkdir()
+    traces = Traces.of(run, f"{tmp_path}{os.sep}", lambda: False)
+    traces.making("data")
+    (tmp_path / "data").mkdir()
+    traces.writing("data/a.npy")
+    (tmp_path / "data" / "a.npy").write_text("1")
+    traces.reading("data/a.npy")
+    assert traces.take_away(data=False) == {"data"}
+    assert traces.take_away(data=True) == set()
+    traces.ended(well=False)
+    assert (tmp_path / "data" / "a.npy").read_text() == "1"
