@@ -330,6 +330,11 @@ def outermost(checkpoint: Checkpoint) -> bool:
     return checkpoint.edge == "start" and len(checkpoint.point.steps) == 1
 
 
+def final(checkpoint: Checkpoint) -> bool:
+    """Say whether a checkpoint stands after an outermost loop, where a replay can end and be proved."""
+    return checkpoint.edge == "end" and len(checkpoint.point.steps) == 1
+
+
 def middle(folder: Path) -> tuple[str, Callable[[Key], bool]]:
     """Return the text for `--at` that means two iterations in the middle, and what lies in them."""
     main = past.history(folder).run().facts["end"]["main"]
