@@ -7,7 +7,7 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
 from types import FrameType
@@ -385,6 +385,9 @@ class Recorder(Session):
 
     def summary(self) -> dict[str, Any]:
         """Return what the run measured, for planning and for `rearview show`."""
+        files = {str(module.__file__) for _, module in self.modules}
+        if self.script and self.belongs(self.script):
+            files.add(self.script)  # Python forgets its name
         return {
             "seconds": perf_counter() - self.began,
             "costs": self.pulse.report(self.writer.costs),
@@ -392,12 +395,5 @@ class Recorder(Session):
             "surroundings": surroundings(),
             "inputs": self.inputs.facts() if self.inputs is not None else {},
             "loops": {k: h.facts() for k, h in self.habits.items() if h.entries and not h.quiet},
-            "files": sorted({os.path.relpath(file, self.root) for file in self._files()}),
+            "files": sorted({os.path.relpath(file, self.root) for file in files}),
         }
-
-    def _files(self) -> Iterator[str]:
-        """Yield the project's files that were loaded; Python forgets the script's own name."""
-        if self.script and self.belongs(self.script):
-            yield self.script
-        for _, module in self.modules:
-            yield str(module.__file__)
