@@ -2,7 +2,7 @@
 
 import textwrap
 
-from plainly import recorded, write
+from plainly import plain, recorded, write
 from rearview.past import history
 
 TEXT = """
@@ -53,3 +53,18 @@ def test_a_library_that_draws_when_it_is_loaded_may_be_loaded_earlier(tmp_path):
     report = history(project).backfill(["last"])
     assert report.proved, report.proof
     assert report.outcomes[0].report.written == 3
+
+
+def test_restoring_imports_nothing_that_would_draw_as_it_is_imported(tmp_path):
+    """A probe is shielded between `import torch` and the first optimizer, which imports a lot."""
+    text = """
+    import sys
+    import torch
+    from rearview.runtime.state.randomness import read_global, write_global
+    before = set(sys.modules)
+    write_global(read_global())
+    print(sorted(name for name in set(sys.modules) - before if name.startswith("torch._")))
+    """
+    write(tmp_path, train=textwrap.dedent(text))
+    done = plain(tmp_path, "train.py")
+    assert (done.code, done.out) == (0, "[]\n"), done.err

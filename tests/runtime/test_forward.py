@@ -85,8 +85,9 @@ def test_a_program_without_a_checkpointer_that_is_killed_shows_it(start):
 def test_another_code_may_mean_to_be_continued(start, tmp_path):
     (tmp_path / "run.sh").write_text(
         "echo ready\n"
-        f'{sys.executable} -c "import signal, sys; signal.signal(15, lambda *_: sys.exit(77)); '
-        "print('r', flush=True); signal.pause()\"\n"
+        f'{sys.executable} -c "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(77)); '
+        # not signal.pause(): a signal that comes just before it would be waited for for ever
+        "print('r', flush=True); any(time.sleep(0.01) for _ in iter(int, 1))\"\n"
         "exit 0\n"
     )
     process = start("bash", "run.sh", options=("--code", "77"))

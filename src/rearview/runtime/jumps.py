@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from time import perf_counter
@@ -19,7 +19,7 @@ from rearview.runtime.loops import Entry
 from rearview.runtime.outputs import put_back
 from rearview.runtime.session import Session
 from rearview.runtime.state.capture import capture
-from rearview.runtime.state.compare import Difference, compare
+from rearview.runtime.state.compare import Difference, differences
 from rearview.runtime.state.restore import restore
 from rearview.store.checkpoints import Checkpoints
 from rearview.store.objects import digest, plain
@@ -181,7 +181,21 @@ class Jumps:
             return digest(plain(captured.buffers[here])) == checkpoint.parts[key].oid
 
         skeleton = bytes(loaded["skeleton"])
-        return compare(nest.anchors, captured, skeleton, lambda key: loaded[key], same=same)
+        every = differences(nest.anchors, captured, skeleton, lambda key: loaded[key], same=same)
+        missing = (*checkpoint.missing, *captured.missing)
+        return next((one for one in every if not unknown(one, missing)), None)
+
+
+def unknown(difference: Difference, missing: Iterable[str]) -> bool:
+    """Say whether one side did not know what differs, such as the position in a file.
+
+    A text file cannot tell it while it is iterated over, and can once it is exhausted; whether a
+    boundary lies before or behind that is a matter of slices.
+    """
+    if "None" not in {difference.then, difference.now}:
+        return False
+    places = (text.partition(": ")[0] for text in missing)
+    return any(difference.path.startswith((f"{place}[", f"{place}.")) for place in places)
 
 
 def _loop(steps: tuple[tuple[str, int, int], ...]) -> tuple[Any, ...]:

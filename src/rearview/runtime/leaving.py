@@ -42,4 +42,19 @@ def leave_at_once(code: int) -> NoReturn:
         except (OSError, ValueError, AttributeError):
             continue
     logging.shutdown()
+    end_children()
     os._exit(code)
+
+
+def end_children() -> None:
+    """End the workers of this process, as Python does when it leaves by itself.
+
+    Those of a fork server, the default from Python 3.14 on, are not its children: they would not
+    see that it is gone, and would keep its output open for ever.
+    """
+    multiprocessing = sys.modules.get("multiprocessing")
+    if multiprocessing is None:
+        return
+    for one in multiprocessing.active_children():
+        if one._parent_pid == os.getpid():  # not one that was there before a fork
+            one.terminate()

@@ -22,6 +22,7 @@ from rearview.runtime.changes import Outlook
 from rearview.runtime.clocks import Clock
 from rearview.runtime.frames import qualified
 from rearview.runtime.inputs import Inputs
+from rearview.runtime.leaving import leave_at_once
 from rearview.runtime.loops import Entry
 from rearview.runtime.outputs import Outputs
 from rearview.runtime.printing import Printing
@@ -170,9 +171,7 @@ class Recorder(Session):
             except Exception as exc:
                 self.code = 1
                 sys.stderr.write(f"rearview: saved, but not brought to the remote: {exc}\n")
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(self.code)
+        leave_at_once(self.code)
 
     def _may_walk(self, entry: Entry) -> bool:
         if self.settings.epsilon <= 0 and not self.settings.every and self.signals is None:

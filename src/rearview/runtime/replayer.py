@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ import msgspec
 from rearview.errors import RearviewError
 from rearview.model import Checkpoint, Point, Report, Wanted
 from rearview.runtime.jumps import END, START, Jumps
+from rearview.runtime.leaving import leave_at_once
 from rearview.runtime.loops import Entry
 from rearview.runtime.session import Session, position
 from rearview.runtime.surroundings import changed_inputs, changes, surroundings
@@ -211,9 +211,7 @@ class Replayer(Session):
         self.report.retry = True
         self.report.error = _said(exc)
         self.finish(1)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)
+        leave_at_once(1)
 
     def prove(self, checkpoint: Checkpoint | None, frame: FrameType) -> None:
         """Compare the state reached by execution with the one recorded here."""
@@ -283,9 +281,7 @@ class Replayer(Session):
         """End the process: all that was wanted has been replayed."""
         self.report.finished = True
         self.finish(0)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
+        leave_at_once(0)
 
     def finish(self, code: int | None) -> None:
         """Write the report."""

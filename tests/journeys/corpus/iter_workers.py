@@ -16,7 +16,9 @@ class Augmented(torch.utils.data.Dataset):
         return self.x[i] + 0.1 * torch.randn(5), self.x[i].sum()
 
 
-loader = torch.utils.data.DataLoader(Augmented(20), batch_size=5, shuffle=True, num_workers=2)
+loader = torch.utils.data.DataLoader(
+    Augmented(20), batch_size=5, shuffle=True, num_workers=2, multiprocessing_context="fork"
+)
 net = nn.Linear(5, 1)
 optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
 it = iter(loader)

@@ -187,7 +187,10 @@ def test_an_iterator_of_a_loader_with_workers_goes_on(resumes):
     loaders.watch_loaders(torch.utils.data.dataloader)
 
     def setup():
-        loader = torch.utils.data.DataLoader(Noisy(), batch_size=2, shuffle=True, num_workers=2)
+        # forked, because other workers would import this module by a name that only pytest knows
+        loader = torch.utils.data.DataLoader(
+            Noisy(), batch_size=2, shuffle=True, num_workers=2, multiprocessing_context="fork"
+        )
         return {"loader": loader, "it": iter(loader)}
 
     def step(names, i):

@@ -83,7 +83,7 @@ def test_an_array_resized_or_reshaped_in_place_comes_back(resumes):
     def step(names, i):
         names["grown"].resize(i + 3, refcheck=False)
         names["grown"][-1] = i
-        names["turned"].shape = (2, 3) if i % 2 else (3, 2)
+        names["turned"].resize((2, 3) if i % 2 else (3, 2), refcheck=False)
         return names["grown"].tolist(), names["turned"].tolist()
 
     resumes(setup, step)

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from rearview.errors import StateError
+from rearview.runtime.jumps import unknown
+from rearview.runtime.state.compare import differences
 from rearview.runtime.state.loaders import watch_loaders
 
 
@@ -98,6 +100,25 @@ def test_a_text_file_that_is_being_iterated_over_is_reported(program, tmp_path):
     run.names["file"].close()
     assert len(captured.missing) == 1
     assert captured.missing[0].startswith("file: the position in this file is not known")
+
+
+def test_a_position_that_one_side_could_not_tell_is_no_difference(program, tmp_path):
+    path = tmp_path / "data.txt"
+    path.write_text("a\nb\n")
+    run = program(lambda: {"file": path.open(), "seen": [0]}, None)
+    list(zip("ab", run.names["file"], strict=True))  # exhausted: it can tell again
+    then, buffers = run.capture()
+    run.names["file"].seek(0)
+    next(run.names["file"])
+    run.names["seen"][0] = None  # known on both sides
+    now, _ = run.capture()
+    found = list(differences(run.anchors, now, then.skeleton, buffers.__getitem__))
+    run.names["file"].close()
+    assert {(one.path[:4], unknown(one, now.missing)) for one in found} == {
+        ("file", True),
+        ("seen", False),
+    }
+    assert not any(unknown(one, ()) for one in found)
 
 
 def test_standard_streams_go_by_reference(resumes):

@@ -182,7 +182,7 @@ def _copy(array: Any, values: Any) -> None:
 def _reshape(array: Any, shape: tuple[int, ...], writing: Writing) -> None:
     try:
         if array.size == _count(shape):
-            array.shape = shape
+            _turn(array, shape)
         else:
             array.resize(shape, refcheck=False)
     except (ValueError, AttributeError) as exc:
@@ -191,6 +191,14 @@ def _reshape(array: Any, shape: tuple[int, ...], writing: Writing) -> None:
             f"it cannot be changed in place ({exc}). Replay from the start of the loop.",
             slug="state-shape",
         ) from exc
+
+
+def _turn(array: Any, shape: tuple[int, ...]) -> None:
+    """Give the array itself another shape; from NumPy 2.5 on, setting the attribute warns."""
+    if hasattr(array, "_set_shape"):
+        array._set_shape(shape)
+    else:
+        array.shape = shape
 
 
 def _count(shape: tuple[int, ...]) -> int:

@@ -190,10 +190,14 @@ def _write_modes(torch: Any, modes: dict[str, Any]) -> None:
         torch.set_autocast_enabled(kind, enabled)
         torch.set_autocast_dtype(kind, dtype)
     torch.set_autocast_cache_enabled(modes["autocast_cache"])
-    algorithms, warn_only = modes["deterministic"]
-    torch.use_deterministic_algorithms(algorithms, warn_only=warn_only)
+    now = _read_modes(torch)
+    if now["deterministic"] != modes["deterministic"]:
+        # Not otherwise: it imports torch's compiler, and what draws as it is imported would have
+        # drawn here, not where the program imports it.
+        algorithms, warn_only = modes["deterministic"]
+        torch.use_deterministic_algorithms(algorithms, warn_only=warn_only)
     torch.set_default_dtype(modes["dtype"])
-    if torch.get_float32_matmul_precision() != modes["matmul"]:
+    if now["matmul"] != modes["matmul"]:
         torch.set_float32_matmul_precision(modes["matmul"])
     torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = modes["cudnn"]
     torch.autograd.set_detect_anomaly(modes["anomaly"])
