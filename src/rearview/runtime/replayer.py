@@ -83,9 +83,8 @@ class Replayer(Session):
         path = self.path(entry, index)
         goal = self.goal(entry, index)
         idle = index == 0 and not self.needed(entry)
-        if outermost:
-            self.turned()
-        if goal != index or idle or self.due():
+        last = goal != index or idle  # before something is restored, or the end
+        if (outermost and self.turned()) or last or self.due():
             self.prove(self.jumps.proof(START, path), frame)
         if idle and self.skip(path, frame):
             return None
@@ -105,10 +104,15 @@ class Replayer(Session):
         self.worked = self.worked or not outermost
         return index
 
-    def turned(self) -> None:
-        """Take in that an iteration of the outermost loop has ended: work, if nothing was skipped."""
-        self.worked = self.worked or (self.moved and self.report.skipped == self.skips)
+    def turned(self) -> bool:
+        """Take in that an iteration of the outermost loop has ended: work, if nothing was skipped.
+
+        Say whether something was: no later comparison would cover what followed it.
+        """
+        skipped = self.report.skipped != self.skips
+        self.worked = self.worked or (self.moved and not skipped)
         self.skips = self.report.skipped
+        return skipped
 
     def due(self) -> bool:
         """Say whether to compare although execution goes on: a later comparison covers this one.
