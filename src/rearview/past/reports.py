@@ -72,7 +72,8 @@ class BackfillReport:
         repeated = sum(report.repeated for report in reports)
         said = f"{restored} states restored, {states} states and {repeated} recorded values equal"
         if self.proved:
-            return f"exact: {said}"
+            rest = "; after the last of them there was nothing to compare with"
+            return f"exact: {said}{rest * any(report.open for report in reports)}"
         for outcome in self.outcomes:
             report = outcome.report
             if outcome.proved:
@@ -86,7 +87,7 @@ class BackfillReport:
                 return f"not exact: {', '.join(report.differing)} came out differently{about}"
             if report.open:
                 return (
-                    f"not proved: what run {outcome.run} computed last left nothing behind to "
+                    f"not proved: what run {outcome.run} computed there left nothing behind to "
                     f"compare with ({said})"
                 )
         return f"not proved: nothing could be compared ({said})"

@@ -152,14 +152,8 @@ class Replayer(Session):
 
     def may_leave(self, entry: Entry, index: int) -> bool:
         """Say whether the proof is in, or too far away to wait for."""
-        if not self.moved:
-            return True
-        path = self.path(entry, index)
         reach = index + self.report.iterations
-        end = self.jumps.at(END, path)
-        if end is not None and end.meta["path"][-1][2] <= reach:
-            return False
-        return self.jumps.nearest(path, reach) is None
+        return not self.moved or not self.jumps.ahead(self.path(entry, index), reach)
 
     def skip(self, path: list[list[Any]], frame: FrameType) -> bool:
         """Restore what the loop left behind, if that was saved; then it need not run."""

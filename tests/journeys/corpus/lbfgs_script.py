@@ -8,22 +8,19 @@ y = (x**2).sum(1, keepdim=True)
 model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
 opt = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=4)
 calls = 0
-try:
-    for epoch in range(20):
+for epoch in range(20):
 
-        def closure():
-            global calls
-            calls += 1
-            opt.zero_grad()
-            loss = torch.nn.functional.mse_loss(model(x), y)
-            loss.backward()
-            # inner: rearview.log("tried", loss.item())
-            return loss
+    def closure():
+        global calls
+        calls += 1
+        opt.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        # inner: rearview.log("tried", loss.item())
+        return loss
 
-        loss = opt.step(closure)
-        # outer: rearview.log("calls", calls)
-        if epoch == 4:
-            raise KeyboardInterrupt
-except KeyboardInterrupt:
-    pass
+    loss = opt.step(closure)
+    # outer: rearview.log("calls", calls)
+    if epoch == 4:
+        break
 # after: rearview.log("final", model(x).sum().item())
