@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from rays import traceless
 from rearview.execute.executor import Task, by_hand
 from rearview.execute.local import Local
 
@@ -25,14 +26,10 @@ def make_ray():
 
 @pytest.fixture(params=[make_local, make_ray], ids=["local", "ray"], scope="module")
 def executor(request):
-    environment, hook = dict(os.environ), sys.breakpointhook
-    made = request.param()
-    yield made
-    made.close()
-    # Ray puts a debugger of its own into the environment, which other tests would inherit
-    os.environ.clear()
-    os.environ.update(environment)
-    sys.breakpointhook = hook
+    with traceless():
+        made = request.param()
+        yield made
+        made.close()
 
 
 def task(folder, code):

@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("ray", reason="LOUD: ray is not installed, its executor is not tested")
 
 import rearview
+from rays import traceless
 from rearview.errors import SiteError
 from rearview.execute import carrier, carry
 from rearview.execute.carrier import Pieces
@@ -112,19 +113,17 @@ def cluster(hidden):
     import ray
     from ray.cluster_utils import Cluster
 
-    environment, hook = dict(os.environ), sys.breakpointhook
-    head = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
-    ray.init(address=head.address, log_to_driver=False)
-    node = Away(head.address, hidden, cpus=2)
-    joined(2)
-    node.address = head.address
-    yield node
-    ray.shutdown()
-    node.kill()
-    head.shutdown()
-    os.environ.clear()
-    os.environ.update(environment)
-    sys.breakpointhook = hook
+    with traceless():
+        bare = {"num_cpus": 0, "include_dashboard": False}
+        head = Cluster(initialize_head=True, head_node_args=bare)
+        ray.init(address=head.address, log_to_driver=False)
+        node = Away(head.address, hidden, cpus=2)
+        joined(2)
+        node.address = head.address
+        yield node
+        ray.shutdown()
+        node.kill()
+        head.shutdown()
 
 
 SCRIPT = """\

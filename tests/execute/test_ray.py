@@ -12,6 +12,7 @@ pytest.importorskip("ray", reason="LOUD: ray is not installed, its executor is n
 
 import rearview
 from execute.test_pool import GOOD, RUN, Scripted
+from rays import traceless
 from rearview.errors import SiteError
 from rearview.execute.carrier import Carrier
 from rearview.execute.executor import Task
@@ -26,19 +27,16 @@ def cluster():
     import ray
     from ray.cluster_utils import Cluster
 
-    environment, hook = dict(os.environ), sys.breakpointhook
-    made = Cluster(
-        initialize_head=True,
-        head_node_args={"num_cpus": 0, "include_dashboard": False},
-    )
-    made.add_node(num_cpus=2, num_gpus=1)
-    ray.init(address=made.address, log_to_driver=False)
-    yield made
-    ray.shutdown()
-    made.shutdown()
-    os.environ.clear()
-    os.environ.update(environment)
-    sys.breakpointhook = hook
+    with traceless():
+        made = Cluster(
+            initialize_head=True,
+            head_node_args={"num_cpus": 0, "include_dashboard": False},
+        )
+        made.add_node(num_cpus=2, num_gpus=1)
+        ray.init(address=made.address, log_to_driver=False)
+        yield made
+        ray.shutdown()
+        made.shutdown()
 
 
 def task(folder, code, name="t"):
