@@ -115,6 +115,7 @@ def test_when_all_were_let_go_without_a_stop_the_signal_kills_as_before():
 
 def test_a_second_interrupt_gets_through():
     done = run("""
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
         with Signals((signal.SIGINT,)) as signals:
             signal.raise_signal(signal.SIGINT)
             print("first", signals.requested.name)

@@ -138,7 +138,7 @@ class Jumps:
         ):
             if _loop(other) == _loop(steps):
                 last = self._length((edge, other)) if edge == END else other[-1][2]
-                if index < last <= reach:
+                if (index < last or edge == END) and last <= reach:
                     return True
         return False
 
