@@ -64,7 +64,7 @@ def frozen100(part=1.0):
         *[m for _ in range(24) for m in (nn.Linear(2048, 2048), nn.ReLU())]
     ).requires_grad_(False)
     model = nn.Sequential(backbone, nn.Linear(2048, 490), nn.ReLU(), nn.Linear(490, 2))
-    batches = [(torch.randn(32, 2048), torch.randint(2, (32,))) for _ in range(_count(8, part))]
+    batches = [(torch.randn(32, 2048), torch.randint(2, (32,))) for _ in range(_count(24, part))]
     return _torch(model, batches, _classify)
 
 

@@ -15,6 +15,7 @@ import msgspec
 from rearview.errors import ReplayError
 from rearview.model import Checkpoint
 from rearview.runtime.frames import qualified, rebind
+from rearview.runtime.held import Held
 from rearview.runtime.loops import Entry
 from rearview.runtime.outputs import put_back
 from rearview.runtime.session import Session
@@ -56,6 +57,7 @@ class Jumps:
     seconds: float = 0.0
     """Spent restoring."""
     pending: Checkpoint | None = None
+    held: Held = field(default_factory=Held)
 
     @classmethod
     def of(cls, session: Session, store: Checkpoints, run: str, depth: int | None = None) -> Jumps:
@@ -177,7 +179,14 @@ class Jumps:
             lambda path: self.session.real(self.session.root + path),
         )
         skeleton = bytes(loaded["skeleton"])
-        values = restore(nest.anchors, now, skeleton, loaded.__getitem__, loaded.read_into)
+
+        def read(key: str, memory: Any) -> None:
+            view, oid = plain(memory), checkpoint.parts[key].oid
+            if not self.held.holds(view, oid):
+                loaded.read_into(key, view)
+                self.held.note(view, oid)
+
+        values = restore(nest.anchors, now, skeleton, loaded.__getitem__, read)
         rebind(values, now, frames)
         self.restored += 1
         self.seconds += perf_counter() - begun
@@ -195,7 +204,13 @@ class Jumps:
 
         def same(key: str, here: str) -> bool:
             # what is recorded need not be read: its name is its hash
-            return digest(plain(captured.buffers[here])) == checkpoint.parts[key].oid
+            view, oid = plain(captured.buffers[here]), checkpoint.parts[key].oid
+            if self.held.holds(view, oid):
+                return True
+            if digest(view) != oid:
+                return False
+            self.held.note(view, oid)
+            return True
 
         skeleton = bytes(loaded["skeleton"])
         every = differences(nest.anchors, captured, skeleton, lambda key: loaded[key], same=same)
