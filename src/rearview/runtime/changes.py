@@ -57,7 +57,6 @@ class _Seen:
     sample: bytes
     hash: bytes | None
     """Of all bytes; None while it changes at every save, when nobody would look at it."""
-    watch: Watch | None = None
     changes: int = 0
     """How often in a row it was found changed."""
     same: int = 0
@@ -127,7 +126,7 @@ class Changes:
                     changed[key] = view
                     continue
                 known = seen.get(key)
-                if known is not None and (unwritten or self._unchanged(known, view)):
+                if known is not None and (unwritten or self._unchanged(key, known, view)):
                     same[key] = known.ref
                     continue
             changed[key] = view
@@ -249,14 +248,9 @@ class Changes:
         self.forget()
         self._pages.close()
 
-    def _unchanged(self, known: _Seen, view: memoryview) -> bool:
+    def _unchanged(self, key: str, known: _Seen, view: memoryview) -> bool:
         if len(view) != known.ref.nbytes:
             return False
-        if known.watch is not None:
-            if self._pages.unwritten(known.watch, view):
-                return True
-            self._pages.forget(known.watch)
-            known.watch = None
         if known.hash is None or _sample(view) != known.sample:
             return False
         # watched before it is hashed: a write in between is then seen the next time; and not at
@@ -266,7 +260,9 @@ class Changes:
             if watch is not None:
                 self._pages.forget(watch)
             return False
-        known.watch = watch
+        if watch is not None:
+            self._noted[key] = watch
+            self._still.add(key)
         known.changes = 0
         known.same += 1
         return True

@@ -134,19 +134,12 @@ class Jumps:
     def ahead(self, path: Sequence[Sequence[Any]], reach: int) -> bool:
         """Say whether there is something to compare with, up to iteration `reach` of this loop."""
         _, steps = key_of(START, path)
-        index = steps[-1][2]
-        for _, (edge, other) in (
-            (kept, key) for kept in (self.found, self.partial) for key in kept
-        ):
-            if _loop(other) == _loop(steps):
-                last = self._length((edge, other)) if edge == END else other[-1][2]
-                if (index < last or edge == END) and last <= reach:
-                    return True
+        for key, checkpoint in (*self.found.items(), *self.partial.items()):
+            last = int(checkpoint.meta["path"][-1][2])
+            later = last > steps[-1][2] or checkpoint.edge == END
+            if _loop(key[1]) == _loop(steps) and later and last <= reach:
+                return True
         return False
-
-    def _length(self, key: Key) -> int:
-        checkpoint = self.found.get(key) or self.partial[key]
-        return int(checkpoint.meta["path"][-1][2])
 
     def advance(self, source: Iterator[Any], count: int, frame: FrameType) -> None:
         """Draw and drop `count` items, then restore the pending checkpoint."""

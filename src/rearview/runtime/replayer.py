@@ -121,7 +121,7 @@ class Replayer(Session):
         """
         return not self.wanted.jump or perf_counter() - self.compared >= _SELDOM * self.proving
 
-    def closed_stretch(self) -> None:
+    def end_stretch(self) -> None:
         """Count it if what was executed so far ends here without having been compared."""
         self.report.open += self.worked and self.report.repeated == self.repeats
         self.worked, self.repeats = False, self.report.repeated
@@ -172,7 +172,7 @@ class Replayer(Session):
         self, entry: Entry, source: Iterator[Any], index: int, target: int, frame: FrameType
     ) -> int:
         """Go to the pending checkpoint."""
-        self.closed_stretch()
+        self.end_stretch()
         try:
             self.jumps.advance(source, target - index, frame)
         except Exception as exc:
@@ -286,7 +286,7 @@ class Replayer(Session):
         if self.closed or self.pid != os.getpid():
             return
         self.closed = True
-        self.closed_stretch()
+        self.end_stretch()
         final = code if code is not None else self.code
         if not self.report.finished:
             self.report.finished = final == 0

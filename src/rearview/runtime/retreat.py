@@ -18,6 +18,7 @@ import msgspec
 from rearview.errors import RearviewError
 from rearview.model import Checkpoint, Control
 from rearview.model.segment import LAUNCHER, VARIABLE
+from rearview.runtime.leaving import end_children
 
 _OPEN = Path("/proc/self/fd")
 
@@ -43,9 +44,7 @@ class Retreat:
             f"rearview: the checkpoint at {checkpoint.point} is not one to go on from; {way} ({why})\n"
         )
         sys.stderr.flush()
-        children = sys.modules.get("multiprocessing")
-        for child in children.active_children() if children is not None else ():
-            child.terminate()
+        end_children()
         for number in _files() - self.files:
             try:
                 os.set_inheritable(number, False)
