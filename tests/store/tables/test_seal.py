@@ -82,6 +82,14 @@ def test_what_is_sealed_is_what_was_logged(tmp_path_factory, items):
         assert repr([row[column] for row in found]) == repr(wanted)
 
 
+def test_a_name_that_looks_like_a_mark_of_ours_is_a_name(store):
+    store.run((at(e=0), {"l:x": 1, "n:x": 2, "a:x": 3}))
+    assert Tables(store.project).table(["l:x", "n:x", "a:x"]).rows()[0] | {"run": "", "e": 0} == {
+        **{"run": "", "e": 0},
+        **{"l:x": 1, "n:x": 2, "a:x": 3},
+    }
+
+
 def test_open_and_sealed_records_answer_alike(store):
     calls = [(at(e=i), {"a": i, "b": [i], "c": f"{i}", "d": i / 3}) for i in range(5)]
     run = store.run(*calls, over=False)

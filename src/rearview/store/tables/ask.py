@@ -56,9 +56,11 @@ class Ask:
         """The columns of the answer, each as it was logged."""
 
     def _add(self, column: str) -> None:
+        if column.startswith("l:"):
+            return  # loops have their columns anyway
         into = self._logged if column.startswith("n:") else self._facts
         column = column.removeprefix("n:")
-        if column not in into and not column.startswith("l:"):
+        if column not in into:
             into.append(column)
 
     def known(self, text: str) -> str:
