@@ -3,10 +3,10 @@
     python benchmarks/record/bench.py [--threads 2] [--output FILE] [--json FILE] [--rounds 3]
         [--workloads adamw25,frozen100] [--ways hands_free,torch_save] [--epochs 6] [--tiny]
 
-One process per measurement. Each round goes through plain training and the ways, in an order that
-rotates, so that a machine that gets slower or faster hits all alike; ratios are taken within a
-round, medians over rounds. Plain and hands-free training are measured in every round, the others,
-whose overhead is large, in the first `--peer-rounds`.
+Each way runs beside plain training of its own, in turns of a fifth of a second (`turns.py`), so that
+a machine that gets slower or faster hits both alike; ratios are taken within such a pair, medians
+over rounds. Hands-free training is measured in every round, the others, whose overhead is
+large, in the first `--peer-rounds`.
 """
 
 import argparse
@@ -21,10 +21,15 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
+from turns import together  # noqa: E402 - our neighbour
+
 OURS = {"hands_free": {}, "hands_free_every": {"REARVIEW_EVERY": "1"}}
 LONGEST = 300
 """Seconds after which a measurement is given up."""
 SCRIPT = ("train.py", "workloads.py")
+STEADY = {"MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_MMAP_THRESHOLD_": str(1 << 25)}
+"""Keeps freed memory with the process. How much the C library gives back and faults in anew is a
+matter of where its heap begins: the same program differs by a tenth from one start to the next."""
 
 
 def environment(args, **more):
@@ -33,57 +38,66 @@ def environment(args, **more):
         "PYTHONPATH": str((HERE.parent.parent / "src").resolve()),
         "OMP_NUM_THREADS": str(args.threads),
         "FLORDB": args.flordb,
+        **STEADY,
         **more,
     }
 
 
-def call(command, env, cwd):
-    """Run `command`; return what its last line says, or its error."""
-    try:
-        done = subprocess.run(
-            command, env=env, cwd=cwd, capture_output=True, text=True, check=False, timeout=LONGEST
-        )
-    except subprocess.TimeoutExpired:
+def said(output):
+    """Return what the last line of a measurement's output says."""
+    return next(json.loads(line) for line in reversed(output.splitlines()) if line[:1] == "{")
+
+
+def result(ended):
+    """Return what a program measured, its times by its own turns, or its error."""
+    if ended is None:
         return {"error": f"not done after {LONGEST} s"}
-    for line in reversed(done.stdout.splitlines()):
-        if line.startswith("{") and not done.returncode:
-            return json.loads(line)
-    return {"error": (done.stderr.strip().splitlines() or ["?"])[-1]}
+    if ended.code:
+        return {"error": (ended.error.strip().splitlines() or ["?"])[-1]}
+    row = said(ended.output)
+    begin, end = row.pop("span")
+    row["wall"] = ended.within(begin, end)
+    row["stretch"] = (end - begin) / row["wall"]
+    return row
 
 
-def hands_free(name, way, tail, args):
-    """The unmodified script under `rearview run`, in a project folder of its own."""
+def recorded(place, env):
+    """Return what Rearview says of the run in the folder `place`."""
+    command = [sys.executable, str(HERE / "recorded.py"), str(place)]
+    done = subprocess.run(command, env=env, cwd=place, capture_output=True, text=True, check=True)
+    return said(done.stdout)
+
+
+def pair(name, way, args):
+    """Measure plain training and `way` in turns; return both."""
+    tail = [str(args.epochs), str(args.threads), str(args.part)]
+    env = environment(args, **OURS.get(way, {}))
     place = Path(tempfile.mkdtemp(dir=args.folder))
     try:
-        for file in SCRIPT:
-            shutil.copy(HERE / file, place / file)
-        env = environment(args, **OURS[way])
-        run = [sys.executable, "-m", "rearview", "run", "train.py", name, *tail]
-        found = call(run, env, place)
-        if "error" in found:
-            return found
-        return found | call([sys.executable, str(HERE / "recorded.py"), str(place)], env, place)
+        if way in OURS:  # the unmodified script, in a project folder of its own
+            for file in SCRIPT:
+                shutil.copy(HERE / file, place / file)
+            command = [sys.executable, "-m", "rearview", "run", "train.py", name, *tail]
+        else:
+            command = [sys.executable, str(HERE / "one.py"), name, way, *tail, str(place)]
+        plain = [sys.executable, str(HERE / "train.py"), name, *tail]
+        both = together([(plain, env, HERE), (command, env, place)], LONGEST)
+        base, row = map(result, both)
+        if way in OURS and "error" not in row:
+            row |= recorded(place, env)
+        if "blocking_ms" in row:  # by a clock that went on between the turns
+            row["blocking_ms"] /= row["stretch"]
+        return base, row
     finally:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def measure(name, way, args):
-    tail = [str(args.epochs), str(args.threads), str(args.part)]
-    if way in OURS:
-        return hands_free(name, way, tail, args)
-    if way == "plain":
-        return call([sys.executable, str(HERE / "train.py"), name, *tail], environment(args), HERE)
-    command = [sys.executable, str(HERE / "one.py"), name, way, *tail, args.folder]
-    return call(command, environment(args), HERE)
-
-
 def rounds(name, ways, args):
-    """Yield (round, way, measurement) of one workload."""
+    """Yield (round, way, plain training beside it, measurement) of one workload."""
     for turn in range(args.rounds):
-        often = [way for way in ways if way in ("plain", "hands_free") or turn < args.peer_rounds]
-        shift = turn % len(often)
-        for way in often[shift:] + often[:shift]:
-            yield turn, way, measure(name, way, args)
+        for way in ways:
+            if way == "hands_free" or turn < args.peer_rounds:
+                yield turn, way, *pair(name, way, args)
 
 
 def arguments():
@@ -113,11 +127,10 @@ def main():
     from tables import report
 
     args = arguments()
-    ways = ["plain", *args.ways.split(",")]
     found, began = [], time.monotonic()
     for name in args.workloads.split(","):
-        for turn, way, row in rounds(name, ways, args):
-            found.append({"workload": name, "way": way, "round": turn, **row})
+        for turn, way, base, row in rounds(name, args.ways.split(","), args):
+            found.append({"workload": name, "way": way, "round": turn, "plain": base, **row})
             print(json.dumps(found[-1]), file=sys.stderr, flush=True)
             if args.json:
                 args.json.write_text(json.dumps(found, indent=1))

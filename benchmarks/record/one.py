@@ -21,21 +21,21 @@ def main():
         job.train()
         way = WAYS[way_name](place)
         blocking = 0.0
-        wall, cpu = time.perf_counter(), time.process_time()
+        began, cpu = time.perf_counter(), time.process_time()
         children = resource.getrusage(resource.RUSAGE_CHILDREN)
         for epoch in way.loop(epochs, job.objects):
             job.train()
             if epoch < epochs - 1:
-                began = time.perf_counter()
+                saving = time.perf_counter()
                 way.save(epoch, job.state())
-                blocking += time.perf_counter() - began
-        wall = time.perf_counter() - wall
+                blocking += time.perf_counter() - saving
+        ended = time.perf_counter()
         way.finish()
         cpu = time.process_time() - cpu
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         cpu += after.ru_utime + after.ru_stime - children.ru_utime - children.ru_stime
         result = {
-            "wall": wall,
+            "span": [began, ended],
             "cpu": cpu,
             "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
             "saved": way.saved,

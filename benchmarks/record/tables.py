@@ -18,7 +18,7 @@ def report(found, args, seconds):
         f"{args.threads} torch threads on {os.cpu_count()} cores ({platform.machine()}, "
         f"{memory()} GB), {platform.system()} {platform.release()}, Python "
         f"{platform.python_version()}, {args.epochs} epochs, {args.rounds} rounds "
-        f"({args.peer_rounds} for all but plain and hands-free training)."
+        f"({args.peer_rounds} for all but hands-free training)."
     )
     lines = [head, ""]
     if args.tiny:
@@ -36,19 +36,17 @@ def memory():
 
 
 def table(name, rows, epochs, overheads):
-    plain = {row["round"]: row for row in rows if row["way"] == "plain" and "wall" in row}
-    epoch = median([row["wall"] / epochs for row in plain.values()])
+    plain = [row["plain"] for row in rows if "wall" in row["plain"]]
+    epoch = median([row["wall"] / epochs for row in plain])
     lines = [f"### {name} (an epoch takes {epoch:.2f} s)", "", *heading(HEAD)]
-    base = median([row["peak_mb"] for row in plain.values()])
-    for way in dict.fromkeys(row["way"] for row in rows if row["way"] != "plain"):
+    base = median([row["peak_mb"] for row in plain])
+    for way in dict.fromkeys(row["way"] for row in rows):
         mine = [row for row in rows if row["way"] == way]
-        good = [row for row in mine if "wall" in row and row["round"] in plain]
+        good = [row for row in mine if "wall" in row and "wall" in row["plain"]]
         if not good:
             lines.append(f"| {way} | failed: {mine[0].get('error', 'no plain run')} |")
             continue
-        wall, cpu = (
-            [row[key] / plain[row["round"]][key] - 1 for row in good] for key in ("wall", "cpu")
-        )
+        wall, cpu = ([row[key] / row["plain"][key] - 1 for row in good] for key in ("wall", "cpu"))
         overheads[name, way] = (median(wall), median(cpu))
         cells = [
             way,

@@ -244,6 +244,7 @@ class FlorDb(Way):
 
 
 WAYS = {
+    "nothing": Way,
     "torch_save": TorchSave,
     "safetensors": SafeTensors,
     "dcp_async": DcpAsync,
