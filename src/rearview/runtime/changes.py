@@ -19,6 +19,8 @@ import xxhash
 
 from rearview.errors import StoreError
 from rearview.model import ObjectRef, Part
+from rearview.runtime import copying
+from rearview.runtime.copying import Stretch
 from rearview.runtime.pages import Pages, Watch, address_of, private_spans
 from rearview.store.checkpoints import OBJECT_FROM
 from rearview.store.direct import ALIGN
@@ -31,6 +33,8 @@ SMALL = 1 << 16
 """Buffers below this are always copied: no test of the live bytes is cheaper."""
 MOST_PACKS = 8
 """Old packs that one checkpoint may lean on; beyond that small parts are written again."""
+LARGE = 1 << 20
+"""Buffers from here on are copied by several threads."""
 SAMPLES = 16
 SELDOM = 2
 """After so many changes in a row nobody expects a buffer to stay, and it is not hashed."""
@@ -142,8 +146,9 @@ class Changes:
         """Copy `changed` into staging memory of at least `room(changed)` bytes."""
         staged = Staged(lean=dict(lean or {}))
         self._note(changed, outlook)
-        at = 0
+        at, base = 0, address_of(into)
         tiny: list[memoryview] = []
+        large: list[Stretch] = []
         for key, view in changed.items():
             size = len(view)
             if size < TINY:
@@ -151,10 +156,13 @@ class Changes:
                 staged.tiny[key] = size
                 continue
             at += -at % (ALIGN if size >= OBJECT_FROM else SLICE)
-            place = into[at : at + size]
-            place[:] = view
-            staged.views[key] = place
+            place = staged.views[key] = into[at : at + size]
+            if size >= LARGE:
+                large.append(Stretch(base + at, address_of(view), size))
+            else:
+                place[:] = view
             at += size
+        copying.copy(large)
         if tiny:
             gathered = b"".join(tiny)
             staged.gathered = into[at : at + len(gathered)]
@@ -190,8 +198,7 @@ class Changes:
 
     def settle(self) -> None:
         """Note no longer what will be written: the first write to a page costs more than its copy."""
-        for key in self._noted.keys() - self._still:
-            self._pages.forget(self._noted.pop(key))
+        self._pages.forget(*map(self._noted.pop, self._noted.keys() - self._still))
 
     def landed(self, staged: Staged) -> None:
         """Let go of copies that are durable, or failed to be."""

@@ -94,12 +94,14 @@ class Pages:
             return False
         return _edges(view, watch.address, watch.low, watch.high) == watch.edges
 
-    def forget(self, watch: Watch) -> None:
-        """End one watch: writes to its memory cost nothing again."""
-        self._watched.discard((watch.low, watch.high))
-        if self.available:
-            with contextlib.suppress(OSError):  # the memory is gone
-                self._ioctl(_UNREGISTER, struct.pack("QQ", watch.low, watch.high - watch.low))
+    def forget(self, *watches: Watch) -> None:
+        """End these watches: writes to their memory cost nothing again."""
+        available = self.available
+        for watch in watches:
+            self._watched.discard((watch.low, watch.high))
+            if available:
+                with contextlib.suppress(OSError):  # the memory is gone
+                    self._ioctl(_UNREGISTER, struct.pack("QQ", watch.low, watch.high - watch.low))
 
     def close(self) -> None:
         """End all watches."""

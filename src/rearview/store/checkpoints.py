@@ -34,6 +34,9 @@ OBJECT_FROM = 1 << 20
 """Parts of at least this many bytes are objects of their own; smaller ones share a pack."""
 
 
+DIRECT_PACK = 64 << 20
+"""Packs of at least this many bytes are written past the page cache."""
+
 _log = logging.getLogger("rearview")
 
 
@@ -170,7 +173,9 @@ class Checkpoints:
     ) -> None:
         name = f"{body.run}/{body.seq:08d}-{os.urandom(4).hex()}"
         size = sum(len(view) for _, _, view in small)
-        with batch.sink(self.objects.pack_path(name), size=size) as sink:
+        # the system copies what is small into its cache without the interpreter lock
+        direct = size if size >= DIRECT_PACK else 0
+        with batch.sink(self.objects.pack_path(name), size=direct) as sink:
             pack = PackWriter(name, sink)
             for key, oid, view in small:
                 refs[key] = pack.add(oid, view)

@@ -43,14 +43,16 @@ class Objects:
 
     def __init__(self, project: Project) -> None:
         self.project = project
+        self._objects = os.fspath(project.objects)
+        self._packs = os.fspath(project.packs)
 
     def path(self, oid: str) -> Path:
         """Return where the object `oid` stands, or would stand."""
-        return self.project.objects / oid[:2] / oid[2:]
+        return Path(self._objects, oid[:2], oid[2:])
 
     def pack_path(self, pack: str) -> Path:
         """Return where the pack `pack` stands, or would stand."""
-        return self.project.packs / f"{pack}.pack"
+        return Path(self._packs, f"{pack}.pack")
 
     def put(self, data: Any) -> ObjectRef:
         """Store `data` and return its reference; when this returns, it is on the device."""
@@ -90,7 +92,7 @@ class Objects:
         The mark keeps a concurrent sweep from taking it for garbage.
         """
         try:
-            os.utime(self.file(ref))
+            os.utime(self.name(ref))
         except FileNotFoundError:
             return False
         except PermissionError:
@@ -99,7 +101,13 @@ class Objects:
 
     def file(self, ref: ObjectRef) -> Path:
         """Return the file that holds `ref`."""
-        return self.path(ref.oid) if ref.pack is None else self.pack_path(ref.pack)
+        return Path(self.name(ref))
+
+    def name(self, ref: ObjectRef) -> str:
+        """Return the same as text, for those who ask hundreds of times beside training."""
+        if ref.pack is None:
+            return f"{self._objects}/{ref.oid[:2]}/{ref.oid[2:]}"
+        return f"{self._packs}/{ref.pack}.pack"
 
     def delete(self, oid: str) -> int:
         """Remove the object `oid` and return the bytes freed; 0 if there is none."""
@@ -130,12 +138,12 @@ class Objects:
                         yield f"{folder.name}/{entry.name.removesuffix('.pack')}"
 
     def _open(self, ref: ObjectRef) -> int:
-        path = self.file(ref)
+        path = self.name(ref)
         try:
             return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError as exc:
             raise DamagedError(
-                f"Object {ref.oid[:12]} is not in {self.project.store}: {path.name} is missing. "
+                f"Object {ref.oid[:12]} is not in {self.project.store}: {Path(path).name} is missing. "
                 "Bring it from another copy of the store, or see what it takes with it with "
                 "`rearview verify`.",
                 slug="object-missing",
@@ -184,16 +192,18 @@ class Batch:
         """Take `data`, whose hash is `oid` if that is known already."""
         view = plain(data)
         ref = ObjectRef(oid or digest(view), len(view))
+        if ref.oid in self._names:
+            return ref
         with self.explained(f"Object {ref.oid[:12]} ({ref.nbytes} bytes)"):
-            if ref.oid in self._names or self.objects.touch(ref):
+            if self.objects.touch(ref):
                 return ref
-            with self.sink(self.objects.path(ref.oid), size=len(view)) as sink:
+            with self.sink(self.objects.name(ref), size=len(view)) as sink:
                 sink.write(view)
         self._names.add(ref.oid)
         return ref
 
     @contextlib.contextmanager
-    def sink(self, path: Path, *, size: int) -> Iterator[Sink]:
+    def sink(self, path: Path | str, *, size: int) -> Iterator[Sink]:
         """Open a new file that is published with the batch."""
         sink = Sink(path, size=size)
         try:
@@ -215,7 +225,7 @@ class Batch:
                 sink.sync()
             for sink in self._open:
                 sink.publish()
-            for folder in {sink.path.parent for sink in self._open}:
+            for folder in {sink.folder for sink in self._open}:
                 sync_folder(folder)
             self._open.clear()
 

@@ -68,8 +68,7 @@ class PackWriter:
             self._flush()
 
     def _flush(self) -> None:
-        # one copy in C of many small slices, instead of one call for each
-        self._sink.write(memoryview(b"".join(self._held)))
+        self._sink.gather(self._held)
         self._held = []
         self._pending = 0
 

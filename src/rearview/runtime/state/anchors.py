@@ -60,6 +60,7 @@ class Anchors:
         self._steps: list[tuple[int, str, object]] = []
         self._path_of: list[int] = []
         self._by_type: dict[type, Kind] = {}
+        self._by_kind: dict[int, tuple[Kind, list[int]]] = {}
 
     @classmethod
     def walk(
@@ -200,8 +201,17 @@ class Anchors:
         found = [ref() if weak else ref for ref, weak in zip(refs, self._weak, strict=True)]
         if roots is not None and self.unheld:
             self._find_unheld(roots, found)
-        self.index = {id(obj): i for i, obj in enumerate(found) if obj is not None}
+        # thousands at every capture: no Python call, no tuple for any of them
+        self.index = dict(zip(map(id, found), range(len(found)), strict=True))
+        self.index.pop(id(None), None)
         return found
+
+    def by_kind(self) -> list[tuple[Kind, list[int]]]:
+        """Return the kinds there are, each with the numbers of its anchors, in order."""
+        if not self._by_kind:
+            for number, kind in enumerate(self.kinds):
+                self._by_kind.setdefault(id(kind), (kind, []))[1].append(number)
+        return list(self._by_kind.values())
 
     def _find_unheld(self, roots: Mapping[str, object], found: list[Any]) -> None:
         again = Anchors(self.look.project)

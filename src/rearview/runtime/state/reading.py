@@ -73,6 +73,7 @@ class Reading:
         """Those that are variables of functions on the stack."""
         self._locals: dict[str, list[tuple[str, Any]]] | None = None
         self.alive: list[Any] = anchors.alive()
+        self._all_alive = len(anchors.index) == len(self.alive)
         self._stand_ins: list[object] = []
 
     def miss(self, obj: object, reason: str) -> None:
@@ -118,19 +119,14 @@ class Reading:
 
     def contents(self) -> list[tuple[str, list[int], list[Any]]]:
         """Return the shallow contents of all live anchors, grouped by kind."""
-        groups: dict[int, tuple[Any, list[int], list[Any]]] = {}
-        kinds = self.anchors.kinds
-        for number, obj in enumerate(self.alive):
-            if obj is None:
-                continue
-            kind = kinds[number]
-            group = groups.get(id(kind))
-            if group is None:
-                group = groups[id(kind)] = (kind, [], [])
-            group[1].append(number)
-            group[2].append(obj)
+        alive = self.alive
         found = []
-        for kind, numbers, objs in groups.values():
+        for kind, numbers in self.anchors.by_kind():
+            if not self._all_alive:
+                numbers = [number for number in numbers if alive[number] is not None]  # noqa: PLW2901
+            objs = [alive[number] for number in numbers]
+            if not objs:
+                continue
             try:
                 content = kind.read(objs, self)
             except Exception:
@@ -179,6 +175,8 @@ class Reading:
 
     def changed_classes(self) -> list[tuple[int, type]]:
         """Return the anchors whose `__class__` was assigned since the walk."""
+        if list(map(type, self.alive)) == self.anchors.types:
+            return []
         pairs = zip(self.alive, self.anchors.types, strict=True)
         return [
             (number, type(obj))
@@ -251,14 +249,11 @@ class Reading:
         return found
 
     def _memo(self) -> dict[int, tuple[int, Any]]:
-        memo: dict[int, tuple[int, Any]] = {}
-        for number, builder in enumerate(BUILDERS.values()):
-            memo[id(builder)] = (number, builder)
-        first = len(memo)
-        for number, obj in enumerate(self.alive):
-            if obj is None:
-                # Its number must not be given to another object.
-                obj = types.SimpleNamespace()  # noqa: PLW2901
-                self._stand_ins.append(obj)
-            memo[id(obj)] = (first + number, obj)
-        return memo
+        known = [*BUILDERS.values(), *self.alive]
+        if not self._all_alive:
+            for place, obj in enumerate(known):
+                if obj is None:
+                    # Its number must not be given to another object.
+                    known[place] = types.SimpleNamespace()
+                    self._stand_ins.append(known[place])
+        return dict(zip(map(id, known), enumerate(known), strict=True))

@@ -1,0 +1,47 @@
+"""Copies on several cores hold the same bytes as copies on one."""
+
+import random
+import threading
+
+import pytest
+
+from rearview.runtime import copying
+from rearview.runtime.copying import PIECE, Stretch, copy
+from rearview.runtime.pages import address_of
+
+
+def copied(sizes):
+    sources = [bytearray(random.Random(n).randbytes(n)) for n in sizes]
+    into = bytearray(sum(sizes) + len(sizes))
+    base, at, stretches = address_of(memoryview(into)), 0, []
+    for source in sources:
+        stretches.append(Stretch(base + at, address_of(memoryview(source)), len(source)))
+        at += len(source) + 1  # a byte between them, to see that nothing spills over
+    copy(stretches)
+    return into, b"".join(bytes(source) + b"\0" for source in sources)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [(), (1,), (PIECE,), (PIECE + 1, PIECE - 1, 7), (3 * PIECE, 5 * PIECE + 3, 2 * PIECE)],
+)
+def test_every_byte_arrives_and_no_other_is_touched(sizes):
+    into, expected = copied(sizes)
+    assert into == expected
+
+
+def test_a_machine_of_one_core_copies_alone(monkeypatch):
+    monkeypatch.setattr(copying, "_cores", lambda: 1)
+    monkeypatch.setattr(threading, "Thread", None)
+    into, expected = copied((6 * PIECE,))
+    assert into == expected
+
+
+def test_no_more_threads_to_have_is_no_reason_to_fail(monkeypatch):
+    def refused(_self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(copying, "_cores", lambda: 4)
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    into, expected = copied((6 * PIECE,))
+    assert into == expected
