@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from rearview.runtime.audit import listen
 from rearview.store.fingerprint import fingerprint
 from rearview.store.project import FOLDER
 
@@ -24,13 +25,13 @@ class Inputs:
         self._pid = os.getpid()
         libraries = {sys.prefix, sys.base_prefix, sys.exec_prefix, str(Path(os.__file__).parent)}
         self._not = (*libraries, "/proc/", "/sys/", "/dev/", "/etc/", "/usr/")
-        sys.addaudithook(self._notice)
+        listen(self._notice, "open")
 
-    def _notice(self, event: str, args: tuple[Any, ...]) -> None:
-        if event != "open" or not self.active or len(self._read) >= MOST:
+    def _notice(self, _event: str, args: tuple[Any, ...]) -> None:
+        if not self.active or len(self._read) >= MOST:
             return
         path, mode, flags = args
-        if type(path) is not str or path.startswith(self._not):
+        if type(path) is not str or path.startswith(self._not) or FOLDER in path:
             return
         if not path.startswith("/"):
             path = f"{os.getcwd()}/{path}"  # noqa: PTH109 - called for every open: no objects

@@ -10,12 +10,12 @@ from __future__ import annotations
 import fcntl
 import functools
 import os
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from rearview.runtime.audit import listen
 from rearview.runtime.entropy import after_import
 from rearview.runtime.traces import Traces
 from rearview.store.project import FOLDER
@@ -57,7 +57,7 @@ class Outputs:
 
     def install(self) -> None:
         """Take note of every file that is opened for writing or renamed from now on."""
-        sys.addaudithook(self._heard)
+        listen(self._heard, "open", "os.mkdir", "shutil.rmtree", *_BY_PATH)
         for_native_paths(self._native)
 
     def _heard(self, event: str, args: tuple[Any, ...]) -> None:

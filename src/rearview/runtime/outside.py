@@ -12,12 +12,12 @@ import functools
 import io
 import os
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rearview.runtime.audit import listen
 from rearview.store.project import FOLDER
 
 _ONE = (
@@ -75,7 +75,7 @@ def install(view: View) -> None:
     io.open = opened
     here = os.getcwd
     os.getcwd = lambda: view.seeming(here())
-    sys.addaudithook(functools.partial(_watch, view))
+    listen(functools.partial(_watch, view), "open")
 
 
 def keep_outputs(pending: Callable[[], bool]) -> None:
@@ -127,11 +127,11 @@ def _own_copy(real: Callable[..., Any], view: View) -> Callable[..., Any]:
     return call
 
 
-def _watch(view: View, event: str, args: tuple[Any, ...]) -> None:
+def _watch(view: View, _event: str, args: tuple[Any, ...]) -> None:
     """Refuse a write into the user's tree that took another way than the functions above."""
-    if event != "open" or not isinstance(args[0], str):
-        return
     path, mode, flags = args
+    if not isinstance(path, str):
+        return
     writes = isinstance(mode, str) and any(letter in mode for letter in "wax+")
     writes = writes or (mode is None and bool(int(flags or 0) & (os.O_WRONLY | os.O_RDWR)))
     if writes and view.real(path) != path:

@@ -33,6 +33,8 @@ class Anchors:
         """What each anchor is, in order: replay must find the same again."""
         self.kinds: list[Kind] = []
         self.types: list[type] = []
+        self.ids: list[int] = []
+        """Identity of each anchor while it lives."""
         self.index: dict[int, int] = {}
         """Identity of a live anchor to its number; rebuilt by `alive`."""
         self.block_keys: dict[tuple[int, int], str] = {}
@@ -161,6 +163,7 @@ class Anchors:
 
     def _add(self, obj: Any, kind: Kind, place: int) -> None:
         number = len(self._refs)
+        self.ids.append(id(obj))
         self.index[id(obj)] = number
         self.signature.append(kind.label(obj))
         self.kinds.append(kind)
@@ -201,9 +204,10 @@ class Anchors:
         found = [ref() if weak else ref for ref, weak in zip(refs, self._weak, strict=True)]
         if roots is not None and self.unheld:
             self._find_unheld(roots, found)
-        # thousands at every capture: no Python call, no tuple for any of them
-        self.index = dict(zip(map(id, found), range(len(found)), strict=True))
-        self.index.pop(id(None), None)
+        # thousands at every capture, and `id` is told to audit hooks: it is not asked for again
+        self.index = dict(zip(self.ids, range(len(found)), strict=True))
+        for number in [number for number, obj in enumerate(found) if obj is None]:
+            del self.index[self.ids[number]]
         return found
 
     def by_kind(self) -> list[tuple[Kind, list[int]]]:

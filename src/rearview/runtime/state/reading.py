@@ -19,6 +19,7 @@ from rearview.runtime.state.sets import set_recipe
 
 _EMPTY_SET = b"\x8f\x94"
 """Opcodes with which pickle begins a set."""
+_BUILDER_IDS = [id(builder) for builder in BUILDERS.values()]
 PLAIN: Any = object()
 """Marks a type that C pickling handles with no help."""
 
@@ -250,10 +251,12 @@ class Reading:
 
     def _memo(self) -> dict[int, tuple[int, Any]]:
         known = [*BUILDERS.values(), *self.alive]
+        ids = [*_BUILDER_IDS, *self.anchors.ids]
         if not self._all_alive:
             for place, obj in enumerate(known):
                 if obj is None:
                     # Its number must not be given to another object.
                     known[place] = types.SimpleNamespace()
                     self._stand_ins.append(known[place])
-        return dict(zip(map(id, known), enumerate(known), strict=True))
+                    ids[place] = id(known[place])
+        return dict(zip(ids, enumerate(known), strict=True))

@@ -79,18 +79,18 @@ def describe(tensor: Any, blocks: Blocks, home: int) -> tuple[Any, ...]:
                 still=home >= 0 and not tensor.requires_grad,
             )
     # alike tensors share one tuple, which is then written once
-    shape, stride = tuple(tensor.shape), tensor.stride()
-    known = blocks.shapes.setdefault
-    return block, tensor.dtype, known(shape, shape), known(stride, stride), tensor.storage_offset()
+    shapes, shape, stride = blocks.shapes, tensor.shape, tensor.stride()
+    if shape not in shapes:
+        shapes[shape] = tuple(shape)
+    stride = shapes.setdefault(stride, stride)
+    return block, tensor.dtype, shapes[shape], stride, tensor.storage_offset()
 
 
 def extras(tensor: Any, *, carried: bool) -> tuple[Any, ...] | None:
     """Return hooks, attributes and flags, or None for the many tensors that have none."""
-    attrs = tensor.__dict__
-    hooks = tensor._backward_hooks
+    attrs, hooks = tensor.__dict__, tensor._backward_hooks
     late_hooks = None if carried else tensor._post_accumulate_grad_hooks
-    conj = tensor.dtype.is_complex and tensor.is_conj()
-    neg = tensor.is_neg()
+    conj, neg = tensor.dtype.is_complex and tensor.is_conj(), tensor.is_neg()
     if carried or conj or neg or attrs or hooks is not None or late_hooks is not None:
         return dict(attrs), hooks, late_hooks, carried, (conj, neg)
     return None
@@ -277,8 +277,9 @@ def needs_form(tensor: Any) -> bool:
     if tensor.layout is not torch.strided or tensor.is_quantized:
         return True
     cls = type(tensor)
-    plain = cls is torch.Tensor or cls is torch.nn.Parameter
-    return not plain and hasattr(cls, "__tensor_flatten__")
+    if cls is torch.Tensor or cls is torch.nn.Parameter:
+        return False
+    return hasattr(cls, "__tensor_flatten__")
 
 
 def _graft(obj: Any, writing: Writing) -> None:
