@@ -123,11 +123,43 @@ def test_a_forgotten_watch_is_no_longer_believed(pages, watched):
 
 def test_watches_are_few_enough_to_leave_mappings_for_the_program(pages, watched, monkeypatch):
     watch, view = watched
+    other = memoryview(bytearray(TRACK_FROM + PAGE))
     monkeypatch.setattr("rearview.runtime.pages.MOST", 1)
-    assert pages.watch(view) is not None
-    assert pages.watch(view[PAGE:]) is None
+    assert pages.watch(other) is None
+    assert pages.unwritten(watch, view)
     pages.forget(watch)
+    assert pages.watch(other) is not None
+
+
+def test_one_of_many_that_is_written_is_told_from_its_neighbours(pages, watched, buffer):
+    _, view = watched
+    sizes = range(0, len(view) - TRACK_FROM, TRACK_FROM + 100)
+    parts = [view[at : at + TRACK_FROM] for at in sizes]
+    watches = pages.watch_all(parts)
+    assert None not in watches
+    parts[3][TRACK_FROM // 2] ^= 1
+    found = [pages.unwritten(*pair) for pair in zip(watches, parts, strict=True)]
+    assert found == [number != 3 for number in range(len(parts))]
+    pages.forget(*watches[:2])
+    assert not pages.unwritten(watches[0], parts[0])
+    assert pages.unwritten(watches[2], parts[2])
+
+
+def test_watching_neighbours_does_not_hide_what_was_written_between_them(pages, watched):
+    _, view = watched
+    size = TRACK_FROM + PAGE
+    first, middle, last = (view[at : at + size] for at in (0, size, 2 * size))
+    watch = pages.watch(middle)
+    middle[size // 2] ^= 1
+    assert None not in pages.watch_all([first, last])
+    assert not pages.unwritten(watch, middle)
+
+
+def test_watching_the_same_memory_otherwise_ends_the_earlier_watch(pages, watched):
+    watch, view = watched
+    view[len(view) // 2] ^= 1
     assert pages.watch(view[PAGE:]) is not None
+    assert not pages.unwritten(watch, view)
 
 
 def test_where_the_system_offers_nothing_nothing_is_watched(monkeypatch, buffer):

@@ -21,7 +21,7 @@ from rearview.errors import StoreError
 from rearview.model import ObjectRef, Part
 from rearview.runtime import copying
 from rearview.runtime.copying import Stretch
-from rearview.runtime.pages import Pages, Watch, address_of, private_spans
+from rearview.runtime.pages import Pages, Watch, address_of
 from rearview.store.checkpoints import OBJECT_FROM
 from rearview.store.direct import ALIGN
 from rearview.store.objects import plain
@@ -178,9 +178,8 @@ class Changes:
         keys = [k for k in (changed if outlook.soon else still) if len(changed[k]) >= SMALL]
         if not keys or not self._pages.available:
             return
-        spans = private_spans()
-        for key in keys:
-            watch = self._pages.watch(changed[key], spans)
+        watches = self._pages.watch_all([changed[key] for key in keys])
+        for key, watch in zip(keys, watches, strict=True):
             if watch is not None:
                 self._noted[key] = watch
         self._still |= still & self._noted.keys()

@@ -15,7 +15,8 @@ import fcntl
 import os
 import struct
 import sys
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import xxhash
@@ -28,9 +29,12 @@ TRACK_FROM = 16 * PAGE
 MOST = 4096
 """Watches at once: each may split a mapping, and a process may have 65530 of those."""
 
+NEAR = 32 * PAGE
+"""What lies so close together is protected together: each call interrupts the other cores."""
+
 _USERFAULTFD = {"x86_64": 323, "aarch64": 282}
 _USER_MODE_ONLY = 1
-_API, _REGISTER, _UNREGISTER, _WRITEPROTECT = 0xC018AA3F, 0xC020AA00, 0x8010AA01, 0xC018AA06
+_API, _REGISTER, _WRITEPROTECT = 0xC018AA3F, 0xC020AA00, 0xC018AA06
 _FEATURES = (1 << 15) | (1 << 13) | 1  # note writes without a handler, also of absent pages
 _MODE_WP = 2
 _SCAN = 0xC0606610
@@ -38,7 +42,7 @@ _CHECK_TRACKED = 2
 _IS_WRITTEN = 2
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Watch:
     """A buffer under watch: its whole pages, and the hash of the bytes around them."""
 
@@ -50,13 +54,20 @@ class Watch:
 
 
 class Pages:
-    """Watches over private memory of this process, where the system offers them."""
+    """Watches over private memory of this process, where the system offers them.
+
+    No two of them share a page: protecting it anew for one would hide from the other what was
+    written before.
+    """
 
     def __init__(self) -> None:
         self._fd = -1
         self._map = -1
         self._pid = os.getpid()
-        self._watched: set[tuple[int, int]] = set()
+        self._watched: dict[int, Watch] = {}
+        """By the first page."""
+        self._lows: list[int] = []
+        """The first pages, in order."""
         with contextlib.suppress(OSError, AttributeError):
             self._open()
 
@@ -65,30 +76,41 @@ class Pages:
         """Say whether watching works here and now."""
         return self._fd >= 0 and self._pid == os.getpid() and not _device_in_use()
 
-    def watch(self, view: memoryview, spans: Spans | None = None) -> Watch | None:
-        """Note every write to `view` from now on; None where that cannot be promised.
+    def watch(self, view: memoryview) -> Watch | None:
+        """Note every write to `view` from now on; None where that cannot be promised."""
+        return self.watch_all([view])[0]
 
-        Who watches many buffers at once asks for the `spans` of private memory once.
-        """
-        if not self.available or len(view) < TRACK_FROM:
-            return None
-        address = address_of(view)
-        low, high = (address + PAGE - 1) & -PAGE, (address + len(view)) & -PAGE
-        if (low, high) not in self._watched and len(self._watched) >= MOST:
-            return None
-        if not _within(private_spans() if spans is None else spans, low, high):
-            return None
-        try:
-            self._ioctl(_REGISTER, struct.pack("QQQQ", low, high - low, _MODE_WP, 0))
-            self._ioctl(_WRITEPROTECT, struct.pack("QQQ", low, high - low, 1))
-        except OSError:
-            return None
-        self._watched.add((low, high))
-        return Watch(address, len(view), low, high, _edges(view, address, low, high))
+    def watch_all(self, views: Sequence[memoryview]) -> list[Watch | None]:
+        """Do that for many at once: the system is asked once for those that lie side by side."""
+        if not self.available:
+            return [None] * len(views)
+        spans = private_spans()
+        fresh: dict[int, Watch] = {}
+        for view in views:
+            address = address_of(view)
+            low, high = (address + PAGE - 1) & -PAGE, (address + len(view)) & -PAGE
+            if len(view) >= TRACK_FROM and _within(spans, low, high):
+                edges = _edges(view, address, low, high)
+                fresh[low] = Watch(address, len(view), low, high, edges)
+        for watch in fresh.values():
+            for other in self._between(watch.low, watch.high):
+                self._drop(other)
+        fresh = dict(list(fresh.items())[: max(0, MOST - len(self._watched))])
+        for low, high in self._stretches(fresh.values(), spans):
+            if not self._protect(low, high):
+                fresh = {k: v for k, v in fresh.items() if not low <= k < high}
+        for low, watch in fresh.items():
+            if not self._between(low, watch.high):
+                self._watched[low] = watch
+                insort(self._lows, low)
+        known = {watch.address: watch for watch in fresh.values() if self._is_watched(watch)}
+        return [known.get(address_of(view)) for view in views]
 
     def unwritten(self, watch: Watch, view: memoryview) -> bool:
         """Say whether `view` is the watched memory and holds the bytes it held then."""
-        if not self.available or len(view) != watch.nbytes or address_of(view) != watch.address:
+        if not self.available or not self._is_watched(watch):
+            return False
+        if len(view) != watch.nbytes or address_of(view) != watch.address:
             return False
         if self._written(watch.low, watch.high):
             return False
@@ -96,16 +118,58 @@ class Pages:
 
     def forget(self, *watches: Watch) -> None:
         """End these watches: writes to their memory cost nothing again."""
-        available = self.available
-        for watch in watches:
-            self._watched.discard((watch.low, watch.high))
-            if available:
+        ended = [watch for watch in watches if self._is_watched(watch)]
+        for watch in ended:
+            self._drop(watch)
+        if ended and self.available:
+            for low, high in self._stretches(ended, private_spans()):
                 with contextlib.suppress(OSError):  # the memory is gone
-                    self._ioctl(_UNREGISTER, struct.pack("QQ", watch.low, watch.high - watch.low))
+                    self._ioctl(_WRITEPROTECT, struct.pack("QQQ", low, high - low, 0))
+
+    def _is_watched(self, watch: Watch) -> bool:
+        return self._watched.get(watch.low) is watch
+
+    def _drop(self, watch: Watch) -> None:
+        del self._watched[watch.low]
+        del self._lows[bisect_left(self._lows, watch.low)]
+
+    def _between(self, low: int, high: int) -> list[Watch]:
+        """Return the watches that have pages there."""
+        first = max(0, bisect_right(self._lows, low) - 1)
+        last = bisect_left(self._lows, high)
+        return [w for w in map(self._watched.__getitem__, self._lows[first:last]) if w.high > low]
+
+    def _stretches(self, watches: Iterable[Watch], spans: Spans) -> Spans:
+        """Return the pages of `watches`, and the few between neighbours, as stretches.
+
+        Pages of other watches are never among them.
+        """
+        found: Spans = []
+        for watch in sorted(watches, key=lambda each: each.low):
+            low = found[-1][1] if found else 0
+            near = found and watch.low - low <= NEAR
+            if near and _within(spans, low, watch.high) and not self._between(low, watch.low):
+                found[-1] = (found[-1][0], max(low, watch.high))
+            else:
+                found.append((watch.low, watch.high))
+        return found
+
+    def _protect(self, low: int, high: int) -> bool:
+        """Have the system note writes; memory stays registered, which costs nothing."""
+        for register in (False, True):
+            try:
+                if register:
+                    self._ioctl(_REGISTER, struct.pack("QQQQ", low, high - low, _MODE_WP, 0))
+                self._ioctl(_WRITEPROTECT, struct.pack("QQQ", low, high - low, 1))
+            except OSError:
+                continue
+            return True
+        return False
 
     def close(self) -> None:
         """End all watches."""
         self._watched.clear()
+        self._lows.clear()
         for fd in (self._fd, self._map):
             if fd >= 0 and self._pid == os.getpid():
                 os.close(fd)
@@ -189,7 +253,7 @@ def _within(spans: Spans, low: int, high: int) -> bool:
     (True, False)
     """
     at = bisect_right(spans, low, key=lambda span: span[0]) - 1
-    return at >= 0 and high <= spans[at][1]
+    return low < high and at >= 0 and high <= spans[at][1]
 
 
 def _device_in_use() -> bool:
