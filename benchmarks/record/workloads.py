@@ -1,6 +1,7 @@
 """Training jobs shaped like table 3 of the Flor paper, scaled to a CPU.
 
-Each function takes how much of an epoch to train (1 is a whole one) and returns a Job.
+Epochs are of two to three seconds, whatever is trained. Each function takes how much of an epoch to
+train (1 is a whole one) and returns a Job.
 """
 
 from collections.abc import Callable
@@ -77,7 +78,7 @@ def cnn(part=1.0):
         nn.Flatten(), nn.Linear(64 * 64, 128), nn.ReLU(), nn.Linear(128, 10),
     )  # fmt: skip
     batches = [
-        (torch.randn(64, 3, 32, 32), torch.randint(10, (64,))) for _ in range(_count(12, part))
+        (torch.randn(64, 3, 32, 32), torch.randint(10, (64,))) for _ in range(_count(48, part))
     ]
     return _torch(model, batches, _classify)
 
@@ -102,7 +103,7 @@ def resnet(part=1.0):
         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(24, 10),
     )  # fmt: skip
     batches = [
-        (torch.randn(16, 3, 16, 16), torch.randint(10, (16,))) for _ in range(_count(5, part))
+        (torch.randn(16, 3, 16, 16), torch.randint(10, (16,))) for _ in range(_count(10, part))
     ]
     return _torch(model, batches, _classify)
 
@@ -122,7 +123,7 @@ class _LM(nn.Module):
 def lm(part=1.0):
     """A transformer language model (Wiki)."""
     torch.manual_seed(0)
-    data = [torch.randint(8000, (8, 65)) for _ in range(_count(4, part))]
+    data = [torch.randint(8000, (8, 65)) for _ in range(_count(9, part))]
     return _torch(
         _LM(),
         [(tokens,) for tokens in data],
@@ -148,7 +149,7 @@ class _Attention(nn.Module):
 def rnn(part=1.0):
     """A recurrent net with attention (RnnT, Jasp)."""
     torch.manual_seed(0)
-    data = [torch.randint(2000, (16, 33)) for _ in range(_count(10, part))]
+    data = [torch.randint(2000, (16, 33)) for _ in range(_count(28, part))]
     return _torch(
         _Attention(),
         [(tokens,) for tokens in data],
@@ -166,7 +167,8 @@ def numpy_mlp(part=1.0):
     x, y = rng.standard_normal((2048, 784)), rng.integers(10, size=2048)
 
     def epoch():
-        for at in range(0, _count(len(x), part), 64):
+        for at in range(0, _count(16 * len(x), part), 64):
+            at %= len(x)  # noqa: PLW2901 - sixteen times through the data
             xb, yb = x[at : at + 64], y[at : at + 64]
             h = np.maximum(xb @ w["w1"], 0)
             p = h @ w["w2"]
@@ -191,7 +193,7 @@ def sklearn_sgd(part=1.0):
     classes = np.unique(data.target)
 
     def epoch():
-        for _ in range(_count(40, part)):
+        for _ in range(_count(260, part)):
             model.partial_fit(data.data, data.target, classes=classes)
 
     epoch()
