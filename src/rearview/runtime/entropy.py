@@ -6,6 +6,7 @@ system's own entropy is put back, so that siblings never draw the same "random" 
 
 from __future__ import annotations
 
+import _frozen_importlib as _bootstrap
 import functools
 import hashlib
 import importlib.util
@@ -129,7 +130,7 @@ def _library_being_loaded(frame: FrameType | None) -> str:
     can be the first to need it. So what is drawn then is no part of what the program draws.
     """
     asking = ""
-    while frame is not None:
+    while frame is not None and _imports():
         name = str(frame.f_globals.get("__name__", ""))
         if name.startswith("importlib."):
             if asking:
@@ -140,6 +141,11 @@ def _library_being_loaded(frame: FrameType | None) -> str:
             asking = asking or name
         frame = frame.f_back
     return ""
+
+
+def _imports() -> bool:
+    """Say whether a module may be being imported: then Python holds a lock for it."""
+    return bool(getattr(_bootstrap, "_module_locks", True))
 
 
 def _renew_names(tempfile: ModuleType, *, stream: Stream) -> None:

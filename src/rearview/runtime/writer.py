@@ -150,9 +150,11 @@ class Writer:
                 )
         return took
 
-    def settle(self) -> None:
-        """Say that the program goes on to change its state."""
+    def settle(self) -> float:
+        """Say that the program goes on to change its state; return the seconds that takes."""
+        began = time.perf_counter()
         self._changes.settle()
+        return time.perf_counter() - began
 
     def refusal(self) -> str:
         """Return why a checkpoint that may not wait would be refused now, whatever is in it."""
