@@ -15,7 +15,7 @@ import msgspec
 from rearview.errors import ReplayError
 from rearview.model import Checkpoint
 from rearview.runtime.frames import qualified, rebind
-from rearview.runtime.held import Held
+from rearview.runtime.held import Held, How
 from rearview.runtime.loops import Entry
 from rearview.runtime.outputs import put_back
 from rearview.runtime.session import Session
@@ -177,7 +177,7 @@ class Jumps:
             view, oid = plain(memory), checkpoint.parts[key].oid
             if not self.held.holds(view, oid):
                 loaded.read_into(key, view)
-                self.held.note(view, oid)
+                self.held.note(view, oid, How.READ)
 
         values = restore(nest.anchors, now, skeleton, loaded.__getitem__, read)
         rebind(values, now, frames)
@@ -202,7 +202,7 @@ class Jumps:
                 return True
             if digest(view) != oid:
                 return False
-            self.held.note(view, oid)
+            self.held.note(view, oid, How.HASHED)
             return True
 
         skeleton = bytes(loaded["skeleton"])
