@@ -130,9 +130,7 @@ class FakeHistory:
 
     def plan(self, names, **options):
         self._note("plan", names, **options)
-        return PlanReport(
-            Plan(self.segments), self.refusals, 5, explaining=lambda: self.explained
-        )
+        return PlanReport(Plan(self.segments), self.refusals, 5, explaining=lambda: self.explained)
 
     def backfill(self, names, **options):
         options.pop("progress")
