@@ -63,3 +63,18 @@ def test_values_that_come_out_again_prove_it_too(tmp_path):
     (tmp_path / "train.py").write_text(f"{logged}        rearview.log('w', weight)\n")
     report = history(tmp_path).backfill(["w"], at="epoch=5:7")
     assert report.proved, report.proof
+
+
+def test_what_follows_a_loop_that_is_skipped_is_always_compared(tmp_path):
+    script = SCRIPT.replace("range(8)", "range(60)")
+    write(tmp_path, train=script)
+    assert recorded(tmp_path, "train.py").code == 0
+    (tmp_path / "train.py").write_text(
+        script.replace("import time", "import time, rearview") + "    rearview.log('w', weight)\n"
+    )
+    report = history(tmp_path).backfill(["w"], workers=1)
+    assert report.proved, report.proof
+    (outcome,) = report.outcomes
+    assert outcome.report.skipped
+    # an iteration that takes next to nothing is not passed over
+    assert outcome.report.states >= outcome.report.skipped
