@@ -17,7 +17,6 @@ from rearview.execute.events import Progress
 from rearview.execute.executor import Executor, Task
 from rearview.execute.local import Local
 from rearview.execute.pool import Piece, Pool
-from rearview.execute.ray import Ray
 from rearview.execute.replays import Outcome, Replays
 from rearview.execute.watch import Watch
 from rearview.model import Run, Segment
@@ -302,6 +301,8 @@ class Filling:
         if asked.on == "local":
             return Local(self._workers(asked.workers))
         if asked.on == "ray":
+            from rearview.execute.ray import Ray
+
             gpus = self.settings.gpus if asked.gpus is None else asked.gpus
             return Ray(asked.workers, gpus=gpus)
         raise UsageError(
