@@ -23,6 +23,7 @@ from rearview.runtime.state.capture import capture
 from rearview.runtime.state.compare import Difference, differences
 from rearview.runtime.state.restore import restore
 from rearview.store.checkpoints import Checkpoints
+from rearview.store.loaded import Loaded
 from rearview.store.objects import digest, plain
 
 START = "start"
@@ -58,6 +59,8 @@ class Jumps:
     """Spent restoring."""
     pending: Checkpoint | None = None
     held: Held = field(default_factory=Held)
+    _places: tuple[str, dict[str, list[str]]] = field(default=("", {}))
+    """What the state started from in the checkpoint looked at last, under the oid of that part."""
 
     @classmethod
     def of(cls, session: Session, store: Checkpoints, run: str, depth: int | None = None) -> Jumps:
@@ -156,7 +159,7 @@ class Jumps:
         assert nest.anchors is not None
         loaded = self.store.load(checkpoint)
         found, frames = self.session.roots(frame)
-        then = msgspec.json.decode(loaded["roots"])
+        then = self._started_from(loaded)
         functions = [qualified(one.f_code) for one in frames]
         if functions != then["frames"]:
             raise ReplayError(
@@ -184,13 +187,20 @@ class Jumps:
         self.restored += 1
         self.seconds += perf_counter() - begun
 
+    def _started_from(self, loaded: Loaded) -> dict[str, list[str]]:
+        """Return the names and functions that the state started from: mostly those of the last time."""
+        oid = loaded.checkpoint.parts["roots"].oid
+        if oid != self._places[0]:
+            self._places = (oid, msgspec.json.decode(loaded["roots"]))
+        return self._places[1]
+
     def difference(self, checkpoint: Checkpoint, frame: FrameType) -> Difference | None:
         """Return where the live state differs from `checkpoint` first; None if nowhere."""
         nest = self.session.nest
         assert nest is not None
         assert nest.anchors is not None
         loaded = self.store.load(checkpoint)
-        then = msgspec.json.decode(loaded["roots"])
+        then = self._started_from(loaded)
         found, _ = self.session.roots(frame)
         now = {name: found[name] for name in then["names"] if name in found}
         captured = capture(nest.anchors, now)
