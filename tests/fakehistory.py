@@ -130,10 +130,11 @@ class FakeHistory:
 
     def plan(self, names, **options):
         self._note("plan", names, **options)
-        return PlanReport(Plan(self.segments), self.refusals, 5, explained=self.explained)
+        return PlanReport(Plan(self.segments), self.refusals, 5, explaining=lambda: self.explained)
 
     def backfill(self, names, **options):
         options.pop("progress")
+        assert options.pop("plan").plan.segments == self.segments  # what was shown is run
         self._note("backfill", names, **options)
         return self.report
 

@@ -17,6 +17,7 @@ JOBS = Path(__file__).parent / "jobs"
 SOURCE = str(Path(rearview.__file__).parent.parent.resolve())
 ENVIRONMENT = {
     **os.environ,
+    "PYTHONDONTWRITEBYTECODE": "",  # what pip installs is compiled once, as torch is here
     "PYTHONPATH": SOURCE,
     "OMP_NUM_THREADS": "1",  # a worker per core: two threads each would measure their quarrel
     "OPENBLAS_NUM_THREADS": "1",

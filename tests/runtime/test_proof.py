@@ -63,3 +63,21 @@ def test_values_that_come_out_again_prove_it_too(tmp_path):
     (tmp_path / "train.py").write_text(f"{logged}        rearview.log('w', weight)\n")
     report = history(tmp_path).backfill(["w"], at="epoch=5:7")
     assert report.proved, report.proof
+
+
+def test_a_loop_is_skipped_wherever_it_can_be_and_what_follows_is_compared(tmp_path):
+    script = SCRIPT.replace("range(8)", "range(60)")
+    write(tmp_path, train=script)
+    assert recorded(tmp_path, "train.py").code == 0
+    (tmp_path / "train.py").write_text(
+        script.replace("import time", "import time, rearview") + "    rearview.log('w', weight)\n"
+    )
+    report = history(tmp_path).backfill(["w"], workers=1)
+    assert report.proved, report.proof
+    (outcome,) = report.outcomes
+    ends = [one for one in saved(tmp_path) if one.edge == "end" and len(one.point.indices) == 2]
+    assert ends
+    # a loop that takes next to nothing since it is skipped is not left alone for that
+    assert outcome.report.skipped == len(ends)
+    # nor is an iteration that takes as little passed over
+    assert outcome.report.states >= len(ends)

@@ -106,7 +106,9 @@ def backfill(
         show.note("Nothing was run.")
         return 1
     with Lines() if as_json else Bar(quiet=quiet) as watching:
-        report = past.backfill(list(names), on=on, gpus=gpus, progress=watching, **chosen)
+        report = past.backfill(
+            list(names), on=on, gpus=gpus, progress=watching, plan=plan, **chosen
+        )
     if as_json:
         show.json_line({"event": "done", **_verdict(report)})
         return _code(report)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
+import time
 from dataclasses import dataclass
 
 from rearview.execute.executor import Task
@@ -21,16 +23,33 @@ class LocalJob:
 
     def wait(self, timeout: float | None = None) -> int | None:
         """Return its exit code; None if it still runs after `timeout` seconds."""
-        try:
-            return self.process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            return None
+        if timeout is None:
+            return self.process.wait()
+        code = self.process.poll()
+        if code is None and _ends_within(self.process.pid, timeout):
+            code = self.process.wait()
+        return code
 
     def stop(self) -> None:
         """Kill the process and everything it started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+
+
+def _ends_within(pid: int, seconds: float) -> bool:
+    """Say whether a child ends within so many seconds, as soon as it does."""
+    try:
+        fd = os.pidfd_open(pid)
+    except (AttributeError, OSError):  # not offered here
+        time.sleep(seconds)
+        return False
+    try:
+        ended = select.poll()
+        ended.register(fd, select.POLLIN)
+        return bool(ended.poll(seconds * 1000))
+    finally:
+        os.close(fd)
 
 
 class Local:

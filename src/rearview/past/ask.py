@@ -198,7 +198,7 @@ class History:
         asked = Question(
             tuple(names), self._chosen(runs), where, at, workers, budget, ordered=bool(runs)
         )
-        return self._filling.plan(asked)[0]
+        return self._filling.plan(asked)
 
     def backfill(
         self,
@@ -212,18 +212,20 @@ class History:
         on: str = "local",
         gpus: float | None = None,
         progress: Progress | None = None,
+        plan: PlanReport | None = None,
     ) -> BackfillReport:
         """Fill the columns `names` of past runs from the probes in the work tree.
 
-        `gpus` is the share of an accelerator that each segment gets on Ray.
+        `gpus` is the share of an accelerator that each segment gets on Ray; `plan` is what `plan`
+        answered to the same question, if that was asked.
         """
         begun = time.monotonic()
         chosen = self._chosen(runs)
         asked = Question(
             tuple(names), chosen, where, at, workers, budget, on, gpus, ordered=bool(runs)
         )
-        report, prepared = self._filling.plan(asked)
-        return self._filling.carry_out(report, prepared, asked, progress, begun)
+        report = plan if plan is not None else self._filling.plan(asked)
+        return self._filling.carry_out(report, asked, progress, begun)
 
     def replay(
         self,

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from rearview.config import Settings
@@ -17,7 +17,6 @@ from rearview.execute.events import Progress
 from rearview.execute.executor import Executor, Task
 from rearview.execute.local import Local
 from rearview.execute.pool import Piece, Pool
-from rearview.execute.ray import Ray
 from rearview.execute.replays import Outcome, Replays
 from rearview.execute.watch import Watch
 from rearview.model import Run, Segment
@@ -82,7 +81,7 @@ class Filling:
         """Return the probes in the work tree, as the versions of `runs` take them."""
         return Probing(self.versions, runs, self.project.store / "corrections.json")
 
-    def plan(self, asked: Question) -> tuple[PlanReport, dict[str, Prepared]]:
+    def plan(self, asked: Question) -> PlanReport:
         """Return what has to run again, and each run with what is wanted of it."""
         if asked.at:
             parse_at(asked.at)  # a form that cannot be read is wrong for every run
@@ -103,7 +102,7 @@ class Filling:
                 prepared[run.id] = one
             except RearviewError as exc:
                 refusals.append(Refusal(run.id, str(exc)))
-        return self._report(list(prepared.values()), refusals, asked), prepared
+        return self._report(prepared, refusals, asked)
 
     def replay(
         self, run: Run, at: str | None, workers: int | None, progress: Progress | None
@@ -114,14 +113,14 @@ class Filling:
             parse_at(at)
         one = self._prepared(self.probing([run]), run, (), at, None)
         asked = Question((), (run,), at=at, workers=workers)
-        report = self._report([one], [], asked)
-        return self.carry_out(report, {run.id: one}, asked, progress, begun)
+        report = self._report({run.id: one}, [], asked)
+        return self.carry_out(report, asked, progress, begun)
 
     def _report(
-        self, prepared: list[Prepared], refusals: list[Refusal], asked: Question
+        self, prepared: dict[str, Prepared], refusals: list[Refusal], asked: Question
     ) -> PlanReport:
         """Return the plan for what is prepared, with its cost."""
-        lacking = [one for one in prepared if one.missing is None or one.missing]
+        lacking = [one for one in prepared.values() if one.missing is None or one.missing]
         known = read_corrections(self.project.cache, self.machines.name)
         questions = [one.question() for one in lacking]
         here = self.machines.here()
@@ -131,10 +130,11 @@ class Filling:
         refusals += [Refusal(run, reason) for run, reason in found.refusals]
         workers = self._workers(asked.workers)
         plan = divide(found, workers=workers, budget=asked.budget, growth=GROWTH)
-        explained = explain(found, plan)
+        missing = sum(work.cells for work in found.work)
         inputs = sorted({text for one in lacking for text in changed(one.run, self._kept(one.run))})
         notes = self.machines.unmeasured(one.run for one in lacking)
-        return PlanReport(plan, refusals, explained.cells, inputs, notes, explained)
+        explaining = partial(explain, found, plan)
+        return PlanReport(plan, refusals, missing, inputs, notes, explaining, prepared)
 
     def _worth_measuring(self, found: Survey, here: Machine) -> bool:
         """Say whether this machine is to be measured before the plan is shown.
@@ -249,14 +249,13 @@ class Filling:
     def carry_out(
         self,
         report: PlanReport,
-        prepared: dict[str, Prepared],
         asked: Question,
         progress: Progress | None,
         begun: float,
     ) -> BackfillReport:
         """Run a plan, keep its verdicts, and say what it did."""
         replays = Replays(self.project, self.versions, self.runs)
-        segments = report.plan.segments
+        segments, prepared = report.plan.segments, report.prepared
         firsts = {segment.run: segment for segment in reversed(segments)}
         pieces = [
             _piece(replays, prepared[one.run], one, first=firsts[one.run] is one)
@@ -302,6 +301,8 @@ class Filling:
         if asked.on == "local":
             return Local(self._workers(asked.workers))
         if asked.on == "ray":
+            from rearview.execute.ray import Ray
+
             gpus = self.settings.gpus if asked.gpus is None else asked.gpus
             return Ray(asked.workers, gpus=gpus)
         raise UsageError(

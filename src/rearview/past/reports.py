@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from rearview.execute.replays import Outcome
 from rearview.model import Checkpoint, Plan, Run
+from rearview.past.segments import Prepared
 from rearview.store.runs import Replay
 
 
@@ -93,7 +96,7 @@ class BackfillReport:
         return f"not proved: nothing could be compared ({said})"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PlanReport:
     """What a backfill would run, and what it would cost; nothing has run yet."""
 
@@ -104,10 +107,19 @@ class PlanReport:
     changed_inputs: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     """What makes the predictions doubtful."""
-    explained: Any = None
-    """Predicted time for several numbers of workers, and what would make it cheaper."""
+    explaining: Callable[[], Any] | None = field(default=None, repr=False)
+    prepared: Mapping[str, Prepared] = field(default_factory=dict, repr=False)
+    """Each run with what is wanted of it, for whoever carries the plan out."""
 
     @property
     def nothing(self) -> bool:
         """Whether there is nothing to run."""
         return not self.plan.segments
+
+    @cached_property
+    def explained(self) -> Any:
+        """Predicted time for several numbers of workers, and what would make it cheaper.
+
+        Found out when asked for: it takes planning anew several times.
+        """
+        return self.explaining() if self.explaining is not None else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -11,6 +12,8 @@ Stretch = tuple[float, int, int]
 """(seconds, first atom, last atom)."""
 EXCHANGES, CANDIDATES = 200, 16
 """How long, and with how many of the emptiest shares, exchanges are tried."""
+EVEN = 0.001
+"""Share of the mean by which the fullest may exceed it: many short stretches are even at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +80,11 @@ def share_out(stretches: list[Stretch], count: int) -> list[list[Stretch]]:
         heapq.heapreplace(heap, (load + stretch[0], number))
         shares[number].append(stretch)
         loads[number] = load + stretch[0]
+    enough = (1 + EVEN) * sum(loads) / count
     for _ in range(EXCHANGES):
         full = max(range(count), key=loads.__getitem__)
+        if loads[full] <= enough:
+            break
         better = _exchange(shares, loads, full)
         if better is None:
             break
@@ -99,11 +105,17 @@ def _exchange(
 ) -> tuple[int, Stretch, Stretch | None] | None:
     """Return (other share, what to give it, what to take for it) that lowers the fullest most."""
     found, least_load = None, loads[full] - 1e-9
+    giving = sorted(shares[full])
     for other in sorted(range(len(shares)), key=loads.__getitem__)[:CANDIDATES]:
         if other == full:
             continue
-        for give in shares[full]:
-            for take in (None, *shares[other]):
+        ideal = (loads[full] - loads[other]) / 2
+        taking = sorted(shares[other])
+        lengths = [seconds for seconds, _, _ in taking]
+        for give in giving:
+            # of what could be taken, the two around the ideal are the best
+            at = bisect_left(lengths, give[0] - ideal)
+            for take in (None, *taking[max(0, at - 1) : at + 1]):
                 change = give[0] - (take[0] if take is not None else 0.0)
                 if change <= 0:
                     continue

@@ -1,4 +1,4 @@
-"""Begin a session: record a new run, go on with one that stopped, or replay a segment."""
+"""Begin a session that records: a new run, or one that stopped and goes on."""
 
 from __future__ import annotations
 
@@ -13,23 +13,19 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from rearview.config import Settings
 from rearview.energy import Account, Used
 from rearview.errors import VersionError
-from rearview.model import Checkpoint, Control, Wanted
+from rearview.model import Checkpoint, Control
 from rearview.remote.base import open_remote
-from rearview.runtime import api, children, clocks, entropy, imports, outside, shield, trackers
+from rearview.runtime import api, children, clocks, entropy, imports, outside
 from rearview.runtime.clocks import Clock
 from rearview.runtime.inputs import Inputs
 from rearview.runtime.jumps import Jumps
-from rearview.runtime.outputs import Outputs, for_native_paths
-from rearview.runtime.outside import View
-from rearview.runtime.printing import Printing, watch_streams
+from rearview.runtime.outputs import Outputs
+from rearview.runtime.printing import Printing
 from rearview.runtime.pulse import Pulse
 from rearview.runtime.recorder import Recorder
-from rearview.runtime.replayer import Replayer, recorded_values
 from rearview.runtime.resumer import Resumer, last_usable
 from rearview.runtime.retreat import Retreat
 from rearview.runtime.session import Session
@@ -47,17 +43,12 @@ from rearview.store.versions import Versions
 
 RUN_VARIABLE = "REARVIEW_RUN"
 """Names the run that child processes join."""
-CHANCE = "$chance"
-CLOCK = "$clock"
-"""Root under which the position in the stream of chance is part of the state."""
 ENTROPY_VARIABLE = "REARVIEW_ENTROPY"
 """Hexadecimal key from which everything random follows: two runs with the same one are alike."""
 
 
 def begin(control: Control) -> Session:
     """Return the session that `control` asks for, ready to run the program."""
-    if control.segment is not None:
-        return _replay(control)
     session = _record(control) if control.resume is None else _resume(control)
     imports.install(session.compiler)
     if control.signals:
@@ -149,10 +140,11 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
     api.use(session)
     os.register_at_fork(after_in_child=session.forked)
     if watched:
-        session.declared[CHANCE] = entropy.install(key).place
+        session.declared[entropy.ROOT] = entropy.install(key).place
         if not joins:
             session.clock = Clock(runs.folder(run) / clocks.FILE, replays=False)
-            _tell(session, session.clock)
+            session.declared[clocks.ROOT] = session.clock.place
+            session.clock.install()
         session.inputs = Inputs()
         _watch_arguments(session)
         traces = None if joins else _traces(session)
@@ -204,9 +196,11 @@ def _resume(control: Control) -> Resumer:
     session.compiler = imports.Compiler(session, autolog=settings.autolog, sources=sources)
     api.use(session)
     os.register_at_fork(after_in_child=session.forked)
-    session.declared[CHANCE] = entropy.install(bytes.fromhex(run.facts["entropy"])).place
+    chance = entropy.install(bytes.fromhex(run.facts["entropy"]))
+    session.declared[entropy.ROOT] = chance.place
     session.clock = Clock(folder / clocks.FILE, replays=target is not None)
-    _tell(session, session.clock)
+    session.declared[clocks.ROOT] = session.clock.place
+    session.clock.install()
     traces = _traces(session)
     allow_again(traces.take_away(data=target is None), session.root)
     session.outputs = Outputs(session.root, session.deleted, traces)
@@ -255,64 +249,6 @@ def facts(
         "hardware": hardware(),
         "threads": {k: v for k, v in os.environ.items() if k.endswith("_NUM_THREADS")},
     }
-
-
-def _replay(control: Control) -> Replayer:
-    assert control.segment is not None
-    wanted = msgspec.json.decode(Path(control.segment).read_bytes(), type=Wanted)
-    project = Project.open(Path(control.root))
-    settings = Settings.read(project.store).changed(control.settings)
-    runs = Runs(project)
-    run = runs.get(wanted.run)
-    view = View(os.path.realpath(project.root), os.path.realpath(wanted.tree))
-    checkpoints = Checkpoints(project)
-    folder = runs.folder(run.id)
-    session = Replayer(
-        project,
-        run.id,
-        settings,
-        checkpointing=1,
-        given=dict(control.given),
-        view=view,
-        wanted=wanted,
-        records=RecordFile(folder, run.id, origin=wanted.replay, put=checkpoints.objects.put),
-        recorded=recorded_values(folder),
-        surroundings=run.facts.get("end", {}).get("surroundings", {}),
-        inputs=run.facts.get("end", {}).get("inputs", {}),
-        put=checkpoints.objects.put,
-    )
-    session.jumps = Jumps.of(session, checkpoints, run.id)
-    session.compiler = imports.Compiler(
-        session,
-        autolog=bool(run.facts.get("autolog")),
-        watched=bool(run.facts.get("watched", True)),
-        ids=wanted.ids,
-        probes={
-            path: {(line, column): tuple(drawn) for line, column, drawn in places}
-            for path, places in wanted.probes.items()
-        },
-        view=view,
-    )
-    api.use(session)
-    os.register_at_fork(after_in_child=session.forked)
-    if session.compiler.watched:
-        session.declared[CHANCE] = entropy.install(bytes.fromhex(run.facts["entropy"])).place
-        _tell(session, Clock(folder / clocks.FILE, replays=True))
-        watch_streams()
-    imports.install(session.compiler)
-    belonging = children.Replaying(str(project.root), run.id, wanted.replay, wanted.names)
-    children.install(belonging, view)
-    outside.install(view)
-    for_native_paths(view.real)
-    shield.install(session)
-    trackers.silence(Path(wanted.tree).parent)
-    return session
-
-
-def _tell(session: Session, clock: Clock) -> None:
-    """Let the program read `clock`, and make how far it has read part of the state."""
-    session.declared[CLOCK] = clock.place
-    clock.install()
 
 
 def _warn(message: str) -> None:

@@ -26,6 +26,8 @@ from rearview.runtime.entropy import after_import, asked_by_tracker
 
 FILE = "clock.bin"
 """Readings of a run in its folder, eight bytes each."""
+ROOT = "$clock"
+"""Root under which it is part of the state how far the clock was read."""
 FLOATS = ("time", "perf_counter", "monotonic", "process_time", "thread_time")
 BREAKERS = (("localtime", 0), ("gmtime", 0), ("ctime", 0), ("strftime", 1), ("asctime", 0))
 """Functions of `time` that take the time now where none is given, after so many arguments."""

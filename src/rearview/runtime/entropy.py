@@ -21,6 +21,8 @@ from importlib.machinery import ModuleSpec
 from types import FrameType, ModuleType
 from typing import Any
 
+ROOT = "$chance"
+"""Root under which the position in the stream of chance is part of the state."""
 _real_urandom = os.urandom
 _real_seed = random.Random.seed
 

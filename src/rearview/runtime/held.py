@@ -6,14 +6,25 @@ A data set in memory is part of every checkpoint of a run, and the same in all o
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 
 from rearview.runtime.pages import TRACK_FROM, Pages, Watch, address_of
+
+
+class How(Enum):
+    """How memory came to be known."""
+
+    READ = "read"
+    """It was filled from the store."""
+    HASHED = "hashed"
+    """It was found to hold what was recorded."""
 
 
 @dataclass(slots=True)
 class _Known:
     nbytes: int
     oid: str
+    ways: tuple[How, ...]
     watch: Watch | None
 
 
@@ -33,11 +44,12 @@ class Held:
             return False
         return self.pages.unwritten(known.watch, view)
 
-    def note(self, view: memoryview, oid: str) -> None:
+    def note(self, view: memoryview, oid: str, how: How) -> None:
         """Take in that `view` was just found, or made, to hold `oid`.
 
-        It is watched from the second time on: most memory changes each time, and the first write
-        to a page that is watched costs more than reading it.
+        It is watched once the same was done for nothing: read or hashed a second time. Most memory
+        changes each time, and to watch it costs more than to read it. That it is hashed after it
+        was read says nothing: so is all that is restored and compared a moment later.
         """
         if len(view) < TRACK_FROM or not self.pages.available:
             return
@@ -45,6 +57,7 @@ class Held:
         known = self.known.get(address)
         if known is not None and known.watch is not None:
             self.pages.forget(known.watch)
-        again = known is not None and (known.oid, known.nbytes) == (oid, len(view))
-        watch = self.pages.watch(view) if again else None
-        self.known[address] = _Known(len(view), oid, watch)
+        same = known is not None and (known.oid, known.nbytes) == (oid, len(view))
+        ways = known.ways if known is not None and same else ()
+        watch = self.pages.watch(view) if how in ways else None
+        self.known[address] = _Known(len(view), oid, ways if how in ways else (*ways, how), watch)

@@ -15,7 +15,7 @@ import msgspec
 from rearview.errors import ReplayError
 from rearview.model import Checkpoint
 from rearview.runtime.frames import qualified, rebind
-from rearview.runtime.held import Held
+from rearview.runtime.held import Held, How
 from rearview.runtime.loops import Entry
 from rearview.runtime.outputs import put_back
 from rearview.runtime.session import Session
@@ -23,6 +23,7 @@ from rearview.runtime.state.capture import capture
 from rearview.runtime.state.compare import Difference, differences
 from rearview.runtime.state.restore import restore
 from rearview.store.checkpoints import Checkpoints
+from rearview.store.loaded import Loaded
 from rearview.store.objects import digest, plain
 
 START = "start"
@@ -58,6 +59,8 @@ class Jumps:
     """Spent restoring."""
     pending: Checkpoint | None = None
     held: Held = field(default_factory=Held)
+    _places: tuple[str, dict[str, list[str]]] = field(default=("", {}))
+    """What the state started from in the checkpoint looked at last, under the oid of that part."""
 
     @classmethod
     def of(cls, session: Session, store: Checkpoints, run: str, depth: int | None = None) -> Jumps:
@@ -156,7 +159,7 @@ class Jumps:
         assert nest.anchors is not None
         loaded = self.store.load(checkpoint)
         found, frames = self.session.roots(frame)
-        then = msgspec.json.decode(loaded["roots"])
+        then = self._started_from(loaded)
         functions = [qualified(one.f_code) for one in frames]
         if functions != then["frames"]:
             raise ReplayError(
@@ -177,12 +180,19 @@ class Jumps:
             view, oid = plain(memory), checkpoint.parts[key].oid
             if not self.held.holds(view, oid):
                 loaded.read_into(key, view)
-                self.held.note(view, oid)
+                self.held.note(view, oid, How.READ)
 
         values = restore(nest.anchors, now, skeleton, loaded.__getitem__, read)
         rebind(values, now, frames)
         self.restored += 1
         self.seconds += perf_counter() - begun
+
+    def _started_from(self, loaded: Loaded) -> dict[str, list[str]]:
+        """Return the names and functions that the state started from: mostly those of the last time."""
+        oid = loaded.checkpoint.parts["roots"].oid
+        if oid != self._places[0]:
+            self._places = (oid, msgspec.json.decode(loaded["roots"]))
+        return self._places[1]
 
     def difference(self, checkpoint: Checkpoint, frame: FrameType) -> Difference | None:
         """Return where the live state differs from `checkpoint` first; None if nowhere."""
@@ -190,7 +200,7 @@ class Jumps:
         assert nest is not None
         assert nest.anchors is not None
         loaded = self.store.load(checkpoint)
-        then = msgspec.json.decode(loaded["roots"])
+        then = self._started_from(loaded)
         found, _ = self.session.roots(frame)
         now = {name: found[name] for name in then["names"] if name in found}
         captured = capture(nest.anchors, now)
@@ -202,7 +212,7 @@ class Jumps:
                 return True
             if digest(view) != oid:
                 return False
-            self.held.note(view, oid)
+            self.held.note(view, oid, How.HASHED)
             return True
 
         skeleton = bytes(loaded["skeleton"])

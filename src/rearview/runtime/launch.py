@@ -29,14 +29,22 @@ def main() -> None:
     """Do what the control variable says; ends the process."""
     control = msgspec.json.decode(os.environ.pop(VARIABLE), type=Control)
     try:
-        from rearview.runtime import begin
-
-        session = begin.begin(control)
+        session = _begin(control)
     except RearviewError as exc:
         refuse(exc)
         raise SystemExit(2) from None
     guard_exit(session)
     sys.exit(run(control, session))
+
+
+def _begin(control: Control) -> Any:
+    if control.segment is not None:
+        from rearview.runtime.replaying import replay
+
+        return replay(control)
+    from rearview.runtime.begin import begin
+
+    return begin(control)
 
 
 def refuse(exc: RearviewError) -> None:

@@ -153,10 +153,9 @@ def put_back(
     """Make the files of a checkpoint what they were; `place` says where a relative path lies."""
     for relative in facts.get("folders", ()):
         Path(place(relative)).mkdir(parents=True, exist_ok=True)
-    for key in keys:
-        if not key.startswith(PREFIX):
-            continue
-        target = Path(place(key.removeprefix(PREFIX)))
+    files = {key: place(key.removeprefix(PREFIX)) for key in keys if key.startswith(PREFIX)}
+    for key, path in files.items():
+        target = Path(path)
         data = bytes(load(key))
         if target.is_symlink():
             target.unlink()
@@ -169,7 +168,8 @@ def put_back(
             file.truncate()
     for relative in facts.get("gone", ()):
         Path(place(relative)).unlink(missing_ok=True)
-    _to_the_end({os.path.realpath(place(k.removeprefix(PREFIX))) for k in keys if k[:5] == PREFIX})
+    if files:
+        _to_the_end({os.path.realpath(path) for path in files.values()})
 
 
 def _to_the_end(paths: set[str]) -> None:

@@ -114,6 +114,16 @@ class Replayer(Session):
         self.skips = self.report.skipped
         return skipped
 
+    def slice(self, entry: Entry, size: int) -> int:
+        """Act before every iteration once loops inside are skipped: what followed is compared there."""
+        skips = self.report.skipped > 0 and self.nest is not None and self.nest.entry is entry
+        return 1 if skips else super().slice(entry, size)
+
+    def learn(self, entry: Entry) -> None:
+        """Take in what a loop took; one that was skipped tells nothing, and may be skipped again."""
+        if entry.now >= 0:
+            super().learn(entry)
+
     def due(self) -> bool:
         """Say whether to compare although execution goes on: a later comparison covers this one.
 

@@ -219,7 +219,7 @@ class Session:
         """Take a loop off the stack, however it was left."""
         if entry.site.loose:
             self.loose = [other for other in self.loose if other is not entry]
-            self._learn(entry)
+            self.learn(entry)
             return
         if not any(other is entry for other in self.stack):
             return
@@ -231,9 +231,9 @@ class Session:
                 self.nest = None
             if last is entry:
                 break
-        self._learn(entry)
+        self.learn(entry)
 
-    def _learn(self, entry: Entry) -> None:
+    def learn(self, entry: Entry) -> None:
         """Take in what a loop took; one that is brief and says nothing is left alone from now on."""
         habit = entry.habit
         seconds = perf_counter() - entry.started

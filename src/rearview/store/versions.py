@@ -16,6 +16,8 @@ from rearview.store.project import Project
 
 Database = GitDatabase | LooseDatabase
 _LINK = "120000"
+MOST_SEEN = 64
+"""Versions whose lists of files are remembered."""
 
 
 class Versions:
@@ -32,6 +34,8 @@ class Versions:
         self._scratch = project.cache / "versions"
         self._own = project.store / "versions.git"
         self._home: Database | None = None
+        self._seen: dict[str, tuple[Database, dict[bytes, Entry]]] = {}
+        """Where versions are and what is in them; their names are hashes of that."""
 
     def save(self, run: str) -> str:
         """Keep the project's text files as they are now for `run`; return the version.
@@ -85,8 +89,7 @@ class Versions:
 
     def derive(self, version: str, changes: Mapping[str, bytes | None]) -> str:
         """Return the version that is `version` with files replaced, added or, if None, removed."""
-        home = self._holding(version)
-        old = home.entries(version)
+        home, old = self._look(version)
         entries: dict[bytes, Entry | None] = {}
         for path, data in changes.items():
             key = os.fsencode(path)
@@ -98,15 +101,14 @@ class Versions:
 
     def files(self, version: str) -> dict[str, bytes]:
         """Return content by path of every file of a version; links are left out."""
-        home = self._holding(version)
-        entries = {p: name for p, (mode, name) in home.entries(version).items() if mode != _LINK}
+        home, found = self._look(version)
+        entries = {p: name for p, (mode, name) in found.items() if mode != _LINK}
         blobs = home.blobs(entries.values())
         return {os.fsdecode(path): data for path, data in zip(entries, blobs, strict=True)}
 
     def packed(self, version: str) -> dict[str, tuple[str, bytes]]:
         """Return mode and content by path of everything in a version, links included."""
-        home = self._holding(version)
-        entries = home.entries(version)
+        home, entries = self._look(version)
         blobs = home.blobs([name for _, name in entries.values()])
         return {
             os.fsdecode(path): (mode, data)
@@ -125,13 +127,12 @@ class Versions:
 
     def hashes(self, version: str) -> dict[str, str]:
         """Return git's name of the content by path of every file of a version."""
-        entries = self._holding(version).entries(version)
+        _, entries = self._look(version)
         return {os.fsdecode(path): name for path, (_, name) in entries.items()}
 
     def read(self, version: str, path: str) -> bytes:
         """Return the content of one file of a version, following links inside it."""
-        home = self._holding(version)
-        entries = home.entries(version)
+        home, entries = self._look(version)
         key = os.fsencode(os.path.normpath(path))
         for _ in range(40):
             if key not in entries:
@@ -149,9 +150,9 @@ class Versions:
 
     def export(self, version: str, folder: Path) -> None:
         """Write all files of a version below `folder`, which is made if it is not there."""
-        home = self._holding(version)
+        home, found = self._look(version)
         # links last, so that no file is ever written through one
-        entries = sorted(home.entries(version).items(), key=lambda item: item[1][0] == _LINK)
+        entries = sorted(found.items(), key=lambda item: item[1][0] == _LINK)
         blobs = home.blobs(name for _, (_, name) in entries)
         for (path, (mode, _)), data in zip(entries, blobs, strict=True):
             if not {b"", b".", b"..", b".git"}.isdisjoint(path.split(b"/")):
@@ -185,6 +186,15 @@ class Versions:
         """Let go of a run's version; git frees its space when nothing else needs it."""
         for home in self._all():
             home.drop(f"runs/{run}")
+
+    def _look(self, version: str) -> tuple[Database, dict[bytes, Entry]]:
+        """Return the database that holds a version, and its files by path."""
+        if version not in self._seen:
+            if len(self._seen) >= MOST_SEEN:
+                self._seen.clear()
+            home = self._holding(version)
+            self._seen[version] = (home, home.entries(version))
+        return self._seen[version]
 
     def _holding(self, version: str) -> Database:
         homes = self._all()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 NAMES = (
     "anchor",
     "tensor",
@@ -49,6 +51,7 @@ class Builder:
 BUILDERS = {name: Builder(name) for name in NAMES}
 
 
+@lru_cache(maxsize=4)
 def prelude(count: int) -> bytes:
     """Return pickle opcodes that load `count` persistent objects into the memo, in order.
 

@@ -1,0 +1,77 @@
+"""Begin a session that replays a segment. What only recording needs is not loaded for it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from rearview.config import Settings
+from rearview.model import Control, Wanted
+from rearview.runtime import api, children, clocks, entropy, imports, outside, shield, trackers
+from rearview.runtime.jumps import Jumps
+from rearview.runtime.outputs import for_native_paths
+from rearview.runtime.outside import View
+from rearview.runtime.printing import watch_streams
+from rearview.runtime.replayer import Replayer, recorded_values
+from rearview.store.checkpoints import Checkpoints
+from rearview.store.project import Project
+from rearview.store.records import RecordFile
+from rearview.store.runs import Runs
+
+
+def replay(control: Control) -> Replayer:
+    """Return the session that replays what the segment file of `control` asks for."""
+    assert control.segment is not None
+    wanted = msgspec.json.decode(Path(control.segment).read_bytes(), type=Wanted)
+    project = Project.open(Path(control.root))
+    settings = Settings.read(project.store).changed(control.settings)
+    runs = Runs(project)
+    run = runs.get(wanted.run)
+    view = View(os.path.realpath(project.root), os.path.realpath(wanted.tree))
+    checkpoints = Checkpoints(project)
+    folder = runs.folder(run.id)
+    session = Replayer(
+        project,
+        run.id,
+        settings,
+        checkpointing=1,
+        given=dict(control.given),
+        view=view,
+        wanted=wanted,
+        records=RecordFile(folder, run.id, origin=wanted.replay, put=checkpoints.objects.put),
+        recorded=recorded_values(folder),
+        surroundings=run.facts.get("end", {}).get("surroundings", {}),
+        inputs=run.facts.get("end", {}).get("inputs", {}),
+        put=checkpoints.objects.put,
+    )
+    session.jumps = Jumps.of(session, checkpoints, run.id)
+    session.compiler = imports.Compiler(
+        session,
+        autolog=bool(run.facts.get("autolog")),
+        watched=bool(run.facts.get("watched", True)),
+        ids=wanted.ids,
+        probes={
+            path: {(line, column): tuple(drawn) for line, column, drawn in places}
+            for path, places in wanted.probes.items()
+        },
+        view=view,
+    )
+    api.use(session)
+    os.register_at_fork(after_in_child=session.forked)
+    if session.compiler.watched:
+        chance = entropy.install(bytes.fromhex(run.facts["entropy"]))
+        session.declared[entropy.ROOT] = chance.place
+        clock = clocks.Clock(folder / clocks.FILE, replays=True)
+        session.declared[clocks.ROOT] = clock.place
+        clock.install()
+        watch_streams()
+    imports.install(session.compiler)
+    belonging = children.Replaying(str(project.root), run.id, wanted.replay, wanted.names)
+    children.install(belonging, view)
+    outside.install(view)
+    for_native_paths(view.real)
+    shield.install(session)
+    trackers.silence(Path(wanted.tree).parent)
+    return session
