@@ -1,9 +1,12 @@
 """Everything random in a run follows from one number, also what was begun before the program."""
 
+import importlib
+import importlib.util
 import textwrap
 
 from plainly import plain, recorded, write
 from rearview.past import history
+from rearview.runtime.entropy import after_import
 
 TEXT = """
 import os, random, secrets, shutil, tempfile, uuid
@@ -68,3 +71,17 @@ def test_restoring_imports_nothing_that_would_draw_as_it_is_imported(tmp_path):
     write(tmp_path, train=textwrap.dedent(text))
     done = plain(tmp_path, "train.py")
     assert (done.code, done.out) == (0, "[]\n"), done.err
+
+
+def test_a_module_that_was_only_looked_for_is_still_awaited(tmp_path, monkeypatch):
+    (tmp_path / "looked_for.py").write_text("value = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    seen = []
+    after_import("looked_for", lambda module: seen.append(("first", module.value)))
+    after_import("looked_for", lambda module: seen.append(("second", module.value)))
+    assert importlib.util.find_spec("looked_for") is not None
+    assert not seen
+    importlib.import_module("looked_for")
+    assert seen == [("first", 1), ("second", 1)]
+    after_import("looked_for", lambda module: seen.append(("third", module.value)))
+    assert seen[2:] == [("third", 1)]

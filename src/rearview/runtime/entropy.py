@@ -185,33 +185,44 @@ def after_import(name: str, act: Callable[[ModuleType], None]) -> None:
     module = sys.modules.get(name)
     if module is not None:
         act(module)
-    else:
-        finder: Any = _Once(name, act)
-        sys.meta_path.insert(0, finder)
+        return
+    awaited: Any = _AWAITED
+    if awaited not in sys.meta_path:
+        sys.meta_path.insert(0, awaited)
+    _AWAITED.acts.setdefault(name, []).append(act)
 
 
-class _Once:
-    """Finds one module as the other finders do, and acts when it is loaded."""
+class _Awaited:
+    """Finds modules as the other finders do, and acts when one that is awaited is loaded."""
 
-    def __init__(self, name: str, act: Callable[[ModuleType], None]) -> None:
-        self.name = name
-        self.act = act
+    def __init__(self) -> None:
+        self.acts: dict[str, list[Callable[[ModuleType], None]]] = {}
+        self.asking = ""
+        """What the other finders are being asked for."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """Return what the others find; who only asks whether a module exists changes nothing."""
         del path, target
-        if name != self.name:
+        if name not in self.acts or name == self.asking:
             return None
-        sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
-        spec = importlib.util.find_spec(name)
+        self.asking, before = name, self.asking
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self.asking = before
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
             def load(module: ModuleType) -> None:
                 execute(module)
-                self.act(module)
+                for act in self.acts.pop(name, ()):
+                    act(module)
 
             spec.loader.exec_module = load  # type: ignore[method-assign]
         return spec
+
+
+_AWAITED = _Awaited()
 
 
 def remove() -> None:

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from types import CodeType, FrameType, ModuleType
 from typing import Any
 
@@ -23,6 +24,17 @@ _COMPILED = (
 )
 """How the names begin that `torch.compile` puts into the modules of functions it compiles."""
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # noqa: PTH100, PTH120
+
+
+_folder = cache(os.path.realpath)
+
+
+def resolved(file: str) -> str:
+    """Return a file's path without links; folders are looked at once, for libraries have large ones."""
+    if os.path.islink(file):  # noqa: PTH114 - hot
+        return os.path.realpath(file)
+    folder, name = os.path.split(file)
+    return os.path.join(_folder(folder), name)  # noqa: PTH118
 
 
 def project_frames(

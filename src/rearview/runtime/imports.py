@@ -124,7 +124,7 @@ class Finder:
         """Return the spec Python would find, loading project files through the compiler."""
         spec = PathFinder.find_spec(name, path, target)
         if spec is None or type(spec.loader) is not SourceFileLoader or spec.origin is None:
-            return None
+            return spec
         view = self._compiler.view
         origin = spec.origin if view is None else view.seeming(spec.origin)
         if self._compiler.session.belongs(origin):
@@ -132,7 +132,7 @@ class Finder:
         elif name in LOOPS:
             loader = _LibraryLoader(name, origin, self._compiler)
         else:
-            return None
+            return spec  # as the next finder, which is the one just asked, would find it again
         return importlib.util.spec_from_file_location(
             name, origin, loader=loader, submodule_search_locations=spec.submodule_search_locations
         )

@@ -14,7 +14,7 @@ from typing import Any
 
 from rearview.config import Settings
 from rearview.model import Point
-from rearview.runtime.frames import Modules, project_frames, roots
+from rearview.runtime.frames import Modules, project_frames, resolved, roots
 from rearview.runtime.libraries import library_roots, settle
 from rearview.runtime.loops import Entry, Habit, iterate, suspended
 from rearview.runtime.outside import View
@@ -109,7 +109,7 @@ class Session:
         """Say whether a file is the project's own: under its root, and not an installed library."""
         known = self._belongs.get(file)
         if known is None:
-            path = os.path.realpath(file)
+            path = resolved(file)
             inside = file[:1] == os.sep and path.startswith(self.root)  # not "<frozen runpy>"
             installed = "site-packages" in path or any(
                 path.startswith(lib) and not self.root.startswith(lib) for lib in self.libraries
