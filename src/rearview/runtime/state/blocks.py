@@ -193,6 +193,11 @@ class Memory:
         if block.key is not None and block.device == "cpu" and self._into is not None:
             self._into(block.key, self.array(number))
             return
+        if block.data is not None and block.device == "cpu" and number in self._storages:
+            # most pieces are small: no array is made for one that only a tensor stands on
+            if len(block.data) == block.nbytes:
+                ctypes.memmove(self._storages[number].data_ptr(), block.data, block.nbytes)
+                return
         data = block.data if block.key is None else self._buffers(block.key)
         source = np.frombuffer(data, np.uint8)
         if source.nbytes != block.nbytes:

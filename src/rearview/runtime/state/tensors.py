@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -186,6 +187,15 @@ def severed(value: Any) -> Any:
     """
     import torch
 
+    with torch.enable_grad():
+        return _carried_graph().apply(torch.zeros((), requires_grad=True), value)
+
+
+@functools.cache
+def _carried_graph() -> Any:
+    """Return the operation that has such a history, made once torch is there."""
+    import torch
+
     class CarriedGraph(torch.autograd.Function):  # type: ignore[misc]
         @staticmethod
         def forward(_ctx: Any, _source: Any, held: Any) -> Any:
@@ -201,8 +211,7 @@ def severed(value: Any) -> Any:
                 )
             )
 
-    with torch.enable_grad():
-        return CarriedGraph.apply(torch.zeros((), requires_grad=True), value)
+    return CarriedGraph
 
 
 class TensorKind(Kind):
