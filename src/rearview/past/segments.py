@@ -221,10 +221,23 @@ def _values(main: dict[str, Any], count: int) -> list[int] | None:
 
 
 def _of_main(site: str, checkpoints: Iterable[Checkpoint]) -> Iterable[planning.CheckpointFacts]:
-    for one in checkpoints:
+    """Yield those of the main loop, with the bytes that a replay on its way through them reads.
+
+    What stayed the same since the last one of the same kind is in memory already. That is known by
+    what was stored meanwhile, unless another run had stored it before.
+    """
+    sized = [(one, one.nbytes) for one in checkpoints]
+    first = sum(one.stored for one, _ in sized) >= max((size for _, size in sized), default=0)
+    stored = 0
+    before: dict[tuple[str, int], int] = {}
+    for one, size in sized:
+        stored += one.stored
         if one.meta.get("path", [[None]])[0][0] == site:
+            kind = (one.edge, len(one.point.steps))
+            nbytes = min(size, stored - before.get(kind, 0)) if first else size
+            before[kind] = stored
             yield planning.CheckpointFacts(
-                one.id, one.point, one.edge, complete=one.complete, nbytes=one.nbytes
+                one.id, one.point, one.edge, complete=one.complete, nbytes=nbytes
             )
 
 

@@ -57,6 +57,7 @@ class CheckpointFacts:
     """`"start"`: before the iteration `point` ends in; `"end"`: after that loop has ended."""
     complete: bool = True
     nbytes: int = 0
+    """What has to be read for it, by a replay that comes from the one before."""
     restore: float | None = None
     """Measured seconds to load and restore it; None: predicted from its size."""
 

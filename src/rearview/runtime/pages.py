@@ -16,7 +16,7 @@ import os
 import struct
 import sys
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import xxhash
@@ -122,7 +122,7 @@ class Pages:
         for watch in ended:
             self._drop(watch)
         if ended and self.available:
-            for low, high in self._stretches(ended, private_spans()):
+            for low, high in self._stretches(ended):
                 with contextlib.suppress(OSError):  # the memory is gone
                     self._ioctl(_WRITEPROTECT, struct.pack("QQQ", low, high - low, 0))
 
@@ -139,12 +139,13 @@ class Pages:
         last = bisect_left(self._lows, high)
         return [w for w in map(self._watched.__getitem__, self._lows[first:last]) if w.high > low]
 
-    def _stretches(self, watches: Iterable[Watch], spans: Spans) -> Spans:
+    def _stretches(self, watches: Collection[Watch], spans: Spans | None = None) -> Spans:
         """Return the pages of `watches`, and the few between neighbours, as stretches.
 
         Pages of other watches are never among them.
         """
         found: Spans = []
+        spans = private_spans() if spans is None and len(watches) > 1 else spans or []
         for watch in sorted(watches, key=lambda each: each.low):
             low = found[-1][1] if found else 0
             near = found and watch.low - low <= NEAR

@@ -45,7 +45,7 @@ class Sink:
     def __init__(self, path: Path | str, *, size: int) -> None:
         # texts, not `Path`s: there are hundreds of files beside training, which shares the GIL
         self.path = os.fspath(path)
-        self.folder = os.path.dirname(self.path)  # noqa: PTH120
+        self.folder = os.path.dirname(self.path) or "."  # noqa: PTH120
         self.temporary = f"{self.folder}/{PART}{os.getpid()}-{os.urandom(6).hex()}"
         self.position = 0
         """Bytes taken so far."""
