@@ -16,7 +16,7 @@ model = nn.Sequential(
 )  # fmt: skip
 optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
 for epoch in range(epochs):
-    for step in range(32):
+    for step in range(40):
         chosen = torch.randint(len(x), (64,))
         loss = nn.functional.cross_entropy(model(x[chosen]), y[chosen])
         optimizer.zero_grad()
