@@ -11,8 +11,8 @@ from rearview.plan.facts import CheckpointFacts, Machine, RunFacts
 
 READ = 500.0
 """MB/s assumed where nothing was measured."""
-RESTORE = 0.02
-"""Seconds of a restore besides reading, assumed where nothing was measured."""
+RESTORE = 0.006
+"""Seconds of a restore and the comparison after it besides reading, assumed where nothing was measured."""
 MEASURED = 0.15
 """Relative error of predictions for a run that was recorded on another machine."""
 UNMEASURED = 0.5
