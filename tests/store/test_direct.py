@@ -109,3 +109,17 @@ def test_short_writes_are_continued(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "pwrite", lambda fd, data, at: real(fd, data[: 3 * ALIGN], at))
     data = pattern(DIRECT_FROM + 5)
     assert written(tmp_path / "file", [data]) == data
+
+
+def test_pieces_that_the_system_takes_only_in_part_arrive_whole_and_in_order(tmp_path, monkeypatch):
+    pieces = [bytes([n % 251]) * (n % 97) for n in range(1500)]
+    real = os.pwritev
+    monkeypatch.setattr(os, "pwritev", lambda fd, some, at: real(fd, some[: len(some) // 2], at))
+    path = tmp_path / "file"
+    with Sink(path, size=0) as sink:
+        sink.gather(pieces[:700])
+        sink.gather(pieces[700:])
+        sink.finish()
+        assert sink.position == sum(map(len, pieces))
+        sink.publish()
+    assert path.read_bytes() == b"".join(pieces)

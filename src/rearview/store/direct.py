@@ -80,16 +80,14 @@ class Sink:
         The system copies them into the page cache without the interpreter lock, which training
         needs.
         """
-        if self._direct or self._held:
-            self.write(memoryview(b"".join(pieces)))
-            return
         for first in range(0, len(pieces), _VECTOR):
             some = pieces[first : first + _VECTOR]
-            size = sum(map(len, some))
-            done = os.pwritev(self._fd, some, self._written)
-            self._written += done
-            self.position += done
-            if done < size:
+            done = 0
+            if not self._direct and not self._held:
+                done = os.pwritev(self._fd, some, self._written)
+                self._written += done
+                self.position += done
+            if done < sum(map(len, some)):
                 self.write(memoryview(b"".join(some))[done:])
 
     def pad(self, alignment: int) -> int:
