@@ -31,7 +31,7 @@ def test_every_byte_arrives_and_no_other_is_touched(sizes):
 
 
 def test_a_machine_of_one_core_copies_alone(monkeypatch):
-    monkeypatch.setattr(copying, "_cores", lambda: 1)
+    monkeypatch.setattr(copying, "cores", lambda: 1)
     monkeypatch.setattr(threading, "Thread", None)
     into, expected = copied((6 * PIECE,))
     assert into == expected
@@ -41,7 +41,7 @@ def test_no_more_threads_to_have_is_no_reason_to_fail(monkeypatch):
     def refused(_self):
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(copying, "_cores", lambda: 4)
+    monkeypatch.setattr(copying, "cores", lambda: 4)
     monkeypatch.setattr(threading.Thread, "start", refused)
     into, expected = copied((6 * PIECE,))
     assert into == expected

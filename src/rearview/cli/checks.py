@@ -19,6 +19,7 @@ import rearview
 from rearview.cli.doctor import Check
 from rearview.cli.formats import plural, size
 from rearview.errors import RearviewError
+from rearview.store import hardware
 from rearview.store.project import FOLDER, FORMAT, Project
 
 if TYPE_CHECKING:
@@ -205,7 +206,7 @@ def speed(machine: Machine) -> Check:
 
 def threads() -> Iterator[Check]:
     """Check what decides how many threads compute: other counts may give other bits."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = hardware.cores()
     fixed = [f"{name}={os.environ[name]}" for name in THREADS if name in os.environ]
     text = ", ".join(fixed) or "thread counts follow the number of cores"
     quota = cpu_quota(_read(Path("/sys/fs/cgroup/cpu.max")))

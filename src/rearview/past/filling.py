@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -34,6 +33,7 @@ from rearview.plan.facts import Machine
 from rearview.plan.partition import divide
 from rearview.plan.replay import Survey, survey
 from rearview.store.checkpoints import Checkpoints
+from rearview.store.hardware import cores
 from rearview.store.project import Project
 from rearview.store.runs import Runs
 from rearview.store.tables.duck import quoted
@@ -152,7 +152,7 @@ class Filling:
         return {self.project.root / path for path in self.versions.hashes(run.version)}
 
     def _workers(self, workers: int | None) -> int:
-        return workers or self.settings.workers or len(os.sched_getaffinity(0))
+        return workers or self.settings.workers or cores()
 
     def _logged(self, names: Sequence[str]) -> set[tuple[str, str]]:
         """Return (run, name) for what runs logged themselves."""

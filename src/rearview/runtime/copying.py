@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import threading
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
+
+from rearview.store.hardware import cores
 
 PIECE = 4 << 20
 """Bytes that a thread takes at a time: whoever is late is waited for no longer than that takes."""
@@ -29,7 +30,7 @@ def copy(stretches: Sequence[Stretch]) -> None:
     pieces = _cut(stretches)
     helpers = []
     if sum(each.nbytes for each in stretches) >= ALONE:
-        for _ in range(min(MOST, _cores()) - 1):
+        for _ in range(min(MOST, cores()) - 1):
             helper = threading.Thread(target=_work, args=(pieces,), daemon=True)
             try:
                 helper.start()
@@ -55,8 +56,3 @@ def _cut(stretches: Sequence[Stretch]) -> Iterator[Stretch]:
             for at in range(0, nbytes, PIECE)
         ]
     )
-
-
-def _cores() -> int:
-    known = getattr(os, "sched_getaffinity", None)
-    return len(known(0)) if known else os.cpu_count() or 1

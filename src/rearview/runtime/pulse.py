@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections import Counter, deque
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,13 +17,14 @@ from rearview.runtime.budget import Budget
 from rearview.runtime.costs import Costs
 from rearview.runtime.policy import Decision, Facts, Policy
 from rearview.runtime.sites import Iteration, Saved
+from rearview.store.hardware import cores
 from rearview.store.project import Project, publish
 
 _RUNNING = ""
 """Site under which computing time is counted that no finished iteration accounts for yet."""
 _TELLING = 0.05
 """Seconds of computing that tell how many cores it keeps busy."""
-_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+_CORES = cores()
 _IN_FLIGHT = 2
 """Saves that may be under way at once: the end of an inner loop and the boundary after it."""
 
