@@ -242,3 +242,36 @@ def test_what_is_likely_to_stay_is_looked_at_only_once(make, checkpoints, monkey
     assert submit(writer, 3, {"frozen": frozen, "data": data}, outlook=outlook)
     assert writer.drain(30)
     equal(checkpoints, 3, {"frozen": frozen, "data": data})
+
+
+def test_writing_waits_until_the_state_was_looked_at_again(make, checkpoints, monkeypatch):
+    monkeypatch.setattr("rearview.runtime.writer.SOON", 30)
+    begun, real = threading.Event(), checkpoints.save
+
+    def save(*args, **kwargs):
+        begun.set()
+        return real(*args, **kwargs)
+
+    checkpoints.save = save
+    writer, state = make(), arrays()
+    assert submit(writer, 0, state, outlook=Outlook(soon=True))
+    assert not begun.wait(0.2)
+    assert submit(writer, 1, state)
+    writer.settle()
+    assert begun.wait(20)
+    assert writer.drain(30)
+    for seq in range(2):
+        equal(checkpoints, seq, state)
+
+
+@pytest.mark.parametrize("wait", ["drain", "submit"])
+def test_nobody_waits_for_writing_that_waits(make, checkpoints, monkeypatch, wait):
+    monkeypatch.setattr("rearview.runtime.writer.SOON", 60)
+    writer, state = make(), arrays()
+    assert submit(writer, 0, state, outlook=Outlook(soon=True), wait=True)
+    if wait == "submit":
+        for seq in range(1, 12):  # more than may be in flight at once
+            state["weights"] += 1
+            assert submit(writer, seq, state, outlook=Outlook(soon=True), wait=True)
+    assert writer.drain(30)
+    equal(checkpoints, 0 if wait == "drain" else 11, state)

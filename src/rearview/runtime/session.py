@@ -27,6 +27,8 @@ SHORT = 0.0002
 """A loop that takes fewer seconds than this in all, inside another, is not worth looking at."""
 SHORT_OUTSIDE = 0.005
 """The same for a loop outside all others."""
+SHORT_DEEP = 0.02
+"""The same for a loop inside two others or more, where ten seconds lie between checkpoints."""
 BRIEF = 20e-6
 """Iterations shorter than this, without a record, are not worth looking at either."""
 
@@ -241,7 +243,7 @@ class Session:
         habit.seconds += seconds
         habit.iterations += count
         if not habit.loud and not habit.site.talks:
-            limit = SHORT if self.stack else SHORT_OUTSIDE
+            limit = (SHORT_OUTSIDE, SHORT, SHORT_DEEP)[min(len(self.stack), 2)]
             habit.quiet = brief = seconds < limit or (count > 100 and seconds < BRIEF * count)
             if brief:
                 self.quiet.add(habit.site.id)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +14,7 @@ from typing import Any
 from rearview.config import Settings
 from rearview.errors import RearviewError
 from rearview.model import Checkpoint, ObjectRef, Part, Point
+from rearview.runtime.background import abandon_in_child, stand_back
 from rearview.runtime.changes import UNKNOWN, Changes, Outlook, Staged, room
 from rearview.runtime.costs import Costs
 from rearview.runtime.device import Device, Fetch
@@ -27,8 +26,9 @@ SKELETON = "skeleton"
 
 _BUSY = "busy: the previous checkpoint is still being written"
 _PREPARING = "preparing: memory for the copy is still being made ready"
-NICE = 10
-"""How far background threads stand back behind training when cores are short."""
+SOON = 0.2
+"""Seconds that writing waits at most for the next look at the state, with which it would compete
+for the interpreter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,8 @@ class _Job:
     lease: Lease
     fetch: Fetch | None
     blocking: float
+    soon: bool
+    """The state is about to be looked at again."""
 
 
 class Writer:
@@ -77,6 +79,8 @@ class Writer:
         self._busy = 0
         self._warm = 0
         self._warming = False
+        self._expected = False
+        """The state will be looked at again, before `settle`."""
         self._tried = 0
         """Bytes that were made ready, or could not be: the system may not offer that."""
         self._needs: deque[int] = deque(maxlen=4)
@@ -85,7 +89,7 @@ class Writer:
         self._failures = 0
         self._pause = 0
         self._thread: threading.Thread | None = None
-        _abandon_in_child(self)
+        abandon_in_child(self)
 
     def prepare(self, nbytes: int, *, surely: bool = False) -> None:
         """Say that `nbytes` of changes are expected, so that memory for them is made ready.
@@ -129,6 +133,7 @@ class Writer:
                     lease=Lease(0, 0, memoryview(b"")),
                     fetch=None,
                     blocking=began,
+                    soon=outlook.soon,
                 ),
                 buffers,
                 device or {},
@@ -154,6 +159,9 @@ class Writer:
         """Say that the program goes on to change its state; return the seconds that takes."""
         began = time.perf_counter()
         self._changes.settle()
+        if self._expected:
+            with self._changed:
+                self._hurry()
         return time.perf_counter() - began
 
     def refusal(self) -> str:
@@ -166,6 +174,7 @@ class Writer:
     def drain(self, timeout: float | None = None) -> bool:
         """Wait until everything submitted is durable (or has failed); False when out of time."""
         with self._changed:
+            self._hurry()
             return self._changed.wait_for(lambda: not self._busy, timeout)
 
     def close(self, timeout: float | None = None) -> bool:
@@ -222,6 +231,7 @@ class Writer:
                 self.reason = _BUSY
                 return False
             with self._changed:
+                self._hurry()
                 self._changed.wait(1.0)
         try:
             staged = self._changes.copy(changed, lease.view, lean, outlook)
@@ -236,6 +246,7 @@ class Writer:
                 replace(job, same=same, staged=staged, lease=lease, fetch=fetch, blocking=spent)
             )
             self._busy += 1
+            self._expected = job.soon
             self._start()
             self._changed.notify_all()
         return True
@@ -243,7 +254,15 @@ class Writer:
     def _room(self, wait: bool) -> bool:
         """Say, before anything is looked at, whether another checkpoint may have room."""
         with self._changed:
-            return self._free() or (wait and self._changed.wait_for(self._free))
+            if wait and not self._free():
+                self._hurry()
+                self._changed.wait_for(self._free)
+            return self._free()
+
+    def _hurry(self) -> None:
+        """Let the background thread begin at once with what it has."""
+        self._expected = False
+        self._changed.notify_all()
 
     def _free(self) -> bool:
         # one more than fits: it may hold little else than the one in flight does
@@ -278,7 +297,7 @@ class Writer:
             self._thread.start()
 
     def _work(self) -> None:
-        _stand_back()
+        stand_back()
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._jobs or self._warm or self._closed)
@@ -296,6 +315,9 @@ class Writer:
                 self._tried, self._warming = max(self._tried, warm), False
                 continue
             self._warming = False
+            if job.soon:
+                with self._changed:
+                    self._changed.wait_for(lambda: not self._expected, SOON)
             self._save(job)
 
     def _save(self, job: _Job) -> None:
@@ -376,22 +398,3 @@ class Writer:
         self._changed = threading.Condition()
         self._staging.forget()
         self._changes.forget()
-
-
-def _stand_back() -> None:
-    """Let training go first when cores are short; a thread has its own priority on Linux."""
-    thread = threading.get_native_id()
-    with contextlib.suppress(OSError):
-        now = os.getpriority(os.PRIO_PROCESS, thread)
-        os.setpriority(os.PRIO_PROCESS, thread, min(19, now + NICE))
-
-
-def _abandon_in_child(writer: Writer) -> None:
-    known = weakref.ref(writer)
-
-    def after() -> None:
-        here = known()
-        if here is not None:
-            here.abandon()
-
-    os.register_at_fork(after_in_child=after)
