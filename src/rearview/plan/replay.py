@@ -13,7 +13,7 @@ from rearview.plan.facts import CheckpointFacts, Machine, Question, RunFacts
 from rearview.plan.needs import HEAD, NONE, RUN, TAIL, Needs
 
 Checkpoints = tuple[CheckpointFacts, ...]
-RECORD = 25e-6
+RECORD = 35e-6
 """Seconds that a probe takes besides what it computes: the shield, the point, one record."""
 TINY = 1e-3
 """Seconds per iteration below which that is not worth counting."""
