@@ -47,10 +47,6 @@ def probe(folder, kind):
     return True
 
 
-def unprobed(folder, text):
-    (folder / "train.py").write_text(text)
-
-
 def plain(folder, *args):
     """Run a copy of the script with plain Python elsewhere; return the seconds it took."""
     with tempfile.TemporaryDirectory(prefix="rearview-plain-") as other:
@@ -80,6 +76,13 @@ def backfill(folder, *words):
     replays = history(folder).show().replays[before:]
     assert all(one.proved for one in replays)  # and the command's exit code said so too
     return [one.facts["report"] for one in replays], seconds
+
+
+def keep(folder, other):
+    """Keep the store as it is now in the folder `other`, for `forget`."""
+    kept = other / "store"
+    shutil.copytree(folder / ".rearview", kept, symlinks=True)
+    return kept
 
 
 def forget(folder, kept):
