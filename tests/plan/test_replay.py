@@ -170,6 +170,7 @@ def test_values_of_the_loop_are_what_a_range_means():
             "at most 10",
         ),
         (run(EPOCHS), Wanted(("n",), ("epoch",), at=parse_at("batch=1")), "not logged in a loop"),
+        (run(EPOCHS), Wanted(("n",), (), at=parse_at("epoch=1")), "not logged in a loop `epoch`"),
     ],
 )
 def test_what_cannot_be_answered_is_refused_with_the_reason(facts, wanted, reason):

@@ -49,8 +49,12 @@ class Prepared:
                 if chain and chain[0] != main and not (main is None and self.at):
                     # Another loop than the main one, or one in a coroutine, which nobody divides:
                     # run to the end, and pass the main one by.
-                    after = Place.AFTER.value
-                    wanted.append(planning.Wanted(self.names, (), after, missing=self.missing))
+                    other = tuple(at for at in self.at if at.loop not in chain)
+                    wanted.append(
+                        planning.Wanted(
+                            *(self.names, (), Place.AFTER.value), at=other, missing=self.missing
+                        )
+                    )
                     continue
                 depth = len(chain) - len(probe.loops) + probe.depth
                 wanted.append(

@@ -35,6 +35,8 @@ class Needs:
     def add(self, wanted: Wanted) -> str:
         """Take in one wish; return why it cannot be met, or nothing."""
         if not wanted.loops:
+            if wanted.at:
+                return _elsewhere(wanted, wanted.at[0].loop)
             self.cells += 1
             self.nbytes += wanted.cell_bytes
             if wanted.place == "before" or self.axis.name is None:
@@ -72,7 +74,7 @@ class Needs:
             at.loop for at in wanted.at if at.loop not in wanted.loops and at.loop != axis.name
         ]
         if strange:
-            return f"`{wanted.names[0]}` is not logged in a loop `{strange[0]}`"
+            return _elsewhere(wanted, strange[0])
         self.whole |= wanted.depth is not None and wanted.depth < 1 and bool(chosen)
         inner = [at for at in wanted.at if at.loop != axis.name]
         if len(wanted.loops) == 1:
@@ -131,3 +133,7 @@ class Needs:
                 f"`{loop}` has at most {most} in each `{self.axis.name}`"
             )
         return ""
+
+
+def _elsewhere(wanted: Wanted, loop: str) -> str:
+    return f"`{wanted.names[0]}` is not logged in a loop `{loop}`"

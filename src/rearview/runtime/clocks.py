@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import datetime as dt
+import functools
 import gc
 import os
 import struct
@@ -100,9 +101,9 @@ class Clock:
 
         def read() -> Any:
             caller = sys._getframe(1)
-            if own() != self._thread or asked_by_tracker(caller):
+            if own() != self._thread or _is_timer(str(caller.f_globals.get("__name__"))):
                 return real()
-            if f"{caller.f_globals.get('__name__')}.".startswith(TIMERS):
+            if asked_by_tracker(caller):
                 return real()
             at = place[0] * 8
             place[0] += 1
@@ -130,6 +131,11 @@ class Clock:
         self._replays = False
         self._kept = self._kept[: self.place[0] * 8]
         self._file.write_bytes(self._kept)
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_timer(module: str) -> bool:
+    return f"{module}.".startswith(TIMERS)
 
 
 def _named(told: Any, real: Any) -> Any:

@@ -52,13 +52,15 @@ class Stream:
 def install(key: bytes) -> Stream:
     """Let `os.urandom` and what rests on it (secrets, uuid4, unseeded generators) follow `key`."""
     stream = Stream(key)
-    thread = threading.get_ident()
+    get_ident = threading.get_ident
+    thread = get_ident()
     loading: dict[str, Stream] = {}
 
     def read(size: int) -> bytes:
-        if threading.get_ident() != thread or _asked_by_us():
+        asking = sys._getframe(1)
+        if get_ident() != thread or _asked_by_us(asking):
             return _real_urandom(size)
-        library = _library_being_loaded(sys._getframe(1))
+        library = _library_being_loaded(asking) if _imports() else ""
         if library:
             own = hashlib.sha256(key + library.encode()).digest()
             return loading.setdefault(library, Stream(own)).read(size)
@@ -101,23 +103,33 @@ def asked_by_tracker(frame: FrameType | None) -> bool:
     return False
 
 
-def _asked_by_us() -> bool:
+def _asked_by_us(frame: FrameType | None) -> bool:
     """Say whether our own code wants random bytes: that must not move what the program draws.
 
     Neither must trackers, nor the keys and names by which processes find each other: how many are
     drawn is a matter of timing.
     """
-    if asked_by_tracker(sys._getframe(2)):
+    if _tracking and asked_by_tracker(frame):
         return True
-    frame: FrameType | None = sys._getframe(2)
     while frame is not None:
-        name = str(frame.f_globals.get("__name__", ""))
-        if name.startswith("multiprocessing"):
-            return True
-        if not _standard(name) and name != __name__:
-            return name.startswith("rearview.")
+        ours = _of_us(str(frame.f_globals.get("__name__", "")))
+        if ours is not None:
+            return ours
         frame = frame.f_back
     return False
+
+
+@functools.lru_cache(maxsize=1024)
+def _of_us(name: str) -> bool | None:
+    """Say whether what the module `name` draws is none of the program's; None: ask its caller.
+
+    NumPy draws for every generator it makes, so the answer is kept.
+    """
+    if name.startswith("multiprocessing"):
+        return True
+    if name == __name__ or _standard(name):
+        return None
+    return name.startswith("rearview.")
 
 
 def _standard(name: str) -> bool:
@@ -132,7 +144,7 @@ def _library_being_loaded(frame: FrameType | None) -> str:
     can be the first to need it. So what is drawn then is no part of what the program draws.
     """
     asking = ""
-    while frame is not None and _imports():
+    while frame is not None:
         name = str(frame.f_globals.get("__name__", ""))
         if name.startswith("importlib."):
             if asking:
