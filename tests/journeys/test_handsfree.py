@@ -113,6 +113,38 @@ def test_a_probe_in_the_inner_loop_fills_only_the_epochs_asked_for(project):
     assert {"run", "epoch", "step", "norm"} <= set(filled[0])
 
 
+DEEP = """\
+import random
+
+total = 0.0
+for epoch in range(3):
+    for step in range(4):
+        for part in range(3):
+            total += sum(random.random() for _ in range(5000))
+        print("epoch", repr(total))
+"""
+
+
+def test_a_short_loop_deep_inside_is_left_alone_until_it_is_asked_about(project):
+    (project / "train.py").write_text(DEEP)
+    totals = [
+        float(line.split()[1])
+        for line in rearview(project, "run", "--every", "train.py").stdout.splitlines()
+    ]
+    shown = rearview(project, "show").stdout
+    assert "step (" in shown
+    assert "part (" not in shown
+    probed = DEEP.replace("        print", '            rearview.log("sum", total)\n        print')
+    (project / "train.py").write_text("import rearview\n" + probed)
+    done = rearview(project, "backfill", "sum")
+    assert "exact: " in done.stdout, done.stdout + done.stderr
+    found = rows(project, "sum")
+    assert [(row["epoch"], row["step"], row["part"]) for row in found] == [
+        (epoch, step, part) for epoch in range(3) for step in range(4) for part in range(3)
+    ]
+    assert [row["sum"] for row in found if row["part"] == 2] == totals
+
+
 def test_every_run_is_filled_and_a_second_time_nothing_runs(project):
     recorded(project)
     recorded(project, "--epochs", "3")
