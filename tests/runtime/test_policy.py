@@ -143,12 +143,12 @@ def test_the_cost_counts_what_training_loses_to_the_background():
         calm = calm.observe("epoch", Iteration(1.0))
         calm = calm.observe("epoch", Iteration(1.0, overlap=0.8))
     calm = calm.observe("epoch", Saved(blocking=0.1, background=0.8, cpu=0.2))
-    assert calm.cost("epoch") == pytest.approx(0.1, abs=0.02)
+    assert calm.cost("epoch") == pytest.approx(0.1, abs=0.03)
 
 
-def test_before_anything_is_measured_half_the_processor_time_counts():
+def test_before_anything_is_measured_the_processor_time_counts():
     policy = Policy(0.5).observe("epoch", Saved(blocking=0.1, background=9.0, cpu=0.2))
-    assert policy.cost("epoch") == pytest.approx(0.2)
+    assert policy.cost("epoch") == pytest.approx(0.3)
 
 
 def test_a_site_whose_time_is_counted_elsewhere_is_judged_by_the_run():

@@ -10,10 +10,9 @@ RECENT = 0.3
 """Weight of the newest observation: states grow and machines get busy, so the past fades."""
 PRIOR = 3
 """Iterations of either kind that it takes for what was measured to outweigh what was assumed."""
-STOLEN = 0.5
-"""Share of background processor time assumed to be lost to training, before it was measured."""
-CALM = 0.2
-"""How much of that remains where a core was free for it: memory and caches are shared still."""
+SHARED = 0.1
+"""Share of background processor time assumed to be lost to training where a core was free for it:
+memory and caches are shared still. Where none was free, all of it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +90,10 @@ class Site:
         """Return the seconds that training loses to the background part of a save.
 
         An honest estimate: iterations beside a save are compared with iterations alone, per
-        second of overlap. Until enough of both were seen, half the processor time is assumed,
-        and less where training left a core free.
+        second of overlap. Until enough of both were seen, the processor time is assumed, and a
+        small part of it where training left a core free.
         """
-        assumed = STOLEN * event.cpu * (CALM + (1 - CALM) * event.crowded)
+        assumed = event.cpu * (SHARED + (1 - SHARED) * event.crowded)
         seen = min(self.alone_count, self.beside_count)
         if not seen or self.overlap <= 0:
             return assumed
