@@ -146,6 +146,16 @@ def test_the_cost_counts_what_training_loses_to_the_background():
     assert calm.cost("epoch") == pytest.approx(0.1, abs=0.03)
 
 
+def test_what_is_lost_beside_a_save_after_an_inner_loop_is_known_from_the_loop_around_it():
+    policy = Policy(0.5)
+    for _ in range(20):
+        policy = policy.observe("epoch", Iteration(1.0, depth=1))
+    for _ in range(20):
+        policy = policy.observe("epoch", Iteration(1.4, depth=1, overlap=0.8))
+    policy = policy.observe("step end", Saved(blocking=0.1, background=0.8, cpu=0.01))
+    assert policy.cost("step end") == pytest.approx(0.1 + 0.4, rel=0.2)
+
+
 def test_before_anything_is_measured_the_processor_time_counts():
     policy = Policy(0.5).observe("epoch", Saved(blocking=0.1, background=9.0, cpu=0.2))
     assert policy.cost("epoch") == pytest.approx(0.3)

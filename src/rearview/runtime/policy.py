@@ -18,6 +18,8 @@ from typing import Any
 
 from rearview.runtime.sites import Event, Iteration, Saved, Site
 
+RUNNING = ""
+"""Site under which computing time is counted that no finished iteration accounts for yet."""
 NAIVE = 1.38
 """Restore over save time, before one was seen: the mean over the paper's workloads."""
 COPY = 4e9
@@ -95,12 +97,17 @@ class Policy:
 
     def observe(self, name: str, event: Event) -> Policy:
         """Return this policy with one more thing seen at site `name`."""
-        site = self.sites.get(name, Site()).observe(event)
         paid, computed = self.paid, self.computed
+        site = self.sites.get(name, Site())
         if isinstance(event, Iteration) and event.depth == 0:
             computed += event.seconds
         elif isinstance(event, Saved):
-            paid += event.blocking + site.contention(event)
+            # the end of an inner loop has no iterations of its own that tell what is lost beside it
+            turning = (other for key, other in self.sites.items() if key != RUNNING)
+            telling = max((site, *turning), key=lambda each: each.seen)
+            event = Saved(event.blocking + telling.contention(event))
+            paid += event.blocking
+        site = site.observe(event)
         return replace(self, sites={**self.sites, name: site}, paid=paid, computed=computed)
 
     def decide(self, name: str, facts: Facts) -> Decision:

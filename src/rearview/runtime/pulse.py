@@ -15,15 +15,15 @@ from rearview.config import Settings
 from rearview.model import Checkpoint
 from rearview.runtime.budget import Budget
 from rearview.runtime.costs import Costs
-from rearview.runtime.policy import Decision, Facts, Policy
+from rearview.runtime.policy import RUNNING, Decision, Facts, Policy
 from rearview.runtime.sites import Iteration, Saved
 from rearview.store.hardware import cores
 from rearview.store.project import Project, publish
 
-_RUNNING = ""
-"""Site under which computing time is counted that no finished iteration accounts for yet."""
 _TELLING = 0.05
 """Seconds of computing that tell how many cores it keeps busy."""
+_LATELY = 10.0
+"""Seconds that are looked back for that."""
 _CORES = cores()
 _IN_FLIGHT = 2
 """Saves that may be under way at once: the end of an inner loop and the boundary after it."""
@@ -60,6 +60,10 @@ class Pulse:
     """Processor seconds up to `now`."""
     _rate: float = 1.0
     """Cores that training keeps busy, of late."""
+    _spent: float = 0.0
+    """Processor seconds of training, of late."""
+    _over: float = 0.0
+    """Seconds in which they were spent."""
 
     @classmethod
     def begin(cls, settings: Settings, project: Project, run: str, script: str) -> Pulse:
@@ -91,12 +95,16 @@ class Pulse:
         self.now, self.waited = now, 0.0
         used, beside = process_time(), 0.0
         spent, self._used = used - self._used - sum(costs.cpu for _, costs in self.done), used
-        if seconds > _TELLING:
-            self._rate = max(0.0, spent) / seconds
+        # over some seconds: what a save used is told when it is over, long after most of it was used
+        self._spent, self._over = self._spent + spent, self._over + seconds
+        if self._over > _TELLING:
+            self._rate = max(0.0, self._spent) / self._over
+        if self._over > _LATELY:
+            self._spent, self._over = self._spent / 2, self._over / 2
         while self.done:
             seq, costs = self.done.popleft()
             self.inflight -= 1
-            site, capture = self.captured.pop(seq, (_RUNNING, 0.0))
+            site, capture = self.captured.pop(seq, (RUNNING, 0.0))
             beside += costs.background
             crowded = min(1.0, max(0.0, self._rate + 1 - _CORES))
             event = Saved(costs.blocking + capture, costs.background, costs.cpu, crowded)
@@ -105,7 +113,7 @@ class Pulse:
             self.lost += self.policy.paid - paid - event.blocking
         self._beside += beside
         event_of_time = Iteration(seconds, depth=0, overlap=min(beside, seconds))
-        self.policy = self.policy.observe(_RUNNING, event_of_time)
+        self.policy = self.policy.observe(RUNNING, event_of_time)
 
     def decide(self, site: str, since: float, depth: int, *, ends: bool = False) -> Decision:
         """Say whether to save at a site now; `ends` is after an inner loop."""
@@ -127,7 +135,7 @@ class Pulse:
 
     def skipped(self, seq: int, reason: str) -> None:
         """Note that it was not taken after all; what looking at the state cost is paid."""
-        _, seconds = self.captured.pop(seq, (_RUNNING, 0.0))
+        _, seconds = self.captured.pop(seq, (RUNNING, 0.0))
         self.policy = self.policy.wasted(seconds)
         self.inflight -= 1
         self.refused(reason)

@@ -31,7 +31,7 @@ class Saved:
     """A checkpoint of this loop is durable."""
 
     blocking: float
-    """Seconds that training waited, the walk over the state included."""
+    """Seconds that training waited, the walk over the state included, and what else it lost."""
     background: float = 0.0
     """Seconds that threads beside the training took."""
     cpu: float = 0.0
@@ -78,13 +78,18 @@ class Site:
         if isinstance(event, Iteration):
             return self._iterated(event)
         if isinstance(event, Saved):
-            cost = event.blocking + self.contention(event)
+            cost = event.blocking
             mean = _mix(self.save, cost)
             if self.k == 1:
                 # the first of a run also stored what never changes, and tells little of the others
                 mean = min(mean, cost)
             return replace(self, k=self.k + 1, save=mean)
         return replace(self, restores=_mix(self.restores, event.seconds))
+
+    @property
+    def seen(self) -> int:
+        """Iterations of either kind that can be compared."""
+        return min(self.alone_count, self.beside_count)
 
     def contention(self, event: Saved) -> float:
         """Return the seconds that training loses to the background part of a save.
@@ -94,11 +99,10 @@ class Site:
         small part of it where training left a core free.
         """
         assumed = event.cpu * (SHARED + (1 - SHARED) * event.crowded)
-        seen = min(self.alone_count, self.beside_count)
-        if not seen or self.overlap <= 0:
+        if not self.seen or self.overlap <= 0:
             return assumed
         rate = min(1.0, max(0.0, (self.beside - self.alone) / self.overlap))
-        weight = seen / (seen + PRIOR)
+        weight = self.seen / (self.seen + PRIOR)
         return (1 - weight) * assumed + weight * rate * event.background
 
     def facts(self) -> dict[str, Any]:
