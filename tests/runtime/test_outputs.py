@@ -1,8 +1,13 @@
 """What a run writes is part of its state, and a replay leaves the user's files alone."""
 
+import os
+import subprocess
 import textwrap
+import time
 
-from plainly import recorded, write
+import pytest
+
+from plainly import SOURCE, recorded, write
 from rearview.past import history
 from rearview.store.records import read
 
@@ -66,3 +71,91 @@ def test_a_replay_does_not_write_through_links_into_the_users_tree(tmp_path):
     assert report.written == 1, report.proof
     assert (tmp_path / "model.pt").stat().st_mtime_ns == model
     assert (tmp_path / "notes.txt").read_text() == "done\n"
+
+
+OUTSIDE = """
+import os, pathlib
+from io import open
+from os import listdir, makedirs
+home = os.environ["OUTPUTS"]
+found = sorted(listdir("../data"))
+start = int(open("../data/start.txt").read())
+makedirs(f"{home}/run", exist_ok=False)
+if os.path.exists(f"{home}/best.txt"):
+    start = -1
+total = start
+for epoch in range(6):
+    for i in range(2000):
+        total += i % 7
+    if epoch in (1, 3):
+        pathlib.Path(home, "best.txt").write_text(str(total))
+    with open(f"{home}/run/log.txt", "a") as file:
+        file.write(f"{epoch}\\n")
+    for name in ("shared", "ours"):
+        with open(f"../data/{name}.txt", "a") as file:
+            file.write("line\\n")
+    if epoch == int(os.environ.get("DIES", -1)):
+        os._exit(9)
+best = int(pathlib.Path(home, "best.txt").read_text())
+lines = open(f"{home}/run/log.txt").read().split()
+"""
+
+
+@pytest.fixture
+def beside(tmp_path, monkeypatch):
+    """Return a project that reads and writes outside of its folder."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))  # else all of this would be temporary
+    monkeypatch.setenv("OUTPUTS", str(tmp_path / "outputs"))
+    for name in ("tmp", "outputs", "data", "proj"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "data" / "start.txt").write_text("5")
+    (tmp_path / "data" / "shared.txt").write_text("")
+    write(tmp_path / "proj", train=OUTSIDE)
+    return tmp_path
+
+
+def _contents(folder):
+    return {
+        str(path.relative_to(folder)): (path.read_text(), path.stat().st_mtime_ns)
+        for part in ("outputs", "data")
+        for path in (folder / part).rglob("*")
+        if path.is_file()
+    }
+
+
+def test_a_replay_of_a_program_that_works_outside_the_project_is_exact_and_changes_nothing(beside):
+    done = recorded(beside / "proj", "train.py")
+    assert done.code == 0, done.err
+    then = _contents(beside)
+    assert then["outputs/run/log.txt"][0].split() == list("012345")
+    probe = 'rearview.log("best", best)\nrearview.log("lines", len(lines))\nrearview.log("start", start)\n'
+    (beside / "proj" / "train.py").write_text("import rearview\n" + OUTSIDE + probe)
+    report = history(beside / "proj").backfill(["best", "lines", "start"])
+    assert report.proved, report.proof
+    found = {
+        record.name: record.value
+        for file in (beside / "proj" / ".rearview" / "runs").glob("*/records-*.jsonl")
+        for record in read(file)
+    }
+    assert found == {"best": int(then["outputs/best.txt"][0]), "lines": 6, "start": 5}
+    assert _contents(beside) == then
+
+
+def test_a_run_that_goes_on_sets_back_what_it_made_outside_and_leaves_what_is_shared(
+    beside, monkeypatch
+):
+    monkeypatch.setenv("DIES", "4")
+    assert recorded(beside / "proj", "train.py").code == 9
+    shared = [beside / "data" / name for name in ("shared.txt", "ours.txt")]
+    for path in shared:
+        path.write_text(path.read_text() + "of another\n")
+    later = time.time() + 60
+    os.utime(shared[1], (later, later))
+    monkeypatch.delenv("DIES")
+    how = history(beside / "proj").resume()
+    environment = {**how.environment, "PYTHONPATH": SOURCE}
+    subprocess.run(how.command, cwd=how.folder, env=environment, timeout=120, check=True)
+    assert (beside / "outputs" / "run" / "log.txt").read_text().split() == list("012345")
+    for path in shared:
+        assert "of another" in path.read_text().split("\n")
+    assert not [path for path in beside.rglob("*.rearview") if path.is_file()]

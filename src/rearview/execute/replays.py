@@ -117,20 +117,26 @@ class Replays:
         old = self.project.replays / task.id
         wanted = msgspec.json.decode((old / "segment.json").read_bytes(), type=Wanted)
         folder = self.project.replays / f"{task.id}-again"
-        folder.mkdir(parents=True, exist_ok=True)
+        about = next(one for one in self.runs.replays(run.id) if one.id == task.id)
+        tree = folder / "tree"  # not that of the first: it holds what that one wrote
+        lay_out(self.project.root, self.versions, about.version, run.started, tree)
         wanted = msgspec.structs.replace(
-            wanted, replay=folder.name, report=str(folder / "report.json"), jump=False
+            wanted,
+            replay=folder.name,
+            tree=str(tree),
+            report=str(folder / "report.json"),
+            jump=False,
         )
         publish(folder / "segment.json", msgspec.json.encode(wanted), durable=False)
         control = msgspec.json.decode(task.environment[VARIABLE], type=Control)
         control = msgspec.structs.replace(control, segment=str(folder / "segment.json"))
-        about = next(one for one in self.runs.replays(run.id) if one.id == task.id)
         told = {k: v for k, v in about.facts.items() if k in {"covered", "only", "operator"}}
         told |= {"version": about.version, "names": list(about.names)}
         self.runs.start_replay(run.id, folder.name, told)
         return replace(
             task,
             id=folder.name,
+            folder=_moved(task.folder, old / "tree", tree),
             environment={**task.environment, VARIABLE: msgspec.json.encode(control).decode()},
             log=folder / "output.txt",
             report=folder / "report.json",
@@ -145,7 +151,8 @@ class Replays:
         """
         report = msgspec.to_builtins(Report(error=why))
         self.runs.end_replay(run.id, task.id, proved=False, facts={"report": report})
-        shutil.rmtree(self.project.replays / task.id / "tree", ignore_errors=True)
+        for part in ("tree", "elsewhere"):
+            shutil.rmtree(self.project.replays / task.id / part, ignore_errors=True)
 
     def judge(self, run: Run, task: Task, code: int, seconds: float) -> Outcome:
         """Read what a task reports and keep the verdict with the run."""
@@ -170,6 +177,14 @@ class Replays:
         for number in (errno.ENOSPC, errno.EDQUOT):
             if report.error and os.strerror(number) in report.error:
                 raise OSError(number, os.strerror(number), str(self.project.store))
+
+
+def _moved(path: Path, old: Path, new: Path) -> Path:
+    if not path.is_relative_to(old):
+        return path
+    moved = new / path.relative_to(old)
+    moved.mkdir(parents=True, exist_ok=True)
+    return moved
 
 
 def tidy(tree: Path) -> None:

@@ -27,12 +27,27 @@ def lay_out(root: Path, versions: Versions, version: str, before: float, tree: P
         target = tree / relative
         if os.path.lexists(target):
             continue
-        if entry.stat().st_mtime <= before:
+        if _is_older(entry, before):
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.symlink_to(entry.path)
+            target.symlink_to(_aim(entry, root, tree))
             count += 1
             if count >= _MOST:
                 break
+
+
+def _is_older(entry: os.DirEntry[str], before: float) -> bool:
+    """Say whether a file was there as it is; of a link to a folder only the link can tell."""
+    if entry.is_dir():
+        return entry.stat(follow_symlinks=False).st_mtime <= before
+    return entry.stat().st_mtime <= before
+
+
+def _aim(entry: os.DirEntry[str], root: Path, tree: Path) -> str:
+    """Return what to link to: for a link from folder to folder within the project, that of the tree."""
+    home, led = os.path.realpath(root), os.path.realpath(entry.path)
+    if entry.is_dir() and led.startswith(home + os.sep):
+        return str(tree / led[len(home) + 1 :])
+    return entry.path
 
 
 def _files(root: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:

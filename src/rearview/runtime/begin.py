@@ -172,9 +172,10 @@ def _resume(control: Control) -> Resumer:
     pulse = Pulse.begin(settings, project, run.id, control.target)
     since = int(target.meta["records"]) if target is not None else 0
     attempt = 1 + int(run.facts.get("attempts", 0))
+    folder = runs.folder(run.id)
+    lived = _lived(folder / "heartbeat", float(run.facts.get("heartbeat", settings.heartbeat)))
     runs.resume(run.id, {"heartbeat": settings.heartbeat, "since": since})
     os.environ[RUN_VARIABLE] = run.id
-    folder = runs.folder(run.id)
     put = checkpoints.objects.put
     session = Resumer(
         project,
@@ -202,7 +203,8 @@ def _resume(control: Control) -> Resumer:
     session.declared[clocks.ROOT] = session.clock.place
     session.clock.install()
     traces = _traces(session)
-    allow_again(traces.take_away(data=target is None), session.root)
+    allow_again(traces.take_away(data=target is None, lived=lived), session.root)
+    session.shared = frozenset(traces.shared)
     session.outputs = Outputs(session.root, session.deleted, traces)
     session.outputs.install()
     session.printing = Printing(folder, session.where)
@@ -211,6 +213,14 @@ def _resume(control: Control) -> Resumer:
         outside.keep_outputs(lambda: session.pending)
     _beat(runs, session)
     return session
+
+
+def _lived(heartbeat: Path, seconds: float) -> float:
+    """Return the latest time at which the process that stopped can have written a file."""
+    try:
+        return heartbeat.stat().st_mtime + 2 * seconds
+    except OSError:
+        return float("inf")
 
 
 def _deep(checkpoint: Checkpoint) -> int:

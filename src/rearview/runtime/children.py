@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from rearview.runtime.entropy import after_import
-from rearview.runtime.outside import View
+from rearview.runtime.view import View
 
 VARIABLE = "REARVIEW_REPLAY"
 """Tells the children of a replay whose they are."""

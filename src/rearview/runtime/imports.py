@@ -20,9 +20,9 @@ from rearview.runtime.entropy import after_import
 from rearview.runtime.libraries import LOOPS, loops_of
 from rearview.runtime.loops import Habit
 from rearview.runtime.names import furnish, offer
-from rearview.runtime.outside import View
 from rearview.runtime.state.iterators import Walk
 from rearview.runtime.state.loaders import watch_loaders
+from rearview.runtime.view import View
 from rearview.source.instrument import HOOK, PARTS, WALK, instrument
 from rearview.source.shield import Places, shield_tree
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 from rearview.runtime.audit import listen
+from rearview.runtime.foreign import libraries
 from rearview.store.fingerprint import fingerprint
 from rearview.store.project import FOLDER
 
@@ -23,8 +23,7 @@ class Inputs:
         self._read: dict[str, None] = {}
         self._written: set[str] = set()
         self._pid = os.getpid()
-        libraries = {sys.prefix, sys.base_prefix, sys.exec_prefix, str(Path(os.__file__).parent)}
-        self._not = (*libraries, "/proc/", "/sys/", "/dev/", "/etc/", "/usr/")
+        self._not = libraries()
         listen(self._notice, "open")
 
     def _notice(self, _event: str, args: tuple[Any, ...]) -> None:

@@ -22,6 +22,7 @@ from rearview.runtime.session import Session
 from rearview.runtime.state.capture import capture
 from rearview.runtime.state.compare import Difference, differences
 from rearview.runtime.state.restore import restore
+from rearview.runtime.view import Use
 from rearview.store.checkpoints import Checkpoints
 from rearview.store.loaded import Loaded
 from rearview.store.objects import digest, plain
@@ -172,7 +173,9 @@ class Jumps:
             checkpoint.parts,
             lambda key: loaded[key],
             checkpoint.meta.get("outputs", {}),
-            lambda path: self.session.real(self.session.root + path),
+            lambda path: self.session.real(path, Use.CHANGE),
+            self.session.root,
+            self.session.shared,
         )
         skeleton = bytes(loaded["skeleton"])
 

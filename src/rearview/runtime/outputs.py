@@ -2,21 +2,24 @@
 
 A replay that skips the iterations in which a file was written would not find it. So what the
 program wrote below the project is kept with each checkpoint, by content, and put into the replay's
-own tree when the checkpoint is restored.
+own tree when the checkpoint is restored. Outside the project that holds for files that the run has
+made itself: what was there before may be shared with others, and is left as it is.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import functools
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from rearview.runtime.audit import listen
 from rearview.runtime.entropy import after_import
+from rearview.runtime.foreign import foreign
 from rearview.runtime.traces import Traces
 from rearview.store.project import FOLDER
 
@@ -39,7 +42,7 @@ _NOT_THE_PROGRAM = (FOLDER + os.sep, ".git" + os.sep)
 
 
 class Outputs:
-    """The files that this process has written below `root`."""
+    """The files that this process has written: named from `root`, or in full outside of it."""
 
     def __init__(
         self, root: str, deleting: Callable[[], None] | None = None, traces: Traces | None = None
@@ -49,9 +52,10 @@ class Outputs:
         self.traces = traces
         """What was there before; None for a process that only joins a run."""
         self.root = root.rstrip(os.sep) + os.sep
+        self._foreign = (os.path.realpath(self.root + FOLDER) + os.sep, *foreign())
         self.pid = os.getpid()
         self.busy = False
-        """We are reading the files ourselves."""
+        """We are at the files ourselves."""
         self.written: dict[str, None] = {}
         self.known: dict[str, tuple[tuple[int, ...], bytes]] = {}
 
@@ -61,12 +65,14 @@ class Outputs:
         for_native_paths(self._native)
 
     def _heard(self, event: str, args: tuple[Any, ...]) -> None:
+        if self.busy:
+            return
         if event == "open":
             path, mode, flags = args
             writes = isinstance(mode, str) and any(letter in mode for letter in "wax+")
             if writes or (mode is None and isinstance(flags, int) and flags & os.O_ACCMODE):
                 self.note(path)
-            elif self.written and not self.busy:
+            elif self.written:
                 self._noted(path, Traces.reading)
         elif event in _BY_PATH and not any(isinstance(one, int) and one >= 0 for one in args[-1:]):
             for path in args[: _BY_PATH[event]]:
@@ -78,42 +84,60 @@ class Outputs:
             if f"{self.root}{FOLDER}{os.sep}".startswith(path) and os.getpid() == self.pid:
                 self.deleting()
 
-    def _native(self, path: Any) -> Any:
-        self.note(path)
+    def _native(self, path: Any, mode: str) -> Any:
+        if mode != "r":
+            self.note(path)
         return path
 
     def note(self, path: Any) -> None:
-        """Remember a file, if it is the project's."""
-        relative = self._noted(path, Traces.writing)
-        if relative:
-            self.written[relative] = None
+        """Remember a file, if it is the project's or one that the run makes."""
+        name = self._noted(path, Traces.writing)
+        if name and (name[0] != os.sep or (self.traces is not None and self.traces.made(name))):
+            self.written[name] = None
 
     def _noted(self, path: Any, act: Callable[[Traces, str], None]) -> str:
-        """Let the traces act on a path of the project; return it as it is from the root."""
+        """Let the traces act on a path of the program; return its name, or nothing."""
         if isinstance(path, int) or os.getpid() != self.pid:
             return ""
         try:
             full = os.path.abspath(os.fsdecode(path))  # noqa: PTH100 - links stay as they are spelt
         except (TypeError, ValueError, OSError):
             return ""
-        relative = full[len(self.root) :]
-        if not full.startswith(self.root) or relative.startswith(_NOT_THE_PROGRAM):
+        name = full.removeprefix(self.root)
+        if full.startswith(self._foreign) if name is full else name.startswith(_NOT_THE_PROGRAM):
             return ""
         if self.traces is not None:
             try:
-                act(self.traces, relative)
+                act(self.traces, name)
             except (OSError, ValueError):
                 self.traces = None  # the program must be able to write what we cannot note
-        return relative
+        return name
 
     def parts(self) -> tuple[dict[str, Any], dict[str, list[str]]]:
         """Return the contents to save by key, and what else there is to say of the files.
 
         That is which are gone, which are too large, and which folders were made.
         """
+        with self._ourselves():
+            return self._parts()
+
+    def bring_back(self, names: Iterable[str]) -> None:
+        """Put files too large for a checkpoint where they were; the program has come that far."""
+        if self.traces is not None:
+            with self._ourselves():
+                self.traces.bring_back(names)
+
+    def ended(self, *, well: bool) -> None:
+        """Leave the files as a run should that has ended."""
+        if self.traces is not None:
+            with self._ourselves():
+                self.traces.ended(well=well)
+
+    @contextlib.contextmanager
+    def _ourselves(self) -> Iterator[None]:
         self.busy = True
         try:
-            return self._parts()
+            yield
         finally:
             self.busy = False
 
@@ -123,15 +147,16 @@ class Outputs:
         large: list[str] = []
         total = 0
         for relative in self.written:
+            path = Path(self.root, relative)
             try:
-                found = Path(self.root + relative).stat()
+                found = path.stat()
                 mark = (found.st_ino, found.st_size, found.st_mtime_ns)
                 if total + found.st_size > LIMIT:
                     large.append(relative)
                     continue
                 known = self.known.get(relative)
                 if known is None or known[0] != mark:
-                    known = (mark, Path(self.root + relative).read_bytes())
+                    known = (mark, path.read_bytes())
                     self.known[relative] = known
             except (OSError, ValueError):
                 gone.append(relative)
@@ -139,7 +164,7 @@ class Outputs:
             total += found.st_size
             buffers[PREFIX + relative] = known[1]
         made = self.traces.folders if self.traces is not None else ()
-        there = [one for one in made if Path(self.root + one).is_dir()]
+        there = [one for one in made if Path(self.root, one).is_dir()]
         facts = {"gone": gone, "large": large, "folders": there}
         return buffers, {name: found for name, found in facts.items() if found}
 
@@ -149,11 +174,17 @@ def put_back(
     load: Callable[[str], Any],
     facts: Mapping[str, list[str]],
     place: Callable[[str], str],
+    root: str,
+    shared: frozenset[str] = frozenset(),
 ) -> None:
-    """Make the files of a checkpoint what they were; `place` says where a relative path lies."""
-    for relative in facts.get("folders", ()):
-        Path(place(relative)).mkdir(parents=True, exist_ok=True)
-    files = {key: place(key.removeprefix(PREFIX)) for key in keys if key.startswith(PREFIX)}
+    """Make the files of a checkpoint what they were, but for those that are `shared`.
+
+    `place` says where one that is to be written lies really; the names start from `root`.
+    """
+    for name in facts.get("folders", ()):
+        Path(root, name).mkdir(parents=True, exist_ok=True)
+    names = {key: key.removeprefix(PREFIX) for key in keys if key.startswith(PREFIX)}
+    files = {key: place(str(Path(root, name))) for key, name in names.items() if name not in shared}
     for key, path in files.items():
         target = Path(path)
         data = bytes(load(key))
@@ -166,8 +197,8 @@ def put_back(
         with open(target, "r+b" if target.is_file() else "wb") as file:  # noqa: PTH123
             file.write(data)
             file.truncate()
-    for relative in facts.get("gone", ()):
-        Path(place(relative)).unlink(missing_ok=True)
+    for name in facts.get("gone", ()):
+        Path(root, name).unlink(missing_ok=True)
     if files:
         _to_the_end({os.path.realpath(path) for path in files.values()})
 
@@ -186,13 +217,16 @@ def _to_the_end(paths: set[str]) -> None:
             continue
 
 
-def for_native_paths(act: Callable[[Any], Any]) -> None:
-    """Let `act` see, and replace, the paths given to functions that open files in native code."""
+def for_native_paths(act: Callable[[Any, str], Any]) -> None:
+    """Let `act` see, and replace, the paths given to functions that open files in native code.
+
+    It is told the mode that `open` would be given.
+    """
     for module, functions in NATIVE.items():
         after_import(module, functools.partial(_wrap, functions=functions, act=act))
 
 
-def _wrap(module: ModuleType, *, functions: Iterable[str], act: Callable[[Any], Any]) -> None:
+def _wrap(module: ModuleType, *, functions: Iterable[str], act: Callable[[Any, str], Any]) -> None:
     for function in functions:
         dotted, _, position = function.partition(":")
         *owners, name = dotted.split(".")
@@ -204,14 +238,19 @@ def _wrap(module: ModuleType, *, functions: Iterable[str], act: Callable[[Any], 
             setattr(owner, name, _acting(real, int(position), act))
 
 
-def _acting(real: Callable[..., Any], position: int, act: Callable[[Any], Any]) -> Any:
+def _acting(real: Callable[..., Any], position: int, act: Callable[[Any, str], Any]) -> Any:
+    saves = real.__name__.startswith("save")
+
     @functools.wraps(real)
     def call(*args: Any, **kwargs: Any) -> Any:
+        mode = "w" if saves else "r"
+        if real.__name__ == "__init__":  # of a file of h5py, which takes the mode next
+            mode = str((args[position + 1 : position + 2] or (kwargs.get("mode", "r"),))[0])
         if len(args) > position and isinstance(args[position], str | os.PathLike):
-            args = (*args[:position], act(args[position]), *args[position + 1 :])
+            args = (*args[:position], act(args[position], mode), *args[position + 1 :])
         for key in ("f", "filename", "fname", "name"):
             if isinstance(kwargs.get(key), str | os.PathLike):
-                kwargs[key] = act(kwargs[key])
+                kwargs[key] = act(kwargs[key], mode)
         return real(*args, **kwargs)
 
     return call

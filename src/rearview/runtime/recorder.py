@@ -378,8 +378,8 @@ class Recorder(Session):
             if self.used is not None:
                 self.used.note()
             self.pulse.keep()
-            if self.outputs is not None and self.outputs.traces is not None:
-                self.outputs.traces.ended(well=not final)
+            if self.outputs is not None:
+                self.outputs.ended(well=not final)
             self.runs.end(self.run, final or 0, self.summary())
         except Exception as exc:
             self.fail(exc)

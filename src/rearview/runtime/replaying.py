@@ -10,11 +10,13 @@ import msgspec
 from rearview.config import Settings
 from rearview.model import Control, Wanted
 from rearview.runtime import api, children, clocks, entropy, imports, outside, shield, trackers
+from rearview.runtime.foreign import foreign
 from rearview.runtime.jumps import Jumps
 from rearview.runtime.outputs import for_native_paths
-from rearview.runtime.outside import View
 from rearview.runtime.printing import watch_streams
 from rearview.runtime.replayer import Replayer, recorded_values
+from rearview.runtime.traces import Traces
+from rearview.runtime.view import View, resolved
 from rearview.store.checkpoints import Checkpoints
 from rearview.store.project import Project
 from rearview.store.records import RecordFile
@@ -29,9 +31,9 @@ def replay(control: Control) -> Replayer:
     settings = Settings.read(project.store).changed(control.settings)
     runs = Runs(project)
     run = runs.get(wanted.run)
-    view = View(os.path.realpath(project.root), os.path.realpath(wanted.tree))
     checkpoints = Checkpoints(project)
     folder = runs.folder(run.id)
+    view = _view(project, wanted, folder)
     session = Replayer(
         project,
         run.id,
@@ -71,7 +73,21 @@ def replay(control: Control) -> Replayer:
     belonging = children.Replaying(str(project.root), run.id, wanted.replay, wanted.names)
     children.install(belonging, view)
     outside.install(view)
-    for_native_paths(view.real)
+    for_native_paths(lambda path, mode: view.real(path, outside.use_of(mode)))
     shield.install(session)
     trackers.silence(Path(wanted.tree).parent)
     return session
+
+
+def _view(project: Project, wanted: Wanted, folder: Path) -> View:
+    root = os.path.realpath(project.root)
+    spared = (os.path.realpath(project.store) + os.sep, *foreign())
+    made = Traces.of(folder, root + os.sep, lambda: False).absent()
+    places = {f"{resolved(str(Path(one).parent))}{os.sep}{Path(one).name}" for one in made}
+    return View(
+        root,
+        os.path.realpath(wanted.tree),
+        elsewhere=os.path.realpath(Path(wanted.report).parent / "elsewhere"),
+        spared=spared,
+        gone={one for one in places if not one.startswith((root + os.sep, *spared))},
+    )

@@ -111,8 +111,8 @@ class Resumer(Recorder):
     def _bring_files(self) -> None:
         """Bring files back that are too large for a checkpoint, before it cuts them to size."""
         assert self.target is not None
-        if self.outputs is not None and self.outputs.traces is not None:
-            self.outputs.traces.bring_back(self.target.meta.get("outputs", {}).get("large", ()))
+        if self.outputs is not None:
+            self.outputs.bring_back(self.target.meta.get("outputs", {}).get("large", ()))
 
     def _arrived(self) -> None:
         self.origin, self.target = self.target, None

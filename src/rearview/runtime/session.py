@@ -17,9 +17,9 @@ from rearview.model import Point
 from rearview.runtime.frames import Modules, project_frames, resolved, roots
 from rearview.runtime.libraries import library_roots, settle
 from rearview.runtime.loops import Entry, Habit, iterate, suspended
-from rearview.runtime.outside import View
 from rearview.runtime.state.anchors import Anchors
 from rearview.runtime.state.iterators import Walk, feeding
+from rearview.runtime.view import Use, View
 from rearview.source.instrument import Site
 from rearview.store.project import FOLDER, Project
 
@@ -97,6 +97,9 @@ class Session:
     loop_files: set[str] = field(default_factory=set)
     """Files of libraries whose training loops are watched."""
 
+    shared: frozenset[str] = frozenset()
+    """Files that others have written since the run stopped: they stay as they are."""
+
     def __post_init__(self) -> None:
         self.thread = threading.get_ident()
         self.pid = os.getpid()
@@ -120,9 +123,9 @@ class Session:
             known = self._belongs[file] = inside and not installed and not ours
         return known
 
-    def real(self, path: str) -> str:
+    def real(self, path: str, use: Use = Use.READ) -> str:
         """Return where a file of the program is, which in a replay is not where it seems."""
-        return path if self.view is None else str(self.view.real(path))
+        return path if self.view is None else str(self.view.real(path, use))
 
     def hook(self, site: str, iterable: Any, frame: FrameType) -> Any:
         """Stand in for the iterable of a loop in `frame`."""

@@ -1,4 +1,4 @@
-"""What a run leaves in the project's folder, so that it can begin again as if it had left nothing.
+"""What a run leaves in files, so that it can begin again as if it had left nothing.
 
 A run that goes on sets itself up once more. A program that looks for a checkpoint of its own, makes a
 folder or appends to a log must then find what it found the first time. So it is noted what was there
@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rearview.runtime.outside import exchange
 from rearview.store.lines import append_line, read_lines
 
 FORMAT = 1
@@ -27,7 +28,10 @@ _LARGE = "large"
 
 @dataclass
 class Traces:
-    """The files and folders of the project that one run has touched; kept in the run's folder."""
+    """The files and folders that one run has touched; kept in the run's folder.
+
+    Those outside the project go by their full path, and count only if the run made them.
+    """
 
     folder: Path
     root: str
@@ -35,6 +39,8 @@ class Traces:
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
     folders: dict[str, None] = field(default_factory=dict)
     read: set[str] = field(default_factory=set)
+    shared: set[str] = field(default_factory=set)
+    """Files outside the project that somebody wrote while the run did not."""
     kept: int = 0
     """Bytes kept so far."""
 
@@ -56,20 +62,34 @@ class Traces:
         """Where files of the run are while it sets itself up again."""
         return self.folder / "aside"
 
+    def made(self, name: str) -> bool:
+        """Say whether the run has made this file."""
+        return bool(self.files.get(name, {}).get("was") == _ABSENT)
+
+    def absent(self) -> list[str]:
+        """Return the full paths of files and folders that were not there before the run."""
+        names = [*self.folders, *(name for name in self.files if self.made(name))]
+        return [os.path.join(self.root, name) for name in names]  # noqa: PTH118
+
+    def _home(self, name: str) -> Path:
+        """Return where a file is kept meanwhile, on its own disk: it may be large."""
+        path = Path(name)
+        return path.with_name(f".{path.name}.rearview") if path.is_absolute() else self.aside / path
+
     def writing(self, relative: str) -> None:
         """Note what a file is before it is written for the first time."""
         if relative in self.files or "__pycache__" in relative:
             return
         line: dict[str, Any] = {"format": FORMAT, "path": relative, "loop": self.looping()}
         self.files[relative] = line
-        path = Path(self.root + relative)
+        path = Path(self.root, relative)
         try:
             line["size"] = size = path.stat().st_size
         except OSError:
             line["was"] = _ABSENT
         else:
             line["was"] = _LARGE
-            if path.is_file() and self.kept + size <= LIMIT:
+            if path.is_file() and self.kept + size <= LIMIT and relative[0] != os.sep:
                 self.kept += size
                 line["was"] = f"{len(self.files)}"
                 (self.folder / "before").mkdir(exist_ok=True)
@@ -78,7 +98,7 @@ class Traces:
 
     def making(self, relative: str) -> None:
         """Note that a folder is about to be made."""
-        if relative not in self.folders and not Path(self.root + relative).exists():
+        if relative not in self.folders and not Path(self.root, relative).exists():
             self.folders[relative] = None
             append_line(self.folder / FILE, {"format": FORMAT, "folder": relative})
 
@@ -88,17 +108,21 @@ class Traces:
             self.read.add(relative)
             append_line(self.folder / FILE, {"format": FORMAT, "read": relative})
 
-    def take_away(self, *, data: bool) -> set[str]:
-        """Make the project's folder what the run found.
+    def take_away(self, *, data: bool, lived: float = float("inf")) -> set[str]:
+        """Make the files what the run found.
 
         A file that was written before the first loop and read again, such as a data set that the
         program fetched for itself, only goes with `data`: to make it anew may take long, and does
-        not matter to a run that goes on from a checkpoint. Returns the folders that the run had
-        made and that are still there.
+        not matter to a run that goes on from a checkpoint. Neither does one outside the project
+        that was written later than the run has `lived`: it is not the run's alone. Returns the
+        folders that the run had made and that are still there.
         """
         for relative, line in self.files.items():
-            path, home = Path(self.root + relative), self.aside / relative
+            path, home = Path(self.root, relative), self._home(relative)
             if line["was"] == _LARGE or not (data or line["loop"] or relative not in self.read):
+                continue
+            if relative[0] == os.sep and path.is_file() and path.stat().st_mtime > lived:
+                self.shared.add(relative)
                 continue
             if path.is_file() and home.exists():
                 path.unlink()  # of a process that did not get as far as the one before it
@@ -110,43 +134,51 @@ class Traces:
                 shutil.copyfile(self.folder / "before" / line["was"], path)
         for relative in sorted(self.folders, key=len, reverse=True):
             try:
-                Path(self.root + relative).rmdir()
+                Path(self.root, relative).rmdir()
             except OSError:
                 continue  # not empty, or not there
-        return {one for one in self.folders if Path(self.root + one).is_dir()}
+        return {one for one in self.folders if Path(self.root, one).is_dir()}
 
     def bring_back(self, relatives: Iterable[str]) -> None:
         """Put files too large for a checkpoint where they were; the program has come that far."""
         for relative in relatives:
-            home, path = self.aside / relative, Path(self.root + relative)
+            home, path = self._home(relative), Path(self.root, relative)
             if home.is_file():
                 path.parent.mkdir(parents=True, exist_ok=True)
                 if path.exists():
                     shutil.copyfile(home, path)  # in place: the program may have it open
                 else:
                     shutil.move(home, path)
-        shutil.rmtree(self.aside, ignore_errors=True)
+        self._let_go()
 
     def ended(self, *, well: bool) -> None:
         """Delete what was kept if the run will not begin again; else give back what it lacks."""
         if well:
-            for kept in (self.aside, self.folder / "before"):
-                shutil.rmtree(kept, ignore_errors=True)
-        elif self.aside.is_dir():
-            self.bring_back([one for one in self.files if not Path(self.root + one).exists()])
+            self._let_go()
+            shutil.rmtree(self.folder / "before", ignore_errors=True)
+        elif any(self._home(name).is_file() for name in self.files):
+            self.bring_back([one for one in self.files if not Path(self.root, one).exists()])
+
+    def _let_go(self) -> None:
+        shutil.rmtree(self.aside, ignore_errors=True)
+        for name in self.files:
+            if name[0] == os.sep and self.made(name):
+                self._home(name).unlink(missing_ok=True)
 
 
 def allow_again(folders: set[str], root: str) -> None:
     """Let the program make each of these folders once more, though it is there."""
-    real = os.mkdir
 
-    def mkdir(path: Any, *args: Any, **given: Any) -> None:
-        if folders and not isinstance(path, int):
-            full = os.path.abspath(os.fsdecode(path))  # noqa: PTH100 - links stay as they are spelt
-            relative = full.removeprefix(root)
-            if relative in folders:
-                folders.discard(relative)
-                return
-        real(path, *args, **given)
+    def make(real: Any) -> Any:
+        def mkdir(path: Any, *args: Any, **given: Any) -> None:
+            if folders and not isinstance(path, int):
+                full = os.path.abspath(os.fsdecode(path))  # noqa: PTH100 - links stay as spelt
+                name = full.removeprefix(root)
+                if name in folders:
+                    folders.discard(name)
+                    return
+            real(path, *args, **given)
 
-    os.mkdir = mkdir
+        return mkdir
+
+    exchange(os, "mkdir", make)

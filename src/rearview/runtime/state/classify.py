@@ -37,7 +37,7 @@ from rearview.runtime.state.objects import (
     FunctionKind,
     ObjectKind,
 )
-from rearview.runtime.state.programs import importable
+from rearview.runtime.state.programs import Standin, importable
 from rearview.runtime.state.randomness import random_kind
 from rearview.runtime.state.streams import ARCHIVE, THREAD, UNKEPT, stream_kind
 
@@ -60,6 +60,7 @@ _VALUES = (
     type(...),
     type(NotImplemented),
     types.BuiltinFunctionType,
+    Standin,
     types.ModuleType,
     types.CodeType,
     types.GenericAlias,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rearview.runtime.state.containers import fill_dict
 from rearview.runtime.state.kinds import Kind, Look, Step, steps, type_name
 from rearview.runtime.state.layout import Layout
+from rearview.runtime.state.programs import Standin
 
 if TYPE_CHECKING:
     from rearview.runtime.state.reading import Reading
@@ -212,6 +213,7 @@ class ClassKind(Kind):
     _PROGRAM = (
         types.FunctionType,
         types.BuiltinFunctionType,
+        Standin,
         types.GetSetDescriptorType,
         types.MemberDescriptorType,
         types.WrapperDescriptorType,

@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from rearview.errors import StateError
 
 Place = tuple[str, str, int, str]
 """Module, qualified name, number among those of that name, digest of the code."""
+
+
+class Standin:
+    """What was put in the place of a builtin function: kept by name, as that function would be.
+
+    Being no Python function, it is no method of a class that holds it, either.
+    """
+
+    def __init__(self, call: Callable[..., Any], real: Any) -> None:
+        functools.update_wrapper(self, real)
+        self._call = call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call what stands in."""
+        return self._call(*args, **kwargs)
+
+    def __reduce__(self) -> str:
+        return str(vars(self)["__qualname__"])
 
 
 def importable(obj: Any) -> bool:

@@ -256,6 +256,10 @@ def _builtin(obj: Any, reading: Reading) -> Any:  # noqa: ARG001
     return NotImplemented
 
 
+def _standin(obj: Any, reading: Reading) -> Any:  # noqa: ARG001
+    return obj.__reduce__()
+
+
 def _cell(obj: Any, reading: Reading) -> Any:
     if id(obj) in reading.running:
         return BUILDERS["cell"], (True,)
@@ -367,6 +371,7 @@ _BY_TYPE: dict[type, Reducer] = {
     Lost: _lost,
     types.FunctionType: _function,
     types.BuiltinFunctionType: _builtin,
+    programs.Standin: _standin,
     type: _class,
     types.CellType: _cell,
     types.MethodType: _method,

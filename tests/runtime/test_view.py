@@ -1,0 +1,254 @@
+"""A replay sees the files of the run, and leaves those of the user as they are."""
+
+import builtins
+import io
+import os
+import posix
+import shutil
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from plainly import SOURCE
+from rearview.runtime.view import Use, View, resolved
+
+HEAD = """
+import glob, io, os, pathlib, pickle, shutil, sys
+from rearview.runtime import outside
+from rearview.runtime.view import View
+home = os.getcwd()
+os.makedirs("proj/.rearview/tree", exist_ok=True)
+for name in ("proj/.rearview/tree/made", "data"):
+    os.makedirs(name, exist_ok=True)
+pathlib.Path("data/old.txt").write_text("old")
+pathlib.Path("data/other.txt").write_text("other")
+view = View(home + "/proj", home + "/proj/.rearview/tree", elsewhere=home + "/elsewhere", spared=(home + "/tmp/",))
+outside.install(view)
+os.chdir(home + "/proj")
+"""
+"""What every program of these tests begins with: a project beside a folder of data."""
+
+
+def replayed(folder, text):
+    """Run a text as a replay would."""
+    (folder / "program.py").write_text(HEAD + textwrap.dedent(text))
+    command = [sys.executable, "program.py"]
+    env = {**os.environ, "PYTHONPATH": SOURCE}
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def left(folder):
+    """Return the files of the folder of data, with what is in them."""
+    return {one.name: one.read_text() for one in (folder / "data").rglob("*") if one.is_file()}
+
+
+AS_IT_WAS = {"old.txt": "old", "other.txt": "other"}
+
+
+def test_paths_below_the_root_lead_into_the_scratch_tree_and_those_above_it_out():
+    view = View("/home/me/proj", "/scratch")
+    assert view.real("/home/me/proj/a/../b.txt") == "/scratch/a/../b.txt"
+    assert view.real("/home/me/other/../proj/b.txt") == "/scratch/b.txt"
+    assert view.real("/home/me/proj/../data/b.txt") == "/home/me/data/b.txt"
+    assert view.real(b"/home/me/proj/b.txt") == b"/scratch/b.txt"
+    assert view.real(3) == 3
+    assert view.real("") == ""
+
+
+@pytest.mark.parametrize("spelling", ["../data", "{home}/data", "{home}/proj/../data"])
+def test_what_is_above_the_project_is_read_where_it_is(tmp_path, spelling):
+    said = replayed(
+        tmp_path,
+        f"""
+        folder = {spelling!r}.format(home=home)
+        print(open(folder + "/old.txt").read(), *sorted(os.listdir(folder)))
+        print(os.path.exists(folder + "/new.txt"), os.path.getsize(folder + "/old.txt"))
+        """,
+    )
+    assert said == ["old", "old.txt", "other.txt", "False", "3"]
+
+
+def test_what_is_written_outside_is_read_again_and_the_users_files_stay(tmp_path):
+    said = replayed(
+        tmp_path,
+        """
+        with open("../data/old.txt", "a") as file:
+            file.write("+more")
+        open("../data/other.txt", "w").write("mine")
+        pathlib.Path("../data/new/deep").mkdir(parents=True)
+        pathlib.Path("../data/new/deep/a.txt").write_text("a")
+        number = os.open(home + "/data/low.txt", os.O_CREAT | os.O_WRONLY)
+        os.write(number, b"low")
+        os.close(number)
+        print(open(home + "/data/old.txt").read(), pathlib.Path("../data/other.txt").read_text())
+        print(*sorted(os.listdir("../data")), *sorted(glob.glob("../data/*/*")))
+        print(*sorted(entry.name for entry in os.scandir("../data")))
+        print(os.stat("../data/low.txt").st_size)
+        """,
+    )
+    names = ["low.txt", "new", "old.txt", "other.txt"]
+    assert said == ["old+more", "mine", *names, "../data/new/deep", *names, "3"]
+    assert left(tmp_path) == AS_IT_WAS
+
+
+def test_what_is_removed_or_renamed_outside_is_so_for_the_replay_alone(tmp_path):
+    said = replayed(
+        tmp_path,
+        """
+        os.remove("../data/old.txt")
+        os.replace("../data/other.txt", "../data/moved.txt")
+        print(*sorted(os.listdir("../data")), open("../data/moved.txt").read())
+        for way in (open, os.remove):
+            try:
+                way("../data/old.txt")
+            except FileNotFoundError:
+                print("gone")
+        open("../data/old.txt", "x").write("anew")
+        print(*sorted(os.listdir("../data")), open("../data/old.txt").read())
+        os.rename("../data", "../renamed")
+        print(os.path.exists("../data"), *sorted(os.listdir("../renamed")))
+        shutil.rmtree("../renamed")
+        print(os.path.exists("../renamed"), os.path.exists(home + "/program.py"))
+        """,
+    )
+    now = ["moved.txt", "old.txt"]
+    assert said == [
+        "moved.txt",
+        "other",
+        "gone",
+        "gone",
+        *now,
+        "anew",
+        "False",
+        *now,
+        "False",
+        "True",
+    ]
+    assert left(tmp_path) == AS_IT_WAS
+
+
+def test_a_whole_folder_outside_is_deleted_for_the_replay_alone(tmp_path):
+    said = replayed(
+        tmp_path,
+        """
+        try:
+            os.rmdir("../data")
+        except OSError as exc:
+            print(exc.errno != 0)
+        shutil.rmtree("../data")
+        print(os.path.exists("../data"))
+        os.makedirs("../data")
+        print(os.listdir("../data") == [])
+        """,
+    )
+    assert said == ["True", "False", "True"]
+    assert left(tmp_path) == AS_IT_WAS
+
+
+def test_links_of_the_project_that_lead_outside_are_not_written_through(tmp_path):
+    said = replayed(
+        tmp_path,
+        """
+        os.symlink(home + "/data", home + "/proj/.rearview/tree/outputs")
+        print(open("outputs/old.txt").read())
+        open("outputs/old.txt", "w").write("mine")
+        open(home + "/proj/outputs/new.txt", "w").write("new")
+        print(open("outputs/old.txt").read(), *sorted(os.listdir("outputs")), os.path.isdir("outputs"))
+        """,
+    )
+    assert said == ["old", "mine", "new.txt", "old.txt", "other.txt", "True"]
+    assert left(tmp_path) == AS_IT_WAS
+
+
+def test_a_replay_that_works_in_a_folder_outside_writes_beside_it(tmp_path):
+    said = replayed(
+        tmp_path,
+        """
+        os.chdir("../data")
+        open("old.txt", "w").write("mine")
+        os.mkdir("sub")
+        os.chdir("sub")
+        open("in.txt", "w").write("in")
+        print(os.getcwd() == home + "/data/sub", open("../old.txt").read(), os.listdir("."))
+        os.chdir(home + "/proj")
+        print(os.getcwd() == home + "/proj", open("../data/sub/in.txt").read())
+        """,
+    )
+    assert said == ["True", "mine", "['in.txt']", "True", "in"]
+    assert left(tmp_path) == AS_IT_WAS
+
+
+def test_what_is_spared_is_used_as_it_is(tmp_path):
+    (tmp_path / "tmp").mkdir()
+    replayed(tmp_path, 'open("../tmp/a.txt", "w").write("a")\n')
+    assert (tmp_path / "tmp" / "a.txt").read_text() == "a"
+
+
+def test_another_way_to_the_users_files_is_refused(tmp_path):
+    said = replayed(
+        tmp_path,
+        """
+        folder = os.open(home + "/data", os.O_RDONLY)
+        for act in (
+            lambda: os.unlink("old.txt", dir_fd=folder),
+            lambda: os.rename("old.txt", "x", src_dir_fd=folder, dst_dir_fd=folder),
+            lambda: io.FileIO(home + "/data/old.txt", "w"),
+        ):
+            try:
+                act()
+            except PermissionError as exc:
+                print("does not write into your files" in str(exc))
+        """,
+    )
+    assert said == ["True", "True", "True"]
+    assert left(tmp_path) == AS_IT_WAS
+
+
+def test_exchanged_functions_are_kept_as_the_builtin_ones_they_stand_for(tmp_path):
+    said = replayed(
+        tmp_path,
+        """
+        for function in (open, io.open, os.stat, os.listdir, os.getcwd, os.replace):
+            print(pickle.loads(pickle.dumps(function)) is function)
+
+        class Holder:
+            opens = open
+
+        print(Holder().opens("../data/old.txt").read())
+        """,
+    )
+    assert said == ["True"] * 6 + ["old"]
+    assert pickle_of(open) == pickle_of(builtins.open)
+    assert posix.stat is os.stat
+    assert io.open is open
+
+
+def pickle_of(function):
+    """Return what is kept of a function: module and name."""
+    return function.__module__, function.__qualname__
+
+
+def test_links_are_followed_as_the_system_does(tmp_path):
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("a/b")
+    (tmp_path / "full").symlink_to(tmp_path / "link")
+    (tmp_path / "loop").symlink_to("loop")
+    for name in ("link/../c", "full/x", "a/./b", "none/x"):
+        assert resolved(f"{tmp_path}/{name}") == os.path.realpath(f"{tmp_path}/{name}")
+    assert resolved(f"{tmp_path}/loop/x")
+    shutil.rmtree(tmp_path / "a")
+
+
+def test_a_linked_input_is_copied_before_it_is_changed(tmp_path):
+    (tmp_path / "mine.txt").write_text("mine")
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "in.txt").symlink_to(tmp_path / "mine.txt")
+    view = View(f"{tmp_path}/proj", f"{tmp_path}/tree")
+    path = view.real(f"{tmp_path}/proj/in.txt", Use.CHANGE)
+    assert path == f"{tmp_path}/tree/in.txt"
+    assert not (tmp_path / "tree" / "in.txt").is_symlink()
+    assert (tmp_path / "tree" / "in.txt").read_text() == "mine"
