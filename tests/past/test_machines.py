@@ -5,7 +5,7 @@ import pytest
 from rearview.execute.calibrate import Measured
 from rearview.model import Run, Status
 from rearview.past import machines
-from rearview.past.machines import BUSY, FRESH, FRESH_BUSY, Machines
+from rearview.past.machines import BUSY, FRESH, FRESH_BUSY, Machines, cores_of
 
 HERE = {"cpu": "a", "cores": 2, "gpus": []}
 THERE = {"cpu": "b", "cores": 64, "gpus": ["H100"]}
@@ -90,3 +90,18 @@ def test_what_cannot_be_measured_or_read_costs_only_certainty(tmp_path, measured
     (tmp_path / "machines" / f"{one.name}.json").write_text("{")
     assert one.due()
     assert one.here().kernels == {}
+
+
+@pytest.mark.parametrize(
+    ("told", "end", "cores"),
+    [
+        ({}, {}, 1),
+        ({"OMP_NUM_THREADS": "4"}, {}, 4),
+        ({"OMP_NUM_THREADS": "4"}, {"cpu": 11.0, "seconds": 10.0}, 1),
+        ({"OMP_NUM_THREADS": "1"}, {"cpu": 30.0, "seconds": 10.0}, 1),
+        ({}, {"cpu": 17.0, "seconds": 10.0}, 2),
+    ],
+)
+def test_a_replay_is_given_the_cores_that_the_run_kept_busy(told, end, cores):
+    facts = {"threads": told, "end": end}
+    assert cores_of(Run("r", "v", "t.py", (), 0.0, Status.FINISHED, facts=facts)) == cores

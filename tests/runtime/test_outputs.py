@@ -159,3 +159,56 @@ def test_a_run_that_goes_on_sets_back_what_it_made_outside_and_leaves_what_is_sh
     for path in shared:
         assert "of another" in path.read_text().split("\n")
     assert not [path for path in beside.rglob("*.rearview") if path.is_file()]
+
+
+TEMPORARY = """
+import os, tempfile, time
+with tempfile.NamedTemporaryFile(mode="w", prefix="kept_", delete=False) as file:
+    file.write("x")
+def shards(folder):
+    for i in range(10):
+        with open(os.path.join(folder, f"{i}.txt"), "w") as file:
+            file.write("1")
+with tempfile.TemporaryDirectory() as folder:
+    shards(folder)
+    start = len(os.listdir(folder))
+    assert start == 10
+total = start
+for step in range(6):
+    for i in range(2000):
+        total += i % 7
+    if step == int(os.environ.get("DIES", -1)):
+        os._exit(9)
+"""
+
+
+@pytest.fixture
+def passing(tmp_path, monkeypatch):
+    """Return a project that works with temporary files."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    return write(tmp_path / "proj", train=TEMPORARY)
+
+
+def test_a_temporary_folder_of_a_loop_that_is_skipped_is_filled_again(passing, monkeypatch):
+    monkeypatch.setenv("DIES", "4")
+    assert recorded(passing, "train.py").code == 9
+    monkeypatch.delenv("DIES")
+    how = history(passing).resume()
+    environment = {**how.environment, "PYTHONPATH": SOURCE}
+    subprocess.run(how.command, cwd=how.folder, env=environment, timeout=120, check=True)
+    assert [one.name[:5] for one in (passing.parent / "tmp").iterdir()] == ["kept_"]
+
+
+def test_names_of_temporary_files_that_were_left_are_drawn_again_in_every_replay(passing):
+    assert recorded(passing, "train.py").code == 0
+    left = {one: one.read_text() for one in (passing.parent / "tmp").iterdir()}
+    assert list(left.values()) == ["x"]
+    probed = "import rearview\n" + TEMPORARY.replace(
+        "        total += i % 7\n", '        total += i % 7\n        rearview.log("t", total)\n'
+    )
+    (passing / "train.py").write_text(probed)
+    report = history(passing).backfill(["t"], workers=2)
+    assert report.proved, report.proof
+    assert all(one.report.restored or not one.report.differing for one in report.outcomes)
+    assert {one: one.read_text() for one in (passing.parent / "tmp").iterdir()} == left

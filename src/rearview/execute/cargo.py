@@ -176,5 +176,6 @@ def _entry(path: Path) -> Entry:
 def _outside(root: Path, run: Run) -> Iterator[str]:
     inputs: dict[str, Any] = run.facts.get("end", {}).get("inputs", {})
     for path in inputs:
-        if root not in Path(path).parents:
+        now = run.now(path, str(root))
+        if root not in Path(now).parents:
             yield path

@@ -83,7 +83,8 @@ class Replays:
             segment=str(file),
             given=dict(facts.get("given", {})),
         )
-        relative = os.path.relpath(run.cwd or self.project.root, self.project.root)
+        home = run.home(os.path.realpath(self.project.root))
+        relative = os.path.relpath(run.cwd or home, home)
         inside = not relative.startswith("..")
         how = start(
             control,

@@ -43,3 +43,17 @@ class Run:
     """Hyper-parameters."""
     facts: dict[str, Any] = field(default_factory=dict)
     """Entropy and environment, as `runtime.entropy` wrote them."""
+
+    def home(self, root: str) -> str:
+        """Return the folder that the project was in; `root` is where it is now."""
+        return str(self.facts.get("root") or root)
+
+    def now(self, path: str, root: str) -> str:
+        """Return where a file that the run named is, should the project have moved to `root`.
+
+        >>> run = Run("", "", "", (), 0.0, Status.DEAD, facts={"root": "/old"})
+        >>> run.now("/old/data.txt", "/new"), run.now("/older/data.txt", "/new")
+        ('/new/data.txt', '/older/data.txt')
+        """
+        then = self.home(root)
+        return f"{root}{path[len(then) :]}" if f"{path}/".startswith(f"{then}/") else path

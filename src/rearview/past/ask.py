@@ -289,7 +289,8 @@ class History:
             given=dict(run.facts.get("given", {})),
         )
         env = {**os.environ, **run.facts.get("threads", {})}
-        return start(control, env, Path(run.cwd), hash_seed=str(run.facts["hash_seed"]))
+        folder = Path(run.now(run.cwd, os.path.realpath(self.project.root)))
+        return start(control, env, folder, hash_seed=str(run.facts["hash_seed"]))
 
     def verify(self, *, repair: bool = False) -> Report:
         """Check every byte of the store; with `repair`, rebuild what can be."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from rearview.execute.watch import Watch
 from rearview.model import Run, Segment
 from rearview.past.inputs import changed, gone
 from rearview.past.learning import keep_corrections, read_corrections
-from rearview.past.machines import WORTH, Machines
+from rearview.past.machines import WORTH, Machines, cores_of
 from rearview.past.packages import lost
 from rearview.past.probing import Probing
 from rearview.past.reports import BackfillReport, PlanReport, Refusal
@@ -128,10 +128,10 @@ class Filling:
         if self._worth_measuring(found, here):
             found = survey(questions, here=self.machines.measure(), known=known)
         refusals += [Refusal(run, reason) for run, reason in found.refusals]
-        workers = self._workers(asked.workers)
+        workers = self._workers(asked.workers, (one.run for one in lacking))
         plan = divide(found, workers=workers, budget=asked.budget, growth=GROWTH)
         missing = sum(work.cells for work in found.work)
-        inputs = sorted({text for one in lacking for text in changed(one.run, self._kept(one.run))})
+        inputs = sorted({text for one in lacking for text in changed(*self._kept(one.run))})
         notes = self.machines.unmeasured(one.run for one in lacking)
         explaining = partial(explain, found, plan)
         return PlanReport(plan, refusals, missing, inputs, notes, explaining, prepared)
@@ -145,14 +145,15 @@ class Filling:
         worth = elsewhere or sum(work.seconds for work in found.work) > WORTH
         return worth and self.machines.due()
 
-    def _kept(self, run: Run) -> set[Path]:
-        """Return the files that were kept with the source of a run."""
-        if not run.version:
-            return set()
-        return {self.project.root / path for path in self.versions.hashes(run.version)}
+    def _kept(self, run: Run) -> tuple[Run, Path, set[str]]:
+        """Return a run with the project's folder, and the files kept with the run's source."""
+        kept = set(self.versions.hashes(run.version)) if run.version else set()
+        return run, self.project.root.resolve(), kept
 
-    def _workers(self, workers: int | None) -> int:
-        return workers or self.settings.workers or cores()
+    def _workers(self, workers: int | None, runs: Iterable[Run]) -> int:
+        """Return how many replays to run at once: as many as there are cores for, if not told."""
+        needed = max(map(cores_of, runs), default=1)
+        return workers or self.settings.workers or max(1, cores() // needed)
 
     def _logged(self, names: Sequence[str]) -> set[tuple[str, str]]:
         """Return (run, name) for what runs logged themselves."""
@@ -205,7 +206,7 @@ class Filling:
             run,
             version,
             self.checkpoints.of(run.id),
-            blocked=gone(run, self._kept(run)) or self._lost(run),
+            blocked=gone(*self._kept(run)) or self._lost(run),
             machine=self.machines.of(run),
         )
         missing = self._missing(run, version, names, facts.loops)
@@ -261,7 +262,7 @@ class Filling:
             _piece(replays, prepared[one.run], one, first=firsts[one.run] is one)
             for one in segments
         ]
-        executor = self._executor(asked)
+        executor = self._executor(asked, [prepared[one].run for one in firsts])
         with Post(self.project, asked.names, asked.on).open() as post:
             try:
                 outcomes = Pool(replays, executor, progress, post).carry_out(pieces)
@@ -297,9 +298,9 @@ class Filling:
                 known = refine(known, segment, outcome.seconds)
         keep_corrections(cache, machine, known)
 
-    def _executor(self, asked: Question) -> Executor:
+    def _executor(self, asked: Question, runs: Iterable[Run]) -> Executor:
         if asked.on == "local":
-            return Local(self._workers(asked.workers))
+            return Local(self._workers(asked.workers, runs))
         if asked.on == "ray":
             from rearview.execute.ray import Ray
 

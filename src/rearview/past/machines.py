@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from socket import gethostname
 import msgspec
 
 from rearview.execute.calibrate import FORMAT, Measured, measure
+from rearview.execute.places import threads_of
 from rearview.model import Run
 from rearview.plan.facts import Machine
 from rearview.store.hardware import hardware, make_of
@@ -24,6 +26,22 @@ BUSY = 0.7
 """Processes per core from which on a machine is busy."""
 WORTH = 60.0
 """Predicted seconds from which on a plan is worth a measurement of a second or two."""
+_PARTLY = 0.3
+"""Of a core: used by what runs beside the training, such as loaders and saving."""
+
+
+def cores_of(run: Run) -> int:
+    """Return how many cores a run kept busy; two replays on one core of each other's crawl.
+
+    Threads that wait for one another spin, so a run that was told to use several uses them. One
+    that was killed did not say what it used.
+    """
+    told = threads_of(run.facts.get("threads", {}))
+    end = run.facts.get("end", {})
+    if not end.get("cpu") or not end.get("seconds"):
+        return told or 1
+    used: int = max(1, math.ceil(end["cpu"] / end["seconds"] - _PARTLY))
+    return min(used, told or used)
 
 
 class _Kept(msgspec.Struct, frozen=True):

@@ -173,6 +173,11 @@ def _resume(control: Control) -> Resumer:
     since = int(target.meta["records"]) if target is not None else 0
     attempt = 1 + int(run.facts.get("attempts", 0))
     folder = runs.folder(run.id)
+    if run.home(root := os.path.realpath(project.root)) != root:
+        _warn(
+            f"run {run.id} was begun in {run.home(root)} and goes on in {root}; full paths that its "
+            "variables hold still name the old place"
+        )
     lived = _lived(folder / "heartbeat", float(run.facts.get("heartbeat", settings.heartbeat)))
     runs.resume(run.id, {"heartbeat": settings.heartbeat, "since": since})
     os.environ[RUN_VARIABLE] = run.id
@@ -244,6 +249,7 @@ def facts(
         "version": version,
         "script": f"-m {control.target}" if control.module else control.target,
         "argv": list(control.args),
+        "root": os.path.realpath(project.root),
         "cwd": os.getcwd(),  # noqa: PTH109 - as the program sees it
         "heartbeat": settings.heartbeat,
         "target": control.target,

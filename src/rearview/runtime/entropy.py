@@ -119,6 +119,10 @@ def _asked_by_us(frame: FrameType | None) -> bool:
     return False
 
 
+_PASSING = (__name__, "rearview.runtime.outside", "rearview.runtime.state.programs")
+"""Modules of ours that only pass on what the program asks for."""
+
+
 @functools.lru_cache(maxsize=1024)
 def _of_us(name: str) -> bool | None:
     """Say whether what the module `name` draws is none of the program's; None: ask its caller.
@@ -127,7 +131,7 @@ def _of_us(name: str) -> bool | None:
     """
     if name.startswith("multiprocessing"):
         return True
-    if name == __name__ or _standard(name):
+    if name in _PASSING or _standard(name):
         return None
     return name.startswith("rearview.")
 

@@ -1,4 +1,4 @@
-"""Which files outside the project are not the program's own work: the system's, caches, temporary."""
+"""Which files outside the project are not the program's own work: the system's, caches."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ _CACHES = (
     *("MPLCONFIGDIR", "PYTHONPYCACHEPREFIX"),
 )
 """Variables that name folders in which libraries keep what they can make again."""
+_CACHED = ("torchinductor_", "pymp-", f"ray{os.sep}", "joblib_", "matplotlib-", "dask", "wandb")
+"""How names of temporary files begin that libraries share with other programs."""
 
 
 def libraries() -> tuple[str, ...]:
@@ -25,13 +27,19 @@ def libraries() -> tuple[str, ...]:
 def foreign() -> tuple[str, ...]:
     """Return the beginnings of paths whose files a run neither keeps nor sets back.
 
-    They are shared with other programs, or gone when this one ends; a replay uses them as they are.
-    Hidden folders of the user's home hold settings and caches.
+    They are shared with other programs; a replay uses them as they are. Hidden folders of the
+    user's home hold settings and caches.
     """
-    named = {os.environ[name] for name in (*_TEMPORARY, *_CACHES) if os.environ.get(name)}
-    if not any(os.environ.get(name) for name in _TEMPORARY):
-        named |= {"/tmp", "/var/tmp"}  # noqa: S108 - not to write there, on the contrary
+    named = {os.environ[name] for name in _CACHES if os.environ.get(name)}
     home = os.path.expanduser("~")  # noqa: PTH111 - a path of text, for comparisons of text
     hidden = (f"{home.rstrip(os.sep)}{os.sep}.",) if home.strip(os.sep) else ()
     folders = [f"{os.path.abspath(one)}{os.sep}" for one in sorted(named)]  # noqa: PTH100
-    return (*libraries(), *folders, *hidden)
+    shared = [f"{folder}{name}" for folder in temporary() for name in _CACHED]
+    return (*libraries(), *folders, *hidden, *shared)
+
+
+def temporary() -> tuple[str, ...]:
+    """Return the folders of temporary files."""
+    named = [os.environ[name] for name in _TEMPORARY if os.environ.get(name)]
+    found = named or ["/tmp", "/var/tmp"]  # noqa: S108 - not to write there
+    return tuple(f"{os.path.abspath(one)}{os.sep}" for one in found)  # noqa: PTH100

@@ -146,7 +146,7 @@ class Outputs:
         gone: list[str] = []
         large: list[str] = []
         total = 0
-        for relative in self.written:
+        for relative in list(self.written):
             path = Path(self.root, relative)
             try:
                 found = path.stat()
@@ -160,6 +160,8 @@ class Outputs:
                     self.known[relative] = known
             except (OSError, ValueError):
                 gone.append(relative)
+                if relative[0] == os.sep:
+                    del self.written[relative]  # temporary files come and go by the thousand
                 continue
             total += found.st_size
             buffers[PREFIX + relative] = known[1]

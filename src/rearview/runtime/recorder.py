@@ -9,7 +9,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from time import perf_counter
+from time import perf_counter, process_time
 from types import FrameType
 from typing import Any
 
@@ -112,9 +112,8 @@ class Recorder(Session):
         if outermost:
             self.timeline.leave(entry.sequence)
         elif len(self.stack) == 1 and not entry.site.loose:
-            self.timeline.inside(
-                entry.site.id, perf_counter() - entry.started, max(0, entry.now + 1)
-            )
+            took = perf_counter() - entry.started
+            self.timeline.inside(entry.site.id, took, max(0, entry.now + 1))
 
     def boundary(self, entry: Entry, index: int, frame: FrameType) -> int:
         """Consider a checkpoint before iteration `index`."""
@@ -253,13 +252,13 @@ class Recorder(Session):
         captured = capture(nest.anchors, found)
         anchors = {"names": nest.names, "signature": nest.anchors.signature}
         places = {"names": list(found), "frames": [qualified(one.f_code) for one in frames]}
+        files, outputs = self.outputs.parts() if self.outputs is not None else ({}, {})
         buffers: dict[str, Any] = {
             "anchors": msgspec.json.encode(anchors),
             "roots": msgspec.json.encode(places),
             **captured.buffers,
+            **files,
         }
-        files, outputs = self.outputs.parts() if self.outputs is not None else ({}, {})
-        buffers.update(files)
         if self.clock is not None:
             self.clock.flush()
         self.seq += 1
@@ -391,6 +390,7 @@ class Recorder(Session):
             files.add(self.script)  # Python forgets its name
         return {
             "seconds": perf_counter() - self.began,
+            "cpu": process_time(),
             "costs": self.pulse.report(self.writer.costs),
             "main": self.timeline.facts(),
             "surroundings": surroundings(),

@@ -10,7 +10,7 @@ import msgspec
 from rearview.config import Settings
 from rearview.model import Control, Wanted
 from rearview.runtime import api, children, clocks, entropy, imports, outside, shield, trackers
-from rearview.runtime.foreign import foreign
+from rearview.runtime.foreign import foreign, temporary
 from rearview.runtime.jumps import Jumps
 from rearview.runtime.outputs import for_native_paths
 from rearview.runtime.printing import watch_streams
@@ -33,7 +33,7 @@ def replay(control: Control) -> Replayer:
     run = runs.get(wanted.run)
     checkpoints = Checkpoints(project)
     folder = runs.folder(run.id)
-    view = _view(project, wanted, folder)
+    view = _view(project, wanted, run.home(os.path.realpath(project.root)), folder)
     session = Replayer(
         project,
         run.id,
@@ -79,15 +79,18 @@ def replay(control: Control) -> Replayer:
     return session
 
 
-def _view(project: Project, wanted: Wanted, folder: Path) -> View:
-    root = os.path.realpath(project.root)
+def _view(project: Project, wanted: Wanted, root: str, folder: Path) -> View:
+    """Return the view of a program that takes the project to be where it was, at `root`."""
     spared = (os.path.realpath(project.store) + os.sep, *foreign())
     made = Traces.of(folder, root + os.sep, lambda: False).absent()
-    places = {f"{resolved(str(Path(one).parent))}{os.sep}{Path(one).name}" for one in made}
+    named = (f"{resolved(str(Path(one).parent))}{os.sep}{Path(one).name}" for one in made)
+    places = {one for one in named if not one.startswith((root + os.sep, *spared))}
     return View(
         root,
         os.path.realpath(wanted.tree),
         elsewhere=os.path.realpath(Path(wanted.report).parent / "elsewhere"),
         spared=spared,
-        gone={one for one in places if not one.startswith((root + os.sep, *spared))},
+        temporary=temporary(),
+        gone={one for one in places if os.path.lexists(one)},
+        drafts=frozenset(places),
     )

@@ -103,7 +103,7 @@ class Session:
     def __post_init__(self) -> None:
         self.thread = threading.get_ident()
         self.pid = os.getpid()
-        self.root = os.path.realpath(self.project.root) + os.sep
+        self.root = (self.view.root if self.view else os.path.realpath(self.project.root)) + os.sep
         self.libraries = tuple(
             {os.path.realpath(p) + os.sep for p in (sys.prefix, sys.base_prefix, sys.exec_prefix)}
         )

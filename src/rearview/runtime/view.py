@@ -50,9 +50,16 @@ class View:
     elsewhere: str = ""
     """Folder of what the replay writes outside the project; empty: it writes there itself."""
     spared: tuple[str, ...] = ()
-    """Beginnings of paths that are used as they are: the store, temporary files, caches."""
+    """Beginnings of paths that are used as they are: the store, caches."""
+    temporary: tuple[str, ...] = ()
+    """Beginnings of paths that are shared with other replays of the run: used as they are unless a
+    name is taken by one of those, or by what the run has left there."""
+    drafts: frozenset[str] = frozenset()
+    """Temporary files and folders that the run made."""
     gone: set[str] = field(default_factory=set)
     """Files and folders outside that the program must not find, whoever has made them since."""
+    made: set[str] = field(default_factory=set)
+    """Temporary files and folders that the replay made."""
 
     def real(self, path: Any, use: Use = Use.READ) -> Any:
         """Return the path to use for one the program names."""
@@ -84,7 +91,10 @@ class View:
                 return path if stays else plain
         if not self.elsewhere or plain.startswith(self.spared):
             return plain if text[0] != os.sep or ".." in text else path
-        return self._outside(os.path.normpath(plain), use)
+        plain = os.path.normpath(plain)
+        if plain.startswith(self.temporary) and self._is_free(plain, use):
+            return plain if text[0] != os.sep or ".." in text else path
+        return self._outside(plain, use)
 
     def is_inside(self, path: str) -> bool:
         """Say whether a path is below the project as the program sees it."""
@@ -171,6 +181,8 @@ class View:
         if real.startswith(self.elsewhere + os.sep):
             return real[len(self.elsewhere) :]
         full = real if real[0] == os.sep else f"{_getcwd()}{os.sep}{real}"
+        if full.startswith(self.temporary) and not self.is_hidden(full):
+            return None
         if full.startswith((*self.spared, self.scratch + os.sep)) or self.is_inside(full):
             return None
         return os.path.normpath(full)
@@ -179,6 +191,14 @@ class View:
         if _mode(self.elsewhere + plain) is not None:
             return True
         return not self.is_hidden(plain) and _mode(plain) is not None
+
+    def _is_free(self, plain: str, use: Use) -> bool:
+        """Say whether a temporary file may have the name that it had in the run."""
+        if use is Use.MAKE and plain in self.drafts and plain not in self.made:
+            if _mode(plain) is not None:
+                self.gone.add(plain)
+            self.made.add(plain)
+        return not self.is_hidden(plain) and _mode(self.elsewhere + plain) is None
 
     def _outside(self, plain: str, use: Use) -> str:
         kept = self.elsewhere + plain
