@@ -43,6 +43,8 @@ class Judge(ast.NodeVisitor):
         self.refusals: list[Refusal] = []
         self.cautions: dict[int, list[str]] = {}
         self.generators: dict[int, list[ast.expr]] = {}
+        self.relied: dict[tuple[int, str], int] = {}
+        """Scope and name of a value that recorded code takes from a probe's name -> line."""
         self._scope: Scope = scopes.top
         self._loops = 0
         self._own = False
@@ -94,7 +96,7 @@ class Judge(ast.NodeVisitor):
                 home = scope.home(name) or scope
                 if home.is_class:
                     continue  # judged where the class is
-                line = home.recorded_use(name)
+                line = home.recorded_use(name) or self.relied.get((id(home), name))
                 if line is None or self._same_import(name, stmt, home):
                     continue
                 verb = "deletes" if isinstance(stmt, ast.Delete) else "rebinds"
