@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from rearview.source.blocks import BODIES, blocks, effective, parse
 from rearview.source.comparison import Added, Comparison, Lost
 from rearview.source.likely import likeliest
+from rearview.source.loops import FUNCTIONS
 from rearview.source.named import Given, Rewritten, rewritten
 from rearview.source.order import Loose, loose
 
@@ -268,10 +269,18 @@ class _Matcher:
             taken.add(id(twin))
             lost.append(Lost(stmt, twin, twin.lineno, moved=True))
             return
-        for outer in added.values():
+        around = [
+            each for each in added.values() if each in gap.added or isinstance(each, FUNCTIONS)
+        ]
+        for outer in around:
             inner = self._inner(outer, shape)
             if inner is not None:
                 lost.append(Lost(stmt, None, inner.lineno, inside=outer))
+                return
+        for outer in gap.added:
+            if isinstance(stmt, ast.Expr) and id(outer) not in taken and _holds(outer, stmt.value):
+                taken.add(id(outer))
+                lost.append(Lost(stmt, outer, outer.lineno, held=True))
                 return
         instead = likeliest(stmt, [each for each in gap.added if id(each) not in taken])
         if instead is None:
@@ -303,6 +312,11 @@ class _Gap:
     parents: tuple[ast.AST, ...]
     line: int
     """Line of the edited text where the gap ends."""
+
+
+def _holds(stmt: ast.stmt, value: ast.expr) -> bool:
+    wanted = ast.dump(value)
+    return any(type(node) is type(value) and ast.dump(node) == wanted for node in ast.walk(stmt))
 
 
 def _end(parents: tuple[ast.AST, ...]) -> int:

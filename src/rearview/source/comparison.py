@@ -28,6 +28,8 @@ class Lost:
     """What keeps `instead` from computing the same, where it comes close."""
     inside: ast.stmt | None = None
     """The added statement that it was put into, whole as it was."""
+    held: bool = False
+    """`instead` contains all that it evaluates."""
     moved: bool = False
     """`instead` is the very statement, at another place."""
 

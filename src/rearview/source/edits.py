@@ -51,6 +51,17 @@ def lost_refusal(path: str, lost: Lost) -> Refusal:
             f"this recorded statement ({was}) is gone",
             "Put it back; a probe only adds statements.",
         )
+    if lost.held and lost.instead is not None:
+        value = ast.unparse(lost.node)
+        return Refusal(
+            path,
+            lost.line,
+            _shown(lost.instead),
+            f"the recorded {_shown(lost.node)} ({was}) is a part of it now",
+            f"Write `value = {value}` in its place, and log `value` in a statement below."
+            if len(value) <= 60
+            else "Put it back as `value = ...`, and log `value` in a statement below.",
+        )
     if lost.why:
         return Refusal(
             path,
@@ -67,8 +78,8 @@ def lost_refusal(path: str, lost: Lost) -> Refusal:
         lost.line,
         _shown(lost.instead),
         f"it stands in place of the recorded {_shown(lost.node)} ({was}){change}",
-        "Put the recorded statement back and log in a statement of its own; what is changed takes "
-        "part in new runs only.",
+        "Put the recorded statement back and log in a statement of its own; to change the program, "
+        "run it anew.",
     )
 
 
@@ -77,7 +88,6 @@ def given_refusal(
 ) -> Refusal | None:
     """Say why a value of the run may not have the name that an edit gives it, or None."""
     name = given.target.id
-    why = f"recorded code uses that name (line {{}}), and the value of {_shown(given.stmt)} gets it"
     home = scope.home(name) or scope
     line = home.recorded_use(name)
     if home.is_class:
@@ -92,8 +102,8 @@ def given_refusal(
         return Refusal(
             path,
             given.stmt.lineno,
-            f"`{name}`",
-            why.format(line),
+            _shown(given.stmt),
+            f"it gives the value the name `{name}`, which the recorded code uses (line {line})",
             "Choose a name that the recorded code does not use.",
         )
     return reflection_refusal(path, Added(given.stmt, parents), [name], found, scope)
@@ -111,8 +121,8 @@ def differing(old: ast.AST, new: ast.AST) -> tuple[str, str] | None:
         if pairs is None or len(pairs) != 1:
             break
         found = old, new = pairs[0]
-    if found is None:
-        return None
+    if found is None or isinstance(found[0], ast.Call | ast.arguments):
+        return None  # both are shown whole anyway
     was, now = (" ".join(ast.unparse(part).split()) for part in found)
     return (was, now) if max(len(was), len(now)) <= 60 else None
 

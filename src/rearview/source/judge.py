@@ -145,13 +145,19 @@ class Judge(ast.NodeVisitor):
 
     def _jump(self, node: ast.Break | ast.Continue) -> None:
         if not self._loops:
-            self._refuse(node, "it leaves a recorded loop early", "A probe may only look.")
+            self._refuse(
+                node,
+                "it leaves a recorded loop early",
+                "Leave it out; to see only some iterations, ask for them with `--at`.",
+            )
 
     visit_Break = visit_Continue = _jump
 
     def visit_Return(self, node: ast.Return) -> None:
         if not self._own:
-            self._refuse(node, "it leaves a recorded function early", "A probe may only look.")
+            self._refuse(
+                node, "it leaves a recorded function early", "Leave it out; log and go on."
+            )
         self.generic_visit(node)
 
     def visit_Raise(self, node: ast.Raise) -> None:

@@ -45,6 +45,8 @@ class Given:
     """It is bound whenever the statement runs."""
     read: ast.Name | None = None
     """Where the recorded statement takes the value from the name, if it does."""
+    into: ast.stmt | None = None
+    """The statement that `read` stands in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +161,7 @@ class _Reader:
         same = self.node(old, stmt.value)
         self._stmt = kept
         # inner ones first: that is the order in which the recorded statement computed them
-        self.given.append(Given(stmt, target, sure=True, read=read))
+        self.given.append(Given(stmt, target, sure=True, read=read, into=kept))
         return same
 
 

@@ -21,6 +21,7 @@ from rearview.source.judge import Judge, Refusal
 from rearview.source.logged import Aliases, calls_in
 from rearview.source.loops import FUNCTIONS, LOOPS, LoopId, enclosing, loop_ids
 from rearview.source.named import Given
+from rearview.source.naming import Naming
 from rearview.source.needs import START, Need, needs
 from rearview.source.order import loose
 from rearview.source.probe import Kind, Place, Probe, Probes, fits
@@ -79,7 +80,14 @@ def check(
     # a changed statement first: what else is wrong may follow from it
     told = dict.fromkeys([*sorted(work.changed), *sorted(refusals)])
     source = {**old, **{path: new[path] for path in (*edited, *work.modules)}}
-    probes = Probes(tuple(work.probes), source, work.variables, work.loops, tuple(work.modules))
+    probes = Probes(
+        tuple(work.probes),
+        source,
+        work.variables,
+        work.loops,
+        tuple(work.modules),
+        tuple(work.namings),
+    )
     return probes, tuple(told)
 
 
@@ -113,6 +121,7 @@ class _Work:
         self.probes: list[Probe] = []
         self.refusals: list[Refusal] = []
         self.changed: list[Refusal] = []
+        self.namings: list[Naming] = []
         self.variables: dict[tuple[str, str], frozenset[str]] = {}
         self.loops: dict[str, Mapping[int, LoopId]] = {}
         self.modules: list[str] = []
@@ -132,6 +141,7 @@ class _Work:
             fresh |= {id(given.target), id(given.read)}
         scopes = Scopes(found.new, fresh, {id(alias) for alias in extra})
         aliases = Aliases(found.new)
+        self.namings += namings(path, [given for given, _ in found.given])
         self.changed += [
             refusal
             for given, parents in found.given
@@ -236,6 +246,17 @@ class _Work:
                 scopes = Scopes(tree, {id(stmt) for stmt in body}, set())
                 self.refusals += self._judge(other, scopes, body, Aliases(tree)).refusals
                 self._imports += ast.walk(tree)
+
+
+def namings(path: str, given: Sequence[Given]) -> list[Naming]:
+    """Return what recorded statements name now, one for each statement that binds names."""
+    found: dict[int, Naming] = {}
+    for each in given:
+        before = found.get(id(each.stmt))
+        names = (*(before.names if before is not None else ()), each.target.id)
+        into = each.into.lineno if each.into is not None else None
+        found[id(each.stmt)] = Naming(path, each.stmt.lineno, names, into)
+    return list(found.values())
 
 
 def _kind(node: ast.stmt, *, logs: bool, prints: bool) -> Kind:
