@@ -116,13 +116,14 @@ def differing(old: ast.AST, new: ast.AST) -> tuple[str, str] | None:
     ('0.1', '0.2')
     """
     found: tuple[ast.AST, ast.AST] | None = None
+    whole = old.value if isinstance(old, ast.Expr) else None
     while type(old) is type(new):
         pairs = _unlike(old, new)
         if pairs is None or len(pairs) != 1:
             break
         found = old, new = pairs[0]
-    if found is None or isinstance(found[0], ast.Call | ast.arguments):
-        return None  # both are shown whole anyway
+    if found is None or found[0] is whole:
+        return None  # both are shown anyway
     was, now = (" ".join(ast.unparse(part).split()) for part in found)
     return (was, now) if max(len(was), len(now)) <= 60 else None
 

@@ -15,7 +15,7 @@ import ast
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from rearview.source.order import Loose, early
+from rearview.source.order import Loose, early, reached
 
 WRITABLE = (
     ast.Expr,
@@ -104,6 +104,10 @@ class _Reader:
             return not wanted and self._give(extra) and self.node(old.value, new.value)
         if type(old) is not type(new):
             return False
+        if isinstance(old, ast.Assert):  # its message is evaluated only when it fails
+            same = self.field(old.test, getattr(new, "test", None))
+            self._maybe += 1
+            return same and self.field(old.msg, getattr(new, "msg", None))
         return all(
             self.field(getattr(old, name, None), getattr(new, name, None))
             for name in old._fields
@@ -201,7 +205,6 @@ def _order(lifted: list[Given], stmt: ast.stmt, loose: Loose) -> str:
     places = [(given.stmt.lineno, given.stmt.col_offset) for given in lifted]
     if places != sorted(places):
         return f"`{names[-1]}` was computed after `{names[-2]}`"
-    reads = {id(given.read) for given in lifted}
     bound = {
         node.target.id
         for given in lifted
@@ -210,7 +213,10 @@ def _order(lifted: list[Given], stmt: ast.stmt, loose: Loose) -> str:
     }
     loose = Loose(loose.names | bound, loose.attributes)
     for one in (*(given.stmt for given in lifted), stmt):
-        first = early(one, reads, loose)
+        reads = [id(given.read) for given in lifted if given.into is one]
+        if reads != reached(one, set(reads)):
+            return "it was evaluated later, or not always"
+        first = early(one, set(reads), loose)
         if first:
             return f"`{first}` was evaluated before it"
     return ""

@@ -69,6 +69,11 @@ def early(stmt: ast.stmt, reads: set[int], unsettled: Loose) -> str:
     return ""
 
 
+def reached(stmt: ast.stmt, reads: set[int]) -> list[int]:
+    """Return those of `reads` that the statement comes to, in the order in which it does."""
+    return [id(node) for node in _evaluated(stmt) if id(node) in reads]
+
+
 def _evaluated(node: ast.AST | None) -> Iterator[ast.AST]:
     """Yield the parts of a statement's head in the order in which they are done."""
     if node is None:
