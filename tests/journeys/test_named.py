@@ -44,9 +44,16 @@ PROBED = (
     ),
     (
         "return self.fc(self.drop(x))\n",
-        'out = self.fc(self.drop(x))\n        rearview.log("out", out.sum())\n        return out\n',
+        'out = self.fc(self.drop(x))\n        rearview.log("out", out.sum().item())\n        return out\n',
     ),
 )
+
+
+LOGGER = """\
+import json, sys
+def log(name, value):
+    print(json.dumps([name, float(value)]), file=sys.stderr)
+"""
 
 
 def rearview(folder, *words):
@@ -65,11 +72,15 @@ def test_what_a_recorded_statement_names_is_exact_in_every_version(tmp_path):
     for before, after in PROBED:
         assert before in probed
         probed = probed.replace(before, after)
-    # truth: the probed text, run as it stands; its seed makes every run the same
+    # truth: the probed text, run by plain Python; its seed makes every run the same
     truth = tmp_path / "truth"
     truth.mkdir()
     (truth / "train.py").write_text(probed)
-    assert rearview(truth, "run", "-q", "train.py").returncode == 0
+    (truth / "rearview.py").write_text(LOGGER)
+    plain = subprocess.run(
+        [sys.executable, "train.py"], cwd=truth, capture_output=True, check=True, text=True
+    )
+    expected = [json.loads(line) for line in plain.stderr.splitlines()]
     project = tmp_path / "project"
     project.mkdir()
     for text in (TRAIN.replace("range(3)", "range(2)"), TRAIN):
@@ -82,19 +93,16 @@ def test_what_a_recorded_statement_names_is_exact_in_every_version(tmp_path):
     assert filled.returncode == 0, filled.stdout + filled.stderr
     assert "exact" in filled.stdout + filled.stderr
 
-    def values(folder):
-        shown = rearview(folder, "table", *names, "--format", "json")
-        found = {}
-        for row in json.loads(shown.stdout):
-            run = found.setdefault(row.pop("run"), [])
-            run.append(tuple(row.values()))
-        return list(found.values())
-
-    (expected,) = values(truth)
-    shorter, longer = values(project)
-    assert longer == expected
-    assert shorter == expected[: len(shorter)]
-    assert len(shorter) == 8
+    rows = json.loads(rearview(project, "table", *names, "--format", "json").stdout)
+    runs = list(dict.fromkeys(row["run"] for row in rows))
+    for run, epochs in zip(runs, (2, 3), strict=True):
+        mine = [row for row in rows if row["run"] == run and row["step"] is not None]
+        assert len(mine) == 4 * epochs
+        for name in ("gn", "out"):
+            told = [value for each, value in expected if each == name]
+            assert [row[name] for row in mine] == told[: len(mine)]
+        lasts = [row["last"] for row in mine if row["step"] == 3]
+        assert lasts == [value for each, value in expected if each == "last"][:epochs]
 
 
 def test_a_refusal_blames_the_statement_that_was_changed(tmp_path):

@@ -73,6 +73,13 @@ def carried(change, *older, corrections=None):
             "    if (v := evaluate(net)) < best:\n        rearview.log('v', v)\n",
         ),
         (
+            (
+                "clip_grad_norm_(net.parameters(), 1.0)\n",
+                "v = clip_grad_norm_(\n            net.parameters(),\n            1.0,\n        )\n        rearview.log('v', v)\n",
+            ),
+            "        v = clip_grad_norm_(net.parameters(), 0.5)  # half\n        rearview.log('v', v)\n",
+        ),
+        (
             ("loss = f(x)\n", "loss = v = f(x)\n        rearview.log('v', v)\n"),
             "        v = cost = f(x)\n        rearview.log('v', v)\n",
         ),
@@ -83,6 +90,17 @@ def test_an_older_version_names_what_it_computes_itself(change, line):
     assert not newest.refused
     assert line in older.files["t.py"]
     assert "0.5)  # half" in older.files["t.py"]
+
+
+def test_a_returned_value_is_named_where_it_is_returned():
+    old = "def forward(self, x):\n    x = self.a(x)\n    return self.fc(self.drop(x))\n"
+    new = old.replace(
+        "return self.fc(self.drop(x))", "v = self.fc(self.drop(x))\n    look(v)\n    return v"
+    )
+    older = old.replace("self.a", "self.b").replace("self.drop(x)", "x")
+    text, where = name_in(new, Naming("t.py", 3, ("v",), 5), older)
+    assert text.endswith("    v = self.fc(x)\n    return v\n")
+    assert where == Naming("t.py", 3, ("v",), 4)
 
 
 def test_a_version_that_does_not_compute_it_is_refused():

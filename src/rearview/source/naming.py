@@ -62,12 +62,14 @@ def name_in(new: str, naming: Naming, old: str) -> tuple[str, Naming] | str:
         return f"the new text cannot be read: {here}"
     if isinstance(there, str):
         return f"the old text cannot be read: {there}"
-    one, two = grow(here), grow(there)
+    one, first = grow(here), naming.names[0]
     binds = _at(one, naming.line)
     reads = binds if naming.into is None else _at(one, naming.into)
-    partner = match(one, two).there.get(reads) if reads is not None else None
-    first = naming.names[0]
-    if binds is None or partner is None or there.repaired:
+    if binds is None or reads is None:
+        return f"line {naming.line} of the new text holds no statement"
+    two = grow(there)
+    partner = _partner(here, binds, reads, naming.names, two) or match(one, two).there.get(reads)
+    if partner is None or there.repaired:
         return f"the statement whose value is `{first}` did not exist yet"
     try:
         if naming.into is None:
@@ -76,7 +78,6 @@ def name_in(new: str, naming: Naming, old: str) -> tuple[str, Naming] | str:
             if taken:
                 return f"`{min(taken)}` stands for something else there"
             return _applied(there, edits), Naming(naming.path, partner.start, naming.names)
-        assert reads is not None
         if first in names_in(partner):
             return f"`{first}` stands for something else there"
         if not partner.leads or there.lines[partner.start - 1].lstrip().startswith("elif"):
@@ -95,6 +96,31 @@ def name_in(new: str, naming: Naming, old: str) -> tuple[str, Naming] | str:
 
 def _at(tree: Tree, line: int) -> Node | None:
     return next((n for n in tree.nodes if not n.is_block and n.start == line and n.parent), None)
+
+
+def _partner(
+    here: Parsed, binds: Node, reads: Node, names: tuple[str, ...], old: Tree
+) -> Node | None:
+    """Return the old statement that is the one which names a value now, read without the name."""
+    new, without = binds.tree, None
+    edits: list[_Edit] = []
+    if reads is not binds:
+        without = (binds.start, binds.end)
+        value = getattr(new, "value", None)
+        edits += [
+            _Edit(*_span(node), ast.unparse(value))
+            for _, node in _walk(reads.tree)
+            if isinstance(node, ast.Name) and node.id in names and value is not None
+        ]
+    elif isinstance(new, ast.Assign | ast.AnnAssign) and set(_bound(new)) == set(names):
+        assert new.value is not None
+        edits.append(_Edit(*_span(new), ast.unparse(new.value)))
+    plain = parse(_applied(here, edits))
+    if isinstance(plain, str):
+        return None
+    tree = grow(plain, without=without) if without is not None else grow(plain)
+    node = _at(tree, reads.start)
+    return match(tree, old).there.get(node) if node is not None else None
 
 
 def _named(new: ast.AST, old: ast.AST, names: tuple[str, ...]) -> Iterator[_Edit]:
@@ -189,7 +215,7 @@ def _bound(node: ast.AST) -> list[str]:
     ]
 
 
-def _span(node: ast.expr) -> tuple[tuple[int, int], tuple[int, int]]:
+def _span(node: ast.expr | ast.stmt) -> tuple[tuple[int, int], tuple[int, int]]:
     assert node.end_lineno is not None
     assert node.end_col_offset is not None
     return (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)
@@ -198,12 +224,15 @@ def _span(node: ast.expr) -> tuple[tuple[int, int], tuple[int, int]]:
 def _applied(parsed: Parsed, edits: list[_Edit]) -> str:
     lines = list(parsed.lines)
     for edit in sorted(edits, key=lambda each: each.start, reverse=True):
-        assert edit.start[0] == edit.end[0]
-        row, begin = edit.start
-        code = parsed.code_lines[row - 1].encode()
-        mark = len(parsed.lines[0]) - len(parsed.lines[0].removeprefix("\ufeff"))
-        skip = mark if row == 1 else 0
-        first = skip + len(code[:begin].decode())
-        stop = skip + len(code[: edit.end[1]].decode())
-        lines[row - 1] = lines[row - 1][:first] + edit.text + lines[row - 1][stop:]
+        (row, _), (last, _) = edit.start, edit.end
+        rest = lines[last - 1][_character(parsed, *edit.end) :]
+        lines[row - 1] = lines[row - 1][: _character(parsed, *edit.start)] + edit.text + rest
+        for gone in range(row, last):  # the others keep their numbers
+            lines[gone] = "\n"
     return "".join(lines)
+
+
+def _character(parsed: Parsed, row: int, column: int) -> int:
+    """Return the index in a line of what stands at a column in bytes; a mark counts as one."""
+    mark = row == 1 and parsed.lines[0].startswith("\ufeff")
+    return mark + len(parsed.code_lines[row - 1].encode()[:column].decode())
