@@ -8,6 +8,7 @@ as its head (`for epoch in range(10)`) is the same.
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -103,12 +104,17 @@ class _Matcher:
             for block in blocks(node):
                 self.places.update({id(stmt): (block, at) for at, stmt in enumerate(block)})
 
-    def weight(self, old: ast.stmt, new: ast.stmt) -> int:
-        """Return how many statements can be paired when `old` is taken for `new`; 0: not at all."""
+    def weight(self, old: ast.stmt, new: ast.stmt, spare: tuple[set[int], set[int]]) -> int:
+        """Return how many statements can be paired when `old` is taken for `new`; 0: not at all.
+
+        `spare` holds the heads that the block of either has more often than that of the other.
+        """
         whole_old, head_old, size = self.shapes.look(old)
         whole_new, head_new, _ = self.shapes.look(new)
         if whole_old == whole_new:
             return SAME * size
+        if head_old != head_new and not (head_old in spare[0] and head_new in spare[1]):
+            return 0
         key = (id(old), id(new))
         if key not in self.weights:
             self.weights[key] = self._weigh(old, new, same=head_old == head_new)
@@ -158,7 +164,9 @@ class _Matcher:
         rows = olds[first : len(olds) - tail]
         cols = news[first : len(news) - tail]
         best = [[0] * (len(cols) + 1) for _ in range(len(rows) + 1)]
-        weights = [[self.weight(a, b) for b in cols] for a in rows]
+        heads = [Counter(self.shapes.look(stmt)[1] for stmt in block) for block in (rows, cols)]
+        spare = set(heads[0] - heads[1]), set(heads[1] - heads[0])
+        weights = [[self.weight(a, b, spare) for b in cols] for a in rows]
         for i in range(len(rows) - 1, -1, -1):
             for j in range(len(cols) - 1, -1, -1):
                 weight = weights[i][j]
