@@ -101,17 +101,20 @@ class Probing:
     @cached_property
     def added(self) -> tuple[Probe, ...]:
         """What the work tree adds to the newest version that was run."""
-        if not self.chain:
-            return ()
-        found, _ = check(self.text(self.chain[0]), self.edited)
-        return tuple(sorted(found.probes, key=lambda probe: (probe.path, probe.first)))
+        found = self._newest.probes if self._newest is not None else ()
+        return tuple(sorted(found, key=lambda probe: (probe.path, probe.first)))
+
+    @cached_property
+    def _newest(self) -> Probes | None:
+        return check(self.text(self.chain[0]), self.edited)[0] if self.chain else None
 
     @cached_property
     def outcomes(self) -> tuple[Outcome, ...]:
         """Where the added statements belong in each version of the chain."""
         statements = [Statement(probe.path, (probe.first, probe.last)) for probe in self.added]
         versions = [self.text(version) for version in self.chain]
-        return through(self.edited, statements, versions, self._by_hand())
+        namings = self._newest.namings if self._newest is not None else ()
+        return through(self.edited, statements, versions, self._by_hand(), namings)
 
     def propagated(self) -> list[Propagated]:
         """Return what becomes of each version, newest first."""

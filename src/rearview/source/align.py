@@ -8,67 +8,19 @@ as its head (`for epoch in range(10)`) is the same.
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from rearview.errors import SourceError
+from rearview.source.blocks import BODIES, blocks, effective, parse
+from rearview.source.comparison import Added, Comparison, Lost
+from rearview.source.likely import likeliest
+from rearview.source.loops import FUNCTIONS
+from rearview.source.named import Given, Rewritten, rewritten
+from rearview.source.order import Loose, loose
 
-BODIES = ("body", "orelse", "finalbody")
-
-
-def parse(text: str, path: str) -> ast.Module:
-    """Return the tree of `text`, or raise naming the line that does not parse."""
-    try:
-        return ast.parse(text, filename=path)
-    except (SyntaxError, ValueError) as exc:
-        line = getattr(exc, "lineno", None) or 1
-        raise SourceError(
-            f"{path}:{line} is not Python that this interpreter can read ({exc}). "
-            f"Correct the file and ask again.",
-            slug="source-syntax",
-        ) from exc
-
-
-def blocks(node: ast.AST) -> list[list[ast.stmt]]:
-    """Return the statement lists directly inside `node`, in the order of the text."""
-    found: list[list[ast.stmt]] = []
-    for name, value in ast.iter_fields(node):
-        if name in BODIES and isinstance(value, list):
-            found.append(value)
-        elif name in {"handlers", "cases"}:
-            found.extend(part.body for part in value)
-    return found
-
-
-@dataclass(frozen=True, slots=True)
-class Added:
-    """A statement that only the edited text has, with the nodes around it, outermost first."""
-
-    node: ast.stmt
-    parents: tuple[ast.AST, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """A recorded statement that the edited text lacks; `instead` stands in its place, if any."""
-
-    node: ast.stmt
-    instead: ast.stmt | None
-    line: int
-    """Line of the edited text where it was expected."""
-
-
-@dataclass(slots=True)
-class Comparison:
-    """What became of each statement of two texts."""
-
-    old: ast.Module
-    new: ast.Module
-    matched: list[tuple[ast.stmt, ast.stmt]] = field(default_factory=list)
-    added: list[Added] = field(default_factory=list)
-    lost: list[Lost] = field(default_factory=list)
-    widened: list[tuple[ast.stmt, tuple[ast.alias, ...]]] = field(default_factory=list)
-    """Recorded imports that bring in further names now."""
+SAME, NEAR = 8, 7
+"""Weights of a statement that is the recorded one, and of one that is it but for a name."""
 
 
 class _Shapes:
@@ -122,16 +74,6 @@ def _dump(value: object) -> object:
     return value
 
 
-def effective(block: list[ast.stmt]) -> list[ast.stmt]:
-    """Return the statements of a block that do something: no docstrings, no `pass`."""
-    return [
-        stmt
-        for stmt in block
-        if not isinstance(stmt, ast.Pass)
-        and not (isinstance(stmt, ast.Expr) and isinstance(stmt.value, ast.Constant))
-    ]
-
-
 def _wider(old: ast.stmt, new: ast.stmt) -> tuple[ast.alias, ...] | None:
     """Return the aliases that `new` imports beyond `old`, or None when it is not that import."""
     if isinstance(old, ast.Import) and isinstance(new, ast.Import):
@@ -149,27 +91,62 @@ def _wider(old: ast.stmt, new: ast.stmt) -> tuple[ast.alias, ...] | None:
 
 
 class _Matcher:
-    def __init__(self, result: Comparison) -> None:
+    def __init__(self, result: Comparison, unsettled: Loose) -> None:
         self.shapes = _Shapes()
         self.result = result
+        self.loose = unsettled
         self.weights: dict[tuple[int, int], int] = {}
+        self.rewrites: dict[tuple[int, int], Rewritten | None] = {}
+        self.places: dict[int, tuple[list[ast.stmt], int]] = {}
+        """Block and index of each statement of the edited text."""
+        self.gaps: list[_Gap] = []
+        for node in ast.walk(result.new):
+            for block in blocks(node):
+                self.places.update({id(stmt): (block, at) for at, stmt in enumerate(block)})
 
-    def weight(self, old: ast.stmt, new: ast.stmt) -> int:
-        """Return how many statements can be paired when `old` is taken for `new`; 0: not at all."""
+    def weight(self, old: ast.stmt, new: ast.stmt, spare: tuple[set[int], set[int]]) -> int:
+        """Return how many statements can be paired when `old` is taken for `new`; 0: not at all.
+
+        `spare` holds the heads that the block of either has more often than that of the other.
+        """
         whole_old, head_old, size = self.shapes.look(old)
         whole_new, head_new, _ = self.shapes.look(new)
         if whole_old == whole_new:
-            return size
-        if head_old != head_new:
-            return 1 if _wider(old, new) else 0
+            return SAME * size
+        if head_old != head_new and not (head_old in spare[0] and head_new in spare[1]):
+            return 0
         key = (id(old), id(new))
         if key not in self.weights:
-            pairs = zip(blocks(old), blocks(new), strict=True)
-            self.weights[key] = 1 + sum(
-                sum(weight for _, _, weight in self.pair(effective(a), effective(b)))
-                for a, b in pairs
-            )
+            self.weights[key] = self._weigh(old, new, same=head_old == head_new)
         return self.weights[key]
+
+    def _weigh(self, old: ast.stmt, new: ast.stmt, *, same: bool) -> int:
+        if not same:
+            if _wider(old, new):
+                return NEAR
+            found = rewritten(old, new, lambda name: self._above(new, name), self.loose)
+            self.rewrites[id(old), id(new)] = found
+            if found is None or found.why:
+                return 0
+        pairs = zip(blocks(old), blocks(new), strict=True)
+        return (SAME if same else NEAR) + sum(
+            sum(weight for _, _, weight in self.pair(effective(a), effective(b))) for a, b in pairs
+        )
+
+    def _above(self, stmt: ast.stmt, name: str) -> ast.Assign | ast.AnnAssign | None:
+        """Return the statement above, in the same block, that assigns to `name` and nothing else."""
+        block, at = self.places[id(stmt)]
+        for k in range(at - 1, -1, -1):
+            above = block[k]
+            if isinstance(above, ast.Assign) and len(above.targets) == 1:
+                target = above.targets[0]
+            elif isinstance(above, ast.AnnAssign) and above.value is not None:
+                target = above.target
+            else:
+                continue
+            if isinstance(target, ast.Name) and target.id == name:
+                return above
+        return None
 
     def pair(
         self, olds: list[ast.stmt], news: list[ast.stmt]
@@ -183,11 +160,13 @@ class _Matcher:
         limit = min(len(olds), len(news)) - first
         while tail < limit and same[0][-1 - tail][0] == same[1][-1 - tail][0]:
             tail += 1
-        head = [(olds[i], news[i], same[0][i][2]) for i in range(first)]
+        head = [(olds[i], news[i], SAME * same[0][i][2]) for i in range(first)]
         rows = olds[first : len(olds) - tail]
         cols = news[first : len(news) - tail]
         best = [[0] * (len(cols) + 1) for _ in range(len(rows) + 1)]
-        weights = [[self.weight(a, b) for b in cols] for a in rows]
+        heads = [Counter(self.shapes.look(stmt)[1] for stmt in block) for block in (rows, cols)]
+        spare = set(heads[0] - heads[1]), set(heads[1] - heads[0])
+        weights = [[self.weight(a, b, spare) for b in cols] for a in rows]
         for i in range(len(rows) - 1, -1, -1):
             for j in range(len(cols) - 1, -1, -1):
                 weight = weights[i][j]
@@ -206,7 +185,9 @@ class _Matcher:
                 i += 1
         start = len(olds) - tail
         shift = len(news) - len(olds)
-        head.extend((olds[k], news[k + shift], same[0][k][2]) for k in range(start, len(olds)))
+        head.extend(
+            (olds[k], news[k + shift], SAME * same[0][k][2]) for k in range(start, len(olds))
+        )
         return head
 
     def walk(
@@ -214,14 +195,19 @@ class _Matcher:
     ) -> None:
         """Note what became of each statement of two blocks, and of the blocks inside."""
         olds, news = effective(olds), effective(news)
-        pairs = self.pair(olds, news)
+        pairs = self._settled([(a, b) for a, b, _ in self.pair(olds, news)], news)
+        above = {id(given.stmt) for pair in pairs for given in self._given(*pair)}
+        for pair in pairs:
+            self.result.given.extend((given, parents) for given in self._given(*pair))
         place_old = {id(stmt): i for i, stmt in enumerate(olds)}
         place_new = {id(stmt): i for i, stmt in enumerate(news)}
         at_old = at_new = 0
-        for old, new in [(a, b) for a, b, _ in pairs] + [(None, None)]:
+        for old, new in [*pairs, (None, None)]:
             to_old = len(olds) if old is None else place_old[id(old)]
             to_new = len(news) if new is None else place_new[id(new)]
-            self._gap(olds[at_old:to_old], news[at_new:to_new], parents, new)
+            added = [stmt for stmt in news[at_new:to_new] if id(stmt) not in above]
+            line = new.lineno if new is not None else _end(parents)
+            self.gaps.append(_Gap(olds[at_old:to_old], added, parents, line))
             at_old, at_new = to_old + 1, to_new + 1
             if old is None or new is None:
                 continue
@@ -235,29 +221,110 @@ class _Matcher:
                 after = outside and b is getattr(new, "orelse", None)
                 self.walk(a, b, parents if after else (*parents, new))
 
-    def _gap(
-        self,
-        lost: list[ast.stmt],
-        added: list[ast.stmt],
-        parents: tuple[ast.AST, ...],
-        after: ast.stmt | None,
+    def _given(self, old: ast.stmt, new: ast.stmt) -> tuple[Given, ...]:
+        found = self.rewrites.get((id(old), id(new)))
+        return found.given if found is not None else ()
+
+    def _settled(
+        self, pairs: list[tuple[ast.stmt, ast.stmt]], news: list[ast.stmt]
+    ) -> list[tuple[ast.stmt, ast.stmt]]:
+        """Return the pairs without those whose value is computed before other recorded code."""
+        place = {id(stmt): at for at, stmt in enumerate(news)}
+        recorded = {place[id(new)]: new for _, new in pairs}
+        kept = []
+        for old, new in pairs:
+            above = [place[id(g.stmt)] for g in self._given(old, new) if g.read is not None]
+            between = (
+                [recorded[k] for k in range(min(above), place[id(new)]) if k in recorded]
+                if above
+                else []
+            )
+            if not between:
+                kept.append((old, new))
+                continue
+            self.rewrites[id(old), id(new)] = Rewritten(
+                (),
+                f"`{ast.unparse(between[0]).splitlines()[0]}` (line {between[0].lineno}) ran before it",
+            )
+        return kept
+
+    def settle(self) -> None:
+        """Say for each statement that was lost what stands in its place."""
+        while self.gaps:
+            gaps, self.gaps = self.gaps, []
+            added: dict[int, ast.stmt] = {}
+            for gap in gaps:
+                for stmt in gap.added:
+                    added.setdefault(self.shapes.look(stmt)[0], stmt)
+            taken: set[int] = set()
+            for gap in gaps:
+                for stmt in gap.lost:
+                    self._lose(stmt, gap, added, taken)
+            self.result.added.extend(
+                Added(stmt, gap.parents)
+                for gap in gaps
+                for stmt in gap.added
+                if id(stmt) not in taken
+            )
+
+    def _lose(
+        self, stmt: ast.stmt, gap: _Gap, added: Mapping[int, ast.stmt], taken: set[int]
     ) -> None:
-        kinds = [type(stmt) for stmt in added]
-        taken: set[int] = set()
-        for stmt in lost:
-            # the likeliest replacement is the next one of the same kind
-            free = [i for i in range(len(added)) if i not in taken]
-            alike = [i for i in free if kinds[i] is type(stmt)]
-            instead = next(iter(alike or free), None)
-            if instead is not None:
-                taken.add(instead)
-                line = added[instead].lineno
-            else:
-                line = after.lineno if after is not None else _end(parents)
-            self.result.lost.append(Lost(stmt, None if instead is None else added[instead], line))
-        self.result.added.extend(
-            Added(stmt, parents) for i, stmt in enumerate(added) if i not in taken
-        )
+        lost = self.result.lost
+        shape = self.shapes.look(stmt)[0]
+        twin = added.get(shape)
+        if twin is not None and id(twin) not in taken:
+            taken.add(id(twin))
+            lost.append(Lost(stmt, twin, twin.lineno, moved=True))
+            return
+        around = [
+            each for each in added.values() if each in gap.added or isinstance(each, FUNCTIONS)
+        ]
+        for outer in around:
+            inner = self._inner(outer, shape)
+            if inner is not None:
+                lost.append(Lost(stmt, None, inner.lineno, inside=outer))
+                return
+        for outer in gap.added:
+            if isinstance(stmt, ast.Expr) and id(outer) not in taken and _holds(outer, stmt.value):
+                taken.add(id(outer))
+                lost.append(Lost(stmt, outer, outer.lineno, held=True))
+                return
+        instead = likeliest(stmt, [each for each in gap.added if id(each) not in taken])
+        if instead is None:
+            first = next((each.lineno for each in gap.added), gap.line)
+            lost.append(Lost(stmt, None, first))
+            return
+        taken.add(id(instead))
+        near = self.rewrites.get((id(stmt), id(instead)))
+        lost.append(Lost(stmt, instead, instead.lineno, near.why if near is not None else ""))
+        pairs = list(zip(blocks(stmt), blocks(instead), strict=False))
+        if type(stmt) is type(instead) and len(blocks(stmt)) == len(blocks(instead)):
+            for a, b in pairs:  # what was added inside is still to be found
+                self.walk(a, b, (*gap.parents, instead))
+
+    def _inner(self, outer: ast.stmt, shape: int) -> ast.stmt | None:
+        for node in ast.walk(outer):
+            if node is not outer and isinstance(node, ast.stmt):
+                if self.shapes.look(node)[0] == shape:
+                    return node
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Gap:
+    """What stands between two statements that were found again."""
+
+    lost: list[ast.stmt]
+    added: list[ast.stmt]
+    parents: tuple[ast.AST, ...]
+    line: int
+    """Line of the edited text where the gap ends."""
+
+
+def _holds(stmt: ast.stmt, value: ast.expr) -> bool:
+    wanted = ast.dump(value)
+    return any(type(node) is type(value) and ast.dump(node) == wanted for node in ast.walk(stmt))
 
 
 def _end(parents: tuple[ast.AST, ...]) -> int:
@@ -268,10 +335,16 @@ def _end(parents: tuple[ast.AST, ...]) -> int:
     return 1
 
 
-def compare(old: ast.Module, new: ast.Module) -> Comparison:
-    """Return what became of each statement of `old` in `new`."""
+def compare(old: ast.Module, new: ast.Module, unsettled: Loose | None = None) -> Comparison:
+    """Return what became of each statement of `old` in `new`.
+
+    `unsettled` is what calls may rebind, by all recorded texts; by `old` alone if not given.
+    """
     result = Comparison(old, new)
-    _Matcher(result).walk(old.body, new.body, (new,))
+    matcher = _Matcher(result, unsettled if unsettled is not None else loose([old]))
+    matcher.walk(old.body, new.body, (new,))
+    matcher.settle()
+    result.added.sort(key=lambda item: (item.node.lineno, item.node.col_offset))
     return result
 
 

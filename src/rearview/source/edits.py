@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 
-from rearview.source.align import Added, Comparison, Lost, blocks
+from rearview.source.blocks import BODIES, blocks
+from rearview.source.comparison import Added, Comparison, Lost
 from rearview.source.judge import Refusal
 from rearview.source.loops import FUNCTIONS
-from rearview.source.scopes import Scope, bound_by
+from rearview.source.named import Given
+from rearview.source.scopes import Scope
 
 REFLECTS = {"globals", "locals", "vars", "dir"}
 
@@ -17,26 +19,133 @@ def _shown(node: ast.stmt) -> str:
     text = ast.unparse(node)
     if blocks(node):
         text = text.splitlines()[0]
+    text = " ".join(text.split())
     return f"`{text if len(text) <= 60 else text[:57] + '...'}`"
 
 
 def lost_refusal(path: str, lost: Lost) -> Refusal:
-    """Say that a recorded statement is not there any more."""
+    """Say that a recorded statement is not there any more, or not what or where it was."""
+    was = f"line {lost.node.lineno} of the version"
+    if lost.inside is not None:
+        return Refusal(
+            path,
+            lost.line,
+            _shown(lost.node),
+            f"this recorded statement ({was}) was put inside {_shown(lost.inside)} (line "
+            f"{lost.inside.lineno}), so it would not run as it did",
+            "Take it out again; put only the log statements into a block of their own.",
+        )
+    if lost.moved:
+        return Refusal(
+            path,
+            lost.line,
+            _shown(lost.node),
+            f"this recorded statement ({was}) stands at another place now",
+            "Move it back; put the log statement where the value is to be seen.",
+        )
     if lost.instead is None:
         return Refusal(
             path,
             lost.line,
             _shown(lost.node),
-            f"this recorded statement (line {lost.node.lineno} of the version) is gone",
+            f"this recorded statement ({was}) is gone",
             "Put it back; a probe only adds statements.",
         )
+    if lost.held and lost.instead is not None:
+        value = ast.unparse(lost.node)
+        return Refusal(
+            path,
+            lost.line,
+            _shown(lost.instead),
+            f"the recorded {_shown(lost.node)} ({was}) is a part of it now",
+            f"Write `value = {value}` in its place, and log `value` in a statement below."
+            if len(value) <= 60
+            else "Put it back as `value = ...`, and log `value` in a statement below.",
+        )
+    if lost.why:
+        return Refusal(
+            path,
+            lost.line,
+            _shown(lost.instead),
+            f"in the recorded {_shown(lost.node)} ({was}), {lost.why}, so the order is another",
+            "Put the recorded statement back and name the value where it stands, "
+            "`(value := ...)`; then log it in a statement below.",
+        )
+    parts = differing(lost.node, lost.instead)
+    change = f": `{parts[1]}` where `{parts[0]}` was" if parts is not None else ""
     return Refusal(
         path,
         lost.line,
         _shown(lost.instead),
-        f"it stands in place of the recorded {_shown(lost.node)}",
-        "Put the recorded statement back and log in a statement of its own.",
+        f"it stands in place of the recorded {_shown(lost.node)} ({was}){change}",
+        "Put the recorded statement back and log in a statement of its own; to change the program, "
+        "run it anew.",
     )
+
+
+def given_refusal(
+    path: str, given: Given, scope: Scope, found: Comparison, parents: tuple[ast.AST, ...]
+) -> Refusal | None:
+    """Say why a value of the run may not have the name that an edit gives it, or None."""
+    name = given.target.id
+    home = scope.home(name) or scope
+    line = home.recorded_use(name)
+    if home.is_class:
+        return Refusal(
+            path,
+            given.stmt.lineno,
+            _shown(given.stmt),
+            f"it gives the recorded class an attribute `{name}`",
+            "Log the value where the class is used.",
+        )
+    if line is not None:
+        return Refusal(
+            path,
+            given.stmt.lineno,
+            _shown(given.stmt),
+            f"it gives the value the name `{name}`, which the recorded code uses (line {line})",
+            "Choose a name that the recorded code does not use.",
+        )
+    return reflection_refusal(path, Added(given.stmt, parents), [name], found, scope)
+
+
+def differing(old: ast.AST, new: ast.AST) -> tuple[str, str] | None:
+    """Return the one part that differs in two statements, as text; None when there are more.
+
+    >>> differing(*ast.parse("f(a, lr=0.1); f(a, lr=0.2)").body)
+    ('0.1', '0.2')
+    """
+    found: tuple[ast.AST, ast.AST] | None = None
+    whole = old.value if isinstance(old, ast.Expr) else None
+    while type(old) is type(new):
+        pairs = _unlike(old, new)
+        if pairs is None or len(pairs) != 1:
+            break
+        found = old, new = pairs[0]
+    if found is None or found[0] is whole:
+        return None  # both are shown anyway
+    was, now = (" ".join(ast.unparse(part).split()) for part in found)
+    return (was, now) if max(len(was), len(now)) <= 60 else None
+
+
+def _unlike(old: ast.AST, new: ast.AST) -> list[tuple[ast.AST, ast.AST]] | None:
+    """Return the children that differ; None when more than children do."""
+    pairs: list[tuple[ast.AST, ast.AST]] = []
+    for name in old._fields:
+        if name in BODIES and blocks(old):
+            continue
+        one, two = getattr(old, name, None), getattr(new, name, None)
+        if not isinstance(one, list) or not isinstance(two, list):
+            one, two = [one], [two]
+        if len(one) != len(two):
+            return None
+        for a, b in zip(one, two, strict=True):
+            if isinstance(a, ast.AST) and isinstance(b, ast.AST):
+                if ast.dump(a) != ast.dump(b):
+                    pairs.append((a, b))
+            elif a != b or type(a) is not type(b):
+                return None
+    return pairs
 
 
 def class_refusal(
@@ -67,9 +176,10 @@ def class_refusal(
     return None
 
 
-def reflection_refusal(path: str, item: Added, found: Comparison, scope: Scope) -> Refusal | None:
+def reflection_refusal(
+    path: str, item: Added, names: list[str], found: Comparison, scope: Scope
+) -> Refusal | None:
     """Say that recorded code lists the variables of the scope after the probe binds one."""
-    names = [name for name, _ in bound_by(item.node)]
     if not names or scope.is_class:
         return None
     for _, stmt in found.matched:

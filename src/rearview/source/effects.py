@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from rearview.source import mutators
-from rearview.source.align import blocks, parse
+from rearview.source.blocks import blocks, parse
 from rearview.source.logged import log_call
 from rearview.source.loops import FUNCTIONS, LOOPS, MODULE, Loop, LoopId, loop_ids
 from rearview.source.scopes import bound_by

@@ -43,6 +43,8 @@ class Judge(ast.NodeVisitor):
         self.refusals: list[Refusal] = []
         self.cautions: dict[int, list[str]] = {}
         self.generators: dict[int, list[ast.expr]] = {}
+        self.relied: dict[tuple[int, str], int] = {}
+        """Scope and name of a value that recorded code takes from a probe's name -> line."""
         self._scope: Scope = scopes.top
         self._loops = 0
         self._own = False
@@ -94,7 +96,7 @@ class Judge(ast.NodeVisitor):
                 home = scope.home(name) or scope
                 if home.is_class:
                     continue  # judged where the class is
-                line = home.recorded_use(name)
+                line = home.recorded_use(name) or self.relied.get((id(home), name))
                 if line is None or self._same_import(name, stmt, home):
                     continue
                 verb = "deletes" if isinstance(stmt, ast.Delete) else "rebinds"
@@ -143,13 +145,19 @@ class Judge(ast.NodeVisitor):
 
     def _jump(self, node: ast.Break | ast.Continue) -> None:
         if not self._loops:
-            self._refuse(node, "it leaves a recorded loop early", "A probe may only look.")
+            self._refuse(
+                node,
+                "it leaves a recorded loop early",
+                "Leave it out; to see only some iterations, ask for them with `--at`.",
+            )
 
     visit_Break = visit_Continue = _jump
 
     def visit_Return(self, node: ast.Return) -> None:
         if not self._own:
-            self._refuse(node, "it leaves a recorded function early", "A probe may only look.")
+            self._refuse(
+                node, "it leaves a recorded function early", "Leave it out; log and go on."
+            )
         self.generic_visit(node)
 
     def visit_Raise(self, node: ast.Raise) -> None:

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from rearview.source.align import parse
+from rearview.source.blocks import parse
 from rearview.source.loops import FUNCTIONS, LOOPS, MODULE, loop_name, unique_name
 
 TAGGED = {

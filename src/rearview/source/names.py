@@ -223,13 +223,14 @@ def imports_for(missing: tuple[str, ...], found: Matching) -> dict[str, str]:
 
 def overwritten(used: Uses, found: Matching, blocks: tuple[Node, Node]) -> str | None:
     """Return a name the statement sets that only the old code around it uses, if there is one."""
-    here, there = (_names_in(block) for block in blocks)
+    here, there = (names_in(block) for block in blocks)
     del found
     fresh = used.writes - used.reads
     return next((name for name in sorted(fresh) if name in there and name not in here), None)
 
 
-def _names_in(block: Node) -> set[str]:
+def names_in(block: Node) -> set[str]:
+    """Return the words of the scope that a block, or a statement, stands in."""
     scope = block if block.parent is None else block.scope()
     found: set[str] = set()
     stack = list(scope.children)

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rearview.source import mutators
-from rearview.source.align import Added
+from rearview.source.comparison import Added
 from rearview.source.logged import Aliases, log_call
 from rearview.source.loops import FUNCTIONS, LOOPS
+from rearview.source.named import Given
 from rearview.source.purity import last_name, root
 from rearview.source.scopes import COMPREHENSIONS, Scope, Scopes
 
@@ -22,6 +23,8 @@ START = -1
 """Depth of a probe that must be replayed from the start of the program."""
 
 Chain = tuple[int, ...]
+Named = tuple[Given, tuple[ast.AST, ...]]
+"""A name that a recorded statement gives its value, with the nodes around the statement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,13 @@ class _Collector(ast.NodeVisitor):
         self.blocks = tuple(id(parent) for parent in added.parents)
         self.base = self.scope = self.scopes.of[id(added.node)]
         self.visit(added.node)
+
+    def name(self, number: int, added: Added, chain: Chain, given: Given) -> None:
+        """Note that a recorded statement gives its value a name."""
+        self.stmt, self.chain = number, chain
+        self.blocks = tuple(id(parent) for parent in added.parents)
+        self.base = self.scope = self.scopes.of[id(added.node)]
+        self._note(given.target.id, given.target, write=True, plain=given.sure)
 
     def visit(self, node: ast.AST) -> None:
         kept = self.scope, self.blocks
@@ -169,12 +179,15 @@ class _Collector(ast.NodeVisitor):
     visit_For = visit_AsyncFor = _loop
 
 
-def needs(added: Sequence[Added], scopes: Scopes, aliases: Aliases) -> list[Need]:
+def needs(
+    added: Sequence[Added], scopes: Scopes, aliases: Aliases, given: Sequence[Named] = ()
+) -> list[Need]:
     """Return, for each added statement, where its replay may begin."""
     collector = _Collector(scopes, aliases)
     loops: dict[int, ast.AST] = {}
     chains: list[Chain] = []
-    for number, item in enumerate(added):
+    named = [Added(each.stmt, parents) for each, parents in given]
+    for number, item in enumerate([*added, *named]):
         chain: Chain = ()
         for parent in item.parents:
             if isinstance(parent, FUNCTIONS):
@@ -183,7 +196,10 @@ def needs(added: Sequence[Added], scopes: Scopes, aliases: Aliases) -> list[Need
                 loops[id(parent)] = parent
                 chain = (*chain, id(parent))
         chains.append(chain)
-        collector.look(number, item, chain)
+        if number < len(added):
+            collector.look(number, item, chain)
+        else:
+            collector.name(number, item, chain, given[number - len(added)][0])
     depths = [len(chain) for chain in chains]
     feeds: list[set[Chain]] = [set() for _ in chains]
     changed = True
@@ -198,7 +214,7 @@ def needs(added: Sequence[Added], scopes: Scopes, aliases: Aliases) -> list[Need
                     changed = True
     return [
         Need(depth, tuple(tuple(loops[key] for key in chain) for chain in sorted(feed, key=len)))
-        for depth, feed in zip(depths, feeds, strict=True)
+        for depth, feed in zip(depths[: len(added)], feeds, strict=False)
     ]
 
 

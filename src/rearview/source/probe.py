@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from rearview.source.loops import LoopId
+from rearview.source.naming import Naming
 from rearview.source.shield import Places
 
 
@@ -76,6 +77,8 @@ class Probes:
     """Edited file -> line of each recorded loop -> the id it was recorded under."""
     modules: tuple[str, ...] = ()
     """Files that only probes import."""
+    namings: tuple[Naming, ...] = ()
+    """Recorded statements that give their values names for probes."""
 
     def __bool__(self) -> bool:
         return bool(self.probes)

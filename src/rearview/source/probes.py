@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from rearview.errors import ProbeError, SourceError
-from rearview.source.align import Added, Comparison, compare, parse
+from rearview.source.align import compare
+from rearview.source.blocks import parse
 from rearview.source.chains import Chains, called_name, chains, loopers
-from rearview.source.edits import class_refusal, lost_refusal, reflection_refusal, shadow_refusals
+from rearview.source.comparison import Added, Comparison
+from rearview.source.edits import (
+    class_refusal,
+    given_refusal,
+    lost_refusal,
+    reflection_refusal,
+    shadow_refusals,
+)
 from rearview.source.judge import Judge, Refusal
 from rearview.source.logged import Aliases, calls_in
 from rearview.source.loops import FUNCTIONS, LOOPS, LoopId, enclosing, loop_ids
+from rearview.source.named import Given
+from rearview.source.naming import Naming
 from rearview.source.needs import START, Need, needs
+from rearview.source.order import loose
 from rearview.source.probe import Kind, Place, Probe, Probes, fits
 from rearview.source.purity import Facts, Levels, facts
-from rearview.source.scopes import Scopes
+from rearview.source.scopes import Scopes, bound_by
 
 __all__ = ["START", "Kind", "Place", "Probe", "Probes", "check", "find", "fits"]
 
@@ -30,10 +41,9 @@ def find(
     found, refusals = check(old, new, used=used)
     if refusals:
         first = refusals[0]
-        more = ", ".join(f"{r.path}:{r.line}" for r in refusals[1:4])
-        rest = (
-            f" The same goes for {more}{' and more' if len(refusals) > 4 else ''}." if more else ""
-        )
+        others = dict.fromkeys(f"{r.path}:{r.line}" for r in refusals[1:])
+        more = ", ".join([place for place in others if place != f"{first.path}:{first.line}"][:3])
+        rest = f" Also refused: {more}{' and more' if len(refusals) > 4 else ''}." if more else ""
         raise ProbeError(
             f"{first.path}:{first.line} is not a probe: {first.what}: {first.why}. "
             f"{first.remedy}{rest}",
@@ -64,12 +74,21 @@ def check(
     context = _Context(trees)
     work = _Work(context)
     for path in edited:
-        work.file(path, compare(trees[path], parse(new[path], path)))
+        work.file(path, compare(trees[path], parse(new[path], path), context.loose))
     work.modules_of(old, new)
     refusals += [*work.refusals, *shadow_refusals(trees, set(new) - set(old))]
+    # a changed statement first: what else is wrong may follow from it
+    told = dict.fromkeys([*sorted(work.changed), *sorted(refusals)])
     source = {**old, **{path: new[path] for path in (*edited, *work.modules)}}
-    probes = Probes(tuple(work.probes), source, work.variables, work.loops, tuple(work.modules))
-    return probes, tuple(sorted(set(refusals)))
+    probes = Probes(
+        tuple(work.probes),
+        source,
+        work.variables,
+        work.loops,
+        tuple(work.modules),
+        tuple(work.namings),
+    )
+    return probes, tuple(told)
 
 
 class _Context:
@@ -80,6 +99,7 @@ class _Context:
         self.facts: Facts = facts(list(trees.values()))
         self.chains: Chains = chains(trees)
         self.loopers = loopers(trees)
+        self.loose = loose(trees.values())
         self.functions: dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef]] = {}
         self.attributes: set[str] = set()
         self.methods: set[str] = set()
@@ -100,6 +120,8 @@ class _Work:
         self.context = context
         self.probes: list[Probe] = []
         self.refusals: list[Refusal] = []
+        self.changed: list[Refusal] = []
+        self.namings: list[Naming] = []
         self.variables: dict[tuple[str, str], frozenset[str]] = {}
         self.loops: dict[str, Mapping[int, LoopId]] = {}
         self.modules: list[str] = []
@@ -108,14 +130,24 @@ class _Work:
     def file(self, path: str, found: Comparison) -> None:
         """Take in one edited file."""
         self.loops[path] = loop_ids(found.new, path, recorded=found)
-        self.refusals += [lost_refusal(path, lost) for lost in found.lost]
+        self.changed += [lost_refusal(path, lost) for lost in found.lost]
         extra = [alias for _, aliases in found.widened for alias in aliases]
         added = [item.node for item in found.added]
-        if not added and not extra:
+        if not added and not extra and not found.given:
             return
-        scopes = Scopes(found.new, {id(node) for node in added}, {id(alias) for alias in extra})
+        # what stands in place of recorded code is not what was recorded
+        fresh = {id(node) for node in (*added, *found.changed)}
+        for given, _ in found.given:
+            fresh |= {id(given.target), id(given.read)}
+        scopes = Scopes(found.new, fresh, {id(alias) for alias in extra})
         aliases = Aliases(found.new)
-        judge = self._judge(path, scopes, added, aliases)
+        self.namings += namings(path, [given for given, _ in found.given])
+        self.changed += [
+            refusal
+            for given, parents in found.given
+            if (refusal := given_refusal(path, given, scopes.of[id(given.stmt)], found, parents))
+        ]
+        judge = self._judge(path, scopes, added, aliases, [given for given, _ in found.given])
         for stmt, more in found.widened:
             narrow: ast.stmt = ast.Import(names=list(more))
             if isinstance(stmt, ast.ImportFrom):
@@ -125,21 +157,38 @@ class _Work:
             judge.look(narrow, aliases)
             self._imports.append(narrow)
         self.refusals += judge.refusals
-        for item, need in zip(found.added, needs(found.added, scopes, aliases), strict=True):
+        wanted = needs(found.added, scopes, aliases, found.given)
+        for item, need in zip(found.added, wanted, strict=True):
             self._imports += ast.walk(item.node)
             context = self.context
             refusal = class_refusal(path, item, context.attributes, context.methods)
             if refusal is not None:
                 self.refusals.append(refusal)
-            reflection = reflection_refusal(path, item, found, scopes.of[id(item.node)])
+            names = [name for name, _ in bound_by(item.node)]
+            reflection = reflection_refusal(path, item, names, found, scopes.of[id(item.node)])
             if reflection is not None:
                 self.refusals.append(reflection)
             self.probes.append(self._probe(item, need, judge, aliases, set(map(id, added))))
         self._note_variables(path, scopes)
 
-    def _judge(self, path: str, scopes: Scopes, added: list[ast.stmt], aliases: Aliases) -> Judge:
-        levels = Levels(scopes, added)
+    def _judge(
+        self,
+        path: str,
+        scopes: Scopes,
+        added: list[ast.stmt],
+        aliases: Aliases,
+        given: Sequence[Given] = (),
+    ) -> Judge:
+        homes = [
+            (scope.home(each.target.id) or scope, each.target.id)
+            for each in given
+            if (scope := scopes.of[id(each.stmt)])
+        ]
+        levels = Levels(scopes, added, homes)
         judge = Judge(path, scopes, levels, self.context.facts, self.context.functions)
+        for (home, name), each in zip(homes, given, strict=True):
+            if each.read is not None:
+                judge.relied[id(home), name] = each.read.lineno
         for stmt in added:
             judge.look(stmt, aliases)
         return judge
@@ -197,6 +246,17 @@ class _Work:
                 scopes = Scopes(tree, {id(stmt) for stmt in body}, set())
                 self.refusals += self._judge(other, scopes, body, Aliases(tree)).refusals
                 self._imports += ast.walk(tree)
+
+
+def namings(path: str, given: Sequence[Given]) -> list[Naming]:
+    """Return what recorded statements name now, one for each statement that binds names."""
+    found: dict[int, Naming] = {}
+    for each in given:
+        before = found.get(id(each.stmt))
+        names = (*(before.names if before is not None else ()), each.target.id)
+        into = each.into.lineno if each.into is not None else None
+        found[id(each.stmt)] = Naming(path, each.stmt.lineno, names, into)
+    return list(found.values())
 
 
 def _kind(node: ast.stmt, *, logs: bool, prints: bool) -> Kind:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -80,12 +81,16 @@ class Levels:
     """Levels of the expressions of added code.
 
     Variables of probes get the highest level that any assignment gives them, so the order of
-    statements does not matter.
+    statements does not matter. `given` are names that probes share with recorded code.
     """
 
-    def __init__(self, scopes: Scopes, added: list[ast.stmt]) -> None:
+    def __init__(
+        self, scopes: Scopes, added: list[ast.stmt], given: Iterable[tuple[Scope, str]] = ()
+    ) -> None:
         self.scopes = scopes
-        self.known: dict[tuple[int, str], Level] = {}
+        self.known: dict[tuple[int, str], Level] = {
+            (id(home), name): Level.LIVE for home, name in given
+        }
         changed = True
         while changed:
             before = dict(self.known)

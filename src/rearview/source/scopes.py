@@ -88,7 +88,7 @@ class Scope:
 
 
 class Scopes(ast.NodeVisitor):
-    """The scopes of one text; `added` holds the ids of the statements that are new."""
+    """The scopes of one text; `added` holds the ids of the statements and names that are new."""
 
     def __init__(self, tree: ast.Module, added: set[int], aliases: set[int]) -> None:
         self.added_ids = added
@@ -193,10 +193,11 @@ class Scopes(ast.NodeVisitor):
 
     def visit_NamedExpr(self, node: ast.NamedExpr) -> None:
         self.visit(node.value)
+        added = self._added or id(node.target) in self.added_ids
         scope = self._scope
         while isinstance(scope.node, COMPREHENSIONS) and scope.parent is not None:
             scope = scope.parent
-        table = scope.added_bound if self._added else scope.recorded_bound
+        table = scope.added_bound if added else scope.recorded_bound
         table.setdefault(node.target.id, node.lineno)
 
     def visit_AugAssign(self, node: ast.AugAssign) -> None:

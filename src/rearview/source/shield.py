@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 
-from rearview.source.align import blocks
+from rearview.source.blocks import blocks
 from rearview.source.calm import calm
 from rearview.source.logged import Aliases, log_call
 from rearview.source.loops import FUNCTIONS

@@ -6,6 +6,7 @@ from difflib import unified_diff
 
 from rearview.source.carry import SURE, Carried, carry, chosen_statements, refuse
 from rearview.source.elsewhere import candidates
+from rearview.source.naming import Naming, name_in
 from rearview.source.splice import put
 from rearview.source.text import newline, parse, split
 from rearview.source.uses import uses
@@ -56,6 +57,10 @@ class _Source:
     files: Files
     statements: tuple[Statement, ...]
     confidence: float
+    namings: tuple[Naming, ...] = ()
+
+
+_Where = tuple[tuple[Statement, ...], tuple[Naming, ...]]
 
 
 def through(
@@ -63,19 +68,31 @@ def through(
     statements: Sequence[Statement],
     chain: Sequence[Files],
     corrections: Mapping[int, Sequence[Placed]] | None = None,
+    namings: Sequence[Naming] = (),
 ) -> tuple[Outcome, ...]:
     """Return for each version of a chain, newest first, the statements' place or a refusal.
 
     A version gets all statements or none. `corrections` gives, for a version's index, where the
     statements go by hand (one `Placed` per statement, in the same order); versions nearer to it than
-    to the newest source are carried from there.
+    to the newest source are carried from there. `namings` are the recorded statements of the newest
+    source that give their values names for the statements; they do so in every version.
     """
-    given = {-1: _Source(new, tuple(statements), 1.0)}
+    given = {-1: _Source(new, tuple(statements), 1.0, tuple(namings))}
     done: dict[int, Outcome] = {}
     reached: dict[int, _Source] = {}
     for at, placed in (corrections or {}).items():
-        files, spots = _by_hand(chain[at], placed)
-        given[at] = reached[at] = _Source({**chain[at], **files}, spots, 1.0)
+        start = _name_all(given[-1], chain[at])
+        if isinstance(start, str):
+            done[at] = Outcome(at, {}, (), "", 0.0, (), start)
+            continue
+        texts, names = start
+        pushed = _below(placed, names)
+        files, spots = _by_hand(texts, pushed)
+        for each in sorted(pushed, key=lambda p: -p.line):
+            count = len(split(each.text.strip("\r\n")))
+            names = tuple(one.pushed(each.path, each.line, count) for one in names)
+        files = {path: text for path, text in {**texts, **files}.items() if text != chain[at][path]}
+        given[at] = reached[at] = _Source({**chain[at], **files}, spots, 1.0, names)
         diff = _diff(chain[at], files)
         done[at] = Outcome(at, files, tuple(placed), diff, 1.0, ("put there by hand",))
     origins = {at: min(given, key=lambda g: (abs(g - at), g)) for at in range(len(chain))}
@@ -91,13 +108,13 @@ def through(
         done[at] = outcome
         if where is not None:
             texts = {**chain[at], **outcome.files}
-            reached[at] = _Source(texts, where, outcome.confidence)
+            reached[at] = _Source(texts, where[0], outcome.confidence, where[1])
     return tuple(done[at] for at in range(len(chain)))
 
 
 def _version(
     at: int, origin: _Source, near: _Source | None, old: Files
-) -> tuple[Outcome, tuple[Statement, ...] | None]:
+) -> tuple[Outcome, _Where | None]:
     """Return the outcome for one version, asked straight and, where that helps, step by step."""
     straight = _carry_all(origin, old)
     if near is None or (not straight.reason and straight.confidence >= CLEAR):
@@ -130,7 +147,7 @@ def _version(
 class _Try:
     files: Files
     placed: tuple[Placed, ...]
-    where: tuple[Statement, ...] | None
+    where: _Where | None
     confidence: float
     reasons: tuple[str, ...]
     reason: str = ""
@@ -157,7 +174,10 @@ def _diff(old: Files, files: Files) -> str:
 
 def _carry_all(source: _Source, old: Files) -> _Try:
     """Carry every statement, those that define what others read first."""
-    texts = dict(old)
+    start = _name_all(source, old)
+    if isinstance(start, str):
+        return _Try({}, (), None, 0.0, (), start)
+    texts, names = start
     placed: dict[int, Placed] = {}
     where: dict[int, Statement] = {}
     confidence, reasons = 1.0, []
@@ -182,6 +202,7 @@ def _carry_all(source: _Source, old: Files) -> _Try:
             if other.path == path and other.lines[0] >= found.line:
                 where[k] = Statement(path, (other.lines[0] + count, other.lines[1] + count))
         texts[path] = put(texts[path], found.line, found.text)
+        names = tuple(each.pushed(path, found.line, count) for each in names)
         placed[number] = Placed(path, found.line, found.text)
         where[number] = Statement(path, (found.line, found.line + count - 1))
     files = {path: text for path, text in texts.items() if old[path] != text}
@@ -189,10 +210,28 @@ def _carry_all(source: _Source, old: Files) -> _Try:
     return _Try(
         files,
         tuple(placed[k] for k in numbers),
-        tuple(where[k] for k in numbers),
+        (tuple(where[k] for k in numbers), names),
         confidence,
         tuple(reasons),
     )
+
+
+def _name_all(source: _Source, old: Files) -> tuple[dict[str, str], tuple[Naming, ...]] | str:
+    """Return a version in which recorded statements name their values, and where; or why not."""
+    texts = dict(old)
+    done: list[Naming] = []
+    for naming in source.namings:
+        path = naming.path
+        if path not in texts:
+            return f"{path} is not in that version"
+        found = name_in(source.files[path], naming, texts[path])
+        if isinstance(found, str):
+            return found
+        texts[path], there = found
+        if there.into is not None:  # it took a line of its own
+            done = [each.pushed(path, there.line, 1) for each in done]
+        done.append(there)
+    return texts, tuple(done)
 
 
 def _order(source: _Source) -> list[int]:
@@ -268,6 +307,18 @@ def _present(old: str, line: int, text: str) -> tuple[int, int] | None:
         ):
             return start, start + len(wanted) - 1
     return None
+
+
+def _below(placed: Sequence[Placed], namings: Sequence[Naming]) -> list[Placed]:
+    """Return the places given by hand as they are after values got lines of their own."""
+    found = []
+    for each in placed:
+        line = each.line
+        for naming in sorted(namings, key=lambda one: one.line):
+            if naming.into is not None and naming.path == each.path and naming.line <= line:
+                line += 1
+        found.append(Placed(each.path, line, each.text))
+    return found
 
 
 def _by_hand(old: Files, placed: Sequence[Placed]) -> tuple[dict[str, str], tuple[Statement, ...]]:
