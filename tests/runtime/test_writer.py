@@ -188,7 +188,7 @@ def test_a_disk_that_fails_at_any_step_never_reaches_training(make, checkpoints,
             submit(writer, 2 * step, state)
             assert writer.drain(30)
         state["weights"] += 1
-        writer._pause = 0
+        writer._setbacks.pause = 0
         assert submit(writer, 2 * step + 1, state)
         assert writer.drain(30)
         equal(checkpoints, 2 * step + 1, state)
@@ -230,7 +230,7 @@ def test_a_copy_that_fails_gives_its_memory_back(writer, checkpoints, monkeypatc
     with monkeypatch.context() as patch:
         patch.setattr(writer._changes, "copy", lambda *_: 1 / 0)
         assert not submit(writer, 0, arrays())
-    writer._pause = 0
+    writer._setbacks.pause = 0
     assert submit(writer, 1, arrays())
     assert writer.drain(30)
 

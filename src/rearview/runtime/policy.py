@@ -26,6 +26,8 @@ COPY = 4e9
 """Bytes per second assumed for the copy, before one was seen."""
 FIXED = 5e-4
 """Seconds assumed for what a save costs whatever its size, before one was seen."""
+ASIDE = 1.5e9
+"""Bytes per processor second assumed for writing, before any was seen."""
 UNKNOWN = 2e-3
 """Seconds assumed for a save of which not even the size is known."""
 OUTER_SHARE = 1e-4
@@ -47,6 +49,8 @@ class Facts:
     """Bytes of state, as far as known."""
     ends: bool = False
     """An inner loop has ended here; the boundary of the outermost loop is still to come."""
+    crowded: float = 0.0
+    """Share of a core that training leaves too few for writing beside it."""
     busy: bool = False
     """The previous checkpoint is still being written and there is no room for another."""
 
@@ -120,7 +124,8 @@ class Policy:
             return Decision(False, "the previous checkpoint is still being written")
         if facts.since <= 0:
             return Decision(False, "a replay can start here without it")
-        cost, restore = self.cost(name, facts.nbytes), self.restore(name, facts.nbytes)
+        cost = self.cost(name, facts.nbytes, facts.crowded)
+        restore = self.restore(name, facts.nbytes)
         refusal = (
             self._over_budget(name, facts, cost, restore)
             or self._no_gain(facts, cost, restore)
@@ -133,7 +138,7 @@ class Policy:
             True, f"costs {_s(cost)} and saves a replay {_s(facts.since)} of computing", cost
         )
 
-    def cost(self, name: str, nbytes: int = 0) -> float:
+    def cost(self, name: str, nbytes: int = 0, crowded: float = 0.0) -> float:
         """Return M: the slowdown that one more save at this site is expected to cause."""
         site = self.sites.get(name)
         if site is not None and site.save is not None:
@@ -142,7 +147,7 @@ class Policy:
         known = [other.save for other in self.sites.values() if other.save is not None]
         if known:
             return max(known)
-        return FIXED + nbytes / COPY if nbytes else UNKNOWN
+        return FIXED + nbytes / COPY + crowded * nbytes / ASIDE if nbytes else UNKNOWN
 
     def restore(self, name: str, nbytes: int = 0) -> float:
         """Return R: what a restore is expected to cost; c M until one was seen."""

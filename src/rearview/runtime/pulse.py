@@ -15,6 +15,7 @@ from rearview.config import Settings
 from rearview.model import Checkpoint
 from rearview.runtime.budget import Budget
 from rearview.runtime.costs import Costs
+from rearview.runtime.paces import Paces
 from rearview.runtime.policy import RUNNING, Decision, Facts, Policy
 from rearview.runtime.sites import Iteration, Saved
 from rearview.store.hardware import cores
@@ -49,6 +50,7 @@ class Pulse:
     captured: dict[int, tuple[str, float]] = field(default_factory=dict)
     done: deque[tuple[int, Costs]] = field(default_factory=deque)
     """Saves that the writer's thread has finished, not yet told to the policy."""
+    paces: Paces = field(default_factory=Paces)
     budget: Budget | None = None
     """Keeps the store within its size."""
     reasons: Counter[str] = field(default_factory=Counter)
@@ -89,6 +91,10 @@ class Pulse:
         event = Iteration(alone, depth=1, overlap=min(beside, alone))
         self.policy = self.policy.observe(site, event)
 
+    def step(self, loop: str, index: int, writing: int) -> None:
+        """Count a step of a loop inside the outermost one; `writing` is odd beside a save."""
+        self.paces.step(loop, index, perf_counter(), writing, self.total)
+
     def _count(self) -> None:
         now = perf_counter()
         seconds = max(0.0, now - self.now - self.waited)
@@ -106,8 +112,8 @@ class Pulse:
             self.inflight -= 1
             site, capture = self.captured.pop(seq, (RUNNING, 0.0))
             beside += costs.background
-            crowded = min(1.0, max(0.0, self._rate + 1 - _CORES))
-            event = Saved(costs.blocking + capture, costs.background, costs.cpu, crowded)
+            blocking, slowed = costs.blocking + capture, self.paces.slowed()
+            event = Saved(blocking, costs.background, costs.cpu, self._crowded, *slowed)
             paid = self.policy.paid
             self.policy = self.policy.observe(site, event)
             self.lost += self.policy.paid - paid - event.blocking
@@ -115,11 +121,17 @@ class Pulse:
         event_of_time = Iteration(seconds, depth=0, overlap=min(beside, seconds))
         self.policy = self.policy.observe(RUNNING, event_of_time)
 
+    @property
+    def _crowded(self) -> float:
+        """Share of a core that training leaves too few for a thread beside it."""
+        return min(1.0, max(0.0, self._rate + 1 - _CORES))
+
     def decide(self, site: str, since: float, depth: int, *, ends: bool = False) -> Decision:
         """Say whether to save at a site now; `ends` is after an inner loop."""
         self._count()
         busy = self.inflight >= _IN_FLIGHT
-        decision = self.policy.decide(site, Facts(since, depth, self.nbytes, ends, busy))
+        facts = Facts(since, depth, self.nbytes, ends, self._crowded, busy)
+        decision = self.policy.decide(site, facts)
         if not decision.save:
             self.refused(decision.reason)
         return decision

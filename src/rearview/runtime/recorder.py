@@ -129,10 +129,11 @@ class Recorder(Session):
                     self.pulse.turn(entry.site.id + START, perf_counter() - self.turned)
                 self.turned = perf_counter()
                 self.printing.turn()
+            elif len(self.stack) == 2:
+                self.pulse.step(entry.site.id, index, self.writer.turns)
             if nest.anchors is None:
                 if nest.entry is entry and self._may_walk(entry):
-                    found, _ = self.roots(frame)
-                    anchors = self.anchor(nest, index, found)
+                    anchors = self.anchor(nest, index, self.roots(frame)[0])
                     self.walked += nest.seconds
                     self.pulse.walked(nest.seconds)
                     self.pulse.nbytes = memory_of(anchors.alive())
@@ -177,9 +178,8 @@ class Recorder(Session):
         if self.settings.epsilon <= 0 and not self.settings.every and self.signals is None:
             return False  # nothing will be saved
         now = perf_counter()
-        if self.walked <= _FIRST + _WALKING * (now - self.began):
-            return True
-        return now - entry.started > 20 * self.walked
+        allowed = _FIRST + _WALKING * (now - self.began)
+        return self.walked <= allowed or now - entry.started > 20 * self.walked
 
     def exhausted(self, entry: Entry, index: int, frame: FrameType) -> bool:
         """Consider a checkpoint after the loop."""

@@ -38,6 +38,10 @@ class Saved:
     """Processor seconds of those."""
     crowded: float = 1.0
     """Share of a core that training leaves too few for them: 0 when one was free."""
+    slowed: float = 0.0
+    """Share of such time that training loses, as its steps tell."""
+    steps: int = 0
+    """How many steps tell so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +98,15 @@ class Site:
     def contention(self, event: Saved) -> float:
         """Return the seconds that training loses to the background part of a save.
 
-        An honest estimate: iterations beside a save are compared with iterations alone, per
-        second of overlap. Until enough of both were seen, the processor time is assumed, and a
-        small part of it where training left a core free.
+        An honest estimate: steps beside a save are compared with steps alone; where a loop has
+        none, its iterations are, per second of overlap. Until enough of both were seen, the
+        processor time is assumed, and a small part of it where training left a core free.
         """
-        assumed = event.cpu * (SHARED + (1 - SHARED) * event.crowded)
-        if not self.seen or self.overlap <= 0:
-            return assumed
-        rate = min(1.0, max(0.0, (self.beside - self.alone) / self.overlap))
-        weight = self.seen / (self.seen + PRIOR)
-        return (1 - weight) * assumed + weight * rate * event.background
+        found = event.cpu * (SHARED + (1 - SHARED) * event.crowded)
+        if self.seen and self.overlap > 0 and not event.steps:
+            rate = min(1.0, max(0.0, (self.beside - self.alone) / self.overlap))
+            found = _weighed(found, rate * event.background, self.seen)
+        return _weighed(found, event.slowed * event.background, event.steps)
 
     def facts(self) -> dict[str, Any]:
         """Return what holds for the next run as well, as plain values."""
@@ -146,6 +149,11 @@ class Site:
         return replace(
             grown, alone=self.alone + weight * (event.seconds - self.alone), alone_count=count
         )
+
+
+def _weighed(assumed: float, measured: float, seen: int) -> float:
+    weight = seen / (seen + PRIOR)
+    return (1 - weight) * assumed + weight * measured
 
 
 def _mix(mean: float | None, value: float) -> float:

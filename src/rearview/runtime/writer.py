@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 import time
 from collections import deque
@@ -12,12 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rearview.config import Settings
-from rearview.errors import RearviewError
 from rearview.model import Checkpoint, ObjectRef, Part, Point
 from rearview.runtime.background import abandon_in_child, stand_back
 from rearview.runtime.changes import UNKNOWN, Changes, Outlook, Staged, room
 from rearview.runtime.costs import Costs
 from rearview.runtime.device import Device, Fetch
+from rearview.runtime.setbacks import Setbacks
 from rearview.runtime.staging import DEEPEST, Lease, Staging, free
 from rearview.store.checkpoints import Checkpoints
 
@@ -69,7 +68,6 @@ class Writer:
         self.reason = ""
         """Why the last `submit` returned False."""
         self._checkpoints = checkpoints
-        self._warn = warn or logging.getLogger("rearview").warning
         self._saved = saved
         self._staging = Staging(settings.staging)
         self._changes = Changes()
@@ -79,15 +77,17 @@ class Writer:
         self._busy = 0
         self._warm = 0
         self._warming = False
+        self._made = (0.0, 0.0)
+        """Seconds, and processor seconds, that making memory ready took since the last save."""
+        self.turns = 0
+        """How often background work has begun and ended: odd while it goes on."""
         self._expected = False
         """The state will be looked at again, before `settle`."""
         self._tried = 0
         """Bytes that were made ready, or could not be: the system may not offer that."""
         self._needs: deque[int] = deque(maxlen=4)
         self._closed = False
-        self._warned: set[str] = set()
-        self._failures = 0
-        self._pause = 0
+        self._setbacks = Setbacks(warn)
         self._thread: threading.Thread | None = None
         abandon_in_child(self)
 
@@ -142,7 +142,7 @@ class Writer:
             )
         except Exception as exc:
             self._changes.forget()
-            self._report(exc, f"{run}/{seq}")
+            self._setbacks.note(exc, f"{run}/{seq}")
             took = False
             self.reason = f"failed: {exc}"
         if not took:
@@ -208,9 +208,9 @@ class Writer:
         if self._closed:
             self.reason = "closed: this process no longer saves"
             return False
-        if self._pause:
-            self._pause -= 1
-            self.reason = f"waiting: the last {self._failures} saves failed"
+        if self._setbacks.pause:
+            self._setbacks.pause -= 1
+            self.reason = f"waiting: the last {self._setbacks.count} saves failed"
             return False
         if not self._room(wait):
             self.reason = _BUSY
@@ -225,7 +225,7 @@ class Writer:
                     f"too large: {need} changed bytes exceed the staging bound of "
                     f"{self._staging.bound}"
                 )
-                self._warn_once("staging", f"No checkpoint was saved at {job.point}. {self.reason}")
+                self._setbacks.say("staging", f"No checkpoint at {job.point}. {self.reason}")
                 return False
             if not (wait and self._busy):
                 self.reason = _BUSY
@@ -276,7 +276,7 @@ class Writer:
                 f"too large: {need} changed bytes are more than half of the memory that this "
                 "machine has left"
             )
-            self._warn_once("memory", f"No checkpoint was saved at {job.point}. {self.reason}")
+            self._setbacks.say("memory", f"No checkpoint at {job.point}. {self.reason}")
             return False
         if wait or need <= self._tried or not self._staging.fits(need):
             return True
@@ -309,16 +309,23 @@ class Writer:
                 if warm:
                     with contextlib.suppress(MemoryError):  # said when a checkpoint needs it
                         self._staging.reserve(warm)
+            self.turns += 1
             if job is None:
-                with contextlib.suppress(MemoryError):
-                    self._staging.warm(warm)
-                self._tried, self._warming = max(self._tried, warm), False
-                continue
-            self._warming = False
-            if job.soon:
-                with self._changed:
-                    self._changed.wait_for(lambda: not self._expected, SOON)
-            self._save(job)
+                self._make_ready(warm)
+            else:
+                self._warming = False
+                if job.soon:
+                    with self._changed:
+                        self._changed.wait_for(lambda: not self._expected, SOON)
+                self._save(job)
+            self.turns += 1
+
+    def _make_ready(self, warm: int) -> None:
+        began, cpu = time.perf_counter(), time.thread_time()
+        with contextlib.suppress(MemoryError):
+            self._staging.warm(warm)
+        self._tried, self._warming = max(self._tried, warm), False
+        self._made = (time.perf_counter() - began, time.thread_time() - cpu)
 
     def _save(self, job: _Job) -> None:
         began, cpu = time.perf_counter(), time.thread_time()
@@ -336,25 +343,25 @@ class Writer:
             del parts
         except Exception as exc:
             self._changes.forget()
-            self._report(exc, f"{job.run}/{job.seq}")
+            self._setbacks.note(exc, f"{job.run}/{job.seq}")
         copied = job.staged.nbytes + (job.fetch.nbytes if job.fetch else 0)
         self._changes.landed(job.staged)
         if job.fetch is not None:
             self._device.release(job.fetch)
         used = time.thread_time() - cpu + self._checkpoints.hashing - hashing
+        made, self._made = self._made, (0.0, 0.0)
         spent = Costs(
             saved=int(checkpoint is not None),
             failed=int(checkpoint is None),
             blocking=job.blocking,
-            background=time.perf_counter() - began,
-            cpu=used,
+            background=time.perf_counter() - began + made[0],
+            cpu=used + made[1],
             logical=checkpoint.nbytes if checkpoint else 0,
             copied=copied,
             stored=checkpoint.stored if checkpoint else 0,
         )
         if checkpoint is not None:
-            self._failures = 0
-            self._warned.clear()
+            self._setbacks.over()
             self._notify(checkpoint, spent)
         with self._changed:
             self.costs = self.costs + spent
@@ -372,22 +379,7 @@ class Writer:
             try:
                 self._saved(checkpoint, spent)
             except Exception as exc:
-                self._report(exc, checkpoint.id)
-
-    def _report(self, exc: Exception, name: str) -> None:
-        """Warn once per kind of failure, and let more and more boundaries pass while it lasts."""
-        self._failures += 1
-        self._pause = min(64, 2 ** (self._failures - 1)) - 1
-        kind = exc.slug if isinstance(exc, RearviewError) else type(exc).__name__
-        self._warn_once(kind, f"Checkpoint {name} was not saved; training goes on. {exc}")
-
-    def _warn_once(self, kind: str, message: str) -> None:
-        if kind not in self._warned:
-            self._warned.add(kind)
-            try:
-                self._warn(message)
-            except Exception:
-                logging.getLogger("rearview").exception("the warning itself failed: %s", message)
+                self._setbacks.note(exc, checkpoint.id)
 
     def abandon(self) -> None:
         """In a forked child: save nothing, hold nothing; the parent's thread is not here."""
