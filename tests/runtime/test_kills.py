@@ -35,10 +35,11 @@ def test_three_hundred_kills_never_corrupt_and_never_lose_a_completed_save(folde
     takes = kills.step_takes(folder)
     acknowledged = 0
     moved, only_here, in_the_middle = 0, False, 0
-    for kill in range(3 * KILLS):  # more where a busy machine lets few of them hit a save
+    for kill in range(10 * KILLS):  # more where a busy machine lets few of them hit a save
         if kill >= KILLS and min(acknowledged, moved, in_the_middle) > ENOUGH:
             break
-        last = kills.killed_after(folder, dice.uniform(0, 3 * takes), {})
+        longest = 3 * takes * max(1, kill // KILLS)
+        last = kills.killed_after(folder, dice.uniform(0, longest), {})
         acknowledged = max(acknowledged, last or 0)
         in_the_middle += any(path.name.startswith(".rv-") for path in folder.rglob("*"))
         only_here = only_here and last is None

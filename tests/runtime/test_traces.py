@@ -1,5 +1,6 @@
 """A run that goes on finds the project's folder as it found it the first time."""
 
+import json
 import os
 import subprocess
 
@@ -126,3 +127,42 @@ def test_data_that_the_program_made_stays_unless_it_starts_over(tmp_path):
     assert traces.take_away(data=True) == set()
     traces.ended(well=False)
     assert (tmp_path / "data" / "a.npy").read_text() == "1"
+
+
+ANEW = """
+import json, os, time
+def save(d):
+    with open(b"vocab.json", "w") as f: json.dump(d, f)
+vocab = {}
+for word in "the quick brown fox jumps".split():
+    vocab[word] = len(vocab); save(vocab)
+save({k: v for k, v in vocab.items() if v < 2})
+vocab = json.load(open("vocab.json"))
+log = open("../log.txt", "wb")
+total = 0
+for epoch in range(6):
+    for i in range(2000):
+        total += i * epoch * len(vocab)
+    log.write(b"%d\\n" % total)
+    log.flush()
+    if epoch == int(os.environ.get("DIES", -1)):
+        os._exit(9)
+"""
+
+
+def test_files_that_the_set_up_writes_several_times_are_whole_when_a_run_goes_on(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "log.txt").write_text("of an earlier run, and longer than what is written now " * 9)
+    folder = write(tmp_path / "proj", train=ANEW)
+    monkeypatch.setenv("DIES", "4")
+    assert recorded(folder, "train.py").code == 9
+    monkeypatch.delenv("DIES")
+    done = resumed(folder)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((folder / "vocab.json").read_text()) == {"the": 0, "quick": 1}
+    totals = [int(line) for line in (tmp_path / "log.txt").read_text().split()]
+    assert len(totals) == 6
+    assert totals == sorted(set(totals))

@@ -18,7 +18,7 @@ from rearview.energy import Account, Used
 from rearview.errors import VersionError
 from rearview.model import Checkpoint, Control
 from rearview.remote.base import open_remote
-from rearview.runtime import api, children, clocks, entropy, imports, outside
+from rearview.runtime import api, children, clocks, entropy, imports
 from rearview.runtime.clocks import Clock
 from rearview.runtime.inputs import Inputs
 from rearview.runtime.jumps import Jumps
@@ -214,8 +214,6 @@ def _resume(control: Control) -> Resumer:
     session.outputs.install()
     session.printing = Printing(folder, session.where)
     session.printing.install()
-    if target is not None:
-        outside.keep_outputs(lambda: session.pending)
     _beat(runs, session)
     return session
 

@@ -3,7 +3,7 @@
 A replay that skips the iterations in which a file was written would not find it. So what the
 program wrote below the project is kept with each checkpoint, by content, and put into the replay's
 own tree when the checkpoint is restored. Outside the project that holds for files that the run has
-made itself: what was there before may be shared with others, and is left as it is.
+made or begun anew: what it only adds to may be shared with others, and is left as it is.
 """
 
 from __future__ import annotations
@@ -70,13 +70,15 @@ class Outputs:
         if event == "open":
             path, mode, flags = args
             writes = isinstance(mode, str) and any(letter in mode for letter in "wax+")
-            if writes or (mode is None and isinstance(flags, int) and flags & os.O_ACCMODE):
-                self.note(path)
+            if writes:
+                self.note(path, emptied="w" in mode)
+            elif mode is None and isinstance(flags, int) and flags & os.O_ACCMODE:
+                self.note(path, emptied=bool(flags & os.O_TRUNC))
             elif self.written:
                 self._noted(path, Traces.reading)
         elif event in _BY_PATH and not any(isinstance(one, int) and one >= 0 for one in args[-1:]):
             for path in args[: _BY_PATH[event]]:
-                self.note(path)
+                self.note(path, emptied=event == "os.rename")
         elif event == "os.mkdir" and args[2] < 0:
             self._noted(args[0], Traces.making)
         elif event == "shutil.rmtree" and self.deleting is not None:
@@ -86,13 +88,13 @@ class Outputs:
 
     def _native(self, path: Any, mode: str) -> Any:
         if mode != "r":
-            self.note(path)
+            self.note(path, emptied="w" in mode)
         return path
 
-    def note(self, path: Any) -> None:
-        """Remember a file, if it is the project's or one that the run makes."""
-        name = self._noted(path, Traces.writing)
-        if name and (name[0] != os.sep or (self.traces is not None and self.traces.made(name))):
+    def note(self, path: Any, *, emptied: bool = False) -> None:
+        """Remember a file, if it is the project's or one that the run makes or makes anew."""
+        name = self._noted(path, Traces.emptying if emptied else Traces.writing)
+        if name and (name[0] != os.sep or (self.traces is not None and self.traces.owns(name))):
             self.written[name] = None
 
     def _noted(self, path: Any, act: Callable[[Traces, str], None]) -> str:

@@ -58,25 +58,6 @@ def exchange(module: Any, name: str, make: Callable[[Any], Callable[..., Any]]) 
             setattr(home, name, standin)
 
 
-def keep_outputs(pending: Callable[[], bool]) -> None:
-    """Open files for writing without emptying them, while `pending` says so.
-
-    A run that goes on sets itself up again before it is put where it stopped. What it had written
-    until then must still be there: the files are cut to their recorded length afterwards.
-    """
-
-    def make(real: Any) -> Callable[..., Any]:
-        def call(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-            if pending() and ("w" in mode or "x" in mode) and not isinstance(file, int):
-                if Path(file).is_file():
-                    mode = mode.replace("w", "r").replace("x", "r").replace("+", "") + "+"
-            return real(file, mode, *args, **kwargs)
-
-        return call
-
-    exchange(io, "open", make)
-
-
 def _moving(real: Any, view: View, use: Use) -> Callable[..., Any]:
     def call(path: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("dir_fd") is None:

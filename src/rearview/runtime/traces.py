@@ -30,7 +30,8 @@ _LARGE = "large"
 class Traces:
     """The files and folders that one run has touched; kept in the run's folder.
 
-    Those outside the project go by their full path, and count only if the run made them.
+    Those outside the project go by their full path, and count only if the run made them, or began
+    them anew.
     """
 
     folder: Path
@@ -66,6 +67,10 @@ class Traces:
         """Say whether the run has made this file."""
         return bool(self.files.get(name, {}).get("was") == _ABSENT)
 
+    def owns(self, name: str) -> bool:
+        """Say whether what is in this file is the run's alone."""
+        return self.made(name) or bool(self.files.get(name, {}).get("emptied"))
+
     def absent(self) -> list[str]:
         """Return the full paths of files and folders that were not there before the run."""
         names = [*self.folders, *(name for name in self.files if self.made(name))]
@@ -76,11 +81,17 @@ class Traces:
         path = Path(name)
         return path.with_name(f".{path.name}.rearview") if path.is_absolute() else self.aside / path
 
-    def writing(self, relative: str) -> None:
+    def emptying(self, relative: str) -> None:
+        """Note what a file is before it is written anew for the first time."""
+        self.writing(relative, emptied=True)
+
+    def writing(self, relative: str, *, emptied: bool = False) -> None:
         """Note what a file is before it is written for the first time."""
         if relative in self.files or "__pycache__" in relative:
             return
         line: dict[str, Any] = {"format": FORMAT, "path": relative, "loop": self.looping()}
+        if emptied:
+            line["emptied"] = True
         self.files[relative] = line
         path = Path(self.root, relative)
         try:
@@ -89,7 +100,8 @@ class Traces:
             line["was"] = _ABSENT
         else:
             line["was"] = _LARGE
-            if path.is_file() and self.kept + size <= LIMIT and relative[0] != os.sep:
+            ours = emptied or relative[0] != os.sep
+            if path.is_file() and self.kept + size <= LIMIT and ours:
                 self.kept += size
                 line["was"] = f"{len(self.files)}"
                 (self.folder / "before").mkdir(exist_ok=True)
@@ -119,7 +131,8 @@ class Traces:
         """
         for relative, line in self.files.items():
             path, home = Path(self.root, relative), self._home(relative)
-            if line["was"] == _LARGE or not (data or line["loop"] or relative not in self.read):
+            left = line["was"] == _LARGE and not line.get("emptied")
+            if left or not (data or line["loop"] or relative not in self.read):
                 continue
             if relative[0] == os.sep and path.is_file() and path.stat().st_mtime > lived:
                 self.shared.add(relative)
@@ -129,7 +142,7 @@ class Traces:
             elif path.is_file():
                 home.parent.mkdir(parents=True, exist_ok=True)
                 shutil.move(path, home)
-            if line["was"] != _ABSENT:
+            if line["was"] not in {_ABSENT, _LARGE}:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(self.folder / "before" / line["was"], path)
         for relative in sorted(self.folders, key=len, reverse=True):
@@ -162,7 +175,7 @@ class Traces:
     def _let_go(self) -> None:
         shutil.rmtree(self.aside, ignore_errors=True)
         for name in self.files:
-            if name[0] == os.sep and self.made(name):
+            if name[0] == os.sep and self.owns(name):
                 self._home(name).unlink(missing_ok=True)
 
 
