@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from rearview.execute.executor import Task
+from rearview.execute.scratch import texts_of
 from rearview.execute.stretch import Touch, Use, touched
 from rearview.model import Control, Origin, Run, Wanted
 from rearview.model.segment import VARIABLE
@@ -79,7 +80,8 @@ def pack(task: Task, checkpoints: Checkpoints) -> Cargo:
     assert segment is not None
     wanted = msgspec.json.decode(segment.read_bytes(), type=Wanted)
     run = Runs(project).get(wanted.run)
-    own = [_entry(segment), *_tree(Path(wanted.tree))]
+    tree = Path(wanted.tree)
+    own = [_entry(segment), *_tree(tree), *_tree(texts_of(tree))]
     linked = [Path(one.link) for one in own if one.link and one.link.startswith(os.sep)]
     shared = {entry.path: entry for entry in _inside(project.root, linked)}
     needed, spared = _parts(checkpoints, touched(wanted, checkpoints.of(run.id)))
@@ -89,7 +91,7 @@ def pack(task: Task, checkpoints: Checkpoints) -> Cargo:
         root=project.root,
         run=run.id,
         replay=wanted.replay,
-        folders=tuple(dict.fromkeys((segment.parent, Path(wanted.tree).parent))),
+        folders=tuple(dict.fromkeys((segment.parent, tree.parent))),
         own=tuple(own),
         shared=tuple(shared.values()),
         spared=tuple(_entry(path) for path in spared),

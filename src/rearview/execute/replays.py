@@ -15,7 +15,7 @@ import msgspec
 
 from rearview.execute.executor import Task
 from rearview.execute.places import seen_of, threads_of
-from rearview.execute.scratch import lay_out
+from rearview.execute.scratch import keep_texts, lay_out
 from rearview.execute.start import start
 from rearview.model import Control, Report, Run, Segment, Wanted
 from rearview.model.segment import VARIABLE
@@ -70,7 +70,7 @@ class Replays:
         """Return a task that replays what is wanted of `run` with the source `version`."""
         folder = self.project.replays / wanted.replay
         tree = folder / "tree"
-        lay_out(self.project.root, self.versions, version, run.started, tree)
+        self._lay_out(run, version, tree)
         wanted = msgspec.structs.replace(wanted, tree=str(tree), report=str(folder / "report.json"))
         file = folder / "segment.json"
         publish(file, msgspec.json.encode(wanted), durable=False)
@@ -113,6 +113,10 @@ class Replays:
             accelerators=seen_of(facts.get("hardware", {})),
         )
 
+    def _lay_out(self, run: Run, version: str, tree: Path) -> None:
+        lay_out(self.project.root, self.versions, version, run.started, tree)
+        keep_texts(self.versions, run.version, version, tree)
+
     def from_the_start(self, run: Run, task: Task) -> Task:
         """Return a task that replays the same without trusting any checkpoint."""
         old = self.project.replays / task.id
@@ -120,7 +124,7 @@ class Replays:
         folder = self.project.replays / f"{task.id}-again"
         about = next(one for one in self.runs.replays(run.id) if one.id == task.id)
         tree = folder / "tree"  # not that of the first: it holds what that one wrote
-        lay_out(self.project.root, self.versions, about.version, run.started, tree)
+        self._lay_out(run, about.version, tree)
         wanted = msgspec.structs.replace(
             wanted,
             replay=folder.name,

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from rearview.model.segment import TEXTS
 from rearview.store.project import FOLDER
 from rearview.store.versions import Versions
 
@@ -33,6 +34,26 @@ def lay_out(root: Path, versions: Versions, version: str, before: float, tree: P
             count += 1
             if count >= _MOST:
                 break
+
+
+def keep_texts(versions: Versions, recorded: str, version: str, tree: Path) -> None:
+    """Keep, beside the tree of `version`, the text of files as it was `recorded`.
+
+    A program that reads its own source, to log it with its results, must not find the probes.
+    """
+    if not recorded or recorded == version:
+        return
+    then = versions.hashes(recorded)
+    for path, name in versions.hashes(version).items():
+        if then.get(path, name) != name:
+            target = texts_of(tree) / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(versions.read(recorded, path))
+
+
+def texts_of(tree: Path) -> Path:
+    """Return the folder of recorded texts of a tree."""
+    return tree.parent / TEXTS
 
 
 def _is_older(entry: os.DirEntry[str], before: float) -> bool:

@@ -42,6 +42,10 @@ class Control(msgspec.Struct, frozen=True, omit_defaults=True):
     """Values for `rearview.arg`, by name."""
 
 
+TEXTS = "recorded"
+"""Folder beside a replay's tree: the text of probed files as it was recorded."""
+
+
 class Wanted(msgspec.Struct, frozen=True, omit_defaults=True):
     """The segment file: what to replay, and where its results go."""
 

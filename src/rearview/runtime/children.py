@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from rearview.runtime.entropy import after_import
-from rearview.runtime.view import View
+from rearview.runtime.view import Use, View
 
 VARIABLE = "REARVIEW_REPLAY"
 """Tells the children of a replay whose they are."""
@@ -47,7 +47,7 @@ def _redirect(spawn: ModuleType, *, view: View) -> None:
         data: dict[str, Any] = real(name)
         for key in _PATHS:
             if data.get(key):
-                data[key] = view.real(data[key])
+                data[key] = view.real(data[key], Use.RUN)
         if "sys_path" in data:
             data["sys_path"] = [view.real(path) for path in data["sys_path"]]
         return data

@@ -22,7 +22,7 @@ from rearview.runtime.loops import Habit
 from rearview.runtime.names import furnish, offer
 from rearview.runtime.state.iterators import Walk
 from rearview.runtime.state.loaders import watch_loaders
-from rearview.runtime.view import View
+from rearview.runtime.view import Use, View
 from rearview.source.instrument import HOOK, PARTS, WALK, instrument
 from rearview.source.shield import Places, shield_tree
 
@@ -101,7 +101,7 @@ class _Loader(SourceFileLoader):
 
     def get_data(self, path: str) -> bytes:
         view = self._compiler.view
-        return super().get_data(path if view is None else view.real(path))
+        return super().get_data(path if view is None else view.real(path, Use.RUN))
 
 
 class _LibraryLoader(_Loader):

@@ -113,6 +113,7 @@ def exit_code(exc: SystemExit) -> int:
 def prepare(control: Control, session: Any) -> tuple[CodeType, ModuleType]:
     """Return the program's code and a fresh `__main__`, with argv and path as under `python`."""
     from rearview.runtime.names import furnish
+    from rearview.runtime.view import Use
 
     module = ModuleType("__main__")
     if control.module:
@@ -144,7 +145,7 @@ def prepare(control: Control, session: Any) -> tuple[CodeType, ModuleType]:
     module.__dict__["__builtins__"] = sys.modules["builtins"]
     furnish(vars(module))
     sys.modules["__main__"] = module
-    data = Path(session.real(file)).read_bytes()
+    data = Path(session.real(file, Use.RUN)).read_bytes()
     return session.compiler.compile(data, file), module
 
 

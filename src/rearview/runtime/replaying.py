@@ -9,6 +9,7 @@ import msgspec
 
 from rearview.config import Settings
 from rearview.model import Control, Wanted
+from rearview.model.segment import TEXTS
 from rearview.runtime import api, children, clocks, entropy, imports, outside, shield, trackers
 from rearview.runtime.foreign import foreign, temporary
 from rearview.runtime.jumps import Jumps
@@ -85,9 +86,12 @@ def _view(project: Project, wanted: Wanted, root: str, folder: Path) -> View:
     made = Traces.of(folder, root + os.sep, lambda: False).absent()
     named = (f"{resolved(str(Path(one).parent))}{os.sep}{Path(one).name}" for one in made)
     places = {one for one in named if not one.startswith((root + os.sep, *spared))}
+    tree = os.path.realpath(wanted.tree)
+    texts = Path(tree).parent / TEXTS
     return View(
         root,
-        os.path.realpath(wanted.tree),
+        tree,
+        texts={f"{tree}{os.sep}{one.relative_to(texts)}": str(one) for one in texts.rglob("*.*")},
         elsewhere=os.path.realpath(Path(wanted.report).parent / "elsewhere"),
         spared=spared,
         temporary=temporary(),

@@ -33,6 +33,8 @@ class Use(enum.Enum):
     """It does."""
     MAKE = enum.auto()
     """There must be nothing of that name."""
+    RUN = enum.auto()
+    """It is program text, to be run with its probes."""
 
 
 @dataclass(slots=True)
@@ -56,6 +58,8 @@ class View:
     name is taken by one of those, or by what the run has left there."""
     drafts: frozenset[str] = frozenset()
     """Temporary files and folders that the run made."""
+    texts: dict[str, str] = field(default_factory=dict)
+    """By path in the scratch tree: where the text of a probed file is as it was recorded."""
     gone: set[str] = field(default_factory=set)
     """Files and folders outside that the program must not find, whoever has made them since."""
     made: set[str] = field(default_factory=set)
@@ -87,6 +91,9 @@ class View:
             if plain == self.scratch or plain.startswith(self.scratch + os.sep):
                 if use in {Use.WRITE, Use.CHANGE}:
                     _own(plain, copied=use is Use.CHANGE)
+                    self.texts.pop(plain, None)
+                elif use is Use.READ and plain in self.texts:
+                    return self.texts[plain]
                 stays = text[0] != os.sep and plain == moved and self.is_inside(full)
                 return path if stays else plain
         if not self.elsewhere or plain.startswith(self.spared):
@@ -204,7 +211,7 @@ class View:
         kept = self.elsewhere + plain
         hidden = self.is_hidden(plain)
         there = _mode(kept) is not None
-        if use is Use.READ or (use is Use.MAKE and there):
+        if use in {Use.READ, Use.RUN} or (use is Use.MAKE and there):
             return kept if hidden or there else plain
         mode = None if hidden or there else _mode(plain)
         if mode is not None:
