@@ -30,6 +30,8 @@ class Inputs:
         if not self.active or len(self._read) >= MOST:
             return
         path, mode, flags = args
+        if type(path) is bytes:
+            path = os.fsdecode(path)
         if type(path) is not str or path.startswith(self._not) or FOLDER in path:
             return
         if not path.startswith("/"):

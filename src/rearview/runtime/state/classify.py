@@ -113,6 +113,7 @@ _KEEP_THEMSELVES = ("pandas.", "polars.")
 # Attributes of library objects that hold addresses or the time of day: other ones in every process.
 _NO_STATE = {
     "absl.flags._flagvalues.FlagValues": frozenset({"__flags_by_module_id"}),
+    "fsspec.spec.AbstractFileSystem": frozenset({"_fs_token_", "_pid"}),
     "keras.src.ops.function.Function": frozenset({"_nodes"}),
     "keras.src.utils.tracking.Tracker": frozenset({"stored_ids"}),
     "lightning.pytorch.trainer.trainer.Trainer": frozenset({"_last_val_time"}),

@@ -175,11 +175,12 @@ class FunctionKind(Kind):
     def read(self, objs: Sequence[Any], reading: Reading) -> list[Any]:
         """Return closure, defaults and attributes of each that has any."""
         project = reading.anchors.look.project
+        closures = reading.anchors.closures
         return [
             ({}, None)
             if is_compiled(o) or is_ours(o)
             else (
-                dict(zip(o.__code__.co_freevars, o.__closure__ or (), strict=True)),
+                _closure(o, closures.get(id(o))),
                 (o.__defaults__, o.__kwdefaults__, vars(o).copy())
                 if project(o.__module__ or "")
                 else None,
@@ -204,6 +205,12 @@ class FunctionKind(Kind):
         """Return the name with the closure variables, which replay must find again."""
         free = ",".join(obj.__code__.co_freevars)
         return f"function {obj.__module__}.{obj.__qualname__}({free})"
+
+
+def _closure(function: Any, recorded: frozenset[str] | None) -> dict[str, types.CellType]:
+    """Return the cells of a function by name, on replay without those that only a probe uses."""
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    return {name: cell for name, cell in cells if recorded is None or name in recorded}
 
 
 class ClassKind(Kind):
