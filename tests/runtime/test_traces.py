@@ -166,3 +166,75 @@ def test_files_that_the_set_up_writes_several_times_are_whole_when_a_run_goes_on
     totals = [int(line) for line in (tmp_path / "log.txt").read_text().split()]
     assert len(totals) == 6
     assert totals == sorted(set(totals))
+
+
+TAIL = """
+    if epoch == int(os.environ.get("DIES", -1)):
+        os._exit(9)
+"""
+LATEST = """
+import os
+os.makedirs("out", exist_ok=True)
+total = 0
+for epoch in range(6):
+    for i in range(2000):
+        total += i
+    with open(f"out/{epoch}.txt", "w") as f: f.write(str(total))
+    if os.path.islink("out/latest"): os.unlink("out/latest")
+    os.symlink(f"{epoch}.txt", "out/latest")
+    assert open("out/latest").read() == str(total)
+"""
+ROWS = """
+import csv, os
+out = csv.writer(open("rows.csv", "w", newline=""))
+total = 0
+for epoch in range(6):
+    for i in range(2000):
+        total += i
+    out.writerow([epoch, total])
+"""
+NAMELESS = """
+import os, tempfile
+os.makedirs("out", exist_ok=True)
+with tempfile.TemporaryFile(dir="out") as f:
+    f.write(b"x")
+total = 0
+for epoch in range(6):
+    for i in range(2000):
+        total += i
+"""
+
+
+@pytest.mark.parametrize("text", [LATEST, ROWS, NAMELESS], ids=["link", "rows", "nameless"])
+def test_what_a_run_that_goes_on_leaves_is_what_it_leaves_in_one_go(tmp_path, monkeypatch, text):
+    whole = write(tmp_path / "whole", train=text)
+    assert plain(whole, "train.py").code == 0
+    folder = write(tmp_path / "parted", train=text + TAIL)
+    monkeypatch.setenv("DIES", "4")
+    assert recorded(folder, "train.py").code == 9
+    monkeypatch.delenv("DIES")
+    done = resumed(folder)
+    assert done.returncode == 0, done.stderr
+    assert _left(folder) == _left(whole)
+
+
+def _left(folder):
+    return {
+        str(path.relative_to(folder)): str(path.readlink())
+        if path.is_symlink()
+        else path.read_text()
+        for path in folder.rglob("*")
+        if ".rearview" not in path.parts
+        and path.suffix != ".py"
+        and (path.is_file() or path.is_symlink())
+    }
+
+
+def test_a_link_that_the_run_moved_is_not_an_input_of_its_replay(tmp_path):
+    write(tmp_path, train=LATEST)
+    assert recorded(tmp_path, "train.py").code == 0
+    probed = "import rearview\n" + LATEST + '    rearview.log("t", total)\n'
+    (tmp_path / "train.py").write_text(probed)
+    report = history(tmp_path).backfill(["t"])
+    assert report.proved, report.proof
+    assert str((tmp_path / "out" / "latest").readlink()) == "5.txt"

@@ -58,9 +58,8 @@ def texts_of(tree: Path) -> Path:
 
 def _is_older(entry: os.DirEntry[str], before: float) -> bool:
     """Say whether a file was there as it is; of a link to a folder only the link can tell."""
-    if entry.is_dir():
-        return entry.stat(follow_symlinks=False).st_mtime <= before
-    return entry.stat().st_mtime <= before
+    made = entry.stat(follow_symlinks=False).st_mtime
+    return made <= before and (entry.is_dir() or entry.stat().st_mtime <= before)
 
 
 def _aim(entry: os.DirEntry[str], root: Path, tree: Path) -> str:

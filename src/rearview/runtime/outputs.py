@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import functools
 import os
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -36,8 +37,12 @@ NATIVE = {
     "h5py": ("File.__init__:1",),
 }
 """Functions that open files in native code, with the position of the path among the arguments."""
-_BY_PATH = {"os.rename": 2, "os.remove": 1, "sqlite3.connect": 1}
+_BY_PATH = {"os.rename": 2, "os.remove": 1, "os.symlink": 2, "os.link": 2, "sqlite3.connect": 1}
 """Other ways to change files, and how many paths are told; last comes the folder they are in, if open."""
+_LINKS = ("os.symlink", "os.link")
+"""Of these only the second path is made; the first is what it leads to."""
+_NAMELESS: int = getattr(os, "O_TMPFILE", -1)
+"""Opens a file without a name in a folder, whose path is told."""
 _NOT_THE_PROGRAM = (FOLDER + os.sep, ".git" + os.sep)
 
 
@@ -73,12 +78,13 @@ class Outputs:
             if writes:
                 self.note(path, emptied="w" in mode)
             elif mode is None and isinstance(flags, int) and flags & os.O_ACCMODE:
-                self.note(path, emptied=bool(flags & os.O_TRUNC))
+                if flags & _NAMELESS != _NAMELESS:
+                    self.note(path, emptied=bool(flags & os.O_TRUNC))
             elif self.written:
-                self._noted(path, Traces.reading)
+                self._noted(path, Traces.reading, follow=True)
         elif event in _BY_PATH and not any(isinstance(one, int) and one >= 0 for one in args[-1:]):
-            for path in args[: _BY_PATH[event]]:
-                self.note(path, emptied=event == "os.rename")
+            for path in args[event in _LINKS : _BY_PATH[event]]:
+                self.note(path, emptied=event != "os.remove", follow=False)
         elif event == "os.mkdir" and args[2] < 0:
             self._noted(args[0], Traces.making)
         elif event == "shutil.rmtree" and self.deleting is not None:
@@ -91,18 +97,23 @@ class Outputs:
             self.note(path, emptied="w" in mode)
         return path
 
-    def note(self, path: Any, *, emptied: bool = False) -> None:
-        """Remember a file, if it is the project's or one that the run makes or makes anew."""
-        name = self._noted(path, Traces.emptying if emptied else Traces.writing)
+    def note(self, path: Any, *, emptied: bool = False, follow: bool = True) -> None:
+        """Remember a file, if it is the project's or one that the run makes or makes anew.
+
+        With `follow`, a link leads to the file that is written.
+        """
+        name = self._noted(path, Traces.emptying if emptied else Traces.writing, follow=follow)
         if name and (name[0] != os.sep or (self.traces is not None and self.traces.owns(name))):
             self.written[name] = None
 
-    def _noted(self, path: Any, act: Callable[[Traces, str], None]) -> str:
+    def _noted(self, path: Any, act: Callable[[Traces, str], None], *, follow: bool = False) -> str:
         """Let the traces act on a path of the program; return its name, or nothing."""
         if isinstance(path, int) or os.getpid() != self.pid:
             return ""
         try:
-            full = os.path.abspath(os.fsdecode(path))  # noqa: PTH100 - links stay as they are spelt
+            full = os.path.abspath(os.fsdecode(path))  # noqa: PTH100 - folders stay as spelt
+            if follow and os.path.islink(full):  # noqa: PTH114 - asked for every file: no objects
+                full = os.path.realpath(full)
         except (TypeError, ValueError, OSError):
             return ""
         name = full.removeprefix(self.root)
@@ -115,10 +126,11 @@ class Outputs:
                 self.traces = None  # the program must be able to write what we cannot note
         return name
 
-    def parts(self) -> tuple[dict[str, Any], dict[str, list[str]]]:
+    def parts(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the contents to save by key, and what else there is to say of the files.
 
-        That is which are gone, which are too large, and which folders were made.
+        That is which are gone, which are too large, which folders were made, and which links, with
+        what they lead to.
         """
         with self._ourselves():
             return self._parts()
@@ -143,15 +155,21 @@ class Outputs:
         finally:
             self.busy = False
 
-    def _parts(self) -> tuple[dict[str, Any], dict[str, list[str]]]:
+    def _parts(self) -> tuple[dict[str, Any], dict[str, Any]]:
         buffers: dict[str, Any] = {}
+        links: dict[str, str] = {}
         gone: list[str] = []
         large: list[str] = []
         total = 0
         for relative in list(self.written):
             path = Path(self.root, relative)
             try:
-                found = path.stat()
+                found = path.lstat()
+                if stat.S_ISLNK(found.st_mode):
+                    links[relative] = str(path.readlink())
+                    continue
+                if not stat.S_ISREG(found.st_mode):
+                    continue
                 mark = (found.st_ino, found.st_size, found.st_mtime_ns)
                 if total + found.st_size > LIMIT:
                     large.append(relative)
@@ -169,14 +187,14 @@ class Outputs:
             buffers[PREFIX + relative] = known[1]
         made = self.traces.folders if self.traces is not None else ()
         there = [one for one in made if Path(self.root, one).is_dir()]
-        facts = {"gone": gone, "large": large, "folders": there}
+        facts = {"gone": gone, "large": large, "folders": there, "links": links}
         return buffers, {name: found for name, found in facts.items() if found}
 
 
 def put_back(
     keys: Iterable[str],
     load: Callable[[str], Any],
-    facts: Mapping[str, list[str]],
+    facts: Mapping[str, Any],
     place: Callable[[str], str],
     root: str,
     shared: frozenset[str] = frozenset(),
@@ -202,9 +220,19 @@ def put_back(
             file.write(data)
             file.truncate()
     for name in facts.get("gone", ()):
-        Path(root, name).unlink(missing_ok=True)
+        with contextlib.suppress(IsADirectoryError):
+            Path(root, name).unlink(missing_ok=True)
+    for name, led in facts.get("links", {}).items():
+        _link(Path(root, name), led)
     if files:
         _to_the_end({os.path.realpath(path) for path in files.values()})
+
+
+def _link(path: Path, led: str) -> None:
+    if not path.is_symlink() or str(path.readlink()) != led:
+        path.unlink(missing_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to(led)
 
 
 def _to_the_end(paths: set[str]) -> None:

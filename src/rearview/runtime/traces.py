@@ -24,6 +24,7 @@ LIMIT = 64 << 20
 """Bytes of files kept as they were before the run; larger ones are left as they are."""
 _ABSENT = "absent"
 _LARGE = "large"
+_LINK = "link"
 
 
 @dataclass
@@ -95,13 +96,15 @@ class Traces:
         self.files[relative] = line
         path = Path(self.root, relative)
         try:
-            line["size"] = size = path.stat().st_size
+            line["size"] = size = path.lstat().st_size
         except OSError:
             line["was"] = _ABSENT
         else:
             line["was"] = _LARGE
             ours = emptied or relative[0] != os.sep
-            if path.is_file() and self.kept + size <= LIMIT and ours:
+            if path.is_symlink() and ours:
+                line |= {"was": _LINK, "led": str(path.readlink())}
+            elif path.is_file() and self.kept + size <= LIMIT and ours:
                 self.kept += size
                 line["was"] = f"{len(self.files)}"
                 (self.folder / "before").mkdir(exist_ok=True)
@@ -137,12 +140,15 @@ class Traces:
             if relative[0] == os.sep and path.is_file() and path.stat().st_mtime > lived:
                 self.shared.add(relative)
                 continue
-            if path.is_file() and home.exists():
+            there = path.is_file() or path.is_symlink()
+            if there and os.path.lexists(home):
                 path.unlink()  # of a process that did not get as far as the one before it
-            elif path.is_file():
+            elif there:
                 home.parent.mkdir(parents=True, exist_ok=True)
                 shutil.move(path, home)
-            if line["was"] not in {_ABSENT, _LARGE}:
+            if line["was"] == _LINK:
+                path.symlink_to(line["led"])
+            elif line["was"] not in {_ABSENT, _LARGE}:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(self.folder / "before" / line["was"], path)
         for relative in sorted(self.folders, key=len, reverse=True):
@@ -156,9 +162,9 @@ class Traces:
         """Put files too large for a checkpoint where they were; the program has come that far."""
         for relative in relatives:
             home, path = self._home(relative), Path(self.root, relative)
-            if home.is_file():
+            if home.is_file() or home.is_symlink():
                 path.parent.mkdir(parents=True, exist_ok=True)
-                if path.exists():
+                if path.exists() and not home.is_symlink():
                     shutil.copyfile(home, path)  # in place: the program may have it open
                 else:
                     shutil.move(home, path)
@@ -169,8 +175,8 @@ class Traces:
         if well:
             self._let_go()
             shutil.rmtree(self.folder / "before", ignore_errors=True)
-        elif any(self._home(name).is_file() for name in self.files):
-            self.bring_back([one for one in self.files if not Path(self.root, one).exists()])
+        elif any(os.path.lexists(self._home(name)) for name in self.files):
+            self.bring_back([n for n in self.files if not os.path.lexists(Path(self.root, n))])
 
     def _let_go(self) -> None:
         shutil.rmtree(self.aside, ignore_errors=True)

@@ -39,7 +39,7 @@ from rearview.runtime.state.objects import (
 )
 from rearview.runtime.state.programs import Standin, importable
 from rearview.runtime.state.randomness import random_kind
-from rearview.runtime.state.streams import ARCHIVE, THREAD, UNKEPT, stream_kind
+from rearview.runtime.state.streams import ARCHIVE, ROWS, THREAD, UNKEPT, stream_kind
 
 VALUE = Kind()
 """Immutable: pickled wherever it stands, never an anchor."""
@@ -99,6 +99,7 @@ _BYSTANDERS = (
     "mlflow.",
     "multiprocessing.",
     "neptune.",
+    "numba.core.",
     "rearview.",
     "rich.",
     "tensorboard.",
@@ -125,7 +126,6 @@ _LOCKS = (
     "_thread.lock",
     "_thread.RLock",
     "_contextvars.",
-    "_csv.writer",
     "mmap.",
 )
 _UNUSABLE = (
@@ -194,6 +194,8 @@ def _by_name(obj: Any) -> Kind | None:
         return UNKEPT
     if name.startswith(_BYSTANDERS) or name.startswith(_LOCKS):
         return REF
+    if name == "_csv.writer":
+        return ROWS
     if name.startswith("h5py._hl."):
         return ARCHIVE if hasattr(obj, "file") else REF
     if isinstance(obj, (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)):

@@ -21,6 +21,7 @@ from rearview.runtime.state.layout import layout_of
 from rearview.runtime.state.objects import ObjectKind
 from rearview.runtime.state.refusal import Lost, reason_of
 from rearview.runtime.state.streams import (
+    ROWS,
     THREAD,
     UNKEPT,
     FileKind,
@@ -87,7 +88,7 @@ def reducer_for(obj: Any, reading: Reading) -> Reducer | None:
         return _unkept
     if kind is CHILD:
         return _child
-    return _by_name if kind is REF else _own
+    return _by_name if kind in {REF, ROWS} else _own
 
 
 def _unkept(obj: Any, reading: Reading) -> Any:

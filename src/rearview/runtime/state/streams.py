@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rearview.errors import StateError
-from rearview.runtime.state.kinds import Kind
+from rearview.runtime.state.kinds import Kind, Look, Step
 
 if TYPE_CHECKING:
     from rearview.runtime.state.reading import Reading
@@ -52,6 +53,22 @@ class FileKind(Kind):
             obj.close()
         elif content[0] is not None:
             seek(obj, content[0])
+
+
+class RowsKind(Kind):
+    """A writer of CSV: nobody else may hold the file that it writes to."""
+
+    name = "rows"
+
+    def children(self, obj: Any, look: Look) -> Iterable[Step]:
+        """Yield the file."""
+        for held in gc.get_referents(obj):
+            file = getattr(held, "__self__", None)
+            if isinstance(file, io.IOBase):
+                yield Step(".", "file", file)
+
+
+ROWS = RowsKind()
 
 
 def file_state(file: Any, reading: Reading) -> tuple[Any, ...] | None:
