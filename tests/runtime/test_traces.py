@@ -193,6 +193,24 @@ for epoch in range(6):
         total += i
     out.writerow([epoch, total])
 """
+TEE = """
+import os, sys
+class Tee:
+    def __init__(self, path):
+        self.file, self.stream = open(path, "w"), sys.stdout
+    def write(self, text):
+        self.file.write(text)
+        return self.stream.write(text)
+    def flush(self):
+        self.stream.flush()
+sys.stdout = Tee("log.txt")
+print("begun")
+total = 0
+for epoch in range(6):
+    for i in range(2000):
+        total += i
+    print(epoch, total)
+"""
 NAMELESS = """
 import os, tempfile
 os.makedirs("out", exist_ok=True)
@@ -205,7 +223,9 @@ for epoch in range(6):
 """
 
 
-@pytest.mark.parametrize("text", [LATEST, ROWS, NAMELESS], ids=["link", "rows", "nameless"])
+@pytest.mark.parametrize(
+    "text", [LATEST, ROWS, TEE, NAMELESS], ids=["link", "rows", "tee", "nameless"]
+)
 def test_what_a_run_that_goes_on_leaves_is_what_it_leaves_in_one_go(tmp_path, monkeypatch, text):
     whole = write(tmp_path / "whole", train=text)
     assert plain(whole, "train.py").code == 0

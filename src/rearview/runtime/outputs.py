@@ -9,7 +9,6 @@ made or begun anew: what it only adds to may be shared with others, and is left 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import os
 import stat
@@ -19,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from rearview.runtime.audit import listen
+from rearview.runtime.buffers import Buffers, open_for_writing
 from rearview.runtime.entropy import after_import
 from rearview.runtime.foreign import foreign
 from rearview.runtime.traces import Traces
@@ -39,6 +39,7 @@ NATIVE = {
 """Functions that open files in native code, with the position of the path among the arguments."""
 _BY_PATH = {"os.rename": 2, "os.remove": 1, "os.symlink": 2, "os.link": 2, "sqlite3.connect": 1}
 """Other ways to change files, and how many paths are told; last comes the folder they are in, if open."""
+_BUFFERS = Buffers()
 _LINKS = ("os.symlink", "os.link")
 """Of these only the second path is made; the first is what it leads to."""
 _NAMELESS: int = getattr(os, "O_TMPFILE", -1)
@@ -133,6 +134,7 @@ class Outputs:
         what they lead to.
         """
         with self._ourselves():
+            _BUFFERS.flush(lambda path: path.removeprefix(self.root) in self.written)
             return self._parts()
 
     def bring_back(self, names: Iterable[str]) -> None:
@@ -207,6 +209,8 @@ def put_back(
         Path(root, name).mkdir(parents=True, exist_ok=True)
     names = {key: key.removeprefix(PREFIX) for key in keys if key.startswith(PREFIX)}
     files = {key: place(str(Path(root, name))) for key, name in names.items() if name not in shared}
+    real = {os.path.realpath(path) for path in files.values()}
+    _BUFFERS.flush(real.__contains__)  # what the set-up has written goes before
     for key, path in files.items():
         target = Path(path)
         data = bytes(load(key))
@@ -225,7 +229,7 @@ def put_back(
     for name, led in facts.get("links", {}).items():
         _link(Path(root, name), led)
     if files:
-        _to_the_end({os.path.realpath(path) for path in files.values()})
+        _to_the_end(real)
 
 
 def _link(path: Path, led: str) -> None:
@@ -240,13 +244,10 @@ def _to_the_end(paths: set[str]) -> None:
 
     What the state knows of is set to its exact position afterwards.
     """
-    for one in Path("/proc/self/fd").glob("*"):
-        try:
-            number = int(one.name)
-            if os.path.realpath(one) in paths and fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE:
+    for number, path in open_for_writing():
+        if path in paths:
+            with contextlib.suppress(OSError):
                 os.lseek(number, 0, os.SEEK_END)
-        except OSError:
-            continue
 
 
 def for_native_paths(act: Callable[[Any, str], Any]) -> None:
