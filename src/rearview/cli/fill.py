@@ -172,8 +172,8 @@ def finish(report: BackfillReport, *, as_json: bool) -> int:
             show.out(f"{show.paint(verdict, show.RED)} {outcome.run}: {_why(outcome)}")
     if report.outcomes:
         show.out(
-            f"{plural(report.written, 'record')} written in {duration(report.seconds)}; "
-            f"{_compared(report)}"
+            f"{plural(report.written, 'record')} written in {duration(report.seconds)}"
+            f"{_compared(report) if report.written else ''}"
         )
     show.out(show.paint(report.proof, show.YELLOW if code else show.GREEN))
     return code
@@ -182,8 +182,8 @@ def finish(report: BackfillReport, *, as_json: bool) -> int:
 def _compared(report: BackfillReport) -> str:
     took = duration(report.recorded_seconds)
     if report.speedup is not None and report.speedup >= 1.05:
-        return f"that is {report.speedup:.1f} times faster than the {took} of training"
-    return f"the training itself took {took}"
+        return f"; that is {report.speedup:.1f} times faster than the {took} of training"
+    return f"; the training itself took {took}"
 
 
 def _told(outcome: Outcome) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import msgspec
 
+_LONGER = 0.1
+"""Share of the time so far that is taken to be left at least."""
 _MOST = 1 << 20
 """Bytes that are read at once."""
 
@@ -106,7 +108,9 @@ class Pace:
 
     def left(self, now: float, reached: float | None, factor: float = 1.0) -> float:
         """Return the seconds left; `factor`: how much longer than predicted others took."""
-        by_plan = max(0.0, self.predicted * factor - (now - self.begun))
+        spent = now - self.begun
+        # what takes longer than predicted is not over for that
+        by_plan = max(_LONGER * spent, self.predicted * factor - spent)
         if reached is None:
             return by_plan
         if self._first is None:

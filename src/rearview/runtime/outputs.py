@@ -144,10 +144,10 @@ class Outputs:
                 self.traces.bring_back(names)
 
     def ended(self, *, well: bool) -> None:
-        """Leave the files as a run should that has ended."""
+        """Leave the files as a run should that has ended; what is written now is not the program's."""
+        self.busy = True
         if self.traces is not None:
-            with self._ourselves():
-                self.traces.ended(well=well)
+            self.traces.ended(well=well)
 
     @contextlib.contextmanager
     def _ourselves(self) -> Iterator[None]:
