@@ -7,49 +7,56 @@ from rearview.runtime.policy import Policy
 from rearview.runtime.sites import Saved
 
 
-def told(paces, steps, seconds, *, writing, waited=0.0, start=0.0):
-    """Tell of a loop with steps that take so long each."""
+def told(paces, steps, seconds, *, over=0.0, waited=0.0):
+    """Tell of a loop with steps that take so long each, of which writing goes on for `over`."""
+    before = paces._last[3]
     for index in range(steps + 1):
-        paces.step("batch", index, start + index * seconds, writing, waited)
+        paces.step("batch", index, index * seconds, before + index * over, index * waited)
 
 
 def test_steps_beside_a_save_are_compared_with_steps_alone():
     paces = Paces()
-    told(paces, 20, 0.010, writing=0)
+    told(paces, 20, 0.010)
     assert paces.slowed() == (0.0, 0)
-    told(paces, 20, 0.015, writing=1)
-    told(paces, 20, 0.010, writing=2)
+    told(paces, 20, 0.015, over=0.015)
+    told(paces, 20, 0.010)
     slowed, steps = paces.slowed()
     assert slowed == pytest.approx(1 / 3)
-    assert steps == 19
+    assert steps == 20
 
 
-def test_steps_in_which_writing_began_or_ended_or_training_waited_do_not_count():
+def test_steps_that_writing_takes_only_a_part_of_tell_as_well():
     paces = Paces()
-    for index in range(40):
-        paces.step("batch", index, index * 0.01, writing=index, waited=0.0)
-        paces.step("batch", index, index * 0.01, writing=index, waited=0.0)
-    told(paces, 20, 0.01, writing=0)
-    for index in range(20):
-        paces.step("batch", index, index * 0.01, writing=1, waited=float(index))
+    told(paces, 20, 0.010)
+    told(paces, 20, 0.012, over=0.004)
+    assert paces.slowed()[0] == pytest.approx(0.5)
+
+
+def test_steps_in_which_training_waited_do_not_count():
+    paces = Paces()
+    told(paces, 20, 0.01)
+    told(paces, 20, 0.02, over=0.02, waited=0.01)
     assert paces.slowed() == (0.0, 0)
 
 
-def test_the_first_step_of_a_loop_and_the_longest_tenth_do_not_count():
+def test_the_first_steps_are_compared_with_first_steps_and_the_longest_tenth_does_not_count():
     paces = Paces()
-    told(paces, 30, 0.01, writing=0)
-    paces.step("batch", 0, 0.0, 1, 0.0)
-    told(paces, 1, 9.0, writing=1)
-    told(paces, 30, 0.01, writing=1)
-    paces.step("batch", 31, 99.0, 1, 0.0)
-    assert paces.slowed()[0] == pytest.approx(0.0, abs=1e-9)
+    for _ in range(3):
+        told(paces, 30, 0.01)
+        told(paces, 1, 9.0)
+    paces.step("batch", 2, 99.0, 0.0, 0.0)
+    told(paces, 1, 9.0, over=1.0)
+    told(paces, 30, 0.01, over=0.01)
+    slowed, _ = paces.slowed()
+    assert slowed <= 1.0
+    assert paces.loops["batch", False].lost()[0] == pytest.approx(0.0, abs=1e-3)
 
 
 def test_a_loop_of_short_steps_is_told_per_step_of_a_slice():
     paces = Paces()
-    for writing, seconds in ((0, 0.002), (1, 0.004)):
+    for seconds, over in ((0.002, 0.0), (0.004, 0.004)):
         for part in range(1, 12):
-            paces.step("batch", part * 100, part * seconds, writing, 0.0)
+            paces.step("batch", part * 100, part * seconds, part * over, 0.0)
     assert paces.slowed()[0] == pytest.approx(0.5)
 
 

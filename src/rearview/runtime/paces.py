@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 RECENT = 64
 """Steps of each kind that are remembered: the machine gets busy, the state grows."""
-OURS = 0.1
-"""Share of a step above which it was spent on a checkpoint."""
 LEAST = 0.001
 """Seconds of a step below which its time tells little."""
+OURS = 0.1
+"""Share of a step above which it was spent on a checkpoint."""
 
 
 @dataclass(slots=True)
@@ -22,47 +22,54 @@ class Steps:
     """Seconds per step of one loop."""
 
     alone: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
-    beside: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+    beside: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
+    """The same beside a save, with the seconds of it during which that was under way."""
 
     @property
     def seen(self) -> int:
         """Steps of either kind that can be compared."""
         return min(len(self.alone), len(self.beside))
 
-    @property
-    def slowed(self) -> float:
-        """Share of the time beside a save that is lost."""
-        beside = _middle(self.beside)
-        return max(0.0, 1 - _middle(self.alone) / beside) if beside > 0 else 0.0
+    def lost(self) -> tuple[float, float]:
+        """Return the seconds lost in the steps beside a save, and those of writing in them."""
+        usual = _middle(self.alone)
+        return sum(took - usual for took, _ in self.beside), sum(over for _, over in self.beside)
 
 
 @dataclass(slots=True)
 class Paces:
     """Steps of the loops just inside the outermost ones."""
 
-    loops: dict[str, Steps] = field(default_factory=dict)
-    _last: tuple[str, int, float, int, float] = ("", 0, 0.0, 0, 0.0)
+    loops: dict[tuple[str, bool], Steps] = field(default_factory=dict)
+    """By loop, and whether they are its first: that one also wakes the workers of a loader."""
+    _last: tuple[str, int, float, float, float] = ("", 0, 0.0, 0.0, 0.0)
 
-    def step(self, loop: str, index: int, now: float, writing: int, waited: float) -> None:
+    def step(self, loop: str, index: int, now: float, written: float, waited: float) -> None:
         """Count a step: iteration `index` of a loop begins `now`.
 
-        `writing` counts how often writing has begun and ended: it is odd while it goes on. A step
-        in which the program has `waited` for us by more than a look at the clock is not its own.
+        `written` is for how long checkpoints have been written so far. A step in which the program
+        has `waited` for us by more than a look at the clock is not its own.
         """
-        before, self._last = self._last, (loop, index, now, writing, waited)
-        # the first of a loop also fetched its data, or woke the workers that do
-        if before[0] != loop or not 0 < before[1] < index or before[3] != writing:
+        before, self._last = self._last, (loop, index, now, written, waited)
+        if before[0] != loop or before[1] >= index:
             return
         lasted, ours = now - before[2], waited - before[4]
-        if lasted >= LEAST and ours < OURS * lasted:
-            seconds = (lasted - ours) / (index - before[1])
-            steps = self.loops.setdefault(loop, Steps())
-            (steps.beside if writing % 2 else steps.alone).append(seconds)
+        if lasted < LEAST or ours > OURS * lasted:
+            return
+        steps = self.loops.setdefault((loop, before[1] == 0), Steps())
+        count, over = index - before[1], written - before[3]
+        if over > 0:
+            steps.beside.append(((lasted - ours) / count, over / count))
+        else:
+            steps.alone.append((lasted - ours) / count)
 
     def slowed(self) -> tuple[float, int]:
         """Return the share of time beside a save that is lost, and how many steps tell so."""
-        told = max(self.loops.values(), key=lambda steps: steps.seen, default=None)
-        return (told.slowed, told.seen) if told is not None else (0.0, 0)
+        told = [steps for steps in self.loops.values() if steps.seen]
+        losses = [steps.lost() for steps in told]
+        over = sum(seconds for _, seconds in losses)
+        share = sum(seconds for seconds, _ in losses) / over if over > 0 else 0.0
+        return min(1.0, max(0.0, share)), sum(steps.seen for steps in told)
 
 
 def _middle(seconds: deque[float]) -> float:

@@ -91,9 +91,9 @@ class Pulse:
         event = Iteration(alone, depth=1, overlap=min(beside, alone))
         self.policy = self.policy.observe(site, event)
 
-    def step(self, loop: str, index: int, writing: int) -> None:
-        """Count a step of a loop inside the outermost one; `writing` is odd beside a save."""
-        self.paces.step(loop, index, perf_counter(), writing, self.total)
+    def step(self, loop: str, index: int, written: float) -> None:
+        """Count a step of a loop inside the outermost one; so long was `written` until now."""
+        self.paces.step(loop, index, perf_counter(), written, self.total)
 
     def _count(self) -> None:
         now = perf_counter()

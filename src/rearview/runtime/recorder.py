@@ -130,7 +130,7 @@ class Recorder(Session):
                 self.turned = perf_counter()
                 self.printing.turn()
             elif len(self.stack) == 2:
-                self.pulse.step(entry.site.id, index, self.writer.turns)
+                self.pulse.step(entry.site.id, index, self.writer.written)
             if nest.anchors is None:
                 if nest.entry is entry and self._may_walk(entry):
                     anchors = self.anchor(nest, index, self.roots(frame)[0])

@@ -79,8 +79,9 @@ class Writer:
         self._warming = False
         self._made = (0.0, 0.0)
         """Seconds, and processor seconds, that making memory ready took since the last save."""
-        self.turns = 0
-        """How often background work has begun and ended: odd while it goes on."""
+        self._worked = 0.0
+        """Seconds of background work that is over."""
+        self._since: float | None = None  # that which goes on
         self._expected = False
         """The state will be looked at again, before `settle`."""
         self._tried = 0
@@ -191,6 +192,12 @@ class Writer:
             self._changes.close()
             self._device.close()
         return done
+
+    @property
+    def written(self) -> float:
+        """Seconds that background work has gone on so far."""
+        since, worked = self._since, self._worked
+        return worked if since is None else worked + time.perf_counter() - since
 
     @property
     def staging(self) -> int:
@@ -309,16 +316,17 @@ class Writer:
                 if warm:
                     with contextlib.suppress(MemoryError):  # said when a checkpoint needs it
                         self._staging.reserve(warm)
-            self.turns += 1
-            if job is None:
-                self._make_ready(warm)
-            else:
+            if job is not None:
                 self._warming = False
                 if job.soon:
                     with self._changed:
                         self._changed.wait_for(lambda: not self._expected, SOON)
+            began = self._since = time.perf_counter()
+            if job is None:
+                self._make_ready(warm)
+            else:
                 self._save(job)
-            self.turns += 1
+            self._worked, self._since = self._worked + time.perf_counter() - began, None
 
     def _make_ready(self, warm: int) -> None:
         began, cpu = time.perf_counter(), time.thread_time()
