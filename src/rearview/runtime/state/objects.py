@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import types
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -49,6 +50,14 @@ class ObjectKind(Kind):
         self.slots = layout.slots
         self.leave = leave
         """Attributes that are no state: addresses, or the time of day."""
+
+    def whole(self) -> ObjectKind:
+        """Return the kind of an instance that is made anew, which needs all of its attributes."""
+        if not self.leave:
+            return self
+        kind = copy.copy(self)
+        kind.leave = frozenset()
+        return kind
 
     def attributes(self, obj: Any) -> dict[str, Any]:
         """Return a copy of the attributes that are state."""
