@@ -83,6 +83,15 @@ def state_of(name: str, attributes: Mapping[str, Any]) -> Mapping[str, Any]:
     return {k: v for k, v in attributes.items() if k not in leave} if leave else attributes
 
 
+def with_closure_of(recorded: Any, content: Any) -> Any:
+    """Return the content of a function without the closure variables that only a probe reads.
+
+    Those that it shares with other functions of the program are compared where these hold them.
+    """
+    closure, own = content
+    return {name: cell for name, cell in closure.items() if name in recorded[0]}, own
+
+
 def matched(
     then: Iterable[Any], now: Iterable[Any], partner: Mapping[int, int]
 ) -> tuple[list[Any], list[Any]]:

@@ -114,9 +114,11 @@ _BYSTANDERS = (
 )
 # Python objects whose caches and engines only their own pickling knows to leave out.
 _KEEP_THEMSELVES = ("pandas.", "polars.")
-# Attributes of library objects that hold addresses or the time of day: other ones in every process.
+# Attributes of library objects that hold addresses, the time of day or the number of the process:
+# other ones in every process.
 _NO_STATE = {
     "absl.flags._flagvalues.FlagValues": frozenset({"__flags_by_module_id"}),
+    "fsspec.spec.AbstractFileSystem": frozenset({"_fs_token_"}),
     "keras.src.ops.function.Function": frozenset({"_nodes"}),
     "keras.src.utils.tracking.Tracker": frozenset({"stored_ids"}),
     "lightning.pytorch.trainer.trainer.Trainer": frozenset({"_last_val_time"}),

@@ -18,6 +18,7 @@ from rearview.runtime.state.alike import (
     only_watches,
     same_values,
     state_of,
+    with_closure_of,
 )
 from rearview.runtime.state.anchors import Anchors, spell
 from rearview.runtime.state.capture import Captured, split
@@ -335,6 +336,8 @@ class _Comparison:
             return self._dicts(state_of(name, left), state_of(name, right), path, ".")
         if kind in {"set", "weak set"}:
             return self._sets(elements(left), elements(right), path)
+        if kind == "function":
+            right = with_closure_of(left, right)
         if left is not None and right is not None and kind in CONTENT_FIELDS:
             return self._fields(left, right, path, CONTENT_FIELDS[kind])
         self._stack.append((left, right, path))

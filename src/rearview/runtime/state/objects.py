@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 
 _OURS = str(Path(__file__).resolve().parents[2])
-COMPILER = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch._guards")
+COMPILER = (
+    *("torch._dynamo", "torch._inductor", "torch._functorch", "torch._guards"),
+    *("numba.core.dispatcher", "numba.core.registry", "numba.np.ufunc"),
+)
 """What a compiler made of the program is a cache; what it was made from is state."""
 
 
