@@ -237,6 +237,34 @@ def test_a_virtual_name_with_some_values_shows_what_is_missing(store):
     assert found == [(run, 0, None, None), (run, 1, 5.0, "replayed"), (run, 2, None, None)]
 
 
+def test_a_virtual_name_that_has_values_deeper_has_no_empty_row_at_its_place(store):
+    a = store.run(*((at(epoch=i), {"l": i / 2}) for i in range(3)))
+    full = [(a, i, i / 2) for i in range(3)]
+    assert rows(store, ["l"], virtual=[("l", ())]) == full
+    b = store.run(*((at(epoch=i), {"acc": i}) for i in range(2)))
+    assert rows(store, ["l"], virtual=[("l", ())]) == [*full, (b, None, None)]
+    assert rows(store, ["l", "acc"], virtual=[("l", ())]) == [
+        *((*row, None) for row in full),
+        *((b, i, None, i) for i in range(2)),
+    ]
+
+
+def test_a_virtual_name_in_a_loop_of_an_outer_loops_name_has_no_empty_rows(store):
+    inner = [
+        (Point((Step("i", e), Step("i", k))), {"l": e + k}) for e in range(2) for k in range(2)
+    ]
+    run = store.run(*inner)
+    found = rows(store, ["l"], virtual=[("l", ("i",))])
+    assert found == [(run, e, k, e + k) for e in range(2) for k in range(2)]
+
+
+def test_a_virtual_name_takes_no_row_from_the_names_beside_it(store):
+    a = store.run((at(), {"seed": 7}), (at(epoch=0), {"l": 1}))
+    b = store.run((at(), {"seed": 8}), (at(epoch=0), {"acc": 1}))
+    found = rows(store, ["seed", "l"], virtual=[("l", ())])
+    assert found == [(a, 0, 7, 1), (b, None, 8, None)]
+
+
 def test_replays_stand_beside_and_never_hide_what_was_recorded(store):
     run = store.run((at(e=0), {"a": 1}), (at(e=1), {"a": 2}))
     store.replay(run, "p1", (at(e=0), {"a": 99, "g": 10}), (at(e=1), {"g": 11}), proved=False)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from rearview.errors import ProbeError, SourceError, UsageError
 from rearview.model import Run
+from rearview.source.apart import Apart, apart
+from rearview.source.naming import Naming
 from rearview.source.probes import Probe, Probes, check, find
 from rearview.source.propagate import Outcome, Placed, Statement, through
 from rearview.store.project import publish
@@ -111,10 +113,36 @@ class Probing:
     @cached_property
     def outcomes(self) -> tuple[Outcome, ...]:
         """Where the added statements belong in each version of the chain."""
-        statements = [Statement(probe.path, (probe.first, probe.last)) for probe in self.added]
         versions = [self.text(version) for version in self.chain]
         namings = self._newest.namings if self._newest is not None else ()
-        return through(self.edited, statements, versions, self._by_hand(), namings)
+        edited = {**self.edited, **{path: each.text for path, each in self._apart.items()}}
+        return through(
+            edited, self._statements, versions, self._by_hand(), list(map(self._moved, namings))
+        )
+
+    @cached_property
+    def _apart(self) -> dict[str, Apart]:
+        """The files with added statements, each of these on lines of its own."""
+        spots: dict[str, list[tuple[int, int]]] = {}
+        for probe in self.added:
+            spots.setdefault(probe.path, []).append((probe.line, probe.column))
+        return {path: apart(self.edited[path], found) for path, found in spots.items()}
+
+    @cached_property
+    def _statements(self) -> list[Statement]:
+        found = []
+        for probe in self.added:
+            # what is decorated shares its first line with nothing
+            column = probe.column if probe.first == probe.line else 0
+            first = self._apart[probe.path].line(probe.first, column)
+            found.append(Statement(probe.path, (first, first + probe.last - probe.first)))
+        return found
+
+    def _moved(self, naming: Naming) -> Naming:
+        cuts = self._apart[naming.path].cuts if naming.path in self._apart else ()
+        for line, _ in reversed(cuts):
+            naming = naming.pushed(naming.path, line + 1, 1)
+        return naming
 
     def propagated(self) -> list[Propagated]:
         """Return what becomes of each version, newest first."""
@@ -142,8 +170,8 @@ class Probing:
         model = lines[line - 1] if line <= len(lines) else lines[-1] if lines else ""
         indent = model[: len(model) - len(model.lstrip())]
         placed = [
-            Placed(path, line, _indented(self.edited[probe.path], probe, indent))
-            for probe in self.added
+            Placed(path, line, _indented(self._apart[one.path].text, one.lines, indent))
+            for one in self._statements
         ]
         known = self._kept()
         known[run.version] = [asdict(one) for one in placed]
@@ -169,8 +197,8 @@ class Probing:
         return found
 
 
-def _indented(text: str, probe: Probe, indent: str) -> str:
-    """Return the lines of a probe, indented as the place where they go."""
-    chosen = text.splitlines()[probe.first - 1 : probe.last]
+def _indented(text: str, lines: tuple[int, int], indent: str) -> str:
+    """Return the lines of a statement, indented as the place where they go."""
+    chosen = text.splitlines()[lines[0] - 1 : lines[1]]
     own = chosen[0][: len(chosen[0]) - len(chosen[0].lstrip())]
     return "".join(f"{indent}{line.removeprefix(own)}\n" for line in chosen)

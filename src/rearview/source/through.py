@@ -324,14 +324,14 @@ def _below(placed: Sequence[Placed], namings: Sequence[Naming]) -> list[Placed]:
 def _by_hand(old: Files, placed: Sequence[Placed]) -> tuple[dict[str, str], tuple[Statement, ...]]:
     texts = {each.path: old[each.path] for each in placed}
     where: list[Statement] = []
-    # later lines first, so that the lines given stay true while texts grow
-    for each in sorted(placed, key=lambda p: -p.line):
+    # later ones first, so that the lines given stay true while texts grow
+    for each in sorted(placed, key=lambda p: p.line)[::-1]:
         texts[each.path] = put(texts[each.path], each.line, each.text)
-    for each in placed:
+    for at, each in enumerate(placed):
         shift = sum(
             len(split(other.text.strip("\r\n")))
-            for other in placed
-            if other.path == each.path and other.line < each.line
+            for k, other in enumerate(placed)
+            if other.path == each.path and (other.line, k) < (each.line, at)
         )
         count = len(split(each.text.strip("\r\n")))
         where.append(Statement(each.path, (each.line + shift, each.line + shift + count - 1)))

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+from rearview.runtime.state.anchors import Anchors
 from rearview.runtime.state.compare import compare, differences
 
 
@@ -146,3 +147,47 @@ def test_all_differences_are_listed(program):
     found = list(differences(run.anchors, now, then.skeleton, buffers.__getitem__))
     assert {d.path for d in found} == {"model[1].weight", "items[0]", "array"}
     assert str(found[0])
+
+
+def training(probed):
+    w, lr = [1.0], [0.1]
+    if probed:
+
+        def step():
+            w[0] *= 0.9
+            return w, lr
+
+    else:
+
+        def step():
+            w[0] *= 0.9
+            return w
+
+    return {"w": w, "lr": lr, "step": step}
+
+
+def test_a_variable_that_only_a_probe_reads_in_a_nested_function_is_no_difference(program):
+    then = program(lambda: training(probed=False), None)
+    now = program(lambda: training(probed=True), None)
+    now.anchors = Anchors.walk(
+        {f"local:main:{name}": value for name, value in now.names.items()},
+        project=now.anchors.look.project,
+        signature=then.anchors.signature,
+    )
+    now.anchors.check(then.anchors.signature)
+    captured, buffers = then.capture()
+
+    def found():
+        return compare(now.anchors, now.capture()[0], captured.skeleton, buffers.__getitem__)
+
+    assert found() is None, str(found())
+    now.names["step"]()
+    assert found().path == "w[0]"
+    then.names["step"]()
+    captured, buffers = then.capture()
+    now.names["lr"][0] = 0.2
+    assert found().path == "lr[0]"
+    backwards = compare(
+        then.anchors, then.capture()[0], now.capture()[0].skeleton, buffers.__getitem__
+    )
+    assert backwards is not None

@@ -5,6 +5,8 @@ import warnings
 import numpy as np
 import pytest
 
+from rearview.runtime.state.compare import compare
+
 
 def needed(name):
     """Import a library of the test group; its absence is a broken environment, not a choice."""
@@ -386,3 +388,44 @@ def test_flags_of_absl_resume_without_the_addresses_of_modules(resumes):
     truth, _ = resumes(setup, step)
     skeleton = truth.capture()[0].skeleton
     assert b"__flags_by_module_id" not in skeleton
+
+
+def test_a_file_system_of_fsspec_is_the_same_in_another_process(program):
+    fsspec = needed("fsspec")
+
+    def setup():
+        return {"fs": fsspec.filesystem("file", skip_instance_cache=True)}
+
+    then, now = program(setup, None), program(setup, None)
+    for one in (then, now):
+        one.names["born"] = fsspec.filesystem("file", skip_instance_cache=True)
+    captured, buffers = then.capture()
+    for name in ("fs", "born"):  # it holds the number of the process
+        now.names[name]._fs_token_ = "that of another process"
+    here = now.names["fs"]
+    assert compare(now.anchors, now.capture()[0], captured.skeleton, buffers.__getitem__) is None
+    now.restore(captured.skeleton, buffers)
+    assert here._fs_token_ == "that of another process"
+    here.auto_mkdir = True
+    found = compare(now.anchors, now.capture()[0], captured.skeleton, buffers.__getitem__)
+    assert found.path == "fs.auto_mkdir"
+
+
+def test_a_function_that_numba_compiled_is_program_and_no_state(program):
+    numba = needed("numba")
+
+    def setup():
+        @numba.njit
+        def double(x):
+            return 2 * x
+
+        return {"double": double, "total": 0}
+
+    then, now = program(setup, None), program(setup, None)
+    for one in (then, now):
+        one.names["total"] = one.names["double"](3)
+    captured, buffers = then.capture()
+    assert captured.missing == []
+    assert compare(now.anchors, now.capture()[0], captured.skeleton, buffers.__getitem__) is None
+    now.restore(captured.skeleton, buffers)
+    assert now.names["double"](4) == 8

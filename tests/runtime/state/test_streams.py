@@ -10,7 +10,7 @@ import torch
 
 from rearview.errors import StateError
 from rearview.runtime.jumps import unknown
-from rearview.runtime.state.compare import differences
+from rearview.runtime.state.compare import compare, differences
 from rearview.runtime.state.loaders import watch_loaders
 
 
@@ -259,3 +259,18 @@ def test_a_profiler_only_watches(program):
 
     with profile(activities=[ProfilerActivity.CPU]) as watching:
         assert program(lambda: {"watching": watching}, None).capture()[0].missing == []
+
+
+def test_a_file_that_the_loop_opened_and_closed_is_the_same_once_restored(program, tmp_path):
+    def step(names, i):
+        with (tmp_path / "out.txt").open("w") as names["out"]:
+            names["out"].write(str(i))
+
+    run = program(dict, step)
+    run.run(0, 1)
+    captured, buffers = run.capture()
+    run.restore(captured.skeleton, buffers)
+    assert run.names["out"].closed
+    now, _ = run.capture()
+    assert now.missing == []
+    assert compare(run.anchors, now, captured.skeleton, buffers.__getitem__) is None

@@ -54,8 +54,6 @@ class Anchors:
         """How sets in a certain order are made, as found before."""
         self.set_orders: dict[int, list[Any]] = {}
         """The elements of each set of values when it was walked, by the set's identity."""
-        self.closures: dict[int, frozenset[str]] = {}
-        """On replay: the closure variables that functions had when recorded, by their identity."""
         self.classes: list[int] = []
         """Numbers of anchors that are classes."""
         self._wanted: dict[int, tuple[int, Any]] | None = None
@@ -144,8 +142,6 @@ class Anchors:
                 continue
             else:
                 look.freevars = self._recorded_freevars(obj, signature)
-                if look.freevars is not None:
-                    self.closures[id(obj)] = frozenset(look.freevars)
                 children = kind.children(obj, look)
             try:
                 for step in children:

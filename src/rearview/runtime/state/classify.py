@@ -85,22 +85,14 @@ _LIBRARY_VALUES = {
     "torch": ("dtype", "device", "layout", "memory_format", "Size", "finfo", "iinfo"),
     "numpy": ("dtype", "generic", "ufunc"),
 }
-# Objects that watch or serve the computation and never feed back into it: kept by reference.
-_BYSTANDERS = (
+WATCHERS = (
     "aim.",
-    "asyncio.",
     "comet_ml.",
-    "concurrent.futures.",
-    "ctypes.",
     "IPython.",
-    "jax._src.",
     "logging.",
     "matplotlib.",
     "mlflow.",
-    "multiprocessing.",
     "neptune.",
-    "numba.core.",
-    "rearview.",
     "rich.",
     "tensorboard.",
     "tensorboardX.",
@@ -109,12 +101,24 @@ _BYSTANDERS = (
     "torch.utils.tensorboard.",
     "wandb.",
 )
+"""What shows the computation or sends it away, and never feeds back into it: no state."""
+# What serves the computation is kept by reference too.
+_BYSTANDERS = (
+    *WATCHERS,
+    "asyncio.",
+    "concurrent.futures.",
+    "ctypes.",
+    "jax._src.",
+    "multiprocessing.",
+    "rearview.",
+)
 # Python objects whose caches and engines only their own pickling knows to leave out.
 _KEEP_THEMSELVES = ("pandas.", "polars.")
-# Attributes of library objects that hold addresses or the time of day: other ones in every process.
+# Attributes of library objects that hold addresses, the time of day or the number of the process:
+# other ones in every process.
 _NO_STATE = {
     "absl.flags._flagvalues.FlagValues": frozenset({"__flags_by_module_id"}),
-    "fsspec.spec.AbstractFileSystem": frozenset({"_fs_token_", "_pid"}),
+    "fsspec.spec.AbstractFileSystem": frozenset({"_fs_token_"}),
     "keras.src.ops.function.Function": frozenset({"_nodes"}),
     "keras.src.utils.tracking.Tracker": frozenset({"stored_ids"}),
     "lightning.pytorch.trainer.trainer.Trainer": frozenset({"_last_val_time"}),
@@ -232,6 +236,19 @@ def _by_layout(obj: Any) -> Kind:
 def _left_out(cls: type) -> frozenset[str]:
     names = [f"{base.__module__}.{base.__qualname__}" for base in cls.__mro__]
     return frozenset().union(*(_NO_STATE.get(name, ()) for name in names))
+
+
+@functools.lru_cache(maxsize=1000)
+def left_out_named(name: str) -> frozenset[str]:
+    """Return the attributes that are no state of instances of a class, given its name."""
+    parts = name.split(".")
+    for n in range(len(parts) - 1, 0, -1):
+        found: Any = sys.modules.get(".".join(parts[:n]))
+        for part in parts[n:]:
+            found = vars(found).get(part) if hasattr(found, "__dict__") else None
+        if isinstance(found, type):
+            return _left_out(found)
+    return frozenset()
 
 
 def keeps_itself(obj: Any) -> bool:

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import struct
-from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from rearview.runtime.state.alike import (
+    QUICK,
+    class_of,
+    elements,
+    has_identity,
+    is_address,
+    is_array,
+    matched,
+    only_watches,
+    same_values,
+    state_of,
+    with_closure_of,
+)
 from rearview.runtime.state.anchors import Anchors, spell
 from rearview.runtime.state.capture import Captured, split
-from rearview.runtime.state.containers import SAME
 from rearview.runtime.state.texts import canonical, memory_texts, render, short
 from rearview.runtime.state.tree import (
     CONTENT_FIELDS,
@@ -25,14 +36,6 @@ from rearview.runtime.state.tree import (
     as_recorded,
     span_of,
 )
-
-# Made anew whenever they are asked for, so being the same object or not means nothing.
-_VALUE_LABELS = ("build method", "build weakref", "build module", "build lock", "build view")
-_VALUE_MODULES = ("numpy.", "torch.", "datetime.", "pathlib", "decimal.", "fractions.", "uuid.")
-_ARRAYS = {"build array", "build small_array", "build anchor"}
-_QUICK = {int, str, bytes, bool, type(None)}
-# A progress bar shows the time; it never feeds back.
-_CLOCKS = {"start_t", "last_print_t", "last_print_n", "_ema_dn", "_ema_dt", "_ema_miniters"}
 
 Path = tuple[Any, str]
 """Linked steps: (path of the parent or None, text of this step)."""
@@ -143,6 +146,8 @@ class _Comparison:
         self._kept: list[Any] = []
         """Keeps alive what is known by its id."""
         self._stack: list[tuple[Any, Any, Path]] = []
+        self._late: list[tuple[Any, Any, Path]] = []
+        """Sets that hold addresses: which is which is known when all objects were met."""
         self._memory: list[tuple[Piece, Piece, Path]] = []
         self._covered: dict[int, list[Span]] = {}
 
@@ -157,6 +162,7 @@ class _Comparison:
         for number in sorted(shared_anchors - self.then.by_address - self.now.by_address):
             path = (None, self.anchors.path(number))
             yield from self._drain(Ref(number), Ref(number), path)
+        yield from self._addresses()
         yield from self._memories()
         if self.then.rng is not None and self.now.rng is not None:
             # A probe may have imported a library with a generator of its own.
@@ -173,6 +179,9 @@ class _Comparison:
 
     def _drain(self, then: Any, now: Any, path: Path) -> Iterator[Difference]:
         self._stack.append((then, now, path))
+        yield from self._down()
+
+    def _down(self) -> Iterator[Difference]:
         while self._stack:
             a, b, here = self._stack.pop()
             before = len(self._stack)
@@ -186,7 +195,7 @@ class _Comparison:
         return Difference(render(path), short(then, self.anchors), short(now, self.anchors))
 
     def _pair(self, a: Any, b: Any, path: Path) -> Difference | None:
-        if type(a) is not type(b) and not (_is_array(a) and _is_array(b)):
+        if type(a) is not type(b) and not (is_array(a) and is_array(b)):
             return self._differ(path, a, b)
         if isinstance(a, Ref):
             return self._refs(a, b, path)
@@ -209,7 +218,7 @@ class _Comparison:
         met = self._partner.get(id(a))
         if met == id(b):
             return None
-        if _has_identity(a) and (met is not None or id(b) in self._back):
+        if has_identity(a) and (met is not None or id(b) in self._back):
             return Difference(render(path), "one object", "another object that is merely equal")
         self._marry(a, b)
         if isinstance(a, dict):
@@ -237,7 +246,7 @@ class _Comparison:
             return self._fields(a, b, path, Body.FIELDS[: len(a)])
         if len(a) != len(b):
             return Difference(render(path), f"{len(a)} items", f"{len(b)} items")
-        if _same_values(a, b):
+        if same_values(a, b):
             return None
         for number, (left, right) in enumerate(zip(a, b, strict=True)):
             self._stack.append((left, right, (path, spell(style, number))))
@@ -245,7 +254,7 @@ class _Comparison:
 
     def _dicts(self, a: Any, b: Any, path: Path, style: str = "[") -> Difference | None:
         keys_a, keys_b = list(a), list(b)
-        if set(map(type, keys_a)) <= _QUICK and set(map(type, keys_b)) <= _QUICK:
+        if set(map(type, keys_a)) <= QUICK and set(map(type, keys_b)) <= QUICK:
             if keys_a != keys_b:
                 return self._keys(keys_a, keys_b, path)
         elif len(keys_a) != len(keys_b):
@@ -254,7 +263,7 @@ class _Comparison:
             for left, right in zip(keys_a, keys_b, strict=True):
                 self._stack.append((left, right, (path, f"<key {short(left, self.anchors)}>")))
         for left, right in zip(keys_a, keys_b, strict=True):
-            text = spell(style, left) if type(left) in _QUICK else f"[{self._name(left)}]"
+            text = spell(style, left) if type(left) in QUICK else f"[{self._name(left)}]"
             self._stack.append((a[left], b[right], (path, text)))
         return None
 
@@ -271,12 +280,32 @@ class _Comparison:
         )
 
     def _sets(self, a: Any, b: Any, path: Path) -> Difference | None:
-        if set(map(type, a)) <= _QUICK:
+        if set(map(type, a)) <= QUICK:
             return None if a == b else self._differ(path, a - b, b - a)
+        if any(map(is_address, a)) and len(a) == len(b):
+            self._late.append((a, b, path))
+            return None
+        return self._in_some_order(a, b, path)
+
+    def _addresses(self) -> Iterator[Difference]:
+        while self._late:
+            a, b, path = self._late.pop(0)
+            left, right = matched(a, b, self._partner)
+            found = self._in_some_order(left, right, path)
+            if found is not None:
+                yield found
+            yield from self._down()
+
+    def _in_some_order(self, a: Any, b: Any, path: Path) -> Difference | None:
         order_a, order_b = sorted(a, key=canonical), sorted(b, key=canonical)
         return self._sequences(order_a, order_b, path, "{")
 
     def _nodes(self, a: Node, b: Node, path: Path) -> Difference | None:
+        name = class_of(a, self.anchors)
+        if only_watches(name) and name == class_of(b, self.anchors):
+            return None
+        if is_address(a) and not has_identity(a.args[0]):
+            return self._differ(path, a, b)
         parts_a, parts_b = self.then.parts(a), self.now.parts(b)
         if a.label == b.label == "build function":
             parts_a, parts_b = as_recorded(parts_a, parts_a), as_recorded(parts_b, parts_a)
@@ -287,11 +316,7 @@ class _Comparison:
             if left or right:
                 self._stack.append((left, right, path))
         if isinstance(a.state, dict) and isinstance(b.state, dict):
-            then, now = a.state, b.state
-            if a.label.startswith("tqdm.") or getattr(_first(a), "label", "").startswith("tqdm."):
-                then = {k: v for k, v in then.items() if k not in _CLOCKS}
-                now = {k: v for k, v in now.items() if k not in _CLOCKS}
-            return self._dicts(then, now, path, ".")
+            return self._dicts(state_of(name, a.state), state_of(name, b.state), path, ".")
         self._stack.append((a.state, b.state, path))
         return None
 
@@ -307,12 +332,12 @@ class _Comparison:
             return Difference(render(path), kind or "gone", other or "gone")
         path = (None, self.anchors.path(a.number))
         if kind == "object" and isinstance(left, dict) and isinstance(right, dict):
-            if self.anchors.signature[a.number].startswith("tqdm."):
-                left = {k: v for k, v in left.items() if k not in _CLOCKS}
-                right = {k: v for k, v in right.items() if k not in _CLOCKS}
-            return self._dicts(left, right, path, ".")
+            name = self.anchors.signature[a.number]
+            return self._dicts(state_of(name, left), state_of(name, right), path, ".")
         if kind in {"set", "weak set"}:
-            return self._sets(_elements(left), _elements(right), path)
+            return self._sets(elements(left), elements(right), path)
+        if kind == "function":
+            right = with_closure_of(left, right)
         if left is not None and right is not None and kind in CONTENT_FIELDS:
             return self._fields(left, right, path, CONTENT_FIELDS[kind])
         self._stack.append((left, right, path))
@@ -363,38 +388,3 @@ class _Comparison:
 
     def _name(self, key: Any) -> str:
         return self.anchors.path(key.number) if isinstance(key, Ref) else short(key, self.anchors)
-
-
-def _elements(recipe: Any) -> frozenset[Any]:
-    as_set_up = isinstance(recipe, tuple) and recipe[:1] == (SAME,)
-    return frozenset(recipe[1] if as_set_up else recipe)
-
-
-def _same_values(a: Any, b: Any) -> bool:
-    """Say, without a Python call for each item, whether two sequences hold the same values."""
-    kinds = list(map(type, a))
-    unique = set(kinds)
-    if not unique <= _QUICK | {float} or kinds != list(map(type, b)):
-        return False
-    if float not in unique:
-        return bool(a == b)
-    # `==` takes -0.0 for 0.0 and no NaN for itself, so floats go by their bits.
-    bits = [array("d", [x for x in side if type(x) is float]).tobytes() for side in (a, b)]
-    rest = [[x for x in side if type(x) is not float] for side in (a, b)]
-    return bits[0] == bits[1] and rest[0] == rest[1]
-
-
-def _is_array(value: Any) -> bool:
-    return isinstance(value, Node) and value.label in _ARRAYS
-
-
-def _first(node: Node) -> Any:
-    return node.args[0] if node.args else None
-
-
-def _has_identity(value: Any) -> bool:
-    if isinstance(value, (tuple, frozenset)):
-        return False
-    if isinstance(value, Node):
-        return not value.label.startswith(_VALUE_LABELS + _VALUE_MODULES)
-    return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import types
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -18,7 +19,10 @@ if TYPE_CHECKING:
 
 
 _OURS = str(Path(__file__).resolve().parents[2])
-COMPILER = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch._guards")
+COMPILER = (
+    *("torch._dynamo", "torch._inductor", "torch._functorch", "torch._guards"),
+    *("numba.core.dispatcher", "numba.core.registry", "numba.np.ufunc"),
+)
 """What a compiler made of the program is a cache; what it was made from is state."""
 
 
@@ -49,6 +53,14 @@ class ObjectKind(Kind):
         self.slots = layout.slots
         self.leave = leave
         """Attributes that are no state: addresses, or the time of day."""
+
+    def whole(self) -> ObjectKind:
+        """Return the kind of an instance that is made anew, which needs all of its attributes."""
+        if not self.leave:
+            return self
+        kind = copy.copy(self)
+        kind.leave = frozenset()
+        return kind
 
     def attributes(self, obj: Any) -> dict[str, Any]:
         """Return a copy of the attributes that are state."""
@@ -175,12 +187,11 @@ class FunctionKind(Kind):
     def read(self, objs: Sequence[Any], reading: Reading) -> list[Any]:
         """Return closure, defaults and attributes of each that has any."""
         project = reading.anchors.look.project
-        closures = reading.anchors.closures
         return [
             ({}, None)
             if is_compiled(o) or is_ours(o)
             else (
-                _closure(o, closures.get(id(o))),
+                dict(zip(o.__code__.co_freevars, o.__closure__ or (), strict=True)),
                 (o.__defaults__, o.__kwdefaults__, vars(o).copy())
                 if project(o.__module__ or "")
                 else None,
@@ -205,12 +216,6 @@ class FunctionKind(Kind):
         """Return the name with the closure variables, which replay must find again."""
         free = ",".join(obj.__code__.co_freevars)
         return f"function {obj.__module__}.{obj.__qualname__}({free})"
-
-
-def _closure(function: Any, recorded: frozenset[str] | None) -> dict[str, types.CellType]:
-    """Return the cells of a function by name, on replay without those that only a probe uses."""
-    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    return {name: cell for name, cell in cells if recorded is None or name in recorded}
 
 
 class ClassKind(Kind):

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rearview.runtime.state import arrays
+from rearview.runtime.state.addresses import Marked, marked, numbers_in
 from rearview.runtime.state.anchors import Anchors
 from rearview.runtime.state.blocks import SMALL, Blocks
 from rearview.runtime.state.builders import BUILDERS
@@ -75,7 +76,7 @@ class Reading:
         self._locals: dict[str, list[tuple[str, Any]]] | None = None
         self.alive: list[Any] = anchors.alive()
         self._all_alive = len(anchors.index) == len(self.alive)
-        self._stand_ins: list[object] = []
+        self.stand_ins: list[object] = []
 
     def miss(self, obj: object, reason: str) -> None:
         """Note that the capture is partial because of `obj`."""
@@ -193,7 +194,7 @@ class Reading:
 
     def release(self) -> None:
         """Let go of the program's objects now, not at the next collection."""
-        self.alive, self.roots, self._stand_ins, self._locals = [], {}, [], None
+        self.alive, self.roots, self.stand_ins, self._locals = [], {}, [], None
         for held in (self.loose, self.found, self.lost):
             held.clear()
 
@@ -225,8 +226,13 @@ class Reading:
             kept.update(arrays_met)
             pickler.dump(("cells", [(cell, CellKind.values(cell)) for cell in cells]))
             pickler.dump(("contents", self._late_contents(arrays_met)))
-        # Looking through the memo takes time, so first see whether any set was written at all.
-        sets = self._reordered(pickler) if _EMPTY_SET in out.getvalue() else []
+        # Looking through the memo takes time, so first see whether there is anything to look for.
+        stream = out.getvalue()
+        numbers = numbers_in(stream)
+        found = marked(pickler.memo.copy(), numbers, self) if numbers else []
+        if found:
+            pickler.dump(("addresses", found))
+        sets = self._reordered(pickler, found) if _EMPTY_SET in stream else []
         if sets:
             pickler.dump(("sets", sets))
         pickler.dump(None)
@@ -239,11 +245,14 @@ class Reading:
         content = self.anchors.kinds[numbers[0]].read(objs, self) if objs else None
         return [("array", numbers, content)] if content else []
 
-    def _reordered(self, pickler: StatePickler) -> list[tuple[Any, Any]]:
+    def _reordered(self, pickler: StatePickler, marked: Marked) -> list[tuple[Any, Any]]:
         """Return the sets born later which would come back in another order, with the right one."""
         found = []
+        unordered = {id(obj) for obj, _ in marked}
         for _, obj in pickler.memo.copy().values():
-            if type(obj) is set and len(obj) > 1 and id(obj) not in self.anchors.index:
+            if type(obj) is not set or len(obj) < 2 or id(obj) in unordered:
+                continue
+            if id(obj) not in self.anchors.index:
                 recipe = set_recipe(obj, list(obj), self)
                 if recipe != list(obj):
                     found.append((obj, recipe))
@@ -257,6 +266,6 @@ class Reading:
                 if obj is None:
                     # Its number must not be given to another object.
                     known[place] = types.SimpleNamespace()
-                    self._stand_ins.append(known[place])
+                    self.stand_ins.append(known[place])
                     ids[place] = id(known[place])
         return dict(zip(ids, enumerate(known), strict=True))

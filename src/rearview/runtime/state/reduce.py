@@ -78,7 +78,7 @@ def reducer_for(obj: Any, reading: Reading) -> Reducer | None:
     if any(f"{base.__module__}.{base.__qualname__}" in _REWRAPPED for base in cls.__mro__):
         return _own
     if isinstance(kind, ObjectKind):
-        return _instance(kind) if _customised(cls) else None
+        return _instance(kind.whole()) if _customised(cls) else None
     if isinstance(kind, AttributedKind) and layout_of(cls).base is not deque:
         # Its own methods would run while it is filled; ours go past them.
         return _instance(kind)
@@ -173,9 +173,6 @@ def _address(obj: Address, reading: Reading) -> Any:  # noqa: ARG001
 
 
 def _instance(kind: ObjectKind | AttributedKind) -> Reducer:
-    if isinstance(kind, ObjectKind) and kind.leave:
-        return _own  # made anew, it needs all of its attributes
-
     def reduce(obj: Any, reading: Reading) -> Any:
         content = kind.read([obj], reading)[0]
         return BUILDERS["instance"], (type(obj),), content, None, None, BUILDERS["fill"]

@@ -9,6 +9,7 @@ from typing import Any
 
 from rearview.errors import StateError
 from rearview.runtime.state import iterators, loaders
+from rearview.runtime.state.addresses import put
 from rearview.runtime.state.anchors import Anchors
 from rearview.runtime.state.blocks import Block, Memory
 from rearview.runtime.state.builders import NAMES, prelude
@@ -145,8 +146,13 @@ def _read(
     values, contents, classes, rng = body
     cells: list[Any] = []
     sets: list[Any] = []
+    addresses: list[Any] = []
+    late = {"cells": cells, "contents": contents, "sets": sets, "addresses": addresses}
     while (batch := unpickler.load()) is not None:
-        {"cells": cells, "contents": contents, "sets": sets}[batch[0]].extend(batch[1])
+        late[batch[0]].extend(batch[1])
+    for live, content in addresses:
+        if not put(live, content):
+            writing.build_fill(live, content)
     for live, recipe in sets:
         fill_set(live, recipe)
     unpickler.forget()

@@ -29,6 +29,8 @@ def _text(value: Any, anchors: Anchors | None, depth: int) -> str:
         return str(getattr(value, "label", "") or value.__qualname__)
     if isinstance(value, Node):
         label = value.label.removeprefix("build ")
+        if label == "address":
+            return f"the address of {_text(value.args[0], anchors, depth + 1)}"
         parts = [] if depth > 2 else [_text(part, anchors, depth + 1) for part in value.args[:4]]
         return f"{label}({', '.join(parts)})"
     if isinstance(value, (list, tuple, set, frozenset)) and depth <= 2:

@@ -7,6 +7,7 @@ import pickle
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Self
 
+from rearview.runtime.state.addresses import put
 from rearview.runtime.state.blocks import Block
 from rearview.runtime.state.builders import NAMES, prelude
 from rearview.runtime.state.capture import split
@@ -19,6 +20,10 @@ class Ref:
 
     def __init__(self, number: int) -> None:
         self.number = number
+
+    def __call__(self, *args: Any) -> Node:
+        """Take what an older function is called with to make an object."""
+        return node_class("call")(self, *args)
 
 
 class Piece:
@@ -96,6 +101,10 @@ class Node:
 
     def __init__(self, *_args: Any, **_kwargs: Any) -> None:
         pass
+
+    def __call__(self, *args: Any) -> Node:
+        """Take what it is called with to make an object: a bound method may be what makes one."""
+        return node_class("call")(self, *args)
 
     def __setstate__(self, state: Any) -> None:
         self.state = state
@@ -188,6 +197,10 @@ class Tree:
             elif name == "cells":
                 for cell, held in found:
                     cell.state = held
+            elif name == "addresses":
+                for obj, content in found:
+                    if not put(obj, content):
+                        obj.state = content
         for kind, numbers, group in contents:
             for number, content in zip(numbers, group, strict=True):
                 self.contents[number] = (kind, self._content(kind, content))

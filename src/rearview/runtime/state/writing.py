@@ -160,7 +160,7 @@ class Writing:
         if state is None:
             import io
 
-            closed = io.StringIO()
+            closed = io.TextIOWrapper(io.BytesIO())  # compared at the next boundary as a file
             closed.close()
             return closed
         return streams.reopen(state)

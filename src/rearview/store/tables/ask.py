@@ -175,8 +175,9 @@ class Ask:
         return sources.until(leaf, limit, here)
 
     def _rows(self, names: Iterable[str]) -> Rows:
-        rows = rows_of({name: self._cat.names[name] for name in names})
-        virtual = any(not kinds for name in names for kinds in self._cat.names[name].values())
+        found = {name: self._cat.names[name] for name in names}
+        virtual = {(n, path) for n, at in found.items() for path, kinds in at.items() if not kinds}
+        rows = rows_of(found, virtual)
         if not rows.paths:
             return Rows(("",), frozenset({""}))
         if virtual and "" not in rows.paths:  # runs without a known point still have a row

@@ -41,7 +41,8 @@ class Sources:
         self.runs = [run.id for run in runs]
         self.catalogue = Catalogue()
         self._project, self._duck, self._shelf = project, duck, shelf
-        self._virtual = {(name, "/".join(loops)) for name, loops in virtual}
+        places = {(name, "/".join(loops)) for name, loops in virtual}
+        self._virtual = {place: self._lacking(*place) for place in places}
         self._files: Files | None = None
         self._upto: int | None = None
         kinds: dict[str, set[str]] = {}
@@ -54,9 +55,24 @@ class Sources:
                     self.catalogue.see(path, labels)
             for name, value in run.args.items():
                 kinds.setdefault(name, set()).add(encode(convert(value))[0])
-        for name, path in sorted(self._virtual):
-            self.catalogue.add(path, name, ())
+        for (name, path), lacking in sorted(self._virtual.items()):
+            if lacking or name not in self.catalogue.names:
+                self.catalogue.add(path, name, ())
         self.args = {name: unify(found) for name, found in kinds.items()}
+
+    def _lacking(self, name: str, path: str) -> set[str]:
+        """Return the runs that may lack values of a name at the place where the source logs it.
+
+        A statement in a function stands in fewer loops than it runs in. Where a run has values of
+        it elsewhere and none at that place, they show where it belongs: nothing is missing there.
+        """
+        out = set()
+        for run in self.runs:
+            parts = self._shelf.parts.get(run, [])
+            paths = {one.path for part in parts for one in part.summary.names if one.name == name}
+            if not paths or path in paths:
+                out.add(run)
+        return out
 
     def first(self, rows: int, names: Iterable[str]) -> Sources:
         """Return the sources of as many runs, from the first on, as surely have that many rows."""
@@ -124,7 +140,8 @@ class Sources:
     def wide(self, path: str, names: dict[str, str], *, origins: bool) -> str:
         """Return one row per point and occurrence at `path`, with the named values as columns.
 
-        With a virtual name among them, every point at or below `path` that is known has a row.
+        With a virtual name among them, every known point at or below `path` has a row, in the runs
+        that may lack values of it there.
         """
         out = []
         held = self._opened()
@@ -134,8 +151,9 @@ class Sources:
                 out.append(wide(source, path, names, names if origins else ()))
         out += self._stored(path, names, origins=origins)
         found = " UNION ALL BY NAME ".join(out) or self._nothing(path, names, origins=origins)
-        virtual = any((name, path) in self._virtual for name in names)
-        if not virtual and (path or names):
+        lacking = set().union(*(self._virtual.get((name, path), ()) for name in names))
+        lacking = lacking & set(self.runs) if path or names else set(self.runs)
+        if not lacking:
             return found
         keys = [f"i{k}" for k in range(1, depth(path) + 1)]
         labels = [f"x{k}" for k in range(1, depth(path) + 1)]
@@ -146,7 +164,8 @@ class Sources:
             + [f"w.{column}" for column in columns]
         )
         on = " AND ".join(f"u.{key} = w.{key}" for key in ("run", *keys))
-        return f"SELECT {shown} FROM ({self._known(path)}) u LEFT JOIN ({found}) w ON {on}"
+        rows = f"u.run IN ({', '.join(map(quoted, sorted(lacking)))}) OR w.run IS NOT NULL"
+        return f"SELECT {shown} FROM ({self._known(path)}) u LEFT JOIN ({found}) w ON {on} WHERE {rows}"
 
     def _stored(self, path: str, names: dict[str, str], *, origins: bool) -> list[str]:
         """Return the scans of runs that were pivoted before, those of equal columns in one."""

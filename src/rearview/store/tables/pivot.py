@@ -145,18 +145,20 @@ class Rows:
     joined: frozenset[str] = frozenset()
 
 
-def rows_of(names: Mapping[str, Iterable[str]]) -> Rows:
+def rows_of(names: Mapping[str, Iterable[str]], virtual: Container[tuple[str, str]] = ()) -> Rows:
     """Return the rows of a table of these names, given the paths of each.
 
     A point has a row if nothing is logged deeper inside it. One that has, keeps a row of its own
-    only if one of its names is logged deeper too, for then its value cannot be repeated there.
+    only if one of its names is logged deeper too, for then its value cannot be repeated there. A
+    name that is `virtual` at a path has no value there to keep.
     """
     paths = sorted({path for found in names.values() for path in found})
     kept = {
         path
-        for found in names.values()
+        for name, found in names.items()
         for path in found
-        if any(other != path and inside(other, path) for other in found)
+        if (name, path) not in virtual
+        and any(other != path and inside(other, path) for other in found)
     }
     leaves = {path for path in paths if not any(p != path and inside(p, path) for p in paths)}
     return Rows(tuple(paths), frozenset(kept | leaves))

@@ -1,0 +1,53 @@
+"""What the work tree adds is brought into older versions, however it is written."""
+
+import pytest
+
+from plainly import recorded, write
+from rearview.past import history
+
+OLD = """
+total = 0
+for epoch in range(3):
+    total += epoch
+    print(total)
+"""
+NEW = OLD.replace("total = 0", "total = 0\nlr = 1").replace("print(total)", "print(total, lr)")
+EDITS = {
+    "two that were added": (
+        "    print(total, lr)",
+        '    import rearview; rearview.log("t", total)\n    print(total, lr)',
+    ),
+    "one behind a recorded statement": (
+        "    total += epoch",
+        '    total += epoch; import rearview; rearview.log("t", total)',
+    ),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_statements_that_share_a_line_go_into_an_older_version(tmp_path, edit):
+    for text in (OLD, NEW):
+        write(tmp_path, train=text)
+        assert recorded(tmp_path, "train.py").code == 0
+    write(tmp_path, train=NEW.replace(*EDITS[edit]))
+    outcomes = history(tmp_path).propagate("t")
+    assert [one.reason for one in outcomes] == ["", ""]
+    for outcome in outcomes:
+        added = [line for line in outcome.diff.splitlines() if line.startswith("+    ")]
+        assert added == ["+    import rearview", '+    rearview.log("t", total)']
+    report = history(tmp_path).backfill(["t"])
+    assert report.proved, report.proof
+    assert [row["t"] for row in history(tmp_path).table("t")] == [0, 1, 3] * 2
+
+
+def test_a_line_of_several_statements_is_put_by_hand_once(tmp_path):
+    for text in (OLD, NEW):
+        write(tmp_path, train=text)
+        assert recorded(tmp_path, "train.py").code == 0
+    write(tmp_path, train=NEW.replace(*EDITS["two that were added"]))
+    past = history(tmp_path)
+    first = past.runs()[0]
+    past.correct(first.id, "train.py", 5)
+    (diff,) = [one.diff for one in history(tmp_path).propagate("t") if first.id in one.runs]
+    added = [line for line in diff.splitlines() if line.startswith("+    ")]
+    assert added == ["+    import rearview", '+    rearview.log("t", total)']
