@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rearview.runtime.policy import INNER_LEAST, NAIVE, Facts, Policy
-from rearview.runtime.sites import Iteration, Restored, Saved
+from rearview.runtime.sites import CROWDED, Iteration, Restored, Saved
 
 
 def simulate(policy, *, iterations, compute, cost, depth=0, cpu=0.0):
@@ -143,7 +143,7 @@ def test_the_cost_counts_what_training_loses_to_the_background():
         calm = calm.observe("epoch", Iteration(1.0))
         calm = calm.observe("epoch", Iteration(1.0, overlap=0.8))
     calm = calm.observe("epoch", Saved(blocking=0.1, background=0.8, cpu=0.2))
-    assert calm.cost("epoch") == pytest.approx(0.1, abs=0.03)
+    assert calm.cost("epoch") == pytest.approx(0.1, abs=0.05)
 
 
 def test_what_is_lost_beside_a_save_after_an_inner_loop_is_known_from_the_loop_around_it():
@@ -158,7 +158,7 @@ def test_what_is_lost_beside_a_save_after_an_inner_loop_is_known_from_the_loop_a
 
 def test_before_anything_is_measured_the_processor_time_counts():
     policy = Policy(0.5).observe("epoch", Saved(blocking=0.1, background=9.0, cpu=0.2))
-    assert policy.cost("epoch") == pytest.approx(0.3)
+    assert policy.cost("epoch") == pytest.approx(0.1 + CROWDED * 0.2)
 
 
 def test_a_site_whose_time_is_counted_elsewhere_is_judged_by_the_run():

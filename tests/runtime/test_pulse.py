@@ -51,7 +51,7 @@ def test_the_overhead_is_what_was_waited_and_what_was_lost(pulse, clock):
         clock.compute(10.0, cores=2)
         pulse.turn("epoch", 10.0)
         assert pulse.decide("epoch", 10.0, 0).save
-        save(pulse, clock, seq, blocking=0.08, background=0.5, cpu=0.4)
+        save(pulse, clock, seq, blocking=0.08, background=0.5, cpu=0.2)
     clock.compute(10.0, cores=2)
     told = pulse.report(Costs())
     pulse.turn("epoch", 10.0)

@@ -13,6 +13,8 @@ RECENT = 64
 """Steps of each kind that are remembered: the machine gets busy, the state grows."""
 LEAST = 0.001
 """Seconds of a step below which its time tells little."""
+PRIOR = 3
+"""Steps that it takes for what they tell to outweigh what was assumed."""
 OURS = 0.1
 """Share of a step above which it was spent on a checkpoint."""
 
@@ -24,6 +26,8 @@ class Steps:
     alone: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
     beside: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
     """The same beside a save, with the seconds of it during which that was under way."""
+    over: float = 0.0
+    """Seconds of writing in all steps so far."""
 
     @property
     def seen(self) -> int:
@@ -40,8 +44,7 @@ class Steps:
 class Paces:
     """Steps of the loops just inside the outermost ones."""
 
-    loops: dict[tuple[str, bool], Steps] = field(default_factory=dict)
-    """By loop, and whether they are its first: that one also wakes the workers of a loader."""
+    loops: dict[str, Steps] = field(default_factory=dict)
     _last: tuple[str, int, float, float, float] = ("", 0, 0.0, 0.0, 0.0)
 
     def step(self, loop: str, index: int, now: float, written: float, waited: float) -> None:
@@ -51,25 +54,33 @@ class Paces:
         has `waited` for us by more than a look at the clock is not its own.
         """
         before, self._last = self._last, (loop, index, now, written, waited)
-        if before[0] != loop or before[1] >= index:
+        # the first step of a loop may wake the workers of a loader: it tells nothing
+        if before[0] != loop or not 0 < before[1] < index:
             return
         lasted, ours = now - before[2], waited - before[4]
         if lasted < LEAST or ours > OURS * lasted:
             return
-        steps = self.loops.setdefault((loop, before[1] == 0), Steps())
+        steps = self.loops.setdefault(loop, Steps())
         count, over = index - before[1], written - before[3]
+        steps.over += over
         if over > 0:
             steps.beside.append(((lasted - ours) / count, over / count))
         else:
             steps.alone.append((lasted - ours) / count)
 
-    def slowed(self) -> tuple[float, int]:
-        """Return the share of time beside a save that is lost, and how many steps tell so."""
+    def slowed(self) -> tuple[float, float]:
+        """Return the share of time beside a save that is lost, and how sure that is.
+
+        Few steps tell little; and where most of the writing goes on beside something else, such as
+        an evaluation, they tell little of that.
+        """
         told = [steps for steps in self.loops.values() if steps.seen]
         losses = [steps.lost() for steps in told]
         over = sum(seconds for _, seconds in losses)
         share = sum(seconds for seconds, _ in losses) / over if over > 0 else 0.0
-        return min(1.0, max(0.0, share)), sum(steps.seen for steps in told)
+        seen, written = sum(steps.seen for steps in told), self._last[3]
+        covered = sum(steps.over for steps in told) / written if written > 0 else 0.0
+        return min(1.0, max(0.0, share)), min(1.0, covered) * seen / (seen + PRIOR)
 
 
 def _middle(seconds: deque[float]) -> float:

@@ -26,8 +26,8 @@ COPY = 4e9
 """Bytes per second assumed for the copy, before one was seen."""
 FIXED = 5e-4
 """Seconds assumed for what a save costs whatever its size, before one was seen."""
-ASIDE = 1.5e9
-"""Bytes per processor second assumed for writing, before any was seen."""
+ASIDE = 5e8
+"""Bytes per second lost that are assumed for writing where no core is free, before any was seen."""
 UNKNOWN = 2e-3
 """Seconds assumed for a save of which not even the size is known."""
 OUTER_SHARE = 1e-4

@@ -12,7 +12,9 @@ PRIOR = 3
 """Iterations of either kind that it takes for what was measured to outweigh what was assumed."""
 SHARED = 0.1
 """Share of background processor time assumed to be lost to training where a core was free for it:
-memory and caches are shared still. Where none was free, all of it is."""
+memory and caches are shared still."""
+CROWDED = 1.5
+"""The same where none was free: threads of training wait for the one that had to go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +42,8 @@ class Saved:
     """Share of a core that training leaves too few for them: 0 when one was free."""
     slowed: float = 0.0
     """Share of such time that training loses, as its steps tell."""
-    steps: int = 0
-    """How many steps tell so."""
+    sure: float = 0.0
+    """How much of the time they tell of: 1 is all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +104,12 @@ class Site:
         none, its iterations are, per second of overlap. Until enough of both were seen, the
         processor time is assumed, and a small part of it where training left a core free.
         """
-        found = event.cpu * (SHARED + (1 - SHARED) * event.crowded)
-        if self.seen and self.overlap > 0 and not event.steps:
+        found = event.cpu * (SHARED + (CROWDED - SHARED) * event.crowded)
+        if self.seen and self.overlap > 0:
             rate = min(1.0, max(0.0, (self.beside - self.alone) / self.overlap))
-            found = _weighed(found, rate * event.background, self.seen)
-        return _weighed(found, event.slowed * event.background, event.steps)
+            sure = self.seen / (self.seen + PRIOR)
+            found = (1 - sure) * found + sure * rate * event.background
+        return (1 - event.sure) * found + event.sure * event.slowed * event.background
 
     def facts(self) -> dict[str, Any]:
         """Return what holds for the next run as well, as plain values."""
@@ -149,11 +152,6 @@ class Site:
         return replace(
             grown, alone=self.alone + weight * (event.seconds - self.alone), alone_count=count
         )
-
-
-def _weighed(assumed: float, measured: float, seen: int) -> float:
-    weight = seen / (seen + PRIOR)
-    return (1 - weight) * assumed + weight * measured
 
 
 def _mix(mean: float | None, value: float) -> float:

@@ -113,7 +113,7 @@ class Staging:
         base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         libc = ctypes.CDLL(None, use_errno=True)
         libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-        step = 8 << 20  # other threads that map memory wait for one step
+        step = 1 << 20  # other threads that map memory wait for one step
         for at in range(self.touched & -PAGE, nbytes, step):
             # through ctypes, because mmap.madvise keeps the interpreter lock
             if libc.madvise(base + at, min(step, nbytes - at), _POPULATE_WRITE):

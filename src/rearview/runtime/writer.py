@@ -75,8 +75,7 @@ class Writer:
         self._jobs: deque[_Job] = deque()
         self._changed = threading.Condition()
         self._busy = 0
-        self._warm = 0
-        self._warming = False
+        self._warming: threading.Thread | None = None
         self._made = (0.0, 0.0)
         """Seconds, and processor seconds, that making memory ready took since the last save."""
         self._worked = 0.0
@@ -95,14 +94,20 @@ class Writer:
     def prepare(self, nbytes: int, *, surely: bool = False) -> None:
         """Say that `nbytes` of changes are expected, so that memory for them is made ready.
 
-        Unless they come `surely`, never more than a quarter of what the machine has left.
+        Unless they come `surely`, never more than a quarter of what the machine has left. A thread
+        of its own does it, that does not stand back: it holds a lock of the system which training
+        needs to get memory of its own.
         """
-        if not self._staging.cold(nbytes):
-            return
+        nbytes = nbytes if surely else min(nbytes, free() // 4)
         with self._changed:
-            self._warm = max(self._warm, nbytes if surely else min(nbytes, free() // 4))
-            self._start()
-            self._changed.notify_all()
+            if self._warming is not None or self._closed or not self._staging.cold(nbytes):
+                return
+            with contextlib.suppress(MemoryError):  # said when a checkpoint needs it
+                self._staging.reserve(nbytes)
+            self._warming = threading.Thread(
+                target=self._make_ready, args=(nbytes,), name="rearview-memory", daemon=True
+            )
+            self._warming.start()
 
     def submit(
         self,
@@ -168,7 +173,7 @@ class Writer:
     def refusal(self) -> str:
         """Return why a checkpoint that may not wait would be refused now, whatever is in it."""
         with self._changed:
-            if self._warm or self._warming:
+            if self._warming is not None:
                 return _PREPARING
             return "" if self._free() else _BUSY
 
@@ -182,6 +187,7 @@ class Writer:
         """Drain, end the thread and give the memory back; False when out of time."""
         done = self.drain(timeout)
         with self._changed:
+            self._changed.wait_for(lambda: self._warming is None, timeout)
             self._closed = True
             self._changed.notify_all()
             thread, self._thread = self._thread, None
@@ -307,33 +313,25 @@ class Writer:
         stand_back()
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._jobs or self._warm or self._closed)
-                warm, self._warm = self._warm, 0
-                self._warming = bool(warm)
-                job = self._jobs.popleft() if self._jobs else None
-                if job is None and not warm:
+                self._changed.wait_for(lambda: self._jobs or self._closed)
+                if not self._jobs:
                     return
-                if warm:
-                    with contextlib.suppress(MemoryError):  # said when a checkpoint needs it
-                        self._staging.reserve(warm)
-            if job is not None:
-                self._warming = False
+                job = self._jobs.popleft()
                 if job.soon:
-                    with self._changed:
-                        self._changed.wait_for(lambda: not self._expected, SOON)
+                    self._changed.wait_for(lambda: not self._expected, SOON)
             began = self._since = time.perf_counter()
-            if job is None:
-                self._make_ready(warm)
-            else:
-                self._save(job)
+            self._save(job)
             self._worked, self._since = self._worked + time.perf_counter() - began, None
 
     def _make_ready(self, warm: int) -> None:
-        began, cpu = time.perf_counter(), time.thread_time()
+        began = self._since = time.perf_counter()
         with contextlib.suppress(MemoryError):
             self._staging.warm(warm)
-        self._tried, self._warming = max(self._tried, warm), False
-        self._made = (time.perf_counter() - began, time.thread_time() - cpu)
+        self._made = (time.perf_counter() - began, time.thread_time())
+        self._worked, self._since = self._worked + self._made[0], None
+        with self._changed:
+            self._tried, self._warming = max(self._tried, warm), None
+            self._changed.notify_all()
 
     def _save(self, job: _Job) -> None:
         began, cpu = time.perf_counter(), time.thread_time()
@@ -393,7 +391,7 @@ class Writer:
         """In a forked child: save nothing, hold nothing; the parent's thread is not here."""
         self._closed = True
         self._busy = 0
-        self._thread = None
+        self._thread = self._warming = None
         self._jobs = deque()
         self._changed = threading.Condition()
         self._staging.forget()
