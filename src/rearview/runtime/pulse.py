@@ -158,7 +158,9 @@ class Pulse:
         self.total += seconds
 
     def walked(self, seconds: float) -> None:
-        """Note that the program waited for a walk over its objects."""
+        """Note that the program waited for a walk over its objects, as a loop begins."""
+        self._count()
+        self._spent = self._over = 0.0  # the set-up does not tell how many cores training uses
         self.paid(seconds)
         self.policy = self.policy.wasted(seconds)
 
