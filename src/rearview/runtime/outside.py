@@ -53,6 +53,9 @@ def exchange(module: Any, name: str, make: Callable[[Any], Callable[..., Any]]) 
     if real is None:
         return
     standin = Standin(make(real), real)
+    for able in (os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
+        if real in able:
+            able.add(standin)  # as those ask who copy a file with its times, say
     for home in (module, sys.modules.get(real.__module__ or ""), builtins):
         if getattr(home, name, None) is real:
             setattr(home, name, standin)
