@@ -54,3 +54,30 @@ def test_a_probe_is_answered_exactly(tmp_path, text):
     report = history(tmp_path).backfill(["asked"])
     assert report.proved, report.proof
     assert report.written == 5
+
+
+ABOVE = """
+import sys
+sys.path.append("../../")
+from pkg.sub.model import f
+total = 0
+for epoch in range(5):
+    for i in range(2000):
+        total = f(total)
+    # PROBE total
+"""
+
+
+@pytest.mark.parametrize("package", [True, False])
+def test_a_script_that_imports_itself_from_above_its_folder_is_replayed(tmp_path, package):
+    folder = tmp_path / "pkg" / "sub"
+    write(folder, train=ABOVE, model="def f(x): return x + 1\n")
+    if package:
+        for place in (folder, folder.parent):
+            (place / "__init__.py").touch()
+    assert recorded(folder, "train.py").code == 0
+    probed = ABOVE.replace("# PROBE total", 'rearview.log("asked", total)')
+    (folder / "train.py").write_text("import rearview\n" + probed)
+    report = history(folder).backfill(["asked"])
+    assert report.proved, report.proof
+    assert report.written == 5

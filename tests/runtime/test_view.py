@@ -53,6 +53,7 @@ def test_paths_below_the_root_lead_into_the_scratch_tree_and_those_above_it_out(
     view = View("/home/me/proj", "/scratch")
     assert view.real("/home/me/proj/a/../b.txt") == "/scratch/a/../b.txt"
     assert view.real("/home/me/other/../proj/b.txt") == "/scratch/b.txt"
+    assert view.real("/home/me/proj/../proj/b.txt") == "/scratch/b.txt"
     assert view.real("/home/me/proj/../data/b.txt") == "/home/me/data/b.txt"
     assert view.real(b"/home/me/proj/b.txt") == b"/scratch/b.txt"
     assert view.real(3) == 3

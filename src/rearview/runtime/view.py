@@ -84,9 +84,9 @@ class View:
         if self.is_inside(plain):
             if plain[len(self.root) :].startswith(f"{os.sep}{FOLDER}"):
                 return path
-            # Not the shortened path: the folder before a ".." may be a link.
-            rest = full if self.is_inside(full) else plain
-            moved = self.scratch + rest[len(self.root) :]
+            # Not the shortened path if it stays inside: the folder before a ".." may be a link.
+            stays = self.is_inside(full) and _stays(full[len(self.root) :])
+            moved = self.scratch + (full if stays else plain)[len(self.root) :]
             plain = self._settled(moved)
             if plain == self.scratch or plain.startswith(self.scratch + os.sep):
                 if use in {Use.WRITE, Use.CHANGE}:
@@ -94,8 +94,7 @@ class View:
                     self.texts.pop(plain, None)
                 elif use is Use.READ and plain in self.texts:
                     return self.texts[plain]
-                stays = text[0] != os.sep and plain == moved and self.is_inside(full)
-                return path if stays else plain
+                return path if stays and text[0] != os.sep and plain == moved else plain
         if not self.elsewhere or plain.startswith(self.spared):
             return plain if text[0] != os.sep or ".." in text else path
         plain = os.path.normpath(plain)
@@ -259,6 +258,20 @@ def resolved(path: str, below: str = "") -> str:
         else:
             done = here
     return done or os.sep
+
+
+def _stays(rest: str) -> bool:
+    """Say whether a path from the root never goes above it on its way.
+
+    >>> _stays("/a/../b"), _stays("/../proj/b")
+    (True, False)
+    """
+    depth = 0
+    for name in rest.split("/") if ".." in rest else ():
+        depth += -1 if name == ".." else name not in {"", "."}
+        if depth < 0:
+            return False
+    return True
 
 
 def _own(moved: str, *, copied: bool) -> None:
