@@ -173,3 +173,21 @@ def test_leftovers_of_killed_saves_go(project, checkpoints, save, old):
     old()
     assert gc(project, referenced=tuple).files == 2
     assert len(Checkpoints(project).of("r")) == 1
+
+
+def test_a_checkpoint_that_another_process_deletes_meanwhile_is_no_failure(
+    project, save, holds, monkeypatch
+):
+    for seq in range(2):
+        save(seq)
+    listed, got = Checkpoints.of, Checkpoints.get
+
+    def deleted(self, name):
+        if name == "r/1":
+            self.delete(name)
+        return got(self, name)
+
+    monkeypatch.setattr(Checkpoints, "of", lambda self, run: listed(self, run)[:1])
+    monkeypatch.setattr(Checkpoints, "get", deleted)
+    gc(project, referenced=tuple)
+    assert holds(0)

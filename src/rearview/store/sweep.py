@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rearview.errors import StoreError
+from rearview.errors import StoreError, UsageError
 from rearview.model import Checkpoint
 from rearview.plan.retention import Held, thin
 from rearview.store.checkpoints import Checkpoints
@@ -159,7 +159,11 @@ def _readable(checkpoints: Checkpoints, run: str) -> list[Checkpoint]:
     known = {f"{each.seq:08d}.json" for each in found}
     for path in names:
         if path.name not in known and path.exists():
-            checkpoints.get(f"{run}/{int(path.stem)}")  # raises what is wrong with it
+            try:
+                checkpoints.get(f"{run}/{int(path.stem)}")  # raises what is wrong with it
+            except UsageError:
+                if path.exists():
+                    raise  # else somebody has deleted it meanwhile
     return found
 
 
