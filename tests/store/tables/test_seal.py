@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from rearview.errors import DamagedError, StoreError
@@ -55,6 +55,7 @@ any_value = (
 @settings(
     max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
+@example(items=[("s", 5)])
 @given(items=st.lists(st.tuples(st.text(min_size=1, max_size=4), any_value), min_size=1))
 def test_what_is_sealed_is_what_was_logged(tmp_path_factory, items):
     store = Recorded(tmp_path_factory.mktemp("p"))

@@ -49,7 +49,8 @@ class Ask:
             self._logged = list(self._cat.names)
             self._facts = [f"a:{name}" for name in sources.args]
         for text in wanted:
-            self._add(self.known(text))
+            # who asks for a column means what was logged, should a loop have the same name
+            self._add(f"n:{text}" if text in self._cat.names else self.known(text))
         self.kinds: dict[str, str] = {}
         """Kind of every recorded column, by its label."""
         self.labels: list[str] = []
