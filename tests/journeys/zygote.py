@@ -53,8 +53,10 @@ def become(request: dict) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "tqdm"]:
         del sys.modules[name]  # torch brought it, with the clock as it was then
     if request.get("everywhere"):
+        from rearview.runtime import recorder
         from rearview.runtime.policy import Decision, Policy
 
+        recorder.INNER_LEAST = 0.0
         Policy.decide = lambda *_: Decision(True, "the test wants all of them")
 
 

@@ -32,6 +32,10 @@ UNKNOWN = 2e-3
 """Seconds assumed for a save of which not even the size is known."""
 OUTER_SHARE = 1e-4
 """A checkpoint must save at least this share of the run so far: 10^4 of them, then ever fewer."""
+BRIEF = 0.25
+"""Seconds that nobody minds to see computed again."""
+BRIEF_SHARE = 0.01
+"""What may be paid to save so little: far less than epsilon."""
 INNER_SHARE = 5e-3
 INNER_LEAST = 10.0
 """Inner boundaries are for long iterations: below so many seconds the outer ones are enough."""
@@ -186,6 +190,10 @@ class Policy:
                 f"computing {_s(facts.since)} again is no slower than saving and restoring "
                 f"({_s(cost + restore)})"
             )
+        # the end of an inner loop is another matter: thousands of short ones can be skipped
+        brief = facts.since < BRIEF and not facts.ends
+        if brief and cost > BRIEF_SHARE * facts.since:
+            return f"it would save {_s(facts.since)}, too little for the {_s(cost)} that it costs"
         least = self.computed * (INNER_SHARE if facts.depth else OUTER_SHARE)
         if facts.since < least:
             return f"it would save {_s(facts.since)}, too little of the {_s(self.computed)} run"

@@ -54,6 +54,9 @@ class Pulse:
     budget: Budget | None = None
     """Keeps the store within its size."""
     reasons: Counter[str] = field(default_factory=Counter)
+    _began: float = field(default_factory=perf_counter)
+    _extra: float = 0.0
+    """Seconds spent on saves that did not pay by themselves."""
     _beside: float = 0.0
     """Seconds of the present iteration during which a checkpoint was being written."""
     _turned: float = 0.0
@@ -136,6 +139,18 @@ class Pulse:
             self.refused(decision.reason)
         return decision
 
+    def affords(self, site: str) -> bool:
+        """Say whether to save, though it does not pay, where a short program would leave nothing else.
+
+        It is bounded: a tenth of a second in all, or a twentieth of the time so far.
+        """
+        cost = self.policy.cost(site)
+        allowed = max(0.1, 0.05 * (perf_counter() - self._began)) - self._extra
+        if not self.policy.epsilon or cost > allowed:
+            return False
+        self._extra += cost
+        return True
+
     def refused(self, reason: str) -> None:
         """Count a checkpoint that is not taken, by the kind of reason."""
         self.reasons[_kind(reason)] += 1
@@ -211,6 +226,7 @@ _KINDS = {
     "kept for the outer loop": "the budget is kept for the outer loop",
     "is no slower than saving": "computing again is no slower than saving and restoring",
     "too little of the": "it would save too little of the run",
+    "too little for the": "it would save too little for what it costs",
     "an inner boundary is worth": "inner boundaries are saved at long intervals only",
     "exceed the staging bound": "the changed bytes exceed the bound on staging memory",
     "saves failed": "waiting after saves that failed",

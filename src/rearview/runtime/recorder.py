@@ -25,6 +25,7 @@ from rearview.runtime.inputs import Inputs
 from rearview.runtime.leaving import leave_at_once
 from rearview.runtime.loops import Entry
 from rearview.runtime.outputs import Outputs
+from rearview.runtime.policy import INNER_LEAST
 from rearview.runtime.printing import Printing
 from rearview.runtime.pulse import Pulse
 from rearview.runtime.session import Session, position, untried
@@ -48,8 +49,7 @@ _FIRST = 0.1
 _BRIEF = 0.001
 """A loop shorter than this is not worth skipping."""
 _PATIENCE = 0.05
-"""Seconds before an inner boundary is considered again after one was not worth it: asking takes
-a tenth of a millisecond."""
+"""Seconds before an inner boundary is considered again after one was not worth it."""
 
 
 @dataclass
@@ -82,8 +82,6 @@ class Recorder(Session):
     due: dict[str, float] = field(default_factory=dict)
     """Before which time no checkpoint is considered inside a loop, or after one, by its site."""
     failed: bool = False
-    ending: float = 0.0
-    """Seconds spent on saves after outermost loops that did not pay by themselves."""
     turned: float = 0.0
     """When the iteration of the outermost loop began."""
     last: float = 0.0
@@ -138,13 +136,19 @@ class Recorder(Session):
                     self.pulse.walked(nest.seconds)
                     self.pulse.nbytes = memory_of(anchors.alive())
                     self.writer.prepare(self.pulse.nbytes)
-            elif index and (nest.entry is entry or perf_counter() >= self.due.get(START, 0.0)):
+            elif index and (nest.entry is entry or self._long_since(entry)):
                 self.consider(entry, index, START, frame)
             if nest.entry is entry:
                 self.pulse.paid(self.writer.settle())
         except Exception as exc:
             self.fail(exc)
         return index
+
+    def _long_since(self, entry: Entry) -> bool:
+        """Say whether to ask about an inner boundary: asking takes a tenth of a millisecond."""
+        now = perf_counter()
+        since = now - max(entry.started, self.last)
+        return since >= INNER_LEAST and now >= self.due.get(START, 0.0)
 
     def leave_program(self, entry: Entry, index: int, frame: FrameType) -> None:
         """Save here and end with exit code 85, as somebody asked; the run is to be continued.
@@ -225,20 +229,11 @@ class Recorder(Session):
         self.pulse.paid(perf_counter() - begun)
 
     def _last_chance(self, entry: Entry, edge: str) -> bool:
-        """Say whether to save after an outermost loop, so that a replay has something to equal.
-
-        A short program would leave nothing else. It is bounded: a tenth of a second in all, or a
-        twentieth of the time so far.
-        """
+        """Say whether to save after an outermost loop, so that a replay has something to equal."""
         nest = self.nest
-        if edge != END or nest is None or nest.entry is not entry or not self.settings.epsilon:
+        if edge != END or nest is None or nest.entry is not entry:
             return False
-        allowed = max(0.1, 0.05 * (perf_counter() - self.began)) - self.ending
-        cost = self.pulse.policy.cost(entry.site.id + END)
-        if cost > allowed:
-            return False
-        self.ending += cost
-        return True
+        return self.pulse.affords(entry.site.id + END)
 
     def save(
         self, entry: Entry, index: int, edge: str, frame: FrameType, *, wait: bool = False
