@@ -137,6 +137,12 @@ def test_a_moment_of_computing_is_not_saved_at_the_price_of_epsilon():
     assert len(saved) > 90
 
 
+def test_a_part_of_the_budget_is_kept_back_where_no_core_is_free():
+    policy = Policy(0.1).observe("epoch", Iteration(1000.0)).observe("epoch", Saved(45.0))
+    assert policy.decide("epoch", Facts(since=1000.0)).save
+    assert not policy.decide("epoch", Facts(since=1000.0, crowded=1.0)).save
+
+
 def test_the_cost_counts_what_training_loses_to_the_background():
     policy = Policy(0.5)
     for _ in range(20):

@@ -28,6 +28,8 @@ FIXED = 5e-4
 """Seconds assumed for what a save costs whatever its size, before one was seen."""
 ASIDE = 5e8
 """Bytes per second lost that are assumed for writing where no core is free, before any was seen."""
+RESERVE = 0.25
+"""Share of the budget that is kept back where no core is free: what is lost there is known least."""
 UNKNOWN = 2e-3
 """Seconds assumed for a save of which not even the size is known."""
 OUTER_SHARE = 1e-4
@@ -167,7 +169,8 @@ class Policy:
         return min(1 / (1 + scale), self.epsilon)
 
     def _over_budget(self, name: str, facts: Facts, cost: float, restore: float) -> str | None:
-        share = min(cost / (cost + restore) if cost else 1.0, self.epsilon)
+        allowed = self.epsilon * (1 - RESERVE * facts.crowded)
+        share = min(cost / (cost + restore) if cost else 1.0, allowed)
         # equation 4 over all sites at once: loops within loops share one budget
         computed = max(self.computed, facts.since)
         left = share * computed - self.paid
