@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterator
 from itertools import accumulate, pairwise
 
 from rearview.model import Plan, Segment
-from rearview.plan.balance import bound, schedule, share_out
+from rearview.plan.balance import Stretch, bound, schedule, share_out
 from rearview.plan.cost import Prediction
 from rearview.plan.replay import Survey, Work, operator_of
 
@@ -14,8 +15,12 @@ Piece = tuple[tuple[int, int], ...]
 """Stretches of atoms `first <= i < last` that one process does, in order."""
 PER_WORKER = (1, 1.2, 1.5, 1.75, 2, 2.5, 3, 4, 6)
 """How many segments per worker are tried."""
+TRIES = 14
+"""Lengths that are tried to find the one which fills all workers."""
 SPARE = 0.01
 """Share of its time that a plan may be longer so that workers who come later find work."""
+LEAST = 0.005
+"""Share of its time by which a plan that computes more must end sooner."""
 WORTH = 0.1
 """Seconds that a plan must end sooner for each second of computing it adds per worker."""
 
@@ -81,10 +86,27 @@ class _Cutter:
 
         A process jumps between its stretches by restoring, which is cheaper than another start.
         """
-        cold, sums = self.work.cold, self.sums
-        stretches = [(cold[a] + sums[b] - sums[a + 1], a, b) for a, b in pairwise(self.ends)]
-        shares = share_out(sorted(stretches, reverse=True), count)
+        shares = share_out(self.stretches(), count)
         return [_joined(sorted((a, b) for _, a, b in share)) for share in shares if share]
+
+    def fill(self, limit: float) -> list[Piece]:
+        """Return pieces of at most `limit` seconds, all but the last of them nearly full."""
+        rooms: list[tuple[float, int]] = []
+        shares: list[list[tuple[int, int]]] = []
+        for seconds, first, last in self.stretches():
+            at = bisect_left(rooms, (seconds, -1))
+            room, number = rooms.pop(at) if at < len(rooms) else (limit - self.start, len(shares))
+            if number == len(shares):
+                shares.append([])
+            shares[number].append((first, last))
+            insort(rooms, (room - seconds, number))
+        return [_joined(sorted(share)) for share in shares] or [((0, self.total),)]
+
+    def stretches(self) -> list[Stretch]:
+        """Return what lies between two cuts, each begun anew, the longest first."""
+        cold, sums = self.work.cold, self.sums
+        found = [(cold[a] + sums[b] - sums[a + 1], a, b) for a, b in pairwise(self.ends)]
+        return sorted(found, reverse=True)
 
 
 def _joined(stretches: list[tuple[int, int]]) -> Piece:
@@ -111,25 +133,13 @@ def divide(
     cutters = [_Cutter(work) for work in survey.work]
     best = _ordered(cutters, [[((0, cutter.total),)] for cutter in cutters])
     spent, total = _weigh(cutters, best, workers)
-    for share in PER_WORKER if workers > 1 else ():
-        limit = _limit(cutters, int(share * workers))
-        if limit is None:
-            continue
-        counts = [len(cutter.cut(limit)) for cutter in cutters]
-        both = list(zip(cutters, counts, strict=True))
-        for pieces in (
-            [cutter.even(number, limit) for cutter, number in both],
-            [
-                cutter.scatter(number) if number > 1 else cutter.cut(limit)
-                for cutter, number in both
-            ],
-        ):
-            tried = _ordered(cutters, pieces)
-            took, computing = _weigh(cutters, tried, workers)
-            # many small segments must be worth the computing that they add
-            price = WORTH * (computing - total) / workers
-            if spent - took > max(price, 0.005 * spent):
-                best, spent, total = tried, took, computing
+    for pieces in _ways(cutters, workers) if workers > 1 else ():
+        tried = _ordered(cutters, pieces)
+        took, computing = _weigh(cutters, tried, workers)
+        # many small segments must be worth the computing that they add
+        price = WORTH * (computing - total) / workers
+        if spent - took > (max(price, LEAST * spent) if price > 0 else price):
+            best, spent, total = tried, took, computing
     if len(best) < growth * workers:
         best = _finer(cutters, best, workers, growth * workers)
     segments = [_segment(cutters[i], piece) for i, piece in best]
@@ -138,6 +148,34 @@ def divide(
         kept = next((i for i, end in enumerate(ends) if end > budget), len(segments))
         segments = segments[:kept]
     return Plan(tuple(segments), survey.refusals)
+
+
+def _ways(cutters: list[_Cutter], workers: int) -> Iterator[list[list[Piece]]]:
+    """Yield ways to cut all runs, the fewest pieces first."""
+    for share in PER_WORKER:
+        limit = _limit(cutters, int(share * workers))
+        if limit is None:
+            continue
+        both = [(cutter, len(cutter.cut(limit))) for cutter in cutters]
+        yield [cutter.even(count, limit) for cutter, count in both]
+        yield [cutter.scatter(count) if count > 1 else cutter.cut(limit) for cutter, count in both]
+    if 0 < len(cutters) <= workers:
+        yield _filled(cutters, workers)
+
+
+def _filled(cutters: list[_Cutter], workers: int) -> list[list[Piece]]:
+    """Return pieces that fill a worker each, and of each run a rest; several rests fill one."""
+    low = sum(cutter.start + cutter.sums[-1] for cutter in cutters) / workers
+    high = 2 * low + max(cutter.start + cutter.stretches()[0][0] for cutter in cutters)
+    found = [cutter.fill(high) for cutter in cutters]
+    for _ in range(TRIES):
+        middle = (low + high) / 2
+        tried = [cutter.fill(middle) for cutter in cutters]
+        if _weigh(cutters, _ordered(cutters, tried), workers)[0] <= middle:
+            high, found = middle, tried
+        else:
+            low = middle
+    return found
 
 
 def _finer(

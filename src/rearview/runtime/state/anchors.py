@@ -46,6 +46,8 @@ class Anchors:
         """Whether small arrays born later were seen to share memory with others."""
         self._refs: list[Any] = []
         self._weak: list[bool] = []
+        self._strong: list[int] = []
+        """Numbers of those that cannot be held weakly."""
         self.unheld: dict[int, tuple[int, Any]] = {}
         """Arrays that own their memory, by address and form alone: NumPy refuses to resize an
         array that anyone else refers to, even weakly. Should the array die and another one like
@@ -189,6 +191,7 @@ class Anchors:
             self._refs.append(weakref.ref(obj))
             self._weak.append(True)
         except TypeError:
+            self._strong.append(len(self._refs))
             self._refs.append(obj)
             self._weak.append(False)
 
@@ -198,8 +201,8 @@ class Anchors:
         Arrays known by address only are included when `roots` lead to them again.
         """
         refs = self._refs
-        for number, weak in enumerate(self._weak):
-            if not weak and sys.getrefcount(refs[number]) <= _ALONE:
+        for number in self._strong:
+            if sys.getrefcount(refs[number]) <= _ALONE:
                 refs[number] = None
         found = [ref() if weak else ref for ref, weak in zip(refs, self._weak, strict=True)]
         if roots is not None and self.unheld:

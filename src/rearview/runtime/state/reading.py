@@ -177,14 +177,12 @@ class Reading:
 
     def changed_classes(self) -> list[tuple[int, type]]:
         """Return the anchors whose `__class__` was assigned since the walk."""
-        if list(map(type, self.alive)) == self.anchors.types:
+        now = list(map(type, self.alive))
+        if now == self.anchors.types:
             return []
-        pairs = zip(self.alive, self.anchors.types, strict=True)
-        return [
-            (number, type(obj))
-            for number, (obj, then) in enumerate(pairs)
-            if type(obj) is not then and obj is not None
-        ]
+        pairs = enumerate(zip(now, self.anchors.types, strict=True))
+        differ = [number for number, (found, then) in pairs if found is not then]
+        return [(number, now[number]) for number in differ if self.alive[number] is not None]
 
     def again(self) -> Reading:
         """Return a fresh start that remembers what was missing."""

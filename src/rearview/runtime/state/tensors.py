@@ -87,6 +87,54 @@ def describe(tensor: Any, blocks: Blocks, home: int) -> tuple[Any, ...]:
     return block, tensor.dtype, shapes[shape], stride, tensor.storage_offset()
 
 
+def _usual(tensor: Any, blocks: Blocks, home: int) -> tuple[Any, ...] | None:
+    """Return what `TensorKind` reads of a plain leaf on the host, None of any other tensor.
+
+    There are thousands, read while training waits: so nothing is asked twice, and in one place.
+    """
+    dtype = tensor.dtype
+    if (
+        dtype not in _usual_types()
+        or not tensor.is_leaf
+        or not tensor.is_cpu
+        or tensor.layout is not _strided()
+        or tensor._backward_hooks is not None
+        or tensor._post_accumulate_grad_hooks is not None
+        or tensor.__dict__
+        or tensor.is_neg()
+    ):
+        return None
+    storage = tensor.untyped_storage()
+    place = storage.data_ptr(), storage.nbytes()
+    block = blocks.index.get(place)
+    needs = tensor.requires_grad
+    if block is None:
+        if not all(place):
+            return None
+        if place[1] <= SMALL:
+            block = blocks.add_small(*place, home)
+        else:
+            block = blocks.add(*place, lambda: bytes_of(storage), home=home, still=not needs)
+    shapes, shape, stride = blocks.shapes, tensor.shape, tensor.stride()
+    known = shapes.get(shape)
+    if known is None:
+        known = shapes[shape] = tuple(shape)
+    stride = shapes.setdefault(stride, stride)
+    return (block, dtype, known, stride, tensor.storage_offset()), needs, tensor.grad, None
+
+
+@functools.cache
+def _usual_types() -> frozenset[Any]:
+    torch = sys.modules["torch"]
+    names = "float32 float64 float16 bfloat16 int64 int32 int16 int8 uint8 bool"
+    return frozenset(getattr(torch, name) for name in names.split())
+
+
+@functools.cache
+def _strided() -> Any:
+    return sys.modules["torch"].strided
+
+
 def extras(tensor: Any, *, carried: bool) -> tuple[Any, ...] | None:
     """Return hooks, attributes and flags, or None for the many tensors that have none."""
     attrs, hooks = tensor.__dict__, tensor._backward_hooks
@@ -235,7 +283,17 @@ class TensorKind(Kind):
 
     def read(self, objs: Sequence[Any], reading: Reading) -> list[Any]:
         """Return form, gradient need, gradient and extras of each."""
-        return [self._read(obj, reading) for obj in objs]
+        torch = sys.modules["torch"]
+        usual, index = {torch.Tensor, torch.nn.Parameter}, reading.anchors.index
+        found: list[Any] = []
+        for obj in objs:
+            try:
+                plain = type(obj) in usual
+                content = _usual(obj, reading.blocks, index[id(obj)]) if plain else None
+            except Exception:
+                content = None
+            found.append(content or self._read(obj, reading))
+        return found
 
     @staticmethod
     def _read(obj: Any, reading: Reading) -> tuple[Any, ...] | None:
