@@ -9,6 +9,7 @@ from itertools import accumulate, pairwise
 from rearview.model import Plan, Segment
 from rearview.plan.balance import Stretch, bound, schedule, share_out
 from rearview.plan.cost import Prediction
+from rearview.plan.quiet import quietly
 from rearview.plan.replay import Survey, Work, operator_of
 
 Piece = tuple[tuple[int, int], ...]
@@ -119,6 +120,7 @@ def _joined(stretches: list[tuple[int, int]]) -> Piece:
     return tuple(found)
 
 
+@quietly()
 def divide(
     survey: Survey, *, workers: int = 1, budget: float | None = None, growth: int = 1
 ) -> Plan:

@@ -11,6 +11,7 @@ from rearview.plan.axis import BITS, Axis, Stop
 from rearview.plan.cost import Corrections, CostModel, Prediction
 from rearview.plan.facts import CheckpointFacts, Machine, Question, RunFacts
 from rearview.plan.needs import HEAD, NONE, RUN, TAIL, Needs
+from rearview.plan.quiet import quietly
 
 Checkpoints = tuple[CheckpointFacts, ...]
 RECORD = 35e-6
@@ -84,6 +85,7 @@ class Survey:
     refusals: tuple[tuple[str, str], ...]
 
 
+@quietly()
 def survey(
     questions: Iterable[Question],
     *,
