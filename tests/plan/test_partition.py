@@ -61,6 +61,11 @@ def test_what_is_left_of_several_runs_fills_a_worker_together():
     assert schedule(seconds, 24).seconds < sum(seconds) / 24 * 1.05
 
 
+def test_a_run_without_a_loop_is_one_piece():
+    plan = divide(asked(run([], name="s"), wanted=Wanted(("n",), (), place="after")), workers=4)
+    assert [segment.run for segment in plan.segments] == ["s"]
+
+
 def test_cuts_are_made_only_at_checkpoints():
     plan = divide(asked(long_run(every=8)), workers=8)
     begun = set()

@@ -16,7 +16,7 @@ Piece = tuple[tuple[int, int], ...]
 """Stretches of atoms `first <= i < last` that one process does, in order."""
 PER_WORKER = (1, 1.2, 1.5, 1.75, 2, 2.5, 3, 4, 6)
 """How many segments per worker are tried."""
-TRIES = 14
+TRIES = 16
 """Lengths that are tried to find the one which fills all workers."""
 SPARE = 0.01
 """Share of its time that a plan may be longer so that workers who come later find work."""
@@ -167,8 +167,8 @@ def _ways(cutters: list[_Cutter], workers: int) -> Iterator[list[list[Piece]]]:
 
 def _filled(cutters: list[_Cutter], workers: int) -> list[list[Piece]]:
     """Return pieces that fill a worker each, and of each run a rest; several rests fill one."""
-    low = sum(cutter.start + cutter.sums[-1] for cutter in cutters) / workers
-    high = 2 * low + max(cutter.start + cutter.stretches()[0][0] for cutter in cutters)
+    high = sum(cutter.start + cutter.sums[-1] for cutter in cutters)
+    low = high / workers
     found = [cutter.fill(high) for cutter in cutters]
     for _ in range(TRIES):
         middle = (low + high) / 2
