@@ -62,7 +62,7 @@ def test_what_is_left_of_several_runs_fills_a_worker_together():
 
 
 def test_a_run_without_a_loop_is_one_piece():
-    plan = divide(asked(run([], name="s"), wanted=Wanted(("n",), (), place="after")), workers=4)
+    plan = divide(asked(run([], name="s"), wanted=Wanted(("n",), (), place="before")), workers=4)
     assert [segment.run for segment in plan.segments] == ["s"]
 
 
