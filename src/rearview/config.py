@@ -39,6 +39,8 @@ class Settings:
     """Replay processes; 0 is one per core."""
     gpus: float = 0.0
     """Accelerators that each segment gets on a Ray cluster; 0.5 is half of one."""
+    huge_pages: bool = True
+    """Let recorded programs have memory in huge pages, where the system offers them."""
     grid: str = "energy-charts:de"
     """Who is asked about the power in the grid, and for which place; see green.md."""
     trust: bool = True

@@ -10,7 +10,12 @@ from pathlib import Path
 
 import msgspec
 
+from rearview.config import Settings
 from rearview.model.segment import LAUNCHER, VARIABLE, Control
+from rearview.store.project import FOLDER
+
+HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+"""Has the C library ask for huge pages: training is faster with them, and so is watching memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,5 +41,13 @@ def start(
         seed = str(secrets.randbelow(2**32))
     # -P: our own imports must not be shadowed by files in the user's folder
     command = (sys.executable, "-P", "-m", LAUNCHER)
-    told = msgspec.json.encode(control).decode()
-    return Start(command, {**env, VARIABLE: told, "PYTHONHASHSEED": seed}, folder)
+    lent = _lent(control, env)
+    told = msgspec.json.encode(msgspec.structs.replace(control, lent=lent)).decode()
+    return Start(command, {**env, **lent, VARIABLE: told, "PYTHONHASHSEED": seed}, folder)
+
+
+def _lent(control: Control, env: Mapping[str, str]) -> dict[str, str]:
+    """Return what the process is started with and the program is not to see."""
+    settings = Settings.read(Path(control.root) / FOLDER, env).changed(control.settings)
+    # what the user has chosen for the C library stays
+    return HUGE_PAGES if settings.huge_pages and not HUGE_PAGES.keys() & env.keys() else {}

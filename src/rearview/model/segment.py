@@ -40,6 +40,8 @@ class Control(msgspec.Struct, frozen=True, omit_defaults=True):
     settings: dict[str, Any] = {}
     given: dict[str, str] = {}
     """Values for `rearview.arg`, by name."""
+    lent: dict[str, str] = {}
+    """Environment variables for the start of the process alone: the program does not see them."""
 
 
 TEXTS = "recorded"

@@ -28,6 +28,8 @@ _HERE = str(Path(__file__).resolve().parent.parent) + os.sep
 def main() -> None:
     """Do what the control variable says; ends the process."""
     control = msgspec.json.decode(os.environ.pop(VARIABLE), type=Control)
+    for name in control.lent:
+        os.environ.pop(name, None)  # it has done its work, and children are none of ours
     try:
         session = _begin(control)
     except RearviewError as exc:

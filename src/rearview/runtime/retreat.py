@@ -54,4 +54,5 @@ class Retreat:
         told = msgspec.json.encode(msgspec.structs.replace(self.control, depth=depth)).decode()
         os.chdir(self.folder)
         command = (sys.executable, "-P", "-m", LAUNCHER)
-        os.execve(command[0], command, {**self.environment, VARIABLE: told})  # noqa: S606 - no shell
+        env = {**self.environment, **self.control.lent, VARIABLE: told}
+        os.execve(command[0], command, env)  # noqa: S606 - no shell
