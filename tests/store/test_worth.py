@@ -83,13 +83,13 @@ def test_real_data_are_told_apart(arrays):
 def test_what_does_not_shrink_is_seldom_looked_at_again(monkeypatch):
     dense = memoryview(random.Random(5).randbytes(MB))
     worth, looks = Worth(), []
-    look = worth._sample
+    look = worth.sample
 
     def counted(view):
         looks.append(1)
         return look(view)
 
-    monkeypatch.setattr(worth, "_sample", counted)
+    monkeypatch.setattr(worth, "sample", counted)
     assert all(worth.share("a", dense) is None for _ in range(FIRST + 1))
     assert len(looks) == 1
     assert worth.share("another", dense) is None

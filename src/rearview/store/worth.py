@@ -116,7 +116,7 @@ class Worth:
         if pause is not None and pause.left:
             pause.left -= 1
             return None
-        sample = self._sample(view)
+        sample = self.sample(view)
         if pays(sample, self.disk):
             self._pauses.pop(key, None)
             return sample.share
@@ -134,7 +134,8 @@ class Worth:
         if nbytes >= TELLING:
             self.disk = self.disk.after(nbytes, seconds)
 
-    def _sample(self, view: memoryview) -> Sample:
+    def sample(self, view: memoryview) -> Sample:
+        """Return what compressing a little of `view` comes to."""
         piece = min(PIECE, len(view) // PLACES)
         last = len(view) - piece
         began = time.thread_time()
