@@ -26,7 +26,7 @@ _KIND = (0x184D2A50, 16, b"RVZSTD01")
 MARK = _HEAD.pack(*_KIND, 0)[:-8]
 """How a compressed object begins, and no other: plain content that does is compressed, too."""
 LEVEL = 1
-"""Higher levels shrink the state of a training run by little more, at a fraction of the speed."""
+"""The fastest of the ordinary levels: training runs on the same processor."""
 WINDOW = 20
 """Bits of the window: the memory that a reader needs, whatever the file says."""
 PIECE = 1 << 20
