@@ -12,6 +12,8 @@ from typing import Any
 from rearview.errors import UsageError
 
 ENV_PREFIX = "REARVIEW_"
+CHOICES = {"compress": ("auto", "never")}
+"""What a setting may be, where that is one of a few words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,8 @@ class Settings:
     """Let recorded programs have memory in huge pages, where the system offers them."""
     grid: str = "energy-charts:de"
     """Who is asked about the power in the grid, and for which place; see green.md."""
+    compress: str = "auto"
+    """Compress large parts of state where that pays, "auto", or "never"; dense floats never are."""
     trust: bool = True
     """Unpickle checkpoints of this store; false for stores from strangers."""
 
@@ -89,6 +93,11 @@ def _convert(name: str, value: Any, kind: type) -> Any:
             return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}[
                 value.lower()
             ]
+        if value not in CHOICES.get(name, (value,)):
+            raise UsageError(
+                f"Setting {name} is {value!r}. It may be {' or '.join(CHOICES[name])}.",
+                slug="config",
+            )
         return kind(value)
     except (KeyError, ValueError, TypeError) as exc:
         raise UsageError(

@@ -43,7 +43,7 @@ def test_a_format_file_that_cannot_be_read_is_mended(command, tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     assert "store-unreadable" in command("runs")[2]
     assert "written anew" in command("verify", "--repair")[2]
-    assert (store / "format").read_text() == "1\n"
+    assert (store / "format").read_text() == "2\n"  # it may hold compressed objects
 
 
 def test_gc_keeps_what_is_promised_and_what_still_runs(command, past):

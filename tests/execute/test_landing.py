@@ -8,8 +8,9 @@ import pytest
 from rearview.errors import SiteError
 from rearview.execute.cargo import Cargo
 from rearview.execute.landing import Landing
-from rearview.store.objects import digest
+from rearview.store.objects import Batch, Objects, digest
 from rearview.store.project import Project
+from rearview.store.worth import Worth
 
 REPLAY = "run.abcd"
 
@@ -95,6 +96,26 @@ def test_everything_lands_under_its_name(project):
     assert not (tree / "old.txt").exists()
     assert not (tree / "empty").is_symlink()
     assert not (project.replays / REPLAY / ".landing").exists()
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_an_object_that_is_compressed_is_known_by_its_content(project, tmp_path, damaged):
+    away = Project.create(tmp_path / "away")
+    with Batch(Objects(away), Worth()) as batch:
+        ref = batch.put(bytes(1 << 20))
+        batch.commit()
+    data = Objects(away).file(ref).read_bytes()[: -1 if damaged else None]
+    place = Objects(project).path(ref.oid)
+    node = Node({place: data})
+    one = landing(project, node)
+    found = {"files": [], "links": {}, "deleted": [], "records": []}
+    if damaged:
+        with pytest.raises(SiteError, match="came damaged"):
+            one.fetch(found, node.sized([place]))
+        return
+    one.fetch(found, node.sized([place]))
+    one.publish(project.replays / REPLAY / "report.json")
+    assert Objects(project).get(ref) == bytes(1 << 20)
 
 
 def test_a_node_lost_at_any_piece_leaves_nothing(project):

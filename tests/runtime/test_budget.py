@@ -126,7 +126,7 @@ def test_a_recorded_run_keeps_to_the_budget(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(
         "import numpy as np\n"
-        "w = np.zeros(300_000)\n"
+        "w = np.random.default_rng(0).standard_normal(300_000)\n"
         "for epoch in range(8):\n"
         "    w += 1\n"
         "    sum(range(400_000))\n"

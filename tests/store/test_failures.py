@@ -2,16 +2,19 @@
 
 import errno
 import os
+import random
 from pathlib import Path
 
 import pytest
 
 from faults import Faults
 from rearview.errors import StoreError
+from rearview.model import ObjectRef
 from rearview.store.checkpoints import Checkpoints
-from rearview.store.objects import Objects
-from rearview.store.sweep import gc
+from rearview.store.objects import Batch, Objects, digest
+from rearview.store.sweep import gc, usage
 from rearview.store.verify import verify
+from rearview.store.worth import Worth
 
 
 def leftovers(project):
@@ -20,16 +23,20 @@ def leftovers(project):
     ]
 
 
+FORMS = pytest.mark.parametrize("compress", ["never", "auto"], ids=["plain", "compressed"])
+
+
+@FORMS
 @pytest.mark.parametrize("times", [1, 10**6], ids=["once", "from then on"])
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO, errno.EACCES])
 def test_a_save_that_fails_at_any_step_leaves_the_store_whole(
-    project, save, holds, monkeypatch, times, error
+    project, save, holds, monkeypatch, times, error, compress
 ):
     slug = "disk-full" if error == errno.ENOSPC else "store-unwritable"
     save(0)
     save(1)
     for step in range(1, 10**6):
-        store, said = Checkpoints(project), []
+        store, said = Checkpoints(project, Worth.of(compress)), []
         with monkeypatch.context() as patch:
             faults = Faults(patch, at=step, times=times, error=error)
             try:
@@ -69,8 +76,39 @@ def test_a_put_that_fails_at_any_step_leaves_nothing_behind(project, monkeypatch
     assert step > 4
 
 
+def test_a_compressed_put_that_fails_at_any_step_leaves_nothing_behind(project, monkeypatch):
+    objects, worth = Objects(project), Worth()
+    dense = random.Random(3).randbytes(4 << 20)
+    for step in range(1, 10**6):
+        data = dense + b"%d" % step + bytes(6 << 20)  # a part of the file is written before its end
+        (project.store / "format").write_text("1")
+        with monkeypatch.context() as patch:
+            faults = Faults(patch, at=step)
+            try:
+                put(objects, data, worth)
+            except StoreError:
+                assert faults.failed
+            else:
+                assert not faults.failed or objects.get(ObjectRef(digest(data), len(data))) == data
+        assert leftovers(project) == []
+        assert objects.get(put(objects, data, worth)) == data
+        assert project.check() == 2
+        if not faults.failed:
+            break
+    assert step > 8
+    assert usage(project) < 0.5 * step * len(data)
+
+
+def put(objects, data, worth):
+    with Batch(objects, worth) as batch:
+        ref = batch.put(data)
+        batch.commit()
+    return ref
+
+
+@FORMS
 def test_a_process_that_dies_at_any_step_loses_at_most_its_own_checkpoint(
-    project, save, holds, monkeypatch
+    project, save, holds, monkeypatch, compress
 ):
     save(0)
     for step in range(1, 10**6):
@@ -78,7 +116,7 @@ def test_a_process_that_dies_at_any_step_loses_at_most_its_own_checkpoint(
         if not pid:
             try:
                 Faults(monkeypatch, at=step, die=True)
-                save(step, store=Checkpoints(project))
+                save(step, store=Checkpoints(project, Worth.of(compress)))
                 os._exit(0)
             finally:
                 os._exit(1)

@@ -8,8 +8,9 @@ import pytest
 from rearview.model import Point, Step
 from rearview.store import printed
 from rearview.store.checkpoints import Checkpoints
-from rearview.store.manifest import FORMAT
-from rearview.store.project import Project
+from rearview.store.objects import Objects
+from rearview.store.project import COMPRESSED, FORMAT, Project
+from rearview.store.shrunk import MARK
 from rearview.store.verify import verify
 
 GOLD = Path(__file__).parent.parent / "gold"
@@ -39,6 +40,9 @@ def test_a_store_of_an_old_format_is_read(tmp_path, number):
     assert loaded["skeleton"] == b"two"
     assert [len(loaded[f"bias.{i}"]) for i in range(40)] == list(range(40))
     assert verify(project).problems == ()
+    assert project.check() == number
+    file = Objects(project).file(first.parts["weights"])
+    assert file.read_bytes().startswith(MARK) == (number >= COMPRESSED)
 
 
 @pytest.mark.parametrize("number", range(1, printed.FORMAT + 1))

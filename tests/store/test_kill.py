@@ -14,6 +14,7 @@ from rearview.model import Part, Point, Step
 from rearview.runtime.writer import Writer
 from rearview.store.checkpoints import Checkpoints
 from rearview.store.verify import verify
+from rearview.store.worth import Worth
 
 BIG = 1 << 20
 
@@ -39,9 +40,9 @@ def saving(project, run, ack):
 
 
 def writing(project, run, ack):
-    """The same through the writer."""
+    """The same through the writer, which compresses what pays."""
     writer = Writer(
-        Checkpoints(project), Settings(), saved=lambda checkpoint, _: ack(checkpoint.seq)
+        Checkpoints(project, Worth()), Settings(), saved=lambda checkpoint, _: ack(checkpoint.seq)
     )
     for seq in range(10**6):
         buffers = contents(seq)

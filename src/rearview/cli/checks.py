@@ -20,7 +20,7 @@ from rearview.cli.doctor import Check
 from rearview.cli.formats import plural, size
 from rearview.errors import RearviewError
 from rearview.store import hardware
-from rearview.store.project import FOLDER, FORMAT, Project
+from rearview.store.project import FOLDER, Project
 
 if TYPE_CHECKING:
     from rearview.past import Machine
@@ -182,7 +182,9 @@ def store(folder: Path) -> Iterator[Check]:
     past = history(folder)
     runs = past.runs()
     dead = [run.id for run in runs if run.status.value == "dead"]
-    yield Check("ok", "store", f"{project.store}, format {FORMAT}, {plural(len(runs), 'run')}")
+    yield Check(
+        "ok", "store", f"{project.store}, format {project.check()}, {plural(len(runs), 'run')}"
+    )
     yield speed(past.machine(measure=True))
     if dead:
         some = ", ".join(dead[-3:])

@@ -55,6 +55,8 @@ class Checkpoint:
     time: float = 0.0
     stored: int = 0
     """Bytes that were new to the store when it was saved."""
+    shrunk: int = 0
+    """Bytes by which compressing made that less."""
 
     @property
     def nbytes(self) -> int:

@@ -233,11 +233,13 @@ def _of_main(site: str, checkpoints: Iterable[Checkpoint]) -> Iterable[planning.
     what was stored meanwhile, unless another run had stored it before.
     """
     sized = [(one, one.nbytes) for one in checkpoints]
-    first = sum(one.stored for one, _ in sized) >= max((size for _, size in sized), default=0)
+    first = sum(one.stored + one.shrunk for one, _ in sized) >= max(
+        (size for _, size in sized), default=0
+    )
     stored = 0
     before: dict[tuple[str, int], int] = {}
     for one, size in sized:
-        stored += one.stored
+        stored += one.stored + one.shrunk
         if one.meta.get("path", [[None]])[0][0] == site:
             kind = (one.edge, len(one.point.steps))
             nbytes = min(size, stored - before.get(kind, 0)) if first else size

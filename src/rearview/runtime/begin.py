@@ -40,6 +40,7 @@ from rearview.store.records import RecordFile
 from rearview.store.runs import ACCOUNT, Runs
 from rearview.store.sync import command_key, push
 from rearview.store.versions import Versions
+from rearview.store.worth import Worth
 
 RUN_VARIABLE = "REARVIEW_RUN"
 """Names the run that child processes join."""
@@ -121,7 +122,7 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
         run = control.run or runs.reserve()
         runs.start(run, facts(control, project, settings, run, key, watched=watched))
         os.environ[RUN_VARIABLE] = run
-    checkpoints = Checkpoints(project)
+    checkpoints = Checkpoints(project, Worth.of(settings.compress))
     pulse = Pulse.begin(settings, project, run, control.target)
     session = Recorder(
         project,
@@ -165,7 +166,7 @@ def _resume(control: Control) -> Resumer:
     settings = Settings.read(project.store).changed(control.settings)
     runs = Runs(project)
     run = runs.get(control.resume)
-    checkpoints = Checkpoints(project)
+    checkpoints = Checkpoints(project, Worth.of(settings.compress))
     saved = checkpoints.of(run.id)
     usable = [one for one in saved if _deep(one) <= (control.depth or 0)]
     target = last_usable(saved if control.depth is None else usable)

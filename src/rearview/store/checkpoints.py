@@ -29,6 +29,7 @@ from rearview.store.objects import Batch, Objects, digest, plain
 from rearview.store.packs import PackWriter
 from rearview.store.presence import writing
 from rearview.store.project import Project
+from rearview.store.worth import Worth
 
 OBJECT_FROM = 1 << 20
 """Parts of at least this many bytes are objects of their own; smaller ones share a pack."""
@@ -41,13 +42,17 @@ _log = logging.getLogger("rearview")
 
 
 class Checkpoints:
-    """The checkpoints of one project. Any number of processes may save and load at once."""
+    """The checkpoints of one project. Any number of processes may save and load at once.
 
-    def __init__(self, project: Project) -> None:
+    `worth` tells which large parts to compress; without it none are.
+    """
+
+    def __init__(self, project: Project, worth: Worth | None = None) -> None:
         self.project = project
         self.objects = Objects(project)
         self.hashing = 0.0
         """Processor seconds that hashing beside a save has used."""
+        self._worth = worth
         self._known: dict[str, dict[tuple[str, int], Checkpoint]] = {}
 
     def save(
@@ -76,7 +81,7 @@ class Checkpoints:
             meta=meta or {},
         )
         try:
-            with writing(self.project), Batch(self.objects) as batch:
+            with writing(self.project), Batch(self.objects, self._worth) as batch:
                 return self._save(batch, body, parts)
         except OSError as exc:
             raise unwritable(exc, f"Checkpoint {run}/{seq}", self.project.store) from exc
@@ -147,9 +152,10 @@ class Checkpoints:
             if part.same_as is not None:
                 refs[part.key] = self._reuse(part.same_as, alive)
             elif len(view) >= OBJECT_FROM:
-                refs[part.key] = batch.put(view, oid)
+                refs[part.key] = batch.put(view, oid, part.key)
             else:
                 small.append((part.key, oid, view))
+        body.shrunk = batch.shrunk
         body.count = len(refs) + len(small)
         if small or len(refs) > INLINE:
             self._pack(batch, body, refs, small)

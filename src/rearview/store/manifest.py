@@ -45,6 +45,7 @@ class Body(msgspec.Struct, omit_defaults=True):
     missing: list[str] = []
     meta: dict[str, Any] = {}
     stored: int = 0
+    shrunk: int = 0
     parts: Table | None = None
     table: tuple[str, int, str, int] | None = None
     """oid, bytes, pack and offset of the table, when it is not inline."""
@@ -119,6 +120,7 @@ def checkpoint_of(body: Body, read: Callable[[ObjectRef], bytes | bytearray]) ->
         meta=body.meta,
         time=body.time,
         stored=body.stored,
+        shrunk=body.shrunk,
     )
 
 

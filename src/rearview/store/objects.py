@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
@@ -13,12 +15,16 @@ from blake3 import blake3
 from rearview.errors import DamagedError, StoreError
 from rearview.model import ObjectRef
 from rearview.store.direct import CHUNK, Sink, sync_folder, unwritable
-from rearview.store.project import Project
+from rearview.store.project import COMPRESSED, Project
+from rearview.store.shrunk import MARK, Bulky, grow, held, shrink
+from rearview.store.worth import Worth
 
 OID = 64
 """Hexadecimal digits of an oid."""
 MOST_OPEN = 128
 """Files of a batch that wait open for their sync; a process may have 1024."""
+BULKY = 0.9
+"""What shrinks less than to this share of itself, against what its sample said, is kept plain."""
 
 
 def digest(data: Any) -> str:
@@ -82,6 +88,14 @@ class Objects:
         """Read `ref` and raise if it is damaged; takes one chunk of memory, whatever its size."""
         self._checked(ref, None)
 
+    def ref(self, oid: str) -> ObjectRef:
+        """Return the reference of the object `oid`, as its file tells how much it holds."""
+        fd = os.open(self.path(oid), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return ObjectRef(oid, _size(fd))
+        finally:
+            os.close(fd)
+
     def has(self, oid: str) -> bool:
         """Say whether `oid` is stored as an object of its own."""
         return self.path(oid).exists()
@@ -110,7 +124,7 @@ class Objects:
         return f"{self._packs}/{ref.pack}.pack"
 
     def delete(self, oid: str) -> int:
-        """Remove the object `oid` and return the bytes freed; 0 if there is none."""
+        """Remove the object `oid` and return the bytes freed on disk; 0 if there is none."""
         path = self.path(oid)
         try:
             size = path.stat().st_size
@@ -178,18 +192,26 @@ class Objects:
 class Batch:
     """Objects that become durable together: written one by one, synced and named at the end.
 
-    Left without `commit`, it leaves nothing behind.
+    They are compressed where `worth` says that it pays. Left without `commit`, it leaves nothing
+    behind.
     """
 
-    def __init__(self, objects: Objects) -> None:
+    def __init__(self, objects: Objects, worth: Worth | None = None) -> None:
         self.objects = objects
         self.stored = 0
         """Bytes newly written; what was there before counts nothing."""
+        self.shrunk = 0
+        """Bytes that were not, because what is in them was compressed."""
+        self._worth = worth
+        self._compressed = False
+        self._plain = 0
+        self._seconds = 0.0
+        """How long writing the plain ones took, and syncing."""
         self._open: list[Sink] = []
         self._names: set[str] = set()
 
-    def put(self, data: Any, oid: str | None = None) -> ObjectRef:
-        """Take `data`, whose hash is `oid` if that is known already."""
+    def put(self, data: Any, oid: str | None = None, key: str = "") -> ObjectRef:
+        """Take `data`, whose hash is `oid` if that is known already; `key` names the buffer."""
         view = plain(data)
         ref = ObjectRef(oid or digest(view), len(view))
         if ref.oid in self._names:
@@ -197,10 +219,35 @@ class Batch:
         with self.explained(f"Object {ref.oid[:12]} ({ref.nbytes} bytes)"):
             if self.objects.touch(ref):
                 return ref
-            with self.sink(self.objects.name(ref), size=len(view)) as sink:
-                sink.write(view)
+            if not self._shrink(ref, view, key):
+                began = time.perf_counter()
+                with self.sink(self.objects.name(ref), size=len(view)) as sink:
+                    sink.write(view)
+                self._seconds += time.perf_counter() - began
+                self._plain += len(view)
         self._names.add(ref.oid)
         return ref
+
+    def _shrink(self, ref: ObjectRef, view: memoryview, key: str) -> bool:
+        """Write `view` compressed and say so, unless that does not pay."""
+        share, most = None, BULKY * len(view)
+        if view[: len(MARK)] == MARK:  # plain, it would be taken for compressed
+            share, most = 1.0, math.inf
+        elif self._worth is not None:
+            share = self._worth.share(key, view)
+        if share is None:
+            return False
+        try:
+            with self.sink(self.objects.name(ref), size=int(share * len(view))) as sink:
+                for piece in shrink(view, most):
+                    sink.write(piece)
+        except Bulky:
+            assert self._worth is not None
+            self._worth.refuse(key)
+            return False
+        self.shrunk += len(view) - sink.position
+        self._compressed = True
+        return True
 
     @contextlib.contextmanager
     def sink(self, path: Path | str, *, size: int) -> Iterator[Sink]:
@@ -221,8 +268,13 @@ class Batch:
     def commit(self) -> None:
         """Sync and name everything taken; only then does any of it exist."""
         with self.explained(f"A batch of {len(self._open)} objects"):
+            began = time.perf_counter()
             for sink in self._open:
                 sink.sync()
+            if self._worth is not None:
+                self._worth.wrote(self._plain, self._seconds + time.perf_counter() - began)
+            if self._compressed:
+                self.objects.project.needs(COMPRESSED)
             for sink in self._open:
                 sink.publish()
             for folder in {sink.folder for sink in self._open}:
@@ -246,8 +298,28 @@ class Batch:
         self._open.clear()
 
 
+def content(file: Path) -> str:
+    """Return the hash of what an object's file holds, in whichever form; OSError if it is damaged."""
+    fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return _read_checked(fd, ObjectRef("", _size(fd)), None)
+    finally:
+        os.close(fd)
+
+
+def _size(fd: int) -> int:
+    """Return the bytes of content that an object's file holds."""
+    claimed = held(fd)
+    return os.fstat(fd).st_size if claimed is None else claimed
+
+
 def _read_checked(fd: int, ref: ObjectRef, into: memoryview | None) -> str:
     """Fill `into`, if given, and return the hash, taken from each chunk while it is in the cache."""
+    claimed = held(fd) if ref.pack is None else None
+    if claimed is not None:
+        if claimed != ref.nbytes:
+            raise OSError(0, f"it says that it holds {claimed} bytes, not {ref.nbytes}")
+        return _grown(fd, ref.nbytes, into)
     hasher = blake3()
     spare = memoryview(bytearray(min(CHUNK, ref.nbytes))) if into is None else None
     at = 0
@@ -260,6 +332,18 @@ def _read_checked(fd: int, ref: ObjectRef, into: memoryview | None) -> str:
             raise OSError(0, f"the file ends after {at} of {ref.nbytes} bytes")
         hasher.update(view[:count])
         at += count
+    return hasher.hexdigest()
+
+
+def _grown(fd: int, nbytes: int, into: memoryview | None) -> str:
+    """Do the same for what was compressed."""
+    hasher = blake3()
+    at = 0
+    for piece in grow(fd, nbytes):
+        hasher.update(piece)
+        if into is not None:
+            into[at : at + len(piece)] = piece
+            at += len(piece)
     return hasher.hexdigest()
 
 

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rearview.errors import StoreError
+from rearview.store.direct import sync_folder
 
 FOLDER = ".rearview"
-FORMAT = 1
+FORMAT = 2
 """Number of the layout below. A store with a higher number is refused, never guessed at."""
+PLAIN, COMPRESSED = 1, 2
+"""Numbers of a store without compressed objects, as all begin, and of one with them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +27,7 @@ class Project:
           format                       the number above
           .gitignore                   *
           config.toml                  settings (optional)
-          objects/ab/cdef…             big parts, named by their BLAKE3 hash
+          objects/ab/cdef…             big parts, named by their BLAKE3 hash; some compressed
           packs/<run>/<seq>-<x>.pack   small parts of one checkpoint
           checkpoints/<run>/<seq>.json manifests; renamed into place last
           runs/<run>/run.json          facts at start
@@ -127,7 +130,7 @@ class Project:
             for folder in (project.objects, project.packs, project.checkpoints, project.runs):
                 folder.mkdir(exist_ok=True)
             publish(project.store / ".gitignore", b"*\n", durable=False)
-            publish(project.store / "format", b"%d\n" % FORMAT, durable=False)
+            publish(project.store / "format", b"%d\n" % PLAIN, durable=False)
         except OSError as exc:
             raise StoreError(
                 f"No store can be made in {root}: {exc.strerror or exc}. Make the folder writable, "
@@ -136,8 +139,8 @@ class Project:
             ) from exc
         return project
 
-    def check(self) -> None:
-        """Refuse a store whose format this Rearview does not know."""
+    def check(self) -> int:
+        """Return the format of the store; refuse one that this Rearview does not know."""
         file = self.store / "format"
         try:
             text = file.read_text("ascii").strip()
@@ -154,6 +157,13 @@ class Project:
                 "Upgrade with `pip install --upgrade rearview`.",
                 slug="store-newer",
             )
+        return number
+
+    def needs(self, number: int) -> None:
+        """Have the store say that it takes a Rearview that knows format `number` to read it."""
+        if self.check() < number:
+            publish(self.store / "format", b"%d\n" % number)
+            sync_folder(self.store)
 
 
 def publish(path: Path, data: bytes, *, durable: bool = True) -> None:

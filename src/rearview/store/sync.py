@@ -17,17 +17,16 @@ from rearview.errors import DamagedError, RemoteError
 from rearview.model import Checkpoint
 from rearview.remote.base import Remote
 from rearview.store.checkpoints import Checkpoints
-from rearview.store.project import Project, publish
+from rearview.store.project import FORMAT, Project, publish
 from rearview.store.runs import Runs
 from rearview.store.versions import Versions
-
-FORMAT = 1
 
 
 class Pointer(msgspec.Struct, frozen=True):
     """What a remote says of the last run of one command."""
 
     format: int
+    """That of the store it came from."""
     run: str
     version: str
     files: tuple[str, ...]
@@ -58,7 +57,7 @@ def push(project: Project, run: str, remote: Remote, key: str) -> int:
     if version and remote.stat(f"versions/{version}") is None:
         packed = msgspec.msgpack.encode(Versions(project, Settings()).packed(version))
         sent += _put(remote, f"versions/{version}", packed)
-    pointer = Pointer(FORMAT, run, version, tuple(files))
+    pointer = Pointer(project.check(), run, version, tuple(files))
     return sent + _put(remote, key, msgspec.json.encode(pointer))
 
 
@@ -73,6 +72,7 @@ def pull(project: Project, remote: Remote, key: str) -> str | None:
             "`pip install --upgrade rearview`.",
             slug="remote-newer",
         )
+    project.needs(pointer.format)
     # manifests last: a checkpoint is there only when its objects are
     for path in sorted(pointer.files, key=lambda path: path.startswith("checkpoints/")):
         local = project.store / path

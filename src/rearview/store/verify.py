@@ -59,7 +59,7 @@ def verify(
     """Check every byte of the store; with `repair` rebuild what can be, set aside what cannot.
 
     `records` is called with each run's folder and yields what is wrong with its records. `fetch`
-    brings an object from elsewhere by its oid. `progress` is told the bytes checked. Nothing is
+    brings the content of an object from elsewhere by its oid. `progress` is told the bytes checked. Nothing is
     ever deleted: damaged files move to `.rearview/damaged/`.
     """
     check = _Check(project, repair, fetch, progress or (lambda _: None))
@@ -133,9 +133,11 @@ class _Check:
             self.objects += 1
             path = store.path(oid)
             try:
-                ref = ObjectRef(oid, path.stat().st_size)
+                ref = store.ref(oid)
             except FileNotFoundError:
                 continue  # swept meanwhile
+            except OSError:
+                ref = ObjectRef(oid, path.stat().st_size)
             if self._judge(ref) and not self._bring_back(ref):
                 self._note(path, self.verdicts[ref], self._aside(path))
 
