@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from rearview.model import Checkpoint, Run, Segment, Wanted
@@ -31,6 +31,8 @@ class Prepared:
     missing: frozenset[int] | None = None
     """Iterations of the outermost loop without a value; None: all."""
     at: tuple[At, ...] = ()
+    told: Mapping[str, Any] = field(default_factory=dict)
+    """What is kept with its replays, to know later what they are good for."""
 
     def question(self) -> planning.Question:
         """Return what the planner is to answer."""

@@ -1,0 +1,86 @@
+"""What was filled is not filled again; what was filled in part is not taken for whole."""
+
+import pytest
+
+from plainly import recorded, write
+from rearview.past import history
+
+SCRIPT = """
+w = 1.0
+for epoch in range(4):
+    for step in range(4 - epoch):
+        w = w * 0.9 + step
+print(w)
+"""
+LOOP, END = "        w = w * 0.9 + step\n", "print(w)\n"
+
+
+def probed(folder, *, step='rearview.log("w", w)', after=""):
+    text = SCRIPT.replace(LOOP, f"{LOOP}        {step}\n").replace(END, f"{after}\n{END}")
+    (folder / "train.py").write_text("import rearview\n" + text)
+
+
+def steps(past, name="w"):
+    """Return the points that have a value, each once, and how many values there are in all."""
+    found = [
+        row["indices"] for row in past.sql(f"SELECT indices FROM records WHERE name = '{name}'")
+    ]
+    return sorted({tuple(one) for one in found}), len(found)
+
+
+@pytest.fixture
+def past(tmp_path):
+    write(tmp_path, train=SCRIPT)
+    assert recorded(tmp_path, "train.py").code == 0
+    probed(tmp_path)
+    return history(tmp_path)
+
+
+EVERY = [(epoch, step) for epoch in range(4) for step in range(4 - epoch)]
+
+
+def test_steps_that_were_left_out_are_filled_when_they_are_asked_for(past):
+    past.backfill(["w"], at="epoch=1/step=0:1")
+    assert steps(past)[0] == [(1, 0)]
+    assert past.plan(["w"], at="epoch=1/step=0:1").nothing
+    assert past.plan(["w"], at="epoch=1/step=0").nothing
+    past.backfill(["w"], at="epoch=1")
+    assert steps(past)[0] == [(1, 0), (1, 1), (1, 2)]
+    past.backfill(["w"])
+    assert steps(past)[0] == EVERY
+    assert past.plan(["w"]).nothing
+
+
+def test_an_inner_loop_without_an_end_runs_to_its_end_in_each_iteration(past):
+    past.backfill(["w"], at="step=1:")
+    assert steps(past)[0] == [point for point in EVERY if point[1] >= 1]
+    again = past.plan(["w"], at="step=1:")
+    assert again.nothing
+    assert not again.refusals
+
+
+def test_what_follows_the_loop_is_filled_once(past, tmp_path):
+    probed(tmp_path, after='rearview.log("end", w)')
+    assert past.backfill(["end"]).proved
+    assert past.plan(["end"]).nothing
+
+
+def test_another_statement_does_not_make_a_filled_column_run_again(past, tmp_path):
+    assert past.backfill(["w"]).proved
+    probed(tmp_path, after='half = w / 2\nrearview.log("end", half)')
+    past = history(tmp_path)
+    assert past.plan(["w"]).nothing
+    both = past.plan(["w", "end"])
+    assert [one.names for one in both.prepared.values()] == [("end",)]
+
+
+def test_a_statement_that_logs_something_else_fills_the_column_anew(past, tmp_path):
+    assert past.backfill(["w"]).proved
+    probed(tmp_path, step='rearview.log("w", w * 2)')
+    past = history(tmp_path)
+    assert past.backfill(["w"]).written == len(EVERY)
+    values = [row["w"] for row in past.table("w")]
+    w = 1.0
+    for (_, step), value in zip(EVERY, values, strict=True):
+        w = w * 0.9 + step
+        assert value == w * 2
