@@ -84,3 +84,43 @@ def test_a_statement_that_logs_something_else_fills_the_column_anew(past, tmp_pa
     for (_, step), value in zip(EVERY, values, strict=True):
         w = w * 0.9 + step
         assert value == w * 2
+
+
+@pytest.mark.parametrize("numbers", ["range(1, 5)", "enumerate('abcd', 1)"])
+def test_an_inner_iteration_is_meant_by_what_its_loop_counts(tmp_path, numbers):
+    target = "step, _" if "enumerate" in numbers else "step"
+    text = SCRIPT.replace("step in range(4 - epoch)", f"{target} in {numbers}")
+    write(tmp_path, train=text)
+    assert recorded(tmp_path, "train.py").code == 0
+    probe = '        rearview.log("w", w)\n'
+    (tmp_path / "train.py").write_text("import rearview\n" + text.replace(LOOP, LOOP + probe))
+    past = history(tmp_path)
+    past.backfill(["w"], at="epoch=2/step=1:3")
+    assert [(row["epoch"], row["step"]) for row in past.table("w")] == [(2, 1), (2, 2)]
+
+
+def test_an_outer_loop_over_an_enumeration_is_meant_by_what_it_counts(tmp_path):
+    text = SCRIPT.replace("epoch in range(4)", "epoch, _ in enumerate('abcd', 1)").replace(
+        "range(4 - epoch)", "range(3)"
+    )
+    write(tmp_path, train=text)
+    assert recorded(tmp_path, "train.py").code == 0
+    probe = '        rearview.log("w", w)\n'
+    (tmp_path / "train.py").write_text("import rearview\n" + text.replace(LOOP, LOOP + probe))
+    past = history(tmp_path)
+    past.backfill(["w"], at="epoch=1")
+    assert {row["epoch"] for row in past.table("w")} == {1}
+
+
+def test_a_statement_that_raises_is_named_with_its_line_and_iteration(past, tmp_path):
+    probed(tmp_path, step='rearview.log("ratio", 1 / (epoch - 2))')
+    (outcome,) = history(tmp_path).backfill(["ratio"]).outcomes
+    assert not outcome.proved
+    assert "train.py:7 raised ZeroDivisionError" in outcome.report.error
+    assert "at epoch=2/step=0" in outcome.report.error
+
+
+def test_recorded_values_are_shown_while_the_source_does_not_parse(past, tmp_path):
+    past.backfill(["w"])
+    (tmp_path / "train.py").write_text("def broken(:\n")
+    assert len(history(tmp_path).table("w").rows()) == len(EVERY)

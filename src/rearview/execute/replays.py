@@ -18,7 +18,7 @@ from rearview.execute.places import seen_of, threads_of
 from rearview.execute.scratch import keep_texts, lay_out
 from rearview.execute.start import start
 from rearview.model import Control, Report, Run, Segment, Wanted
-from rearview.model.segment import VARIABLE
+from rearview.model.segment import PROBE_RAISED, VARIABLE
 from rearview.store.project import Project, publish
 from rearview.store.runs import Runs
 from rearview.store.versions import Versions
@@ -179,9 +179,10 @@ class Replays:
             report = msgspec.json.decode(task.report.read_bytes(), type=Report)
         except (OSError, msgspec.DecodeError):
             report = Report(error=f"the replay ended with exit code {code} and said nothing")
-        if report.error and task.log.is_file():
-            last = task.log.read_text("utf-8", "replace").strip().splitlines()[-3:]
-            report.error += ": " + " / ".join(line.strip() for line in last)
+        if report.error and not report.error.startswith(PROBE_RAISED) and task.log.is_file():
+            lines = task.log.read_text("utf-8", "replace").splitlines()
+            last = [text for line in lines if (text := line.strip(" ~^\t"))][-3:]
+            report.error += ": " + " / ".join(last)
         self._check_room(report)
         outcome = Outcome(run.id, task.id, report, task.log, task.folder, seconds)
         if outcome.proved:
