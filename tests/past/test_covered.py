@@ -1,5 +1,7 @@
 """What was filled is not filled again; what was filled in part is not taken for whole."""
 
+import shutil
+
 import pytest
 
 from plainly import recorded, write
@@ -124,3 +126,14 @@ def test_recorded_values_are_shown_while_the_source_does_not_parse(past, tmp_pat
     past.backfill(["w"])
     (tmp_path / "train.py").write_text("def broken(:\n")
     assert len(history(tmp_path).table("w").rows()) == len(EVERY)
+
+
+def test_what_was_recorded_can_be_asked_where_nothing_can_be_written(past, tmp_path):
+    past.backfill(["w"])
+    cache = tmp_path / ".rearview" / "cache" / "versions"
+    shutil.rmtree(cache)
+    cache.touch()  # stands in the way, as a read-only disk does, for whoever runs the tests
+    past = history(tmp_path)
+    assert len(past.table("w").rows()) == len(EVERY)
+    (refusal,) = past.plan(["other"]).refusals
+    assert "source as it is now was not written" in refusal.reason
