@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 from fakehistory import an_outcome
 from rearview.cli import fill
+from rearview.cli.plans import refused
 from rearview.past import BackfillReport, Refusal
 from rearview.plan.explain import Cheaper, OnWorkers
 
@@ -153,3 +154,12 @@ def test_a_person_is_asked_before_something_long(monkeypatch):
 def test_a_program_is_never_asked(monkeypatch):
     monkeypatch.setattr(fill.click, "confirm", None)
     assert fill.agreed(1e9)
+
+
+def test_a_reason_that_many_runs_share_is_told_once():
+    reason = "x: nothing in the work tree logs this beyond what run r{} logged."
+    few = [Refusal(f"r{k}", reason.format(k)) for k in range(2)]
+    shared = "x: nothing in the work tree logs this beyond what the run logged."
+    assert refused(few) == [f"refused: r0, r1: {shared}"]
+    many = [Refusal(f"r{k}", reason.format(k)) for k in range(40)]
+    assert refused(many) == [f"refused: 40 runs, such as r39: {shared}"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -237,7 +238,7 @@ def _tell_missing(past: History, name: str, where: str | None, which: list[str] 
         return
     shown.note(
         f"{name}: {plural(plan.missing, 'cell')} missing, about {duration(plan.plan.seconds)} of "
-        f"computing to fill{refused}: `rearview backfill {name}`."
+        f"computing to fill{refused}: `rearview backfill {shlex.quote(name)}`."
     )
 
 

@@ -20,7 +20,7 @@ from rearview.cli.options import (
     some_runs,
     span,
 )
-from rearview.cli.plans import show_plan, show_plan_briefly, summary
+from rearview.cli.plans import refused, show_plan, show_plan_briefly, summary
 from rearview.cli.progress import Bar, Lines, waiting
 
 if TYPE_CHECKING:
@@ -164,8 +164,8 @@ def finish(report: BackfillReport, *, as_json: bool) -> int:
         all_of_it = [_told(outcome) for outcome in report.outcomes]
         show.json_document({**_verdict(report), "segments": all_of_it})
         return code
-    for refusal in report.refusals:
-        show.out(f"refused: {refusal.run}: {refusal.reason}")
+    for text in refused(report.refusals):
+        show.out(text)
     for outcome in report.outcomes:
         if not outcome.proved:
             verdict = "failed:" if outcome.report.error else "not exact:"

@@ -90,7 +90,11 @@ class TakesRuns(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the words, with such runs marked so that the parser lets them pass."""
         words = [_MARK + word if re.fullmatch(r"-\d+", word) else word for word in args]
-        return super().parse_args(ctx, words)
+        try:
+            return super().parse_args(ctx, words)
+        except click.BadParameter as exc:
+            plain = exc.message.replace(repr(_MARK)[1:-1], "")
+            raise click.BadParameter(plain, exc.ctx, exc.param, exc.param_hint) from exc
 
 
 def complete_run(_ctx: Any, _param: Any, incomplete: str) -> list[CompletionItem]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rearview.cli import show
@@ -10,8 +10,10 @@ from rearview.cli.formats import duration, plural, size
 
 if TYPE_CHECKING:
     from rearview.model import Segment
-    from rearview.past import PlanReport
+    from rearview.past import PlanReport, Refusal
 
+FEW = 3
+"""Runs that are named one by one."""
 SCREEN = 60
 """Segments that are listed; more are counted."""
 
@@ -90,11 +92,24 @@ def _remarks(plan: PlanReport, say: Callable[[str], None]) -> bool:
         say(f"changed since: {changed}; the replay reads what is there now")
     for remark in plan.notes:
         say(f"note: {remark}")
-    for refusal in plan.refusals:
-        say(f"refused: {refusal.run}: {refusal.reason}")
+    for text in refused(plan.refusals):
+        say(text)
     if plan.nothing:
         say("Nothing to run." if plan.refusals else "Nothing is missing.")
     return not plan.nothing
+
+
+def refused(refusals: Sequence[Refusal]) -> list[str]:
+    """Return a line for each reason; one that several runs share is told once."""
+    runs: dict[str, list[str]] = {}
+    for refusal in refusals:
+        reason = refusal.reason.replace(f"run {refusal.run}", "the run")
+        runs.setdefault(reason, []).append(refusal.run)
+    lines = []
+    for reason, found in runs.items():
+        who = ", ".join(found) if len(found) <= FEW else f"{len(found)} runs, such as {found[-1]}"
+        lines.append(f"refused: {who}: {reason}")
+    return lines
 
 
 def _sum(plan: PlanReport) -> str:

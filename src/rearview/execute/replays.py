@@ -18,10 +18,13 @@ from rearview.execute.places import seen_of, threads_of
 from rearview.execute.scratch import keep_texts, lay_out
 from rearview.execute.start import start
 from rearview.model import Control, Report, Run, Segment, Wanted
-from rearview.model.segment import VARIABLE
+from rearview.model.segment import PROBE_RAISED, VARIABLE
 from rearview.store.project import Project, publish
 from rearview.store.runs import Runs
 from rearview.store.versions import Versions
+
+_KEPT = frozenset(("covered", "only", "operator", "head", "tail", "limits", "same"))
+"""What a replay from the start takes over from the one that it stands in for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +69,18 @@ class Replays:
     runs: Runs
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
-    def prepare(self, run: Run, version: str, wanted: Wanted, segment: Segment) -> Task:
-        """Return a task that replays what is wanted of `run` with the source `version`."""
+    def prepare(
+        self,
+        run: Run,
+        version: str,
+        wanted: Wanted,
+        segment: Segment,
+        told: Mapping[str, Any] | None = None,
+    ) -> Task:
+        """Return a task that replays what is wanted of `run` with the source `version`.
+
+        What is `told` besides is kept with the replay.
+        """
         folder = self.project.replays / wanted.replay
         tree = folder / "tree"
         self._lay_out(run, version, tree)
@@ -100,6 +113,7 @@ class Replays:
             "operator": segment.operator.value,
         }
         about |= {"covered": covered, "only": segment.only, "predicted": segment.seconds}
+        about |= {"head": wanted.head, "tail": wanted.tail, **(told or {})}
         self.runs.start_replay(run.id, wanted.replay, about)
         return Task(
             id=wanted.replay,
@@ -135,7 +149,7 @@ class Replays:
         publish(folder / "segment.json", msgspec.json.encode(wanted), durable=False)
         control = msgspec.json.decode(task.environment[VARIABLE], type=Control)
         control = msgspec.structs.replace(control, segment=str(folder / "segment.json"))
-        told = {k: v for k, v in about.facts.items() if k in {"covered", "only", "operator"}}
+        told = {k: v for k, v in about.facts.items() if k in _KEPT}
         told |= {"version": about.version, "names": list(about.names)}
         self.runs.start_replay(run.id, folder.name, told)
         return replace(
@@ -165,9 +179,10 @@ class Replays:
             report = msgspec.json.decode(task.report.read_bytes(), type=Report)
         except (OSError, msgspec.DecodeError):
             report = Report(error=f"the replay ended with exit code {code} and said nothing")
-        if report.error and task.log.is_file():
-            last = task.log.read_text("utf-8", "replace").strip().splitlines()[-3:]
-            report.error += ": " + " / ".join(line.strip() for line in last)
+        if report.error and not report.error.startswith(PROBE_RAISED) and task.log.is_file():
+            lines = task.log.read_text("utf-8", "replace").splitlines()
+            last = [text for line in lines if (text := line.strip(" ~^\t"))][-3:]
+            report.error += ": " + " / ".join(last)
         self._check_room(report)
         outcome = Outcome(run.id, task.id, report, task.log, task.folder, seconds)
         if outcome.proved:

@@ -44,6 +44,8 @@ class Control(msgspec.Struct, frozen=True, omit_defaults=True):
     """Environment variables for the start of the process alone: the program does not see them."""
 
 
+PROBE_RAISED = "the added statement at"
+"""How the report of a replay begins that was ended by a probe; all is said there."""
 TEXTS = "recorded"
 """Folder beside a replay's tree: the text of probed files as it was recorded."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from rearview.execute.pool import Piece, Pool
 from rearview.execute.replays import Outcome, Replays
 from rearview.execute.watch import Watch
 from rearview.model import Run, Segment
+from rearview.past.covered import Asked, narrowed
 from rearview.past.inputs import changed, gone
 from rearview.past.learning import keep_corrections, read_corrections
 from rearview.past.machines import WORTH, Machines, cores_of
@@ -26,12 +27,14 @@ from rearview.past.packages import lost
 from rearview.past.probing import Probing
 from rearview.past.reports import BackfillReport, PlanReport, Refusal
 from rearview.past.segments import Prepared, run_facts
-from rearview.plan.at import parse_at
+from rearview.plan.at import At, parse_at
 from rearview.plan.cost import refine
 from rearview.plan.explain import explain
-from rearview.plan.facts import Machine
+from rearview.plan.facts import LoopFacts, Machine
 from rearview.plan.partition import divide
 from rearview.plan.replay import Survey, survey
+from rearview.source.probes import Probes
+from rearview.source.sameness import sameness
 from rearview.store.checkpoints import Checkpoints
 from rearview.store.hardware import cores
 from rearview.store.project import Project
@@ -71,6 +74,7 @@ class Filling:
     versions: Versions
     checkpoints: Checkpoints
     tables: Tables
+    _sameness: dict[tuple[str, str], str] = field(default_factory=dict)
 
     @cached_property
     def machines(self) -> Machines:
@@ -198,9 +202,7 @@ class Filling:
                 f"{run.id} logged. Add a statement such as rearview.log({unknown[0]!r}, value).",
                 slug="no-probe",
             )
-        asked = tuple(dict.fromkeys(probe for name in names for probe in probes.of(name)))
-        if not names:
-            asked = tuple(probe for probe in probes.probes if probe.names)
+        asked = tuple(probe for probe in probes.probes if probe.names)
         version = self._derived(run, dict(probes.source))
         facts = run_facts(
             run,
@@ -209,11 +211,31 @@ class Filling:
             blocked=gone(*self._kept(run)) or self._lost(run),
             machine=self.machines.of(run),
         )
-        missing = self._missing(run, version, names, facts.loops)
+        limits = tuple(parse_at(at)) if at else ()
+        alone = run.facts.get("end", {}).get("main", {}).get("alone", True)
+        loop = facts.loops[0] if facts.loops else None
+        about = Asked(
+            version,
+            main=loop.name if loop is not None and alone else None,
+            count=len(loop.seconds) if loop is not None else 0,
+            at=limits,
+        )
+        same = partial(self._same, version, probes)
+        replays = self.runs.replays(run.id)
+        names, missing = narrowed(about, replays, probes, names, same, _picked(limits, loop, only))
+        if names:
+            asked = tuple(dict.fromkeys(probe for name in names for probe in probes.of(name)))
         if only is not None:
             missing = frozenset(only if missing is None else only & missing)
-        limits = tuple(parse_at(at)) if at else ()
-        return Prepared(run, version, probes, asked, names, facts, missing, limits)
+        told = {"limits": about.limits, "same": {name: same(name) for name in names}}
+        return Prepared(run, version, probes, asked, names, facts, missing, limits, told)
+
+    def _same(self, version: str, probes: Probes, name: str) -> str:
+        """Return what tells one way of logging a name from another, once per source."""
+        known = self._sameness.get((version, name))
+        if known is None:
+            known = self._sameness[version, name] = sameness(probes, name)
+        return known
 
     def _lost(self, run: Run) -> str:
         ran = run.facts.get("end", {}).get("files") or [run.script]
@@ -225,27 +247,6 @@ class Filling:
             path: text.encode() for path, text in source.items() if old.get(path) != text.encode()
         }
         return self.versions.derive(run.version, changes) if changes else run.version
-
-    def _missing(
-        self, run: Run, version: str, names: tuple[str, ...], loops: Sequence[object]
-    ) -> frozenset[int] | None:
-        """Return the iterations of the outermost loop that no proved replay has covered."""
-        covered: dict[str, set[int]] = {name: set() for name in names}
-        count = len(getattr(loops[0], "seconds", ())) if loops else 0
-        done = False
-        for replay in self.runs.replays(run.id):
-            if replay.version != version or not replay.proved:
-                continue
-            for name in set(names) & set(replay.names):
-                first, last = replay.facts.get("covered", (0, 0))
-                only = replay.facts.get("only")
-                covered[name] |= set(only if only is not None else range(first, min(last, count)))
-                done = True
-        if not names or not done:
-            return None
-        return frozenset(range(count)) - frozenset.intersection(
-            *(frozenset(found) for found in covered.values())
-        )
 
     def carry_out(
         self,
@@ -311,6 +312,20 @@ class Filling:
         )
 
 
+def _picked(
+    limits: Sequence[At], loop: LoopFacts | None, only: set[int] | None
+) -> frozenset[int] | None:
+    """Return the iterations of the main loop that are asked for; None: all."""
+    picked = None if only is None else frozenset(only)
+    for at in limits:
+        if loop is not None and at.loop == loop.name:
+            meant = frozenset(at.indices(len(loop.seconds), loop.values))
+            # of a number that it does not have, the planner says so
+            picked = meant if picked is None else picked & meant
+            return picked if meant else None
+    return picked
+
+
 def _piece(replays: Replays, one: Prepared, segment: Segment, *, first: bool) -> Piece:
     """Return a segment as a piece of work that is laid out only when its turn has come."""
     last = segment.first if segment.last is None else segment.last
@@ -322,6 +337,8 @@ def _piece(replays: Replays, one: Prepared, segment: Segment, *, first: bool) ->
     return Piece(
         one.run,
         segment.seconds,
-        lambda: replays.prepare(one.run, one.version, one.wanted(segment, first=first), segment),
+        lambda: replays.prepare(
+            one.run, one.version, one.wanted(segment, first=first), segment, one.told
+        ),
         watch,
     )

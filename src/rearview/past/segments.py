@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from rearview.model import Checkpoint, Run, Segment, Wanted
@@ -31,6 +31,8 @@ class Prepared:
     missing: frozenset[int] | None = None
     """Iterations of the outermost loop without a value; None: all."""
     at: tuple[At, ...] = ()
+    told: Mapping[str, Any] = field(default_factory=dict)
+    """What is kept with its replays, to know later what they are good for."""
 
     def question(self) -> planning.Question:
         """Return what the planner is to answer."""
@@ -185,7 +187,12 @@ def run_facts(
         padded = [*spent, *[_usual(spent, quiet)] * (len(iterations) - len(spent))]
         loops.append(
             planning.LoopFacts(
-                site.rpartition(":")[2], [s for s, _ in padded], [n for _, n in padded]
+                site.rpartition(":")[2],
+                [s for s, _ in padded],
+                [n for _, n in padded],
+                values=_counted(
+                    main.get("spans", {}).get(site), max((n for _, n in padded), default=0)
+                ),
             )
         )
     whole = float(end.get("seconds", 0.0))
@@ -219,11 +226,21 @@ def _usual(spent: Sequence[tuple[float, int]], quiet: bool) -> tuple[float, int]
 
 def _values(main: dict[str, Any], count: int) -> list[int] | None:
     """Return what the target held in each iteration, where that is not the index."""
-    span = main.get("range")
-    if not isinstance(span, list) or span[:1] + span[2:] == [0, 1]:
+    span = main.get("span")
+    if span is None and isinstance(main.get("range"), list):  # of runs before inner loops had one
+        span = main["range"][::2]
+    return _counted(span, count)
+
+
+def _counted(span: Sequence[int] | None, count: int) -> list[int] | None:
+    """Return the numbers of a target that counts otherwise than from 0 by 1.
+
+    >>> _counted([1, 1], 3), _counted([0, 1], 3), _counted(None, 3)
+    ([1, 2, 3], None, None)
+    """
+    if span is None or list(span) == [0, 1]:
         return None
-    start, _, step = span
-    return [start + step * k for k in range(count)]
+    return [span[0] + span[1] * k for k in range(count)]
 
 
 def _of_main(site: str, checkpoints: Iterable[Checkpoint]) -> Iterable[planning.CheckpointFacts]:

@@ -168,14 +168,21 @@ def _deep(all_work: Sequence[Work]) -> list[Cheaper]:
         inner[0].facts.loops[1],
     )
     typical = sorted(facts.counts)[len(facts.counts) // 2] if facts.counts else 0
-    last = 10 if typical >= 100 else max(1, typical // 10)
+    few = 10 if typical >= 100 else max(1, typical // 10)
+    first, step = 0.0, 1.0
+    if facts.values and all(isinstance(value, int | float) for value in facts.values[:2]):
+        numbers = [float(value) for value in facts.values[:2]]
+        first, step = numbers[0], numbers[-1] - numbers[0] or 1.0
+    last = first + few * step
+    if step < 0:
+        return []
 
     def first_few(work: Work, wanted: Wanted) -> Wanted:
         if len(wanted.loops) < 2:
             return wanted
-        return replace(wanted, at=(*wanted.at, At(_inner_name(work), 0, last)))
+        return replace(wanted, at=(*wanted.at, At(_inner_name(work), first, last)))
 
-    text = f"Ask for the beginning of the inner loop only: `--at {facts.name}=0:{last}`."
+    text = f"Ask for the beginning of the inner loop only: `--at {facts.name}={first:g}:{last:g}`."
     return [Cheaper(_saved(inner, first_few), text)]
 
 

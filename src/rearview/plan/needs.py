@@ -125,14 +125,21 @@ class Needs:
                 self.fenced.add(k)
             for other in wanted.at:
                 if other.loop != self.axis.name:
-                    self.inner[other.loop] = (low, high) if other.loop == loop else (0, None)
-        if not met and at is not None:
+                    bound = high if at is None or at.single or at.last is not None else None
+                    self._limit(other.loop, (low, bound) if other.loop == loop else (0, None))
+        if not (met or at is None or any(at.indices(n, values) for n in set(self.axis.counts))):
             most = max(self.axis.counts, default=0)
             return (
                 f"run {self.facts.run} has no iteration {at}: "
                 f"`{loop}` has at most {most} in each `{self.axis.name}`"
             )
         return ""
+
+    def _limit(self, loop: str, span: tuple[int, int | None]) -> None:
+        """Let an inner loop run as far as any iteration around it wants."""
+        first, last = self.inner.get(loop, span)
+        high = None if last is None or span[1] is None else max(last, span[1])
+        self.inner[loop] = (min(first, span[0]), high)
 
 
 def _elsewhere(wanted: Wanted, loop: str) -> str:

@@ -67,6 +67,8 @@ class Entry:
     counter: Any = None
     sliced: int = 0
     sequence: range | None = None
+    span: tuple[int, int] | None = None
+    """First number and step of what the target counts, where that is known."""
     source: Any = None
     """Iterator that the items come from."""
     walk: Walk | None = None
@@ -111,6 +113,7 @@ def iterate(session: Session, entry: Entry, iterable: Any) -> Generator[Iterable
     """
     sequence = entry.sequence = iterable if isinstance(iterable, range) else None
     simple = sequence is not None or iterable is None
+    entry.span = _span(iterable)
     source: Iterator[Any] = iter(()) if simple else iter(iterable)
     entry.source = source
     size = 1
@@ -183,6 +186,20 @@ def _next_size(size: int, seconds: float) -> int:
     if seconds * 2 < SLICE:
         return min(size * 2, _LARGEST)
     return size
+
+
+def _span(iterable: Any) -> tuple[int, int] | None:
+    """Return what a loop's target begins with and goes on by.
+
+    >>> _span(range(1, 9, 2)), _span(enumerate("ab", 1)), _span("ab")
+    ((1, 2), (1, 1), None)
+    """
+    if type(iterable) is range:
+        return iterable.start, iterable.step
+    if type(iterable) is enumerate:
+        made: Any = iterable.__reduce__()
+        return made[1][1], 1
+    return None
 
 
 def _scalar(item: Any) -> Any:

@@ -108,10 +108,10 @@ class Recorder(Session):
             self.timeline.turn(entry.now + 1, self.pulse.waited)
         super().leave(entry, frame, ended=ended)
         if outermost:
-            self.timeline.leave(entry.sequence)
+            self.timeline.leave(entry.span)
         elif len(self.stack) == 1 and not entry.site.loose:
             took = perf_counter() - entry.started
-            self.timeline.inside(entry.site.id, took, max(0, entry.now + 1))
+            self.timeline.inside(entry.site.id, took, max(0, entry.now + 1), entry.span)
 
     def boundary(self, entry: Entry, index: int, frame: FrameType) -> int:
         """Consider a checkpoint before iteration `index`."""

@@ -15,6 +15,7 @@ import msgspec
 
 from rearview.errors import RearviewError
 from rearview.model import Checkpoint, Point, Report, Wanted
+from rearview.model.segment import PROBE_RAISED
 from rearview.runtime.jumps import END, START, Jumps
 from rearview.runtime.leaving import leave_at_once
 from rearview.runtime.loops import Entry
@@ -57,6 +58,8 @@ class Replayer(Session):
     compared: float = 0.0
     """When that was."""
     probing: int = 0
+    raised: str = ""
+    """What the last probe said that raised something."""
     entered: bool = False
     """The loop that is divided among segments was entered."""
     closed: bool = False
@@ -277,6 +280,17 @@ class Replayer(Session):
             return self.wanted.tail if self.entered else self.wanted.head
         return all(self.in_range(step.loop, step.index) for step in point.steps)
 
+    def note_raised(self, exc: Exception) -> None:
+        """Keep that a probe raised, and where: should the program end by it, that is why."""
+        trace = exc.__traceback__
+        line = trace.tb_lineno if trace is not None else 0
+        file = Path(trace.tb_frame.f_code.co_filename).name if trace is not None else ""
+        where = f" at {point}" if (point := self.point()).steps else ""
+        self.raised = (
+            f"{PROBE_RAISED} {file}:{line} raised {type(exc).__name__}: {exc}{where}. Let it "
+            "log only where it can (`if …:`, or `try:` around it), and ask again"
+        )
+
     def argument(self, values: Mapping[str, Any]) -> None:
         """Leave arguments as they were recorded."""
 
@@ -301,7 +315,7 @@ class Replayer(Session):
         if not self.report.finished:
             self.report.finished = final == 0
         if final and self.report.error is None:
-            self.report.error = f"the program ended with exit code {final}"
+            self.report.error = self.raised or f"the program ended with exit code {final}"
         self.report.seconds = perf_counter() - self.began
         self.report.restoring = self.jumps.seconds
         self.report.restored = self.jumps.restored

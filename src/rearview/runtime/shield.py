@@ -28,6 +28,9 @@ def install(session: Replayer) -> None:
         session.probing += 1
         try:
             yield
+        except Exception as exc:
+            session.note_raised(exc)
+            raise
         finally:
             session.probing -= 1
             write_global(before)
@@ -59,7 +62,9 @@ class _Calm:
     def __enter__(self) -> None:
         self.session.probing += 1
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, exc: BaseException | None, _: object) -> None:
+        if isinstance(exc, Exception):
+            self.session.note_raised(exc)
         self.session.probing -= 1
 
 

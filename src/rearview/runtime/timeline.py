@@ -61,7 +61,9 @@ class Nest:
     """By site: seconds and iterations of inner loops in each iteration of this one."""
     index: int = 0
     now: float = 0.0
-    sequence: range | None = None
+    span: tuple[int, int] | None = None
+    spans: dict[str, tuple[int, int] | None] = field(default_factory=dict)
+    """By site: what the target of an inner loop begins with and goes on by, each time."""
     within: dict[str, tuple[float, int]] = field(default_factory=dict)
 
 
@@ -91,17 +93,21 @@ class Timeline:
                     nest.inner[site].append(spent)
         nest.index, nest.now, nest.within = index, now, {}
 
-    def inside(self, site: str, seconds: float, count: int) -> None:
-        """Note that an inner loop has ended."""
+    def inside(
+        self, site: str, seconds: float, count: int, span: tuple[int, int] | None = None
+    ) -> None:
+        """Note that an inner loop, whose target counted as `span` says, has ended."""
         if self.nests:
+            spans = self.nests[-1].spans
+            spans[site] = span if spans.setdefault(site, span) == span else None
             before, already = self.nests[-1].within.get(site, (0.0, 0))
             self.nests[-1].within[site] = (before + seconds, already + count)
 
-    def leave(self, sequence: range | None) -> None:
-        """Note that the outermost loop, over `sequence` if that is known, has ended."""
+    def leave(self, span: tuple[int, int] | None) -> None:
+        """Note that the outermost loop, whose target counted as `span` says, has ended."""
         if self.nests:
             self.nests[-1].left = perf_counter() - self.began
-            self.nests[-1].sequence = sequence
+            self.nests[-1].span = span
 
     def facts(self) -> dict[str, Any]:
         """Return the main loop's durations, as plain values; {} without loops."""
@@ -119,5 +125,6 @@ class Timeline:
             "iterations": main.iterations.pairs,
             "inner": main.inner,
             "alone": same == 1,
-            "range": [s.start, s.stop, s.step] if (s := main.sequence) is not None else None,
+            "span": main.span,
+            "spans": {site: span for site, span in main.spans.items() if span is not None},
         }

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from rearview.errors import SourceError
 from rearview.source.blocks import parse
 from rearview.source.loops import FUNCTIONS, LOOPS, MODULE, loop_name, unique_name
 
@@ -174,7 +175,8 @@ def calls_in(node: ast.AST, aliases: Aliases | None = None) -> list[Call]:
 def names_logged(source: Mapping[str, str]) -> dict[str, list[Logged]]:
     r"""Return each name that the source logs, with the places that log it.
 
-    A name that only the run knows is given with a `*` in place of the unknown part.
+    A name that only the run knows is given with a `*` in place of the unknown part. A file that
+    cannot be read is passed over.
 
     >>> names_logged({"t.py": "for epoch in range(3):\n    rearview.log(f'norm/{k}', 1)"})
     {'norm/*': [Logged(path='t.py', line=2, loops=('epoch',), function='<module>')]}
@@ -183,7 +185,10 @@ def names_logged(source: Mapping[str, str]) -> dict[str, list[Logged]]:
     for path, text in sorted(source.items()):
         if not path.endswith(".py"):
             continue
-        tree = parse(text, path)
+        try:
+            tree = parse(text, path)
+        except SourceError:
+            continue  # half written, or of another Python: what it would log is not known
         aliases = Aliases(tree)
         for call, function, loops in _placed(tree, MODULE, "", (), aliases):
             for name in call.names:

@@ -10,6 +10,7 @@ from pathlib import Path
 from rearview.config import Settings
 from rearview.errors import VersionError
 from rearview.store import sources
+from rearview.store.direct import unwritable
 from rearview.store.git import Entry, GitDatabase, repository, run_git
 from rearview.store.loose import LooseDatabase
 from rearview.store.project import Project
@@ -42,6 +43,12 @@ class Versions:
 
         Tracked and untracked files are taken; ignored, big and binary ones are not.
         """
+        try:
+            return self._saved(run)
+        except OSError as exc:
+            raise unwritable(exc, "The source as it is now", self._scratch) from exc
+
+    def _saved(self, run: str) -> str:
         home = self._database()
         try:
             return self._save(home, run)

@@ -13,6 +13,7 @@ from rearview.store.tables.ask import WORD, Ask
 from rearview.store.tables.catalogue import Sources, Virtual
 from rearview.store.tables.duck import Duck
 from rearview.store.tables.parts import Shelf, gather
+from rearview.store.tables.pivot import depth
 from rearview.store.tables.relations import (
     load_checkpoints,
     load_runs,
@@ -23,6 +24,10 @@ from rearview.store.tables.table import Table, refused
 from rearview.store.values import restore
 from rearview.store.versions import Versions
 
+_LISTING = frozenset(
+    ("tables", "views", "information_schema", "duckdb_tables", "duckdb_views", "duckdb_columns")
+)
+"""Words of a question that asks which tables there are."""
 _LEVELS = {"setup_pivot": 0, "outer_pivot": 1, "inner_pivot": 2}
 
 
@@ -90,6 +95,7 @@ class Tables:
         `-` in front for falling. A virtual name is a column of nulls where it has no values.
         `origins` adds a column `<name>.origin` for every logged name.
         """
+        self._condition(where)
         ask = Ask(self._sources(runs, virtual), names, origins=origins)
         sql = ask.sql(where, order, limit)
         return self._answer(ask, sql, ask.labels)
@@ -103,6 +109,7 @@ class Tables:
         virtual: Virtual = (),
     ) -> list[tuple[str, Point]]:
         """Return run and exact point of every row that `table` would have, each once."""
+        self._condition(where)
         ask = Ask(self._sources(runs, virtual), names, origins=False)
         found: dict[tuple[str, Point], None] = {}
         for row in self._answer(ask, ask.sql(where, keys=True)):
@@ -129,13 +136,19 @@ class Tables:
             load_versions(duck, self._versions, with_files="files" in words)
         if "checkpoints" in words:
             load_checkpoints(duck, self._checkpoints)
+        if words & _LISTING:
+            deepest = max(map(depth, self._sources(None, ()).catalogue.rank), default=0)
+            words |= {*_LEVELS, "full_pivot", *(f"pivot_{k}" for k in range(3, deepest + 1))}
         for word in words:
             level = _LEVELS.get(word)
             if word.startswith("pivot_") and word[6:].isdigit():
                 level = int(word[6:])
             if level is not None or word == "full_pivot":
                 ask = Ask(self._sources(None, ()), (), origins=False, level=level)
-                duck.execute(f"CREATE OR REPLACE VIEW {word} AS {ask.sql(None)}")
+                text = ask.sql(None)
+                if level and ask.bare:  # nothing is logged that deep, so there are no such points
+                    text = f"SELECT * FROM ({text}) WHERE false"
+                duck.execute(f"CREATE OR REPLACE VIEW {word} AS {text}")
         return Table(duck, query.strip().rstrip(";"))
 
     def _answer(self, ask: Ask, sql: str, labels: Sequence[str] = ()) -> Table:
@@ -144,6 +157,27 @@ class Tables:
             return Table(self._duck(), sql, ask.kinds, labels)
         except UsageError as exc:
             raise ask.explain(str(exc)) or exc from exc
+
+    def _condition(self, where: str | None) -> None:
+        """Refuse a condition that is none, in its own words and not in those of our SQL."""
+        import duckdb
+
+        if where is None:
+            return
+        said = "it is more than one"
+        try:
+            for text in (f"SELECT 1 WHERE {where}", f"SELECT ({where}\n)"):
+                if len(self._duck().con.extract_statements(text)) != 1:
+                    break
+            else:
+                return
+        except duckdb.Error as exc:
+            said = str(exc).strip().partition("\n")[0]
+        raise UsageError(
+            f"The condition {where!r} cannot be read: {said}. Write SQL over names, loops and "
+            "arguments, such as 'acc < 0.9 and epoch > 10'.",
+            slug="sql",
+        )
 
     def _question(self, sql: str) -> None:
         """Refuse whatever is not one single SELECT."""

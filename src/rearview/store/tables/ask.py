@@ -56,6 +56,11 @@ class Ask:
         self.labels: list[str] = []
         """The columns of the answer, each as it was logged."""
 
+    @property
+    def bare(self) -> bool:
+        """Whether nothing that was logged is among the columns."""
+        return not self._logged
+
     def _add(self, column: str) -> None:
         if column.startswith("l:"):
             return  # loops have their columns anyway

@@ -1,0 +1,136 @@
+"""What earlier replays have filled, so that nothing is filled twice and nothing is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rearview.plan.at import At
+from rearview.source.probes import Place, Probe, Probes
+from rearview.store.runs import Replay
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is asked of one run, as far as it decides what an earlier replay is good for."""
+
+    version: str
+    """The source with the probes in it."""
+    main: str | None
+    """The loop that is divided among segments."""
+    count: int
+    """How many iterations it had."""
+    at: tuple[At, ...]
+
+    @property
+    def limits(self) -> list[list[Any]]:
+        """Iterations of other loops than the main one, as they are kept with a replay."""
+        return [[at.loop, at.first, at.last, at.single] for at in self.at if at.loop != self.main]
+
+
+def narrowed(
+    asked: Asked,
+    replays: Sequence[Replay],
+    probes: Probes,
+    names: tuple[str, ...],
+    same: Callable[[str], str],
+    picked: frozenset[int] | None,
+) -> tuple[tuple[str, ...], frozenset[int] | None]:
+    """Return which of `names` lack values, and in which iterations of the main loop; None: all.
+
+    Only what is `picked` counts (None: everything). If nothing lacks, the names stay, with no
+    iterations.
+    """
+    found = {name: lacking(asked, replays, name, probes.of(name), same) for name in names}
+    kept = tuple(
+        name
+        for name, missing in found.items()
+        if missing is None or (missing if picked is None else missing & picked)
+    )
+    if names and not kept:
+        return names, frozenset()
+    inside = [found[name] for name in kept if _looped(asked, probes.of(name))]
+    if not inside or None in inside:
+        return kept, None
+    return kept, frozenset[int]().union(*(missing for missing in inside if missing))
+
+
+def lacking(
+    asked: Asked,
+    replays: Sequence[Replay],
+    name: str,
+    probes: Sequence[Probe],
+    same: Callable[[str], str],
+) -> frozenset[int] | None:
+    """Return the iterations of the main loop for which no proved replay filled `name`.
+
+    None: all of it. `same(name)` tells one way of logging it from another.
+    """
+    good = [replay for replay in replays if _good(asked, replay, name, same)]
+    if not good:
+        return None
+    outside = {
+        _end(probe, chain)
+        for probe in probes
+        for chain in probe.chains
+        if not chain or chain[0] != asked.main
+    }
+    told = [replay for replay in good if "tail" in replay.facts]  # older ones did not say
+    if told and not all(any(replay.facts[end] for replay in told) for end in outside):
+        return None
+    if not _looped(asked, probes):
+        return frozenset()
+    covered: set[int] = set()
+    for replay in good:
+        first, last = replay.facts.get("covered", (0, 0))
+        only = replay.facts.get("only")
+        covered |= set(only if only is not None else range(first, min(last, asked.count)))
+    return frozenset(range(asked.count)) - covered
+
+
+def _looped(asked: Asked, probes: Sequence[Probe]) -> bool:
+    """Say whether a statement may be executed in the main loop; one that nobody calls may be."""
+    return any(
+        not probe.chains or any(chain and chain[0] == asked.main for chain in probe.chains)
+        for probe in probes
+    )
+
+
+def _end(probe: Probe, chain: tuple[str, ...]) -> str:
+    """Return which part of a run, beside its main loop, a statement is executed in."""
+    return "head" if not chain and probe.place is Place.BEFORE else "tail"
+
+
+def _good(asked: Asked, replay: Replay, name: str, same: Callable[[str], str]) -> bool:
+    if not replay.proved or name not in replay.names:
+        return False
+    kept: Mapping[str, Any] = replay.facts.get("same", {})
+    if replay.version != asked.version and kept.get(name) != same(name):
+        return False
+    mine = {at.loop: at for at in asked.at}
+    return all(_within(mine.get(limit[0]), At(*limit)) for limit in replay.facts.get("limits", ()))
+
+
+def _within(asked: At | None, filled: At) -> bool:
+    """Say whether all iterations that are asked for are among those that were filled.
+
+    >>> _within(At("step", 2, 4), At("step", 0, 5)), _within(None, At("step", 0, 5))
+    (True, False)
+    >>> _within(At("step", 3, single=True), At("step", 0, 5))
+    True
+    """
+    if asked is None:
+        return False
+    if asked == filled:
+        return True
+    ends = [asked.first, filled.first, *((filled.last,) if filled.last is not None else ())]
+    if filled.single or not all(isinstance(end, int | float) for end in ends if end is not None):
+        return False
+    if filled.first is not None and (asked.first is None or asked.first < filled.first):  # type: ignore[operator]
+        return False
+    if filled.last is None:
+        return True
+    if asked.single:
+        return asked.first < filled.last  # type: ignore[operator]
+    return asked.last is not None and asked.last <= filled.last  # type: ignore[operator]

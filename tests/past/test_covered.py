@@ -1,0 +1,139 @@
+"""What was filled is not filled again; what was filled in part is not taken for whole."""
+
+import shutil
+
+import pytest
+
+from plainly import recorded, write
+from rearview.past import history
+
+SCRIPT = """
+w = 1.0
+for epoch in range(4):
+    for step in range(4 - epoch):
+        w = w * 0.9 + step
+print(w)
+"""
+LOOP, END = "        w = w * 0.9 + step\n", "print(w)\n"
+
+
+def probed(folder, *, step='rearview.log("w", w)', after=""):
+    text = SCRIPT.replace(LOOP, f"{LOOP}        {step}\n").replace(END, f"{after}\n{END}")
+    (folder / "train.py").write_text("import rearview\n" + text)
+
+
+def steps(past, name="w"):
+    """Return the points that have a value, each once, and how many values there are in all."""
+    found = [
+        row["indices"] for row in past.sql(f"SELECT indices FROM records WHERE name = '{name}'")
+    ]
+    return sorted({tuple(one) for one in found}), len(found)
+
+
+@pytest.fixture
+def past(tmp_path):
+    write(tmp_path, train=SCRIPT)
+    assert recorded(tmp_path, "train.py").code == 0
+    probed(tmp_path)
+    return history(tmp_path)
+
+
+EVERY = [(epoch, step) for epoch in range(4) for step in range(4 - epoch)]
+
+
+def test_steps_that_were_left_out_are_filled_when_they_are_asked_for(past):
+    past.backfill(["w"], at="epoch=1/step=0:1")
+    assert steps(past)[0] == [(1, 0)]
+    assert past.plan(["w"], at="epoch=1/step=0:1").nothing
+    assert past.plan(["w"], at="epoch=1/step=0").nothing
+    past.backfill(["w"], at="epoch=1")
+    assert steps(past)[0] == [(1, 0), (1, 1), (1, 2)]
+    past.backfill(["w"])
+    assert steps(past)[0] == EVERY
+    assert past.plan(["w"]).nothing
+
+
+def test_an_inner_loop_without_an_end_runs_to_its_end_in_each_iteration(past):
+    past.backfill(["w"], at="step=1:")
+    assert steps(past)[0] == [point for point in EVERY if point[1] >= 1]
+    again = past.plan(["w"], at="step=1:")
+    assert again.nothing
+    assert not again.refusals
+
+
+def test_what_follows_the_loop_is_filled_once(past, tmp_path):
+    probed(tmp_path, after='rearview.log("end", w)')
+    assert past.backfill(["end"]).proved
+    assert past.plan(["end"]).nothing
+
+
+def test_another_statement_does_not_make_a_filled_column_run_again(past, tmp_path):
+    assert past.backfill(["w"]).proved
+    probed(tmp_path, after='half = w / 2\nrearview.log("end", half)')
+    past = history(tmp_path)
+    assert past.plan(["w"]).nothing
+    both = past.plan(["w", "end"])
+    assert [one.names for one in both.prepared.values()] == [("end",)]
+
+
+def test_a_statement_that_logs_something_else_fills_the_column_anew(past, tmp_path):
+    assert past.backfill(["w"]).proved
+    probed(tmp_path, step='rearview.log("w", w * 2)')
+    past = history(tmp_path)
+    assert past.backfill(["w"]).written == len(EVERY)
+    values = [row["w"] for row in past.table("w")]
+    w = 1.0
+    for (_, step), value in zip(EVERY, values, strict=True):
+        w = w * 0.9 + step
+        assert value == w * 2
+
+
+@pytest.mark.parametrize("numbers", ["range(1, 5)", "enumerate('abcd', 1)"])
+def test_an_inner_iteration_is_meant_by_what_its_loop_counts(tmp_path, numbers):
+    target = "step, _" if "enumerate" in numbers else "step"
+    text = SCRIPT.replace("step in range(4 - epoch)", f"{target} in {numbers}")
+    write(tmp_path, train=text)
+    assert recorded(tmp_path, "train.py").code == 0
+    probe = '        rearview.log("w", w)\n'
+    (tmp_path / "train.py").write_text("import rearview\n" + text.replace(LOOP, LOOP + probe))
+    past = history(tmp_path)
+    past.backfill(["w"], at="epoch=2/step=1:3")
+    assert [(row["epoch"], row["step"]) for row in past.table("w")] == [(2, 1), (2, 2)]
+
+
+def test_an_outer_loop_over_an_enumeration_is_meant_by_what_it_counts(tmp_path):
+    text = SCRIPT.replace("epoch in range(4)", "epoch, _ in enumerate('abcd', 1)").replace(
+        "range(4 - epoch)", "range(3)"
+    )
+    write(tmp_path, train=text)
+    assert recorded(tmp_path, "train.py").code == 0
+    probe = '        rearview.log("w", w)\n'
+    (tmp_path / "train.py").write_text("import rearview\n" + text.replace(LOOP, LOOP + probe))
+    past = history(tmp_path)
+    past.backfill(["w"], at="epoch=1")
+    assert {row["epoch"] for row in past.table("w")} == {1}
+
+
+def test_a_statement_that_raises_is_named_with_its_line_and_iteration(past, tmp_path):
+    probed(tmp_path, step='rearview.log("ratio", 1 / (epoch - 2))')
+    (outcome,) = history(tmp_path).backfill(["ratio"]).outcomes
+    assert not outcome.proved
+    assert "train.py:7 raised ZeroDivisionError" in outcome.report.error
+    assert "at epoch=2/step=0" in outcome.report.error
+
+
+def test_recorded_values_are_shown_while_the_source_does_not_parse(past, tmp_path):
+    past.backfill(["w"])
+    (tmp_path / "train.py").write_text("def broken(:\n")
+    assert len(history(tmp_path).table("w").rows()) == len(EVERY)
+
+
+def test_what_was_recorded_can_be_asked_where_nothing_can_be_written(past, tmp_path):
+    past.backfill(["w"])
+    cache = tmp_path / ".rearview" / "cache" / "versions"
+    shutil.rmtree(cache)
+    cache.touch()  # stands in the way, as a read-only disk does, for whoever runs the tests
+    past = history(tmp_path)
+    assert len(past.table("w").rows()) == len(EVERY)
+    (refusal,) = past.plan(["other"]).refusals
+    assert "source as it is now was not written" in refusal.reason

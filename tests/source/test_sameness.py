@@ -1,0 +1,62 @@
+"""One way of logging a name is told from another, whatever stands beside it."""
+
+import pytest
+
+from rearview.source.probes import find
+from rearview.source.sameness import sameness
+
+OLD = """\
+def train(x):
+    for step in range(3):
+        x = x * 2
+    return x
+
+
+train(1)
+"""
+PLAIN = OLD.replace("x * 2\n", 'x * 2\n        rearview.log("a", x)\n')
+
+
+def key(text, name="a"):
+    return sameness(find({"t.py": OLD}, {"t.py": "import rearview\n" + text}), name)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        ('log("a", x)', 'log("a",   x)  # that is all'),
+        ('        rearview.log("a", x)\n', '        rearview.log("a", x)\n        print(x)\n'),
+        ("train(1)", 'import math\nrearview.log("b", math.pi)\ntrain(1)'),
+        ("    return x", '    half = x / 2\n    rearview.log("b", half)\n    return x'),
+    ],
+    ids=["layout", "print", "import", "variable"],
+)
+def test_what_else_is_added_does_not_count(edit):
+    assert key(PLAIN.replace(*edit)) == key(PLAIN)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        PLAIN.replace('"a", x', '"a", x + 1'),
+        OLD.replace("        x = x * 2", '        rearview.log("a", x)\n        x = x * 2'),
+        PLAIN.replace("    return x", '    rearview.log("a", x)\n    return x'),
+    ],
+    ids=["value", "place", "twice"],
+)
+def test_another_value_or_place_counts(text):
+    assert key(text) != key(PLAIN)
+
+
+def test_what_the_value_comes_from_counts():
+    text = OLD.replace("x * 2\n", 'x * 2\n        y = f(x)\n        rearview.log("a", y)\n')
+    one, other = (f"def f(x):\n    return x + {n}\n\n\n{text}" for n in (1, 2))
+    assert key(one) != key(other)
+
+
+def test_a_statement_that_may_change_what_is_logged_counts():
+    text = OLD.replace("    for", "    seen = []\n    for").replace(
+        "x * 2\n",
+        'x * 2\n        rearview.log("b", seen.append(x))\n        rearview.log("a", len(seen))\n',
+    )
+    assert key(text) != key(text.replace("append(x)", "extend([x, x])"))
