@@ -13,6 +13,7 @@ import importlib.util
 import os
 import random
 import re
+import secrets
 import sys
 import threading
 from collections.abc import Callable
@@ -66,13 +67,23 @@ def install(key: bytes) -> Stream:
             return loading.setdefault(library, Stream(own)).read(size)
         return stream.read(size)
 
+    def read_bits(bits: int) -> int:
+        # as `secrets.randbits`, past four calls: NumPy draws for every generator it makes
+        asking = sys._getframe(1)
+        if _tracking or _imports() or get_ident() != thread:
+            return secrets.randbits(bits)
+        if _of_us(str(asking.f_globals.get("__name__", ""))) is not False:
+            return secrets.randbits(bits)
+        size = (bits + 7) // 8
+        return int.from_bytes(stream.read(size), "big") >> (size * 8 - bits)
+
     _use(read)
     random.seed(int.from_bytes(stream.read(32), "big"))
     os.register_at_fork(after_in_child=remove)
     watch_trackers()
     after_import("tempfile", functools.partial(_renew_names, stream=stream))
     after_import("torch", functools.partial(_seed_torch, key=key))
-    after_import("numpy.random", functools.partial(_seed_numpy, key=key))
+    after_import("numpy.random", functools.partial(_seed_numpy, key=key, read_bits=read_bits))
     return stream
 
 
@@ -174,9 +185,12 @@ def _renew_names(tempfile: ModuleType, *, stream: Stream) -> None:
     vars(tempfile)["_name_sequence"] = None
 
 
-def _seed_numpy(module: ModuleType, *, key: bytes) -> None:
-    """Let NumPy's global generator follow `key`, also if something imported it before us."""
+def _seed_numpy(module: ModuleType, *, key: bytes, read_bits: Callable[[int], int]) -> None:
+    """Let NumPy's generators follow `key`, the global one also if something imported it before us."""
     module.seed(int.from_bytes(hashlib.sha256(key + b"numpy").digest()[:4], "big"))
+    space = vars(getattr(module, "bit_generator", module))
+    if space.get("randbits") == secrets.randbits:
+        space["randbits"] = read_bits
 
 
 def _seed_torch(torch: ModuleType, *, key: bytes) -> None:
@@ -244,6 +258,9 @@ _AWAITED = _Awaited()
 def remove() -> None:
     """Give the process the operating system's entropy back."""
     _use(_real_urandom)
+    numpy = sys.modules.get("numpy.random.bit_generator")
+    if numpy is not None and "randbits" in vars(numpy):
+        vars(numpy)["randbits"] = secrets.randbits
 
 
 def _use(urandom: Callable[[int], bytes]) -> None:
