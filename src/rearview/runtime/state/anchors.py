@@ -45,9 +45,14 @@ class Anchors:
         self.shares_arrays = False
         """Whether small arrays born later were seen to share memory with others."""
         self._refs: list[Any] = []
-        self._weak: list[bool] = []
+        self._weak: list[int] = []
+        """Numbers of those that are held weakly."""
         self._strong: list[int] = []
         """Numbers of those that cannot be held weakly."""
+        self._gone: list[int] = []
+        """Numbers of those that were found gone last."""
+        self._living: dict[int, int] = {}
+        """What `index` was made of when they were."""
         self.unheld: dict[int, tuple[int, Any]] = {}
         """Arrays that own their memory, by address and form alone: NumPy refuses to resize an
         array that anyone else refers to, even weakly. Should the array die and another one like
@@ -180,20 +185,19 @@ class Anchors:
             if self._wanted is not None and id(obj) in self._wanted:
                 self._collected[self._wanted[id(obj)][0]] = obj
             self._refs.append(None)
-            self._weak.append(False)
         else:
             self._hold(obj)
         if kind.name == "tensor" and not obj.is_leaf:
             self._graphs[number] = obj._version
 
     def _hold(self, obj: Any) -> None:
+        number = len(self._refs)
         try:
             self._refs.append(weakref.ref(obj))
-            self._weak.append(True)
+            self._weak.append(number)
         except TypeError:
-            self._strong.append(len(self._refs))
             self._refs.append(obj)
-            self._weak.append(False)
+            self._strong.append(number)
 
     def alive(self, roots: Mapping[str, object] | None = None) -> list[Any]:
         """Return all anchors by number, None for those that are gone; `index` follows.
@@ -204,13 +208,19 @@ class Anchors:
         for number in self._strong:
             if sys.getrefcount(refs[number]) <= _ALONE:
                 refs[number] = None
-        found = [ref() if weak else ref for ref, weak in zip(refs, self._weak, strict=True)]
+        found = refs.copy()
+        for number in self._weak:
+            found[number] = refs[number]()
         if roots is not None and self.unheld:
             self._find_unheld(roots, found)
-        # thousands at every capture, and `id` is told to audit hooks: it is not asked for again
-        self.index = dict(zip(self.ids, range(len(found)), strict=True))
-        for number in [number for number, obj in enumerate(found) if obj is None]:
-            del self.index[self.ids[number]]
+        gone = [number for number, obj in enumerate(found) if obj is None]
+        if gone != self._gone or not self._living:
+            # `id` is told to audit hooks: it is not asked for again
+            self._living = dict(zip(self.ids, range(len(found)), strict=True))
+            for number in gone:
+                del self._living[self.ids[number]]
+            self._gone = gone
+        self.index = self._living.copy()
         return found
 
     def by_kind(self) -> list[tuple[Kind, list[int]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import pickle
 import struct
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,8 @@ class Captured:
     """Why the capture is partial: where and what, one reason each; empty when complete."""
     still: Collection[str] = ()
     """Keys of buffers that are not likely to change."""
+    owners: Sequence[Any] = ()
+    """What the buffers are views of: it lives as long as this."""
 
 
 def capture(anchors: Anchors, roots: Mapping[str, object], *, rng: bool = True) -> Captured:
@@ -42,14 +44,19 @@ def capture(anchors: Anchors, roots: Mapping[str, object], *, rng: bool = True) 
     in `missing`.
     """
     collecting = gc.isenabled()
-    # Thousands of short-lived tuples would set off collections that look at the whole program.
+    # Thousands of short-lived tuples would set off collections that look at the whole program; they
+    # are all gone when it goes on, so that not even one collection is due.
     gc.disable()
     try:
         with plain_access():
-            reading, stream = _read(anchors, roots, rng=rng)
+            return _capture(anchors, roots, rng=rng)
     finally:
         if collecting:
             gc.enable()
+
+
+def _capture(anchors: Anchors, roots: Mapping[str, object], *, rng: bool) -> Captured:
+    reading, stream = _read(anchors, roots, rng=rng)
     reading.release()
     blocks = reading.blocks
     anchors.block_keys = blocks.keys
@@ -63,7 +70,7 @@ def capture(anchors: Anchors, roots: Mapping[str, object], *, rng: bool = True) 
         protocol=5,
     )
     skeleton = b"".join((MAGIC, _LENGTH.pack(len(header)), header, stream))
-    return Captured(skeleton, blocks.buffers, reading.missing, blocks.still)
+    return Captured(skeleton, blocks.buffers, reading.missing, blocks.still, blocks.owners)
 
 
 def _read(anchors: Anchors, roots: Mapping[str, object], *, rng: bool) -> tuple[Reading, bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import pickle
 import types
@@ -17,9 +18,10 @@ from rearview.runtime.state.kinds import Kind
 from rearview.runtime.state.objects import CellKind
 from rearview.runtime.state.reduce import Gone, reducer_for
 from rearview.runtime.state.sets import set_recipe
+from rearview.runtime.state.tensors import PlainReader, plain_reader
 
-_EMPTY_SET = b"\x8f\x94"
-"""Opcodes with which pickle begins a set."""
+_SET = b"\x8f\x94("
+"""Opcodes with which pickle begins a set that is not empty."""
 _BUILDER_IDS = [id(builder) for builder in BUILDERS.values()]
 PLAIN: Any = object()
 """Marks a type that C pickling handles with no help."""
@@ -77,6 +79,11 @@ class Reading:
         self.alive: list[Any] = anchors.alive()
         self._all_alive = len(anchors.index) == len(self.alive)
         self.stand_ins: list[object] = []
+
+    @functools.cached_property
+    def plain_tensor(self) -> PlainReader:
+        """What reads the plain tensors of this capture."""
+        return plain_reader(self.blocks)
 
     def miss(self, obj: object, reason: str) -> None:
         """Note that the capture is partial because of `obj`."""
@@ -230,7 +237,7 @@ class Reading:
         found = marked(pickler.memo.copy(), numbers, self) if numbers else []
         if found:
             pickler.dump(("addresses", found))
-        sets = self._reordered(pickler, found) if _EMPTY_SET in stream else []
+        sets = self._reordered(pickler, found) if _SET in stream else []
         if sets:
             pickler.dump(("sets", sets))
         pickler.dump(None)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 Reducer = Callable[[Any, "Reading"], Any]
 
 _SMALL_ARRAY = BUILDERS["small_array"]
+_TENSOR = BUILDERS["tensor"]
 _LOCKS = {"lock", "RLock"}
 _REWRAPPED = {"torchmetrics.metric.Metric"}
 """Classes whose instances wrap their own methods; their own unpickling wraps them again."""
@@ -182,6 +183,9 @@ def _instance(kind: ObjectKind | AttributedKind) -> Reducer:
 
 def _tensor(obj: Any, reading: Reading) -> Any:
     try:
+        plain = reading.plain_tensor(obj, -1)
+        if plain is not None:
+            return _TENSOR, (type(obj), *plain, None)
         carried = not obj.is_leaf
         grad = None if carried else obj.grad
         extra = tensors.extras(obj, carried=carried)
@@ -192,7 +196,7 @@ def _tensor(obj: Any, reading: Reading) -> Any:
         body = tensors.describe(obj, reading.blocks, -1)
     except Exception as exc:
         return lose(obj, reading, f"the tensor cannot be read ({exc})")
-    return BUILDERS["tensor"], (cls, *body, obj.requires_grad, grad, extra)
+    return _TENSOR, (cls, *body, obj.requires_grad, grad, extra)
 
 
 def _array(obj: Any, reading: Reading) -> Any:

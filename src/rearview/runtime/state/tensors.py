@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from rearview.errors import StateError
-from rearview.runtime.state.blocks import SMALL, Blocks, Memory
+from rearview.runtime.state.blocks import MEMORY, SMALL, Blocks, Memory, view_of
 from rearview.runtime.state.kinds import Kind, Look, Step
 from rearview.runtime.state.refusal import refuse
 
 if TYPE_CHECKING:
     from rearview.runtime.state.reading import Reading
     from rearview.runtime.state.writing import Writing
+
+PlainReader = Callable[[Any, int], tuple[Any, ...] | None]
 
 
 def is_tensor(obj: object) -> bool:
@@ -68,17 +70,14 @@ def describe(tensor: Any, blocks: Blocks, home: int) -> tuple[Any, ...]:
         address, device = storage.data_ptr(), str(tensor.device)
     block = blocks.index.get((address, nbytes)) if address else None
     if block is None:
-        if nbytes <= SMALL and address and device == "cpu":
-            block = blocks.add_small(address, nbytes, home)
-        else:
-            block = blocks.add(
-                address,
-                nbytes,
-                lambda: _host_bytes(storage),
-                home=home,
-                device=device,
-                still=home >= 0 and not tensor.requires_grad,
-            )
+        block = blocks.add(
+            address,
+            nbytes,
+            lambda: _host_bytes(storage),
+            home=home,
+            device=device,
+            still=home >= 0 and not tensor.requires_grad,
+        )
     # alike tensors share one tuple, which is then written once
     shapes, shape, stride = blocks.shapes, tensor.shape, tensor.stride()
     if shape not in shapes:
@@ -87,52 +86,60 @@ def describe(tensor: Any, blocks: Blocks, home: int) -> tuple[Any, ...]:
     return block, tensor.dtype, shapes[shape], stride, tensor.storage_offset()
 
 
-def _usual(tensor: Any, blocks: Blocks, home: int) -> tuple[Any, ...] | None:
-    """Return what `TensorKind` reads of a plain leaf on the host, None of any other tensor.
+def plain_reader(blocks: Blocks) -> PlainReader:
+    """Return what reads a plain leaf on the host, and has None for any other tensor.
 
-    There are thousands, read while training waits: so nothing is asked twice, and in one place.
+    Of a plain one it returns (block, dtype, shape, stride, offset, requires_grad, gradient). There
+    are thousands, read while training waits: so nothing is asked twice, and all that is needed for
+    it is at hand.
     """
-    dtype = tensor.dtype
-    if (
-        dtype not in _usual_types()
-        or not tensor.is_leaf
-        or not tensor.is_cpu
-        or tensor.layout is not _strided()
-        or tensor._backward_hooks is not None
-        or tensor._post_accumulate_grad_hooks is not None
-        or tensor.__dict__
-        or tensor.is_neg()
-    ):
-        return None
-    storage = tensor.untyped_storage()
-    place = storage.data_ptr(), storage.nbytes()
-    block = blocks.index.get(place)
-    needs = tensor.requires_grad
-    if block is None:
-        if not all(place):
+    torch = sys.modules["torch"]
+    classes, dtypes, strided = {torch.Tensor, torch.nn.Parameter}, _plain_dtypes(), torch.strided
+    index, table, shapes = blocks.index, blocks.table, blocks.shapes
+
+    def read(tensor: Any, home: int) -> tuple[Any, ...] | None:
+        dtype, needs = tensor.dtype, tensor.requires_grad
+        if (
+            type(tensor) not in classes
+            or dtype not in dtypes
+            or not tensor.is_cpu
+            or tensor.layout is not strided
+            or (needs and not tensor.is_leaf)
+            or tensor._backward_hooks is not None
+            or tensor._post_accumulate_grad_hooks is not None
+            or tensor.__dict__
+            or tensor.is_neg()
+        ):
             return None
-        if place[1] <= SMALL:
-            block = blocks.add_small(*place, home)
-        else:
-            block = blocks.add(*place, lambda: bytes_of(storage), home=home, still=not needs)
-    shapes, shape, stride = blocks.shapes, tensor.shape, tensor.stride()
-    known = shapes.get(shape)
-    if known is None:
-        known = shapes[shape] = tuple(shape)
-    stride = shapes.setdefault(stride, stride)
-    return (block, dtype, known, stride, tensor.storage_offset()), needs, tensor.grad, None
+        storage = tensor.untyped_storage()
+        place = address, nbytes = storage.data_ptr(), storage.nbytes()
+        block = index.get(place)
+        if block is None:
+            if not address or not nbytes:
+                return None
+            if nbytes <= SMALL:
+                block = index[place] = len(table)
+                table.append((None, nbytes, MEMORY[address : address + nbytes], home, "cpu"))
+            else:
+                still = home >= 0 and not needs
+                block = blocks.add(*place, lambda: view_of(*place), home=home, still=still)
+                blocks.owners.append(storage)
+        # alike tensors share one tuple, which is then written once
+        size, stride = tensor.shape, tensor.stride()
+        shape = shapes.get(size)
+        if shape is None:
+            shape = shapes[size] = tuple(size)
+        stride = shapes.setdefault(stride, stride)
+        return block, dtype, shape, stride, tensor.storage_offset(), needs, tensor.grad
+
+    return read
 
 
 @functools.cache
-def _usual_types() -> frozenset[Any]:
+def _plain_dtypes() -> frozenset[Any]:
     torch = sys.modules["torch"]
     names = "float32 float64 float16 bfloat16 int64 int32 int16 int8 uint8 bool"
     return frozenset(getattr(torch, name) for name in names.split())
-
-
-@functools.cache
-def _strided() -> Any:
-    return sys.modules["torch"].strided
 
 
 def extras(tensor: Any, *, carried: bool) -> tuple[Any, ...] | None:
@@ -283,16 +290,17 @@ class TensorKind(Kind):
 
     def read(self, objs: Sequence[Any], reading: Reading) -> list[Any]:
         """Return form, gradient need, gradient and extras of each."""
-        torch = sys.modules["torch"]
-        usual, index = {torch.Tensor, torch.nn.Parameter}, reading.anchors.index
+        read, index = reading.plain_tensor, reading.anchors.index
         found: list[Any] = []
         for obj in objs:
             try:
-                plain = type(obj) in usual
-                content = _usual(obj, reading.blocks, index[id(obj)]) if plain else None
+                plain = read(obj, index[id(obj)])
             except Exception:
-                content = None
-            found.append(content or self._read(obj, reading))
+                plain = None
+            if plain is None:
+                found.append(self._read(obj, reading))
+            else:
+                found.append((plain[:5], plain[5], plain[6], None))
         return found
 
     @staticmethod
