@@ -90,15 +90,29 @@ class Blocks:
         if nbytes <= SMALL and device == "cpu":
             self.table.append((None, nbytes, MEMORY[address : address + nbytes], home, device))
             return number
+        self._name(place, number, view(), home, device)
+        if still:
+            self.still.add(self.keys[place])
+        return number
+
+    def add_host(self, place: tuple[int, int], owner: object, home: int, *, still: bool) -> int:
+        """Return the number of a new big piece of host memory that lives as long as `owner`."""
+        number = self.index[place] = len(self.table)
+        self._name(place, number, view_of(*place), home, "cpu")
+        self.owners.append(owner)
+        if still:
+            self.still.add(self.keys[place])
+        return number
+
+    def _name(
+        self, place: tuple[int, int], number: int, view: object, home: int, device: str
+    ) -> None:
         key = self._earlier.get(place) if home < 0 else f"a{home}"
         if key is None or key in self.buffers:
             key = self._fresh(number)
         self.keys[place] = key
-        self.buffers[key] = view()
-        if still:
-            self.still.add(key)
-        self.table.append((key, nbytes, None, home, device))
-        return number
+        self.buffers[key] = view
+        self.table.append((key, place[1], None, home, device))
 
     def add_bytes(self, buffer: Any) -> str:
         """Return the key of bytes handed over by an object's own pickling."""

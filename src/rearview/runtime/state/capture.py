@@ -69,11 +69,13 @@ def _capture(anchors: Anchors, roots: Mapping[str, object], *, rng: bool) -> Cap
         },
         protocol=5,
     )
-    skeleton = b"".join((MAGIC, _LENGTH.pack(len(header)), header, stream))
+    skeleton = b"".join((MAGIC, _LENGTH.pack(len(header)), header, *stream))
     return Captured(skeleton, blocks.buffers, reading.missing, blocks.still, blocks.owners)
 
 
-def _read(anchors: Anchors, roots: Mapping[str, object], *, rng: bool) -> tuple[Reading, bytes]:
+def _read(
+    anchors: Anchors, roots: Mapping[str, object], *, rng: bool
+) -> tuple[Reading, tuple[bytes, bytes]]:
     state = read_global() if rng else None
     while True:
         reading = Reading(anchors, roots, careful=anchors.shares_arrays)

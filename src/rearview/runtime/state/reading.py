@@ -216,8 +216,8 @@ class Reading:
             if array.nbytes in sizes
         )
 
-    def dump(self, body: object) -> bytes:
-        """Return the pickle of `body`, then of what came up on the way, then of None."""
+    def dump(self, body: object) -> tuple[bytes, bytes]:
+        """Return the pickle of `body` and what came up on the way, and one that ends with None."""
         out = io.BytesIO()
         pickler = StatePickler(out, self)
         pickler.memo = self._memo()
@@ -233,6 +233,9 @@ class Reading:
             pickler.dump(("contents", self._late_contents(arrays_met)))
         # Looking through the memo takes time, so first see whether there is anything to look for.
         stream = out.getvalue()
+        # what follows is written elsewhere: to add to a stream that is in use is to copy it
+        out.seek(0)
+        out.truncate()
         numbers = numbers_in(stream)
         found = marked(pickler.memo.copy(), numbers, self) if numbers else []
         if found:
@@ -242,7 +245,7 @@ class Reading:
             pickler.dump(("sets", sets))
         pickler.dump(None)
         pickler.clear_memo()
-        return out.getvalue()
+        return stream, out.getvalue()
 
     def _late_contents(self, found: dict[int, Any]) -> list[tuple[str, list[int], list[Any]]]:
         numbers, objs = list(found), list(found.values())

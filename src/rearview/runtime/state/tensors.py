@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from rearview.errors import StateError
-from rearview.runtime.state.blocks import MEMORY, SMALL, Blocks, Memory, view_of
+from rearview.runtime.state.blocks import MEMORY, SMALL, Blocks, Memory
 from rearview.runtime.state.kinds import Kind, Look, Step
 from rearview.runtime.state.refusal import refuse
 
@@ -121,9 +121,7 @@ def plain_reader(blocks: Blocks) -> PlainReader:
                 block = index[place] = len(table)
                 table.append((None, nbytes, MEMORY[address : address + nbytes], home, "cpu"))
             else:
-                still = home >= 0 and not needs
-                block = blocks.add(*place, lambda: view_of(*place), home=home, still=still)
-                blocks.owners.append(storage)
+                block = blocks.add_host(place, storage, home, still=home >= 0 and not needs)
         # alike tensors share one tuple, which is then written once
         size, stride = tensor.shape, tensor.stride()
         shape = shapes.get(size)
