@@ -340,7 +340,7 @@ def middle(folder: Path) -> tuple[str, Callable[[Key], bool]]:
     main = past.history(folder).run().facts["end"]["main"]
     loop, count = main["name"], sum(n for n, _ in main["iterations"])
     first = min(count // 2, count - 2)
-    start, _, step = main.get("range") or (0, 0, 1)
+    start, step = main.get("span") or (0, 1)
 
     def inside(key: Key) -> bool:
         return bool(key[0]) and key[0][0] == loop and first <= key[1][0] < first + 2
