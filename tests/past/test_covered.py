@@ -88,16 +88,22 @@ def test_a_statement_that_logs_something_else_fills_the_column_anew(past, tmp_pa
         assert value == w * 2
 
 
+def filled(folder, text, *, at):
+    """Record a program, log `w` in its inner loop afterwards, and have that filled in some places."""
+    write(folder, train=text)
+    assert recorded(folder, "train.py").code == 0
+    probe = '        rearview.log("w", w)\n'
+    (folder / "train.py").write_text("import rearview\n" + text.replace(LOOP, LOOP + probe))
+    past = history(folder)
+    past.backfill(["w"], at=at)
+    return past
+
+
 @pytest.mark.parametrize("numbers", ["range(1, 5)", "enumerate('abcd', 1)"])
 def test_an_inner_iteration_is_meant_by_what_its_loop_counts(tmp_path, numbers):
     target = "step, _" if "enumerate" in numbers else "step"
     text = SCRIPT.replace("step in range(4 - epoch)", f"{target} in {numbers}")
-    write(tmp_path, train=text)
-    assert recorded(tmp_path, "train.py").code == 0
-    probe = '        rearview.log("w", w)\n'
-    (tmp_path / "train.py").write_text("import rearview\n" + text.replace(LOOP, LOOP + probe))
-    past = history(tmp_path)
-    past.backfill(["w"], at="epoch=2/step=1:3")
+    past = filled(tmp_path, text, at="epoch=2/step=1:3")
     assert [(row["epoch"], row["step"]) for row in past.table("w")] == [(2, 1), (2, 2)]
 
 
@@ -105,12 +111,7 @@ def test_an_outer_loop_over_an_enumeration_is_meant_by_what_it_counts(tmp_path):
     text = SCRIPT.replace("epoch in range(4)", "epoch, _ in enumerate('abcd', 1)").replace(
         "range(4 - epoch)", "range(3)"
     )
-    write(tmp_path, train=text)
-    assert recorded(tmp_path, "train.py").code == 0
-    probe = '        rearview.log("w", w)\n'
-    (tmp_path / "train.py").write_text("import rearview\n" + text.replace(LOOP, LOOP + probe))
-    past = history(tmp_path)
-    past.backfill(["w"], at="epoch=1")
+    past = filled(tmp_path, text, at="epoch=1")
     assert {row["epoch"] for row in past.table("w")} == {1}
 
 
