@@ -184,8 +184,9 @@ class CostModel:
         self.known = known or Corrections()
         measured = [c for c in facts.checkpoints if c.restore is not None]
         size = sum(c.nbytes for c in measured)
-        self._per_byte = None
+        self._each, self._per_byte = RESTORE, 1e-6 / self.speed.read
         if measured and size:
+            self._each = 0.0
             self._per_byte = sum(c.restore or 0.0 for c in measured) / size * self.speed.reading
 
     def startup(self) -> Prediction:
@@ -197,9 +198,7 @@ class CostModel:
         """Predict the seconds to load and restore a checkpoint."""
         if checkpoint.restore is not None:
             return checkpoint.restore * self.speed.reading
-        if self._per_byte is not None:
-            return checkpoint.nbytes * self._per_byte
-        return RESTORE + checkpoint.nbytes / 1e6 / self.speed.read
+        return self._each + checkpoint.nbytes * self._per_byte
 
     def corrected(self, raw: Prediction, operator: str) -> Prediction:
         """Return a prediction with what past replays teach.

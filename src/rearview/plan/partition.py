@@ -248,6 +248,7 @@ def _segment(cutter: _Cutter, piece: Piece) -> Segment:
         if first < last
         for group in (work.cold_restores[first], *work.going_restores[first + 1 : last])
     ]
+    restored = [checkpoint for group in groups for checkpoint in group]
     return Segment(
         run=work.facts.run,
         version=work.facts.version,
@@ -262,8 +263,8 @@ def _segment(cutter: _Cutter, piece: Piece) -> Segment:
         high=guess.high,
         only=tuple(wanted) if gaps else None,
         inner=work.inner,
-        restores=tuple((c.point.steps[0].index, c.id) for group in groups for c in group),
+        restores=tuple([(c.point.steps[0].index, c.id) for c in restored]),
         tail=tail,
         priority=work.facts.priority,
-        nbytes=sum(c.nbytes for group in groups for c in group),
+        nbytes=sum([c.nbytes for c in restored]),
     )

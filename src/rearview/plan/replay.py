@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -14,6 +14,8 @@ from rearview.plan.needs import HEAD, NONE, RUN, TAIL, Needs
 from rearview.plan.quiet import quietly
 
 Checkpoints = tuple[CheckpointFacts, ...]
+Atom = tuple[int, int, float, Checkpoints, float, Checkpoints]
+"""Iteration, need, and what it costs and restores: going on, then cold."""
 RECORD = 35e-6
 """Seconds that a probe takes besides what it computes: the shield, the point, one record."""
 TINY = 1e-3
@@ -55,20 +57,17 @@ class Work:
     question: Question | None = None
     """What this answers."""
 
-    def add(
-        self,
-        iteration: int,
-        need: int,
-        going: tuple[float, Checkpoints],
-        cold: tuple[float, Checkpoints],
-    ) -> None:
-        """Add the next atom: what it costs, and what it restores, going on and cold."""
-        self.iterations.append(iteration)
-        self.needs.append(need)
-        self.going.append(going[0])
-        self.going_restores.append(going[1])
-        self.cold.append(cold[0])
-        self.cold_restores.append(cold[1])
+    def add(self, atoms: Sequence[Atom]) -> None:
+        """Add the next atoms."""
+        if not atoms:
+            return
+        iterations, needs, going, going_restores, cold, cold_restores = zip(*atoms, strict=True)
+        self.iterations += iterations
+        self.needs += needs
+        self.going += going
+        self.going_restores += going_restores
+        self.cold += cold
+        self.cold_restores += cold_restores
 
     @property
     def seconds(self) -> float:
@@ -168,8 +167,7 @@ def _whole(work: Work, axis: Axis, needs: Needs) -> None:
     """Run everything from the start to the last that is wanted."""
     last = axis.count - 1 if needs.after else max(needs.by)
     work.cuts.append(0)
-    for k in range(last + 1):
-        work.add(k, RUN, (axis.seconds[k], ()), (axis.edges[k + 1], ()))
+    work.add([(k, RUN, axis.seconds[k], (), axis.edges[k + 1], ()) for k in range(last + 1)])
     work.lead = sum(axis.seconds[k] for k in range(last + 1) if k not in needs.by)
     if needs.after:
         work.tail = True
@@ -181,7 +179,8 @@ def _atoms(work: Work, axis: Axis, needs: Needs) -> None:
     by, partial, restore = needs.by, axis.partial, work.cost.restore
     place = 0
     position = lead = 0.0
-    fresh = True
+    cuts = work.cuts
+    rows: list[Atom] = []  # one call for each would take longer than all the rest
     for k in sorted(by):
         need = by[k]
         begin, end, extra = edges[k], edges[k + 1], 0.0
@@ -207,12 +206,10 @@ def _atoms(work: Work, axis: Axis, needs: Needs) -> None:
         cold_from: Checkpoints = chain
         if cold > end + extra:
             cold, cold_from, paid = end + extra, (), 0.0
-        if fresh:
-            work.cuts.append(0)
-            lead += cold - paid - extra - end + begin
-            work.add(k, need, (cold, cold_from), (cold, cold_from))
+        going, going_from = cold, cold_from
+        if not rows:
+            cuts.append(0)
         else:
-            going, going_from = cold, cold_from
             if k in partial and place == here and need == TAIL:
                 skip = restore(partial[k]) + seconds[k] - inner[k]
                 if skip < going:
@@ -220,10 +217,11 @@ def _atoms(work: Work, axis: Axis, needs: Needs) -> None:
             if end - position + extra <= going:
                 going, going_from, paid = end - position + extra, (), 0.0
             if cold_from and key >= place:
-                work.cuts.append(len(work.iterations))
-            lead += going - paid - extra - end + begin
-            work.add(k, need, (going, going_from), (cold, cold_from))
-        place, position, fresh = then, end, False
+                cuts.append(len(rows))
+        lead += going - paid - extra - end + begin
+        rows.append((k, need, going, going_from, cold, cold_from))
+        place, position = then, end
+    work.add(rows)
     work.lead = max(0.0, lead)
     if needs.after:
         work.tail = True
@@ -252,7 +250,7 @@ def _add_after(work: Work, axis: Axis, place: int, position: float) -> None:
     if not work.iterations or (key >= place and cold_from):
         work.cuts.append(len(work.iterations))
     work.lead += max(0.0, going - own - paid)
-    work.add(axis.count, NONE, (going, going_from), (cold, cold_from))
+    work.add([(axis.count, NONE, going, going_from, cold, cold_from)])
 
 
 def operator_of(work: Work, first: int, last: int) -> Operator:
