@@ -1,7 +1,5 @@
 """What is told of a run's cost is what it cost."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from rearview.config import Settings
@@ -43,7 +41,7 @@ def save(pulse, clock, seq, **costs):
     pulse.saving(seq, "epoch", 0.02)
     clock.compute(0.02 + costs["blocking"])
     pulse.paid(0.02 + costs["blocking"])
-    pulse.saved(SimpleNamespace(seq=seq), Costs(saved=1, **costs))
+    pulse.ended(seq, Costs(saved=1, **costs))
 
 
 def test_the_overhead_is_what_was_waited_and_what_was_lost(pulse, clock):
@@ -102,3 +100,16 @@ def test_a_machine_whose_clock_jumps_back_computes_nothing_negative(pulse, clock
     clock.now -= 1e6
     pulse.turn("epoch", 5.0)
     assert pulse.policy.computed == pytest.approx(10.0)
+
+
+def test_saves_that_failed_are_over(pulse, clock):
+    for seq in range(2):
+        clock.compute(10.0)
+        pulse.turn("epoch", 10.0)
+        assert pulse.decide("epoch", 10.0, 0).save
+        pulse.saving(seq, "epoch", 0.02)
+        pulse.ended(seq, Costs(failed=1, blocking=0.08, background=0.5, cpu=0.2))
+    clock.compute(10.0)
+    assert pulse.decide("epoch", 10.0, 0).save
+    assert pulse.inflight == 0
+    assert pulse.policy.paid == pytest.approx(0.2)

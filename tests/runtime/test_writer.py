@@ -261,17 +261,17 @@ def test_a_closed_writer_says_so(make):
 
 def test_saved_checkpoints_are_told_with_their_cost(checkpoints):
     told = []
-    writer = Writer(checkpoints, Settings(), saved=lambda *facts: told.append(facts))
+    writer = Writer(checkpoints, Settings(), ended=lambda *facts: told.append(facts))
     writer.prepare(4 * MB)
     assert submit(writer, 0, arrays())
     assert writer.close(30)
-    ((checkpoint, cost),) = told
-    assert checkpoint.id == "r/0"
+    ((seq, cost),) = told
+    assert seq == 0
     assert cost.saved == 1
     assert cost.blocking > 0
     assert cost.background > 0
     assert cost.cpu > 0
-    assert cost.logical == checkpoint.nbytes
+    assert cost.logical == checkpoints.get("r/0").nbytes
     assert cost == writer.costs
 
 

@@ -134,7 +134,7 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
         script="" if control.module else os.path.abspath(control.target),  # noqa: PTH100
         joins=joins,
         records=RecordFile(runs.folder(run), run, put=checkpoints.objects.put),
-        writer=Writer(checkpoints, settings, warn=_warn, saved=pulse.saved),
+        writer=Writer(checkpoints, settings, warn=_warn, ended=pulse.ended),
         pulse=pulse,
     )
     session.compiler = imports.Compiler(session, autolog=settings.autolog)
@@ -191,7 +191,7 @@ def _resume(control: Control) -> Resumer:
         given=dict(control.given),
         runs=runs,
         records=RecordFile(folder, run.id, put=put, attempt=attempt, since=since),
-        writer=Writer(checkpoints, settings, warn=_warn, saved=pulse.saved),
+        writer=Writer(checkpoints, settings, warn=_warn, ended=pulse.ended),
         pulse=pulse,
         seq=max((one.seq for one in saved), default=0),
         target=target,

@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 
 from rearview.config import Settings
-from rearview.model import Checkpoint
 from rearview.runtime.budget import Budget
 from rearview.runtime.costs import Costs
 from rearview.runtime.paces import Paces
@@ -49,7 +48,7 @@ class Pulse:
     inflight: int = 0
     captured: dict[int, tuple[str, float]] = field(default_factory=dict)
     done: deque[tuple[int, Costs]] = field(default_factory=deque)
-    """Saves that the writer's thread has finished, not yet told to the policy."""
+    """Saves that the writer's thread is done with, not yet told to the policy."""
     paces: Paces = field(default_factory=Paces)
     budget: Budget | None = None
     """Keeps the store within its size."""
@@ -115,6 +114,9 @@ class Pulse:
             self.inflight -= 1
             site, capture = self.captured.pop(seq, (RUNNING, 0.0))
             beside += costs.background
+            if not costs.saved:
+                self.policy = self.policy.wasted(costs.blocking + capture)
+                continue
             blocking, slowed = costs.blocking + capture, self.paces.slowed()
             event = Saved(blocking, costs.background, costs.cpu, self._crowded, *slowed)
             paid = self.policy.paid
@@ -179,12 +181,13 @@ class Pulse:
         self.paid(seconds)
         self.policy = self.policy.wasted(seconds)
 
-    def saved(self, checkpoint: Checkpoint, costs: Costs) -> None:
-        """Take the writer's word that a checkpoint is durable; called on its thread."""
-        self.nbytes = costs.logical
-        if self.budget is not None:
-            self.budget.saved(costs)
-        self.done.append((checkpoint.seq, costs))
+    def ended(self, seq: int, costs: Costs) -> None:
+        """Take the writer's word that a checkpoint is durable, or never will be; called on its thread."""
+        if costs.saved:
+            self.nbytes = costs.logical
+            if self.budget is not None:
+                self.budget.saved(costs)
+        self.done.append((seq, costs))
 
     def keep(self) -> None:
         """Keep what was learnt for the next run of the same script."""

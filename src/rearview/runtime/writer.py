@@ -52,8 +52,9 @@ class _Job:
 class Writer:
     """Saves checkpoints beside the training; never raises into it, never makes it wait for a disk.
 
-    `warn` is called once for each kind of failure; `saved` after each checkpoint that is durable,
-    with what this one cost. Both are called on the background thread.
+    `warn` is called once for each kind of failure; `ended` after each checkpoint that was taken, with
+    its number and what it cost, whether it is durable or could not be saved. Both are called on the
+    background thread.
     """
 
     def __init__(
@@ -62,13 +63,13 @@ class Writer:
         settings: Settings,
         *,
         warn: Callable[[str], None] | None = None,
-        saved: Callable[[Checkpoint, Costs], None] | None = None,
+        ended: Callable[[int, Costs], None] | None = None,
     ) -> None:
         self.costs = Costs()
         self.reason = ""
         """Why the last `submit` returned False."""
         self._checkpoints = checkpoints
-        self._saved = saved
+        self._ended = ended
         self._staging = Staging(settings.staging)
         self._changes = Changes()
         self._device = Device()
@@ -368,7 +369,7 @@ class Writer:
         )
         if checkpoint is not None:
             self._setbacks.over()
-            self._notify(checkpoint, spent)
+        self._notify(job, spent)
         with self._changed:
             self.costs = self.costs + spent
             if not job.lease.spare:
@@ -380,12 +381,12 @@ class Writer:
                 self._staging.trim(max(self._needs))
             self._changed.notify_all()
 
-    def _notify(self, checkpoint: Checkpoint, spent: Costs) -> None:
-        if self._saved is not None:
+    def _notify(self, job: _Job, spent: Costs) -> None:
+        if self._ended is not None:
             try:
-                self._saved(checkpoint, spent)
+                self._ended(job.seq, spent)
             except Exception as exc:
-                self._setbacks.note(exc, checkpoint.id)
+                self._setbacks.note(exc, f"{job.run}/{job.seq}")
 
     def abandon(self) -> None:
         """In a forked child: save nothing, hold nothing; the parent's thread is not here."""
