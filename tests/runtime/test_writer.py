@@ -265,7 +265,7 @@ def test_saved_checkpoints_are_told_with_their_cost(checkpoints):
     writer.prepare(4 * MB)
     assert submit(writer, 0, arrays())
     assert writer.close(30)
-    ((seq, cost),) = told
+    ((seq, cost, _),) = told
     assert seq == 0
     assert cost.saved == 1
     assert cost.blocking > 0

@@ -42,7 +42,9 @@ def saving(project, run, ack):
 def writing(project, run, ack):
     """The same through the writer, which compresses what pays."""
     writer = Writer(
-        Checkpoints(project, Worth()), Settings(), ended=lambda seq, cost: cost.saved and ack(seq)
+        Checkpoints(project, Worth()),
+        Settings(),
+        ended=lambda seq, cost, _: cost.saved and ack(seq),
     )
     for seq in range(10**6):
         buffers = contents(seq)

@@ -9,19 +9,28 @@ the boundary after it, which mostly hold the same.
 
 from __future__ import annotations
 
-import ctypes
-import functools
+import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
-
-import xxhash
 
 from rearview.errors import StoreError
 from rearview.model import ObjectRef, Part
 from rearview.runtime import copying
 from rearview.runtime.copying import Stretch
+from rearview.runtime.late import (
+    ENOUGH,
+    LONGER,
+    OVERTAKEN,
+    Copy,
+    Late,
+    OvertakenError,
+    Patience,
+    around,
+    taste,
+)
 from rearview.runtime.pages import Pages, Watch, address_of
+from rearview.runtime.samples import SAMPLE, digest, equal, places, sample
 from rearview.store.checkpoints import OBJECT_FROM
 from rearview.store.direct import ALIGN
 from rearview.store.objects import plain
@@ -35,7 +44,6 @@ MOST_PACKS = 8
 """Old packs that one checkpoint may lean on; beyond that small parts are written again."""
 LARGE = 1 << 20
 """Buffers from here on are copied by several threads."""
-SAMPLES = 16
 SELDOM = 2
 """After so many changes in a row nobody expects a buffer to stay, and it is not hashed."""
 
@@ -79,6 +87,12 @@ class Staged:
     """Buffers that hold what an earlier checkpoint, still in flight, has copied."""
     refs: Mapping[str, ObjectRef] | None = None
     """Where the copies are stored; None until they are, or if they could not be."""
+    late: Late | None = None
+    """Copies that are made after training has gone on."""
+    curious: dict[str, int] = field(default_factory=dict)
+    """Where buffers are of which nobody knows whether they could be copied late."""
+    pause: float = 0.0
+    """Seconds after which to look at those again."""
 
     def spread(self) -> None:
         """Give every tiny buffer its view; not done while training waits."""
@@ -98,7 +112,8 @@ class Staged:
 class Changes:
     """What was saved last, buffer by buffer.
 
-    `split` and `copy` run on the training thread, `parts` and `learn` on the background thread.
+    `split` and `copy` run on the training thread, `complete`, `parts` and `learn` on the background
+    thread.
     """
 
     def __init__(self) -> None:
@@ -110,6 +125,9 @@ class Changes:
         """Buffers to which every write since their last copy is noted."""
         self._still: set[str] = set()
         """Those of them that are noted for as long as none comes."""
+        self._late: list[Late] = []
+        """Copies under way, or whose watches are still listed."""
+        self._patience = Patience()
 
     def split(
         self, buffers: Mapping[str, Any]
@@ -124,7 +142,7 @@ class Changes:
             if len(view) >= SMALL:
                 ahead, unwritten = flying.get(key), self._unwritten(key, view)
                 if ahead is not None:
-                    if unwritten or _equal(ahead, key, view):
+                    if unwritten or _holds(ahead, key, view):
                         lean[key] = ahead
                         continue
                     changed[key] = view
@@ -142,13 +160,19 @@ class Changes:
         into: memoryview,
         lean: Mapping[str, Staged] | None = None,
         outlook: Outlook = UNKNOWN,
+        *,
+        late: bool = False,
     ) -> Staged:
-        """Copy `changed` into staging memory of at least `room(changed)` bytes."""
+        """Copy `changed` into staging memory of at least `room(changed)` bytes.
+
+        With `late`, some of it may be copied after this returns: `complete` waits for that.
+        """
         staged = Staged(lean=dict(lean or {}))
+        self._strike()
         self._note(changed, outlook)
         at, base = 0, address_of(into)
         tiny: list[memoryview] = []
-        large: list[Stretch] = []
+        large: dict[str, Stretch] = {}
         for key, view in changed.items():
             size = len(view)
             if size < TINY:
@@ -158,11 +182,17 @@ class Changes:
             at += -at % (ALIGN if size >= OBJECT_FROM else SLICE)
             place = staged.views[key] = into[at : at + size]
             if size >= LARGE:
-                large.append(Stretch(base + at, address_of(view), size))
+                large[key] = Stretch(base + at, address_of(view), size)
             else:
                 place[:] = view
             at += size
-        copying.copy(large)
+        beside = self._beside(large, changed, outlook) if late else {}
+        began = time.perf_counter()
+        copying.copy(
+            [part for key, each in large.items() for part in around(each, beside.get(key))]
+        )
+        if late and not beside:
+            self._wonder(staged, large, time.perf_counter() - began)
         if tiny:
             gathered = b"".join(tiny)
             staged.gathered = into[at : at + len(gathered)]
@@ -170,7 +200,48 @@ class Changes:
             at += len(gathered)
         staged.nbytes = at
         self._flying.update(dict.fromkeys(staged.views, staged))
+        if beside:
+            staged.late = Late(self._pages, beside, held=outlook.soon).begin()
+            self._late.append(staged.late)
         return staged
+
+    def _beside(
+        self, large: Mapping[str, Stretch], changed: Mapping[str, memoryview], outlook: Outlook
+    ) -> dict[str, Copy]:
+        """Return what may be copied after training has gone on, watched from now on."""
+        keys = [key for key in large if self._patience.trusts(key) and key not in self._still]
+        if sum(large[key].nbytes for key in keys) < ENOUGH or not self._pages.available:
+            return {}
+        if outlook.soon:
+            watches = [self._noted.get(key) for key in keys]
+        else:
+            watches = self._pages.watch_all([changed[key] for key in keys])
+        return {
+            key: Copy(Stretch(each.to + watch.low - each.source, watch.low, watch.whole), watch)
+            for key, each, watch in zip(keys, map(large.__getitem__, keys), watches, strict=True)
+            if watch is not None
+        }
+
+    def _wonder(self, staged: Staged, large: Mapping[str, Stretch], seconds: float) -> None:
+        """Have a look taken, when a late copy would have been made, at what is still the same."""
+        new = {key: each.source for key, each in large.items() if not self._patience.knows(key)}
+        if sum(large[key].nbytes for key in new) >= ENOUGH and self._pages.available:
+            staged.curious, staged.pause = new, LONGER * seconds
+
+    def complete(self, staged: Staged) -> None:
+        """Wait for copies that are made late; raise `OvertakenError` if training was faster."""
+        if staged.late is not None:
+            staged.late.wait()
+            for key in staged.late.torn:
+                self._patience.learn(key, patient=False)
+            if staged.late.torn:
+                raise OvertakenError(OVERTAKEN)
+        if staged.curious:
+            time.sleep(staged.pause)
+            for key, address in staged.curious.items():
+                view = staged.views[key]
+                same = taste(address, places(len(view)), SAMPLE) == sample(view)
+                self._patience.learn(key, patient=same)
 
     def _note(self, changed: Mapping[str, memoryview], outlook: Outlook) -> None:
         """Note writes to these buffers from before they are copied."""
@@ -197,7 +268,21 @@ class Changes:
 
     def settle(self) -> None:
         """Note no longer what will be written: the first write to a page costs more than its copy."""
-        self._pages.forget(*map(self._noted.pop, self._noted.keys() - self._still))
+        ended = {key: self._noted.pop(key) for key in self._noted.keys() - self._still}
+        left: list[Watch] = []
+        for late in self._late:
+            left += late.let_go()
+            for key, copy in late.copies.items():
+                if ended.get(key) is copy.watch:
+                    del ended[key]  # it is let go of when it is copied
+        self._pages.forget(*ended.values(), *left)
+        self._strike()
+
+    def _strike(self) -> None:
+        """Strike off the list what late copies have let go of."""
+        for late in [each for each in self._late if each.over and not each.held]:
+            self._late.remove(late)
+            self._pages.strike(*(copy.watch for copy in late.copies.values()))
 
     def landed(self, staged: Staged) -> None:
         """Let go of copies that are durable, or failed to be."""
@@ -212,6 +297,8 @@ class Changes:
         parts = [Part(key, b"", ref) for key, ref in same.items()]
         for key, ahead in staged.lean.items():
             if ahead.refs is None:
+                if ahead.late is not None and ahead.late.torn:
+                    raise OvertakenError(OVERTAKEN)
                 raise StoreError(
                     "The checkpoint that this one shares bytes with could not be saved. The next "
                     "one holds everything itself.",
@@ -222,7 +309,7 @@ class Changes:
         for key, view in staged.views.items():
             known = self._seen.get(key)
             ref = None
-            if known is not None and len(view) < SMALL and known.hash == _hash(view):
+            if known is not None and len(view) < SMALL and known.hash == digest(view):
                 pack = known.ref.pack or ""
                 if pack in packs or len(packs) < MOST_PACKS:
                     packs.add(pack)
@@ -237,13 +324,13 @@ class Changes:
             known, ref = self._seen.get(key), refs[key]
             if len(view) < SMALL:
                 if known is None or known.ref is not ref:
-                    self._seen[key] = _Seen(ref, b"", _hash(view))
+                    self._seen[key] = _Seen(ref, b"", digest(view))
             elif known is None or known.ref.oid == ref.oid:
-                self._seen[key] = _Seen(ref, _sample(view), _hash(view))
+                self._seen[key] = _Seen(ref, sample(view), digest(view))
             else:
                 changes = known.changes + 1
-                seldom = _hash(view) if changes <= SELDOM else None
-                self._seen[key] = _Seen(ref, _sample(view), seldom, changes=changes)
+                seldom = digest(view) if changes <= SELDOM else None
+                self._seen[key] = _Seen(ref, sample(view), seldom, changes=changes)
 
     def forget(self) -> None:
         """Assume nothing: the next save copies everything."""
@@ -257,12 +344,12 @@ class Changes:
     def _unchanged(self, key: str, known: _Seen, view: memoryview) -> bool:
         if len(view) != known.ref.nbytes:
             return False
-        if known.hash is None or _sample(view) != known.sample:
+        if known.hash is None or sample(view) != known.sample:
             return False
         # watched before it is hashed: a write in between is then seen the next time; and not at
         # once, because the first write to each page that is watched costs more than its copy
         watch = self._pages.watch(view) if known.same else None
-        if _hash(view) != known.hash:
+        if digest(view) != known.hash:
             if watch is not None:
                 self._pages.forget(watch)
             return False
@@ -282,32 +369,13 @@ def room(changed: Mapping[str, memoryview]) -> int:
     )
 
 
-def _hash(view: memoryview) -> bytes:
-    return xxhash.xxh3_128_digest(view)
-
-
-def _equal(ahead: Staged, key: str, view: memoryview) -> bool:
+def _holds(ahead: Staged, key: str, view: memoryview) -> bool:
     """Say whether `view` holds what was copied into staging memory before."""
+    if ahead.late is not None and not ahead.late.over:
+        return False
     try:
         copied = ahead.views[key][:]  # while this is held, the memory stays mapped
     except (KeyError, ValueError):
         return False  # durable meanwhile
     with copied:
-        if len(copied) != len(view) or _sample(copied) != _sample(view):
-            return False
-        return not _memcmp(address_of(copied), address_of(view), len(view))
-
-
-def _memcmp(one: int, other: int, nbytes: int) -> int:
-    return int(_compare()(ctypes.c_void_p(one), ctypes.c_void_p(other), ctypes.c_size_t(nbytes)))
-
-
-@functools.cache
-def _compare() -> Any:
-    return ctypes.CDLL(None).memcmp  # which releases the interpreter lock
-
-
-def _sample(view: memoryview) -> bytes:
-    """Return some of the bytes: if these differ, so do the buffers."""
-    step = len(view) // SAMPLES
-    return b"".join(view[at : at + 64] for at in range(0, step * SAMPLES, step))
+        return equal(copied, view)

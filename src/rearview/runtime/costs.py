@@ -21,7 +21,7 @@ class Costs:
     logical: int = 0
     """Bytes of state in the checkpoints."""
     copied: int = 0
-    """Bytes copied while training waited."""
+    """Bytes copied, most of them while training waited."""
     stored: int = 0
     """Bytes written to disk."""
 

@@ -52,6 +52,11 @@ class Watch:
     high: int
     edges: bytes
 
+    @property
+    def whole(self) -> int:
+        """Bytes in its whole pages."""
+        return self.high - self.low
+
 
 class Pages:
     """Watches over private memory of this process, where the system offers them.
@@ -116,15 +121,41 @@ class Pages:
             return False
         return _edges(view, watch.address, watch.low, watch.high) == watch.edges
 
+    def intact(self, watch: Watch) -> bool:
+        """Say whether its whole pages were not written; any thread may ask."""
+        # whoever watches them anew lets go of this one first, so that is looked at last
+        return (
+            self.available and not self._written(watch.low, watch.high) and self._is_watched(watch)
+        )
+
     def forget(self, *watches: Watch) -> None:
         """End these watches: writes to their memory cost nothing again."""
+        ended = self.strike(*watches)
+        if ended and self.available:
+            for low, high in self._stretches(ended):
+                self._unprotect(low, high)
+
+    def strike(self, *watches: Watch) -> list[Watch]:
+        """Strike them off the list, and leave it to others that writes cost nothing again."""
         ended = [watch for watch in watches if self._is_watched(watch)]
         for watch in ended:
             self._drop(watch)
-        if ended and self.available:
-            for low, high in self._stretches(ended):
-                with contextlib.suppress(OSError):  # the memory is gone
-                    self._ioctl(_WRITEPROTECT, struct.pack("QQQ", low, high - low, 0))
+        return ended
+
+    def lift(self, *watches: Watch) -> None:
+        """Let writes cost nothing again; they count as written from now on. Any thread may do that."""
+        low = high = 0
+        for watch in sorted(watches, key=lambda each: each.low):
+            if watch.low != high:
+                self._unprotect(low, high)
+                low = watch.low
+            high = watch.high
+        self._unprotect(low, high)
+
+    def _unprotect(self, low: int, high: int) -> None:
+        if low < high:
+            with contextlib.suppress(OSError):  # the memory is gone
+                self._ioctl(_WRITEPROTECT, struct.pack("QQQ", low, high - low, 0))
 
     def _is_watched(self, watch: Watch) -> bool:
         return self._watched.get(watch.low) is watch

@@ -47,7 +47,7 @@ class Pulse:
     """Bytes of state, as far as known."""
     inflight: int = 0
     captured: dict[int, tuple[str, float]] = field(default_factory=dict)
-    done: deque[tuple[int, Costs]] = field(default_factory=deque)
+    done: deque[tuple[int, Costs, str]] = field(default_factory=deque)
     """Saves that the writer's thread is done with, not yet told to the policy."""
     paces: Paces = field(default_factory=Paces)
     budget: Budget | None = None
@@ -102,7 +102,7 @@ class Pulse:
         seconds = max(0.0, now - self.now - self.waited)
         self.now, self.waited = now, 0.0
         used, beside = process_time(), 0.0
-        spent, self._used = used - self._used - sum(costs.cpu for _, costs in self.done), used
+        spent, self._used = used - self._used - sum(costs.cpu for _, costs, _ in self.done), used
         # over some seconds: what a save used is told when it is over, long after most of it was used
         self._spent, self._over = self._spent + spent, self._over + seconds
         if self._over > _TELLING:
@@ -110,12 +110,14 @@ class Pulse:
         if self._over > _LATELY:
             self._spent, self._over = self._spent / 2, self._over / 2
         while self.done:
-            seq, costs = self.done.popleft()
+            seq, costs, skipped = self.done.popleft()
             self.inflight -= 1
             site, capture = self.captured.pop(seq, (RUNNING, 0.0))
             beside += costs.background
             if not costs.saved:
                 self.policy = self.policy.wasted(costs.blocking + capture)
+                if skipped:
+                    self.refused(skipped)
                 continue
             blocking, slowed = costs.blocking + capture, self.paces.slowed()
             event = Saved(blocking, costs.background, costs.cpu, self._crowded, *slowed)
@@ -181,13 +183,13 @@ class Pulse:
         self.paid(seconds)
         self.policy = self.policy.wasted(seconds)
 
-    def ended(self, seq: int, costs: Costs) -> None:
+    def ended(self, seq: int, costs: Costs, skipped: str = "") -> None:
         """Take the writer's word that a checkpoint is durable, or never will be; called on its thread."""
         if costs.saved:
             self.nbytes = costs.logical
             if self.budget is not None:
                 self.budget.saved(costs)
-        self.done.append((seq, costs))
+        self.done.append((seq, costs, skipped))
 
     def keep(self) -> None:
         """Keep what was learnt for the next run of the same script."""

@@ -16,6 +16,7 @@ from rearview.runtime.background import abandon_in_child, stand_back
 from rearview.runtime.changes import UNKNOWN, Changes, Outlook, Staged, room
 from rearview.runtime.costs import Costs
 from rearview.runtime.device import Device, Fetch
+from rearview.runtime.late import OvertakenError
 from rearview.runtime.setbacks import Setbacks
 from rearview.runtime.staging import DEEPEST, Lease, Staging, free
 from rearview.store.checkpoints import Checkpoints
@@ -53,8 +54,8 @@ class Writer:
     """Saves checkpoints beside the training; never raises into it, never makes it wait for a disk.
 
     `warn` is called once for each kind of failure; `ended` after each checkpoint that was taken, with
-    its number and what it cost, whether it is durable or could not be saved. Both are called on the
-    background thread.
+    its number, what it cost, and why it was skipped after all, if it was; it may also have failed.
+    Both are called on the background thread.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Writer:
         settings: Settings,
         *,
         warn: Callable[[str], None] | None = None,
-        ended: Callable[[int, Costs], None] | None = None,
+        ended: Callable[[int, Costs, str], None] | None = None,
     ) -> None:
         self.costs = Costs()
         self.reason = ""
@@ -248,7 +249,7 @@ class Writer:
                 self._hurry()
                 self._changed.wait(1.0)
         try:
-            staged = self._changes.copy(changed, lease.view, lean, outlook)
+            staged = self._changes.copy(changed, lease.view, lean, outlook, late=not wait)
             fetch = self._device.fetch(device) if device else None
         except BaseException:
             with self._changed:
@@ -338,9 +339,11 @@ class Writer:
         began, cpu = time.perf_counter(), time.thread_time()
         hashing = self._checkpoints.hashing
         checkpoint: Checkpoint | None = None
+        overtaken = ""
         try:
             if job.fetch is not None:
                 job.staged.views.update(job.fetch.wait())
+            self._changes.complete(job.staged)
             parts = self._changes.parts(job.staged, job.same)
             parts.append(Part(SKELETON, job.skeleton))
             checkpoint = self._checkpoints.save(
@@ -348,6 +351,8 @@ class Writer:
             )
             self._changes.learn(job.staged, checkpoint.parts)
             del parts
+        except OvertakenError as exc:
+            overtaken = str(exc)
         except Exception as exc:
             self._changes.forget()
             self._setbacks.note(exc, f"{job.run}/{job.seq}")
@@ -356,10 +361,12 @@ class Writer:
         if job.fetch is not None:
             self._device.release(job.fetch)
         used = time.thread_time() - cpu + self._checkpoints.hashing - hashing
+        used += job.staged.late.cpu if job.staged.late is not None else 0.0
         made, self._made = self._made, (0.0, 0.0)
         spent = Costs(
             saved=int(checkpoint is not None),
-            failed=int(checkpoint is None),
+            skipped=int(bool(overtaken)),
+            failed=int(checkpoint is None and not overtaken),
             blocking=job.blocking,
             background=time.perf_counter() - began + made[0],
             cpu=used + made[1],
@@ -369,7 +376,7 @@ class Writer:
         )
         if checkpoint is not None:
             self._setbacks.over()
-        self._notify(job, spent)
+        self._notify(job, spent, overtaken)
         with self._changed:
             self.costs = self.costs + spent
             if not job.lease.spare:
@@ -381,10 +388,10 @@ class Writer:
                 self._staging.trim(max(self._needs))
             self._changed.notify_all()
 
-    def _notify(self, job: _Job, spent: Costs) -> None:
+    def _notify(self, job: _Job, spent: Costs, skipped: str) -> None:
         if self._ended is not None:
             try:
-                self._ended(job.seq, spent)
+                self._ended(job.seq, spent, skipped)
             except Exception as exc:
                 self._setbacks.note(exc, f"{job.run}/{job.seq}")
 
