@@ -40,6 +40,7 @@ _MODE_WP = 2
 _SCAN = 0xC0606610
 _CHECK_TRACKED = 2
 _IS_WRITTEN = 2
+_REQUEST = struct.Struct("12Q").pack
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,6 +74,9 @@ class Pages:
         """By the first page."""
         self._lows: list[int] = []
         """The first pages, in order."""
+        self._room = (ctypes.c_uint64 * 3)()
+        self._found = ctypes.addressof(self._room)
+        """Where the system puts a page that was written; only whether there is one is looked at."""
         with contextlib.suppress(OSError, AttributeError):
             self._open()
 
@@ -222,14 +226,10 @@ class Pages:
             self.close()
 
     def _written(self, low: int, high: int) -> bool:
-        found = (ctypes.c_uint64 * 3)()
-        request = struct.pack(
-            "12Q",
-            *(96, _CHECK_TRACKED, low, high, 0, ctypes.addressof(found), 1, 1),
-            *(0, _IS_WRITTEN, 0, _IS_WRITTEN),
-        )
+        found, written = self._found, _IS_WRITTEN
+        request = _REQUEST(96, _CHECK_TRACKED, low, high, 0, found, 1, 1, 0, written, 0, written)
         try:
-            return bool(fcntl.ioctl(self._map, _SCAN, bytearray(request)))
+            return fcntl.ioctl(self._map, _SCAN, bytearray(request)) != 0
         except OSError:
             return True  # no longer under watch: unmapped, or mapped anew
 
