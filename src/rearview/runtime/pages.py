@@ -229,7 +229,7 @@ class Pages:
         found, written = self._found, _IS_WRITTEN
         request = _REQUEST(96, _CHECK_TRACKED, low, high, 0, found, 1, 1, 0, written, 0, written)
         try:
-            return fcntl.ioctl(self._map, _SCAN, bytearray(request)) != 0
+            return bool(fcntl.ioctl(self._map, _SCAN, bytearray(request)))
         except OSError:
             return True  # no longer under watch: unmapped, or mapped anew
 

@@ -245,11 +245,13 @@ class Recorder(Session):
         begun = perf_counter()
         found, frames = self.roots(frame)
         captured = capture(nest.anchors, found)
-        anchors = {"names": nest.names, "signature": nest.anchors.signature}
+        if not nest.told:
+            anchors = {"names": nest.names, "signature": nest.anchors.signature}
+            nest.told = msgspec.json.encode(anchors)
         places = {"names": list(found), "frames": [qualified(one.f_code) for one in frames]}
         files, outputs = self.outputs.parts() if self.outputs is not None else ({}, {})
         buffers: dict[str, Any] = {
-            "anchors": msgspec.json.encode(anchors),
+            "anchors": nest.told,
             "roots": msgspec.json.encode(places),
             **captured.buffers,
             **files,

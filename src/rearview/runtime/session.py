@@ -60,6 +60,8 @@ class Nest:
     """Iteration of the outermost loop at whose start the anchors were walked."""
     names: tuple[str, ...] = ()
     """Roots of that walk."""
+    told: bytes = b""
+    """Both, as every checkpoint of the nest holds them."""
     feeds: list[Any] | None = None
     """Generators and iterators of loaders that the outermost loop draws from."""
     seconds: float = 0.0
@@ -322,7 +324,7 @@ class Session:
         """Walk the objects that exist now; later checkpoints of this nest refer to them."""
         begun = perf_counter()
         nest.anchors = Anchors.walk(found, project=self.is_project_module, signature=signature)
-        nest.names = tuple(found)
+        nest.names, nest.told = tuple(found), b""
         nest.at = index
         nest.seconds = perf_counter() - begun
         return nest.anchors
