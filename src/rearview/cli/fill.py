@@ -152,6 +152,7 @@ def _verdict(report: BackfillReport) -> dict[str, Any]:
         "speedup": report.speedup,
         "proof": report.proof,
         "segments": len(report.outcomes),
+        "elsewhere": report.elsewhere,
         "unproved": [_told(outcome) for outcome in report.outcomes if not outcome.proved],
         "refusals": report.refusals,
     }
@@ -175,6 +176,8 @@ def finish(report: BackfillReport, *, as_json: bool) -> int:
             f"{plural(report.written, 'record')} written in {duration(report.seconds)}"
             f"{_compared(report) if report.written else ''}"
         )
+    if report.elsewhere:
+        show.out(f"{plural(report.elsewhere, 'segment')} filled by another backfill meanwhile")
     show.out(show.paint(report.proof, show.YELLOW if code else show.GREEN))
     return code
 

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 
 from rearview.config import Settings
 from rearview.errors import RearviewError, StoreError, UsageError
-from rearview.execute.crew import Post
+from rearview.execute.crew import Post, under_way
 from rearview.execute.events import Progress
-from rearview.execute.executor import Executor, Task
+from rearview.execute.executor import Executor
 from rearview.execute.local import Local
-from rearview.execute.pool import Piece, Pool
+from rearview.execute.pool import Pool
 from rearview.execute.replays import Outcome, Replays
-from rearview.execute.watch import Watch
 from rearview.model import Run, Segment
 from rearview.past.covered import Asked, narrowed
 from rearview.past.inputs import changed, gone
@@ -27,6 +26,7 @@ from rearview.past.packages import lost
 from rearview.past.probing import Probing
 from rearview.past.reports import BackfillReport, PlanReport, Refusal
 from rearview.past.segments import Prepared, run_facts
+from rearview.past.turns import Turns
 from rearview.plan.at import At, parse_at
 from rearview.plan.cost import refine
 from rearview.plan.explain import explain
@@ -137,8 +137,17 @@ class Filling:
         missing = sum(work.cells for work in found.work)
         inputs = sorted({text for one in lacking for text in changed(*self._kept(one.run))})
         notes = self.machines.unmeasured(one.run for one in lacking)
+        notes += self._beside(asked.names) if lacking else []
         explaining = partial(explain, found, plan)
         return PlanReport(plan, refusals, missing, inputs, notes, explaining, prepared)
+
+    def _beside(self, names: Sequence[str]) -> list[str]:
+        """Return a sentence for each backfill under way that fills some of the same names."""
+        return [
+            f"backfill {crew.id} is filling {', '.join(both)} now; what it does is not done twice"
+            for crew in under_way(self.project)
+            if (both := [name for name in names if name in crew.names])
+        ]
 
     def _worth_measuring(self, found: Survey, here: Machine) -> bool:
         """Say whether this machine is to be measured before the plan is shown.
@@ -228,7 +237,10 @@ class Filling:
         if only is not None:
             missing = frozenset(only if missing is None else only & missing)
         told = {"limits": about.limits, "same": {name: same(name) for name in names}}
-        return Prepared(run, version, probes, asked, names, facts, missing, limits, told)
+        known = frozenset(replay.id for replay in replays if replay.proved)
+        return Prepared(
+            run, version, probes, asked, names, facts, about, missing, limits, told, known
+        )
 
     def _same(self, version: str, probes: Probes, name: str) -> str:
         """Return what tells one way of logging a name from another, once per source."""
@@ -259,19 +271,20 @@ class Filling:
         replays = Replays(self.project, self.versions, self.runs)
         segments, prepared = report.plan.segments, report.prepared
         firsts = {segment.run: segment for segment in reversed(segments)}
-        pieces = [
-            _piece(replays, prepared[one.run], one, first=firsts[one.run] is one)
-            for one in segments
-        ]
         executor = self._executor(asked, [prepared[one].run for one in firsts])
         with Post(self.project, asked.names, asked.on).open() as post:
+            turns, pool = Turns(replays, post), Pool(replays, executor, progress, post)
+            pieces = [
+                turns.piece(prepared[one.run], one, first=firsts[one.run] is one)
+                for one in segments
+            ]
             try:
-                outcomes = Pool(replays, executor, progress, post).carry_out(pieces)
+                outcomes = pool.carry_out(pieces)
             except OSError as exc:
                 if exc.errno in FULL:
                     raise self._full(exc) from exc
                 raise
-        self._learn(segments, outcomes)
+        self._learn(turns.planned, outcomes)
         return BackfillReport(
             outcomes=outcomes,
             refusals=report.refusals,
@@ -280,6 +293,7 @@ class Filling:
                 float(prepared[run].run.facts.get("end", {}).get("seconds", 0.0))
                 for run in {segment.run for segment in segments}
             ),
+            elsewhere=len(pool.elsewhere),
         )
 
     def _full(self, exc: OSError) -> StoreError:
@@ -290,12 +304,13 @@ class Filling:
             slug="disk-full",
         )
 
-    def _learn(self, segments: Sequence[Segment], outcomes: Sequence[Outcome]) -> None:
+    def _learn(self, planned: Mapping[str, Segment], outcomes: Sequence[Outcome]) -> None:
         """Let what replays really took correct the next predictions."""
         cache, machine = self.project.cache, self.machines.name
         known = read_corrections(cache, machine)
-        for segment, outcome in zip(segments, outcomes, strict=False):
-            if outcome.report.finished and not outcome.report.error:
+        for outcome in outcomes:
+            segment = planned.get(outcome.replay.removesuffix("-again"))
+            if segment and outcome.report.finished and not outcome.report.error:
                 known = refine(known, segment, outcome.seconds)
         keep_corrections(cache, machine, known)
 
@@ -324,21 +339,3 @@ def _picked(
             picked = meant if picked is None else picked & meant
             return picked if meant else None
     return picked
-
-
-def _piece(replays: Replays, one: Prepared, segment: Segment, *, first: bool) -> Piece:
-    """Return a segment as a piece of work that is laid out only when its turn has come."""
-    last = segment.first if segment.last is None else segment.last
-    wanted = range(segment.first, last) if segment.only is None else segment.only
-
-    def watch(task: Task) -> Watch:
-        return Watch(replays.runs.folder(one.run.id), task.id, segment.loop, wanted)
-
-    return Piece(
-        one.run,
-        segment.seconds,
-        lambda: replays.prepare(
-            one.run, one.version, one.wanted(segment, first=first), segment, one.told
-        ),
-        watch,
-    )

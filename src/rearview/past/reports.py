@@ -46,6 +46,8 @@ class BackfillReport:
     seconds: float = 0.0
     recorded_seconds: float = 0.0
     """What the runs themselves took."""
+    elsewhere: int = 0
+    """Segments that another backfill filled meanwhile, wholly or in part."""
 
     @property
     def written(self) -> int:
@@ -60,7 +62,7 @@ class BackfillReport:
     @property
     def speedup(self) -> float | None:
         """How many times faster this was than running everything again."""
-        if not self.outcomes or self.seconds <= 0:
+        if not self.outcomes or self.elsewhere or self.seconds <= 0:
             return None
         return self.recorded_seconds / self.seconds
 
@@ -68,7 +70,7 @@ class BackfillReport:
     def proof(self) -> str:
         """One line that says how far the answer can be trusted."""
         if not self.outcomes:
-            return "nothing was replayed"
+            return "nothing was replayed" + " here" * bool(self.elsewhere)
         reports = [outcome.report for outcome in self.outcomes]
         states = sum(report.states for report in reports)
         restored = sum(report.restored for report in reports)
