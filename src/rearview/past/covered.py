@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
+from rearview.model import Report
 from rearview.plan.at import At
 from rearview.source.probes import Place, Probe, Probes
 from rearview.store.runs import Replay
@@ -25,6 +29,9 @@ class Asked:
     count: int
     """How many iterations it had."""
     at: tuple[At, ...]
+    settled: float = math.inf
+    """When the run recorded its last. What a later replay found nothing to compare with will never
+    be proved, so it counts as filled; `inf`: it does not."""
 
     @property
     def limits(self) -> list[list[Any]]:
@@ -66,7 +73,7 @@ def lacking(
     probes: Sequence[Probe],
     same: Callable[[str], str],
 ) -> frozenset[int] | None:
-    """Return the iterations of the main loop for which no proved replay filled `name`.
+    """Return the iterations of the main loop for which no replay that counts filled `name`.
 
     None: all of it. `same(name)` tells one way of logging it from another.
     """
@@ -91,7 +98,7 @@ def taken(
     probes: Sequence[Probe],
     same: Callable[[str], str],
 ) -> frozenset[Cell]:
-    """Return the cells of `name` that proved replays filled."""
+    """Return the cells of `name` that replays filled which count."""
     good = (replay for replay in replays if _good(asked, replay, name, same))
     return frozenset[Cell]().union(*(cells(asked, probes, replay.facts) for replay in good))
 
@@ -132,8 +139,18 @@ def _end(probe: Probe, chain: tuple[str, ...]) -> str:
     return "head" if not chain and probe.place is Place.BEFORE else "tail"
 
 
+def uncompared(replay: Replay) -> bool:
+    """Say whether a replay went well and found nothing recorded to compare itself with."""
+    try:
+        return msgspec.convert(replay.facts.get("report", {}), Report).uncompared
+    except msgspec.ValidationError:
+        return False
+
+
 def _good(asked: Asked, replay: Replay, name: str, same: Callable[[str], str]) -> bool:
-    if not replay.proved or name not in replay.names:
+    if name not in replay.names:
+        return False
+    if not replay.proved and (replay.started <= asked.settled or not uncompared(replay)):
         return False
     kept: Mapping[str, Any] = replay.facts.get("same", {})
     if replay.version != asked.version and kept.get(name) != same(name):

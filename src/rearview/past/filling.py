@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,14 +18,14 @@ from rearview.execute.executor import Executor
 from rearview.execute.local import Local
 from rearview.execute.pool import Pool
 from rearview.execute.replays import Outcome, Replays
-from rearview.model import Run, Segment
-from rearview.past.covered import Asked, narrowed
+from rearview.model import Run, Segment, Status
+from rearview.past.covered import Asked, narrowed, uncompared
 from rearview.past.inputs import changed, gone
 from rearview.past.learning import keep_corrections, read_corrections
 from rearview.past.machines import WORTH, Machines, cores_of
 from rearview.past.packages import lost
 from rearview.past.probing import Probing
-from rearview.past.reports import BackfillReport, PlanReport, Refusal
+from rearview.past.reports import BackfillReport, PlanReport, Refusal, Unproved
 from rearview.past.segments import Prepared, run_facts
 from rearview.past.turns import Turns
 from rearview.plan.at import At, parse_at
@@ -62,6 +63,8 @@ class Question:
     gpus: float | None = None
     ordered: bool = False
     """The runs are named in the order in which they are wanted."""
+    again: bool = False
+    """What is there and could not be proved is to run again."""
 
 
 @dataclass
@@ -100,7 +103,7 @@ class Filling:
                 continue
             try:
                 only = None if meant is None else meant[run.id]
-                one = self._prepared(probing, run, lacking, asked.at, only)
+                one = self._prepared(probing, run, lacking, asked, only)
                 if asked.ordered:
                     one = replace(one, facts=replace(one.facts, priority=float(order)))
                 prepared[run.id] = one
@@ -115,8 +118,8 @@ class Filling:
         begun = time.monotonic()
         if at:
             parse_at(at)
-        one = self._prepared(self.probing([run]), run, (), at, None)
         asked = Question((), (run,), at=at, workers=workers)
+        one = self._prepared(self.probing([run]), run, (), asked, None)
         report = self._report({run.id: one}, [], asked)
         return self.carry_out(report, asked, progress, begun)
 
@@ -139,7 +142,8 @@ class Filling:
         notes = self.machines.unmeasured(one.run for one in lacking)
         notes += self._beside(asked.names) if lacking else []
         explaining = partial(explain, found, plan)
-        return PlanReport(plan, refusals, missing, inputs, notes, explaining, prepared)
+        unproved = [Unproved(run, one.unproved) for run, one in prepared.items() if one.unproved]
+        return PlanReport(plan, refusals, missing, inputs, notes, unproved, explaining, prepared)
 
     def _beside(self, names: Sequence[str]) -> list[str]:
         """Return a sentence for each backfill under way that fills some of the same names."""
@@ -200,7 +204,7 @@ class Filling:
         probing: Probing,
         run: Run,
         names: tuple[str, ...],
-        at: str | None,
+        asked: Question,
         only: set[int] | None,
     ) -> Prepared:
         probes = probing.of(run, names)
@@ -211,7 +215,7 @@ class Filling:
                 f"{run.id} logged. Add a statement such as rearview.log({unknown[0]!r}, value).",
                 slug="no-probe",
             )
-        asked = tuple(probe for probe in probes.probes if probe.names)
+        meant = tuple(probe for probe in probes.probes if probe.names)
         version = self._derived(run, dict(probes.source))
         facts = run_facts(
             run,
@@ -220,7 +224,7 @@ class Filling:
             blocked=gone(*self._kept(run)) or self._lost(run),
             machine=self.machines.of(run),
         )
-        limits = tuple(parse_at(at)) if at else ()
+        limits = tuple(parse_at(asked.at)) if asked.at else ()
         alone = run.facts.get("end", {}).get("main", {}).get("alone", True)
         loop = facts.loops[0] if facts.loops else None
         about = Asked(
@@ -228,19 +232,40 @@ class Filling:
             main=loop.name if loop is not None and alone else None,
             count=len(loop.seconds) if loop is not None else 0,
             at=limits,
+            settled=math.inf if asked.again else self._settled(run),
         )
         same = partial(self._same, version, probes)
         replays = self.runs.replays(run.id)
-        names, missing = narrowed(about, replays, probes, names, same, _picked(limits, loop, only))
+        picked = _picked(limits, loop, only)
+        unproved: tuple[str, ...] = ()
+        if any(map(uncompared, replays)) and about.settled < math.inf:
+            strictly = replace(about, settled=math.inf)
+            unproved = tuple(
+                name
+                for name in names
+                if narrowed(about, replays, probes, (name,), same, picked)
+                != narrowed(strictly, replays, probes, (name,), same, picked)
+            )
+        names, missing = narrowed(about, replays, probes, names, same, picked)
         if names:
-            asked = tuple(dict.fromkeys(probe for name in names for probe in probes.of(name)))
+            meant = tuple(dict.fromkeys(probe for name in names for probe in probes.of(name)))
         if only is not None:
             missing = frozenset(only if missing is None else only & missing)
         told = {"limits": about.limits, "same": {name: same(name) for name in names}}
-        known = frozenset(replay.id for replay in replays if replay.proved)
         return Prepared(
-            run, version, probes, asked, names, facts, about, missing, limits, told, known
+            *(run, version, probes, meant, names, facts, about, missing, limits, told),
+            known=frozenset(replay.id for replay in replays if replay.ended is not None),
+            unproved=unproved,
         )
+
+    def _settled(self, run: Run) -> float:
+        """Return when a run recorded its last, as far as it is not going on."""
+        if run.status is Status.RUNNING or run.ended is not None:
+            return math.inf if run.ended is None else run.ended
+        try:
+            return (self.runs.folder(run.id) / "heartbeat").stat().st_mtime
+        except OSError:
+            return math.inf
 
     def _same(self, version: str, probes: Probes, name: str) -> str:
         """Return what tells one way of logging a name from another, once per source."""

@@ -22,6 +22,14 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
+class Unproved:
+    """Values of a run that are there, and that nothing it recorded can be compared with."""
+
+    run: str
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RunReport:
     """All there is to say of one run."""
 
@@ -109,6 +117,8 @@ class PlanReport:
     changed_inputs: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     """What makes the predictions doubtful."""
+    unproved: list[Unproved] = field(default_factory=list)
+    """What is there already, is asked for, and cannot be proved."""
     explaining: Callable[[], Any] | None = field(default=None, repr=False)
     prepared: Mapping[str, Prepared] = field(default_factory=dict, repr=False)
     """Each run with what is wanted of it, for whoever carries the plan out."""

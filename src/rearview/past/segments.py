@@ -36,7 +36,9 @@ class Prepared:
     told: Mapping[str, Any] = field(default_factory=dict)
     """What is kept with its replays, to know later what they are good for."""
     known: frozenset[str] = frozenset()
-    """Replays that were proved when this was prepared."""
+    """Replays that had ended when this was prepared."""
+    unproved: tuple[str, ...] = ()
+    """Names of which some values are there that nothing recorded can be compared with."""
 
     def question(self) -> planning.Question:
         """Return what the planner is to answer."""
