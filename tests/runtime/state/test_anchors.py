@@ -1,10 +1,12 @@
+import weakref
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from rearview.errors import StateError
-from rearview.runtime.state.anchors import Anchors
+from rearview.runtime.state.anchors import Anchors, letting_go
 
 
 def nobody(_module):
@@ -109,3 +111,23 @@ def test_a_container_nobody_else_holds_is_let_go():
     assert anchors.alive()[0] is names["big"]
     del names["big"]
     assert anchors.alive() == [None]
+
+
+def test_what_is_let_go_for_a_while_stays_the_anchor_that_it_was():
+    tensor, other = torch.zeros(2), torch.ones(2)
+    first, second = walk({"tensor": tensor}), walk({"tensor": tensor, "other": other})
+    with letting_go(tensor, other):
+        assert weakref.getweakrefs(tensor) == weakref.getweakrefs(other) == []
+        assert second.alive() == [tensor, other]
+    assert first.alive()[0] is tensor
+    assert weakref.getweakrefs(tensor)
+    del tensor
+    assert first.alive() == [None]
+
+
+def test_a_weak_reference_of_the_program_is_left_to_it():
+    tensor = torch.zeros(2)
+    anchors, mine = walk({"tensor": tensor}), weakref.ref(tensor)
+    with letting_go(tensor):
+        assert weakref.getweakrefs(tensor) == [mine]
+    assert anchors.alive()[0] is mine() is tensor

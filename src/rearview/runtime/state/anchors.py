@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rearview.errors import StateError
@@ -70,6 +71,7 @@ class Anchors:
         self._path_of: list[int] = []
         self._by_type: dict[type, Kind] = {}
         self._by_kind: dict[int, tuple[Kind, list[int]]] = {}
+        _EVERY.add(self)
 
     @classmethod
     def walk(
@@ -199,6 +201,12 @@ class Anchors:
             self._refs.append(obj)
             self._strong.append(number)
 
+    def holds(self, obj: object) -> int | None:
+        """Return the number of an anchor that is held weakly, None for anything else."""
+        number = self.index.get(id(obj))
+        ref = None if number is None else self._refs[number]
+        return number if isinstance(ref, weakref.ref) and ref() is obj else None
+
     def alive(self, roots: Mapping[str, object] | None = None) -> list[Any]:
         """Return all anchors by number, None for those that are gone; `index` follows.
 
@@ -271,6 +279,30 @@ class Anchors:
             parts.append(spell(style, key))
             place = parent
         return tidy("".join(reversed(parts)))
+
+
+_EVERY: weakref.WeakSet[Anchors] = weakref.WeakSet()
+
+
+@contextlib.contextmanager
+def letting_go(*objects: object) -> Iterator[None]:
+    """Hold none of `objects` weakly while the body runs: some operations forbid that.
+
+    What they do to an object, it stays the anchor that it was.
+    """
+    held = [
+        (anchors._refs, number, obj)
+        for anchors in list(_EVERY)
+        for obj in objects
+        if (number := anchors.holds(obj)) is not None
+    ]
+    for refs, number, obj in held:
+        refs[number] = lambda obj=obj: obj  # another thread may just be asking
+    try:
+        yield
+    finally:
+        for refs, number, obj in held:
+            refs[number] = weakref.ref(obj)
 
 
 def inside(obj: Any, look: Look) -> Iterable[Step]:
