@@ -131,3 +131,30 @@ def test_a_weak_reference_of_the_program_is_left_to_it():
     with letting_go(tensor):
         assert weakref.getweakrefs(tensor) == [mine]
     assert anchors.alive()[0] is mine() is tensor
+
+
+def everybody(_module):
+    return True
+
+
+def made(**functions):
+    body = {"a": lambda self, seen=[]: seen, **functions}
+    return type("Made", (), {"__module__": __name__, **body})
+
+
+def test_a_function_that_a_probe_adds_to_a_class_is_left_out():
+    recorded = Anchors.walk({"global:t:Made": made()}, project=everybody).signature
+    seen = []
+    probed = made(look=lambda self, mine=seen: mine)
+    anchors = Anchors.walk({"global:t:Made": probed}, project=everybody, signature=recorded)
+    anchors.check(recorded)
+    assert not any(found is seen for found in anchors.alive())
+
+
+def test_a_class_that_was_recorded_without_its_functions_is_walked_without_them():
+    cls = made()
+    new = Anchors.walk({"global:t:Made": cls, "global:t:x": []}, project=everybody)
+    old = [f"class {__name__}.Made", "builtins.list"]
+    again = Anchors.walk({"global:t:Made": cls, "global:t:x": []}, project=everybody, signature=old)
+    again.check(old)
+    assert len(again) == 2 < len(new)

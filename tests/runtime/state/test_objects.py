@@ -9,6 +9,7 @@ import types
 from typing import ClassVar
 
 import pytest
+from torch import nn
 
 from rearview.runtime.state.capture import capture as state_of
 from rearview.runtime.state.layout import layout_of
@@ -223,6 +224,101 @@ def test_class_attributes_of_the_project_are_state(resumes):
         return Counting.total, sorted(Counting.registry), Counting.extra
 
     resumes(setup, step)
+
+
+def counting_class(base=object):
+    """Return an instance whose class alone leads to what its methods count."""
+    state = {"n": 0}
+
+    def count():
+        state["n"] += 1
+        return state["n"]
+
+    class Above(base):
+        def inherited(self):
+            return count()
+
+    class Local(Above):
+        def method(self):
+            return count()
+
+        @staticmethod
+        def static():
+            return count()
+
+        @classmethod
+        def of_class(cls):
+            return count()
+
+        @property
+        def value(self):
+            return count()
+
+        def __call__(self):
+            return count()
+
+    return Local()
+
+
+@pytest.mark.parametrize("way", ["inherited", "method", "static", "of_class", "__call__"])
+@pytest.mark.parametrize("base", [object, dict, tuple, nn.Module])
+def test_what_methods_close_over_is_state(resumes, way, base):
+    resumes(lambda: {"one": counting_class(base)}, lambda names, i: getattr(names["one"], way)())
+
+
+def test_what_a_property_closes_over_is_state(resumes):
+    resumes(lambda: {"one": counting_class()}, lambda names, i: names["one"].value)
+
+
+def test_what_a_metaclass_closes_over_is_state(resumes):
+    def setup():
+        seen = []
+
+        class Meta(type):
+            def see(cls, i):
+                seen.append(i)
+                return sum(seen)
+
+        return {"cls": Meta("Made", (), {})}
+
+    resumes(setup, lambda names, i: names["cls"].see(i))
+
+
+def counted(function):
+    """Count calls where only the wrapper knows."""
+    calls = []
+
+    @functools.wraps(function)
+    def wrapper(*args):
+        calls.append(len(calls))
+        wrapper.last = sum(calls)
+        return function(*args) + sum(calls)
+
+    wrapper.calls = calls
+    return wrapper
+
+
+class Decorated:
+    @counted
+    @counted
+    def step(self):
+        return 1
+
+    def noted(self, seen=[]):  # noqa: B006
+        seen.append(len(seen))
+        Decorated.noted.most = max(seen)
+        return Decorated.noted.most
+
+
+def test_decorators_defaults_and_attributes_of_methods_are_state(resumes):
+    def setup():
+        Decorated.step.calls.clear()
+        Decorated.step.__wrapped__.calls.clear()
+        Decorated.noted.__defaults__[0].clear()
+        vars(Decorated.noted).clear()
+        return {"one": Decorated()}
+
+    resumes(setup, lambda names, i: (names["one"].step(), names["one"].noted()))
 
 
 def test_bound_methods_partials_and_modules_go_by_reference(resumes):

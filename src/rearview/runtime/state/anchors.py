@@ -150,7 +150,7 @@ class Anchors:
                 late.append((obj, place, kind))
                 continue
             else:
-                look.freevars = self._recorded_freevars(obj, signature)
+                look.recorded = self._recorded(obj, signature)
                 children = kind.children(obj, look)
             try:
                 for step in children:
@@ -159,16 +159,18 @@ class Anchors:
                 # An object that fails when looked into fails alike next time; capture names it.
                 continue
 
-    def _recorded_freevars(
-        self, obj: object, signature: Sequence[str] | None
-    ) -> Sequence[str] | None:
-        if signature is None or type(obj) is not types.FunctionType:
+    def _recorded(self, obj: object, signature: Sequence[str] | None) -> Sequence[str] | None:
+        """Return the names that a function or a class was recorded with.
+
+        Of a class none, if it was recorded before its functions were walked.
+        """
+        if signature is None or not isinstance(obj, type | types.FunctionType):
             return None
         number = self.index[id(obj)]
         label = signature[number] if number < len(signature) else ""
-        if not label.startswith("function ") or not label.endswith(")"):
-            return None
-        return label[label.rindex("(") + 1 : -1].split(",")
+        if label.startswith(("function ", "class ")) and label.endswith(")"):
+            return label[label.rindex("(") + 1 : -1].split(",")
+        return [] if isinstance(obj, type) else None
 
     def _add(self, obj: Any, kind: Kind, place: int) -> None:
         number = len(self._refs)
@@ -251,17 +253,17 @@ class Anchors:
     def check(self, signature: Sequence[str]) -> None:
         """Raise unless the recorded walk met the same kinds of objects in the same order."""
         for number, (then, now) in enumerate(zip(signature, self.signature, strict=False)):
-            if _bare(then) != _bare(now):
+            if bare(then) != bare(now):
                 raise StateError(
-                    f"Set-up came out differently: {self.path(number)} was a {then} when the run "
-                    f"was recorded and is a {now} now. Replay from the start instead, or look at "
+                    f"Set-up came out differently: {self.path(number)} was a {bare(then)} when the "
+                    f"run was recorded and is a {bare(now)} now. Replay from the start instead, or look at "
                     "what the set-up reads from outside (files, time, environment).",
                     slug="state-anchors",
                 )
         if len(signature) != len(self.signature):
             more = len(self.signature) > len(signature)
             number = min(len(signature), len(self.signature))
-            what = f"{self.path(number)} is new" if more else f"a {signature[number]} is gone"
+            what = f"{self.path(number)} is new" if more else f"a {bare(signature[number])} is gone"
             raise StateError(
                 f"Set-up came out differently: {what}; {len(signature)} objects when recorded, "
                 f"{len(self.signature)} now. Replay from the start instead.",
@@ -359,7 +361,12 @@ class _Unnamed(str):
     __slots__ = ()
 
 
-def _bare(label: str) -> str:
+def bare(label: str) -> str:
+    """Return what stands for an object in a signature, without the names that it has inside.
+
+    >>> bare("function train.step(total,velocity)")
+    'function train.step'
+    """
     return label.split("(", 1)[0]
 
 

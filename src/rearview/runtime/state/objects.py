@@ -175,7 +175,7 @@ class FunctionKind(Kind):
         if is_ours(obj):
             return
         names = obj.__code__.co_freevars
-        wanted = set(names if look.freevars is None else look.freevars)
+        wanted = set(names if look.recorded is None else look.recorded)
         for name, cell in zip(names, obj.__closure__ or (), strict=True):
             if name in wanted:
                 yield Step("<", name, cell)
@@ -219,9 +219,16 @@ class FunctionKind(Kind):
 
 
 class ClassKind(Kind):
-    """A class of the project: its data attributes are state, its functions are program text."""
+    """A class of the project: its data attributes are state, its functions are program text.
+
+    What those functions hold, in closures, defaults and attributes, is state again. A probe may add
+    a function to a class, so they go by name, and on replay only those that were recorded are
+    entered.
+    """
 
     name = "class"
+    _COMPILER = frozenset({"__annotate__", "__annotate_func__"})
+    """Functions that the interpreter makes to tell the types of attributes."""
     _PROGRAM = (
         types.FunctionType,
         types.BuiltinFunctionType,
@@ -247,9 +254,28 @@ class ClassKind(Kind):
             and not name.startswith("_abc_")
         }
 
+    def functions(self, cls: type) -> dict[str, list[Any]]:
+        """Return what stands in the class body to be called, without its wrappers, by name."""
+        found: dict[str, list[Any]] = {}
+        for name, value in vars(cls).items():
+            if isinstance(value, property):
+                found[name] = [one for one in (value.fget, value.fset, value.fdel) if one]
+            elif isinstance(value, staticmethod | classmethod):
+                found[name] = [value.__func__]
+            elif isinstance(value, types.FunctionType) and name not in self._COMPILER:
+                found[name] = [value]
+        return found
+
     def children(self, obj: Any, look: Look) -> Iterable[Step]:
-        """Yield the data attributes."""
-        return steps(".", self.data(obj).items())
+        """Yield the data attributes, the functions, and the classes that it is made from."""
+        yield from steps(".", self.data(obj).items())
+        recorded = look.recorded
+        for name, functions in self.functions(obj).items():
+            if recorded is None or name in recorded:
+                yield from (Step(".", name, function) for function in functions)
+        if recorded is None or recorded:
+            made = (base for base in (*obj.__bases__, type(obj)) if look.is_local(base))
+            yield from (Step("<", "class", base) for base in made)
 
     def read(self, objs: Sequence[Any], reading: Reading) -> list[Any]:
         """Return the data attributes of each."""
@@ -265,5 +291,5 @@ class ClassKind(Kind):
                 type.__setattr__(obj, name, value)
 
     def label(self, obj: Any) -> str:
-        """Return the name of the class itself."""
-        return f"class {type_name(obj)}"
+        """Return the name of the class itself with its functions, which replay must find again."""
+        return f"class {type_name(obj)}({','.join(self.functions(obj))})"
