@@ -1,3 +1,4 @@
+import enum
 import weakref
 
 import numpy as np
@@ -6,7 +7,7 @@ import torch
 from torch import nn
 
 from rearview.errors import StateError
-from rearview.runtime.state.anchors import Anchors, letting_go
+from rearview.runtime.state.anchors import Anchors, bare, letting_go
 
 
 def nobody(_module):
@@ -158,3 +159,19 @@ def test_a_class_that_was_recorded_without_its_functions_is_walked_without_them(
     again = Anchors.walk({"global:t:Made": cls, "global:t:x": []}, project=everybody, signature=old)
     again.check(old)
     assert len(again) == 2 < len(new)
+
+
+class Phase(enum.Enum):
+    WARM = 1
+
+    def next(self):
+        return self
+
+
+def test_an_enumeration_that_was_recorded_as_a_value_is_walked_as_one():
+    roots = {"global:t:Phase": Phase, "global:t:x": []}
+    new = Anchors.walk(roots, project=everybody)
+    assert bare(new.signature[0]) == f"class {__name__}.Phase"
+    Anchors.walk(roots, project=everybody, signature=new.signature).check(new.signature)
+    again = Anchors.walk(roots, project=everybody, signature=["builtins.list"])
+    again.check(["builtins.list"])

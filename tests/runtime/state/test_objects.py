@@ -321,6 +321,26 @@ def test_decorators_defaults_and_attributes_of_methods_are_state(resumes):
     resumes(setup, lambda names, i: (names["one"].step(), names["one"].noted()))
 
 
+class Phase(enum.Enum):
+    WARM = 1
+    MAIN = 2
+
+    def count(self, seen=[]):  # noqa: B006
+        seen.append(self)
+        self.times = getattr(self, "times", 0) + 1
+        return self.times, len(seen)
+
+
+def test_methods_and_members_of_enumerations_hold_state(resumes):
+    def setup():
+        Phase.count.__defaults__[0].clear()
+        for phase in Phase:
+            vars(phase).pop("times", None)
+        return {"Phase": Phase}
+
+    resumes(setup, lambda names, i: (Phase.WARM.count(), Phase(1 + i % 2).count(), list(Phase)))
+
+
 def test_bound_methods_partials_and_modules_go_by_reference(resumes):
     def setup():
         config = Config(1.0)

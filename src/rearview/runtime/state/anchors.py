@@ -129,6 +129,8 @@ class Anchors:
             known = id(child)
             if known in index or known in through:
                 return
+            if kind.name == "enum" and not self._expects(kind.label(child), signature):
+                return  # recorded when enumerations were values
             place = len(places)
             if key is not None and type(key) not in _LITERAL:
                 key = _Unnamed(type(key).__name__)
@@ -158,6 +160,13 @@ class Anchors:
             except Exception:  # noqa: S112
                 # An object that fails when looked into fails alike next time; capture names it.
                 continue
+
+    def _expects(self, label: str, signature: Sequence[str] | None) -> bool:
+        """Say whether that comes next, as far as it is known what was recorded."""
+        if signature is None:
+            return True
+        number = len(self._refs)
+        return number < len(signature) and bare(signature[number]) == bare(label)
 
     def _recorded(self, obj: object, signature: Sequence[str] | None) -> Sequence[str] | None:
         """Return the names that a function or a class was recorded with.

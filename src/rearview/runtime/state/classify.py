@@ -34,8 +34,10 @@ from rearview.runtime.state.objects import (
     COMPILER,
     CellKind,
     ClassKind,
+    EnumKind,
     FunctionKind,
     ObjectKind,
+    has_functions,
 )
 from rearview.runtime.state.programs import Standin, importable
 from rearview.runtime.state.randomness import random_kind
@@ -149,8 +151,11 @@ def kind_of(obj: Any, project: Any) -> Kind:
     if cls is types.FunctionType:
         return FunctionKind()
     if isinstance(obj, type):
-        if project(obj.__module__ or "") and not issubclass(obj, enum.Enum):
-            return ClassKind()
+        if project(obj.__module__ or ""):
+            if not issubclass(obj, enum.Enum):
+                return ClassKind()
+            if has_functions(obj):
+                return EnumKind()
         return VALUE if importable(obj) else REF
     if isinstance(obj, (tuple, frozenset, functools.partial, types.MethodType, slice)):
         return VALUE if _library_value(obj) else THROUGH

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import enum
 import types
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -269,13 +270,17 @@ class ClassKind(Kind):
     def children(self, obj: Any, look: Look) -> Iterable[Step]:
         """Yield the data attributes, the functions, and the classes that it is made from."""
         yield from steps(".", self.data(obj).items())
+        yield from self.made(obj, look)
+
+    def made(self, obj: type, look: Look) -> Iterable[Step]:
+        """Yield what it is made from: its functions, and other classes."""
         recorded = look.recorded
         for name, functions in self.functions(obj).items():
             if recorded is None or name in recorded:
                 yield from (Step(".", name, function) for function in functions)
         if recorded is None or recorded:
-            made = (base for base in (*obj.__bases__, type(obj)) if look.is_local(base))
-            yield from (Step("<", "class", base) for base in made)
+            classes = (base for base in (*obj.__bases__, type(obj)) if look.is_local(base))
+            yield from (Step("<", "class", base) for base in classes)
 
     def read(self, objs: Sequence[Any], reading: Reading) -> list[Any]:
         """Return the data attributes of each."""
@@ -293,3 +298,48 @@ class ClassKind(Kind):
     def label(self, obj: Any) -> str:
         """Return the name of the class itself with its functions, which replay must find again."""
         return f"class {type_name(obj)}({','.join(self.functions(obj))})"
+
+
+class EnumKind(ClassKind):
+    """An enumeration of the project that is more than names: methods, and what its members hold.
+
+    The members themselves are values.
+    """
+
+    name = "enum"
+
+    def data(self, cls: type[enum.Enum]) -> dict[str, Any]:
+        """Return the attributes of each member that has some, beside those every member has."""
+        found = {}
+        for name, member in cls.__members__.items():
+            held = {k: v for k, v in vars(member).items() if not _is_of_enum(k)}
+            if held:
+                found[name] = held
+        return found
+
+    def children(self, obj: Any, look: Look) -> Iterable[Step]:
+        """Yield what the members hold, then what any class leads to."""
+        for name, held in self.data(obj).items():
+            yield from steps(".", ((f"{name}.{key}", value) for key, value in held.items()))
+        yield from self.made(obj, look)
+
+    def write(self, obj: Any, content: Any, writing: Writing) -> None:
+        """Put back the attributes of the members."""
+        for name, member in obj.__members__.items():
+            own = {k: v for k, v in vars(member).items() if _is_of_enum(k)}
+            fill_dict(vars(member), {**own, **content.get(name, {})})
+
+
+def has_functions(cls: type[enum.Enum]) -> bool:
+    """Say whether somebody wrote a function into the body of an enumeration.
+
+    >>> has_functions(enum.Enum("Plain", "A B"))
+    False
+    """
+    written = (one for some in ClassKind().functions(cls).values() for one in some)
+    return any(getattr(one, "__module__", None) == cls.__module__ for one in written)
+
+
+def _is_of_enum(name: str) -> bool:
+    """Say whether an attribute is one that every member has."""
+    return name.startswith("_") and name.endswith("_")
