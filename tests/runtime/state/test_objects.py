@@ -6,9 +6,12 @@ import logging
 import sys
 import threading
 import types
+import weakref
 from typing import ClassVar
 
+import numpy as np
 import pytest
+import torch
 from torch import nn
 
 from rearview.runtime.state.capture import capture as state_of
@@ -257,11 +260,11 @@ def counting_class(base=object):
         def __call__(self):
             return count()
 
-    return Local()
+    return Local(2) if base in (torch.Tensor, np.ndarray) else Local()
 
 
 @pytest.mark.parametrize("way", ["inherited", "method", "static", "of_class", "__call__"])
-@pytest.mark.parametrize("base", [object, dict, tuple, nn.Module])
+@pytest.mark.parametrize("base", [object, dict, tuple, nn.Module, torch.Tensor, np.ndarray])
 def test_what_methods_close_over_is_state(resumes, way, base):
     resumes(lambda: {"one": counting_class(base)}, lambda names, i: getattr(names["one"], way)())
 
@@ -339,6 +342,30 @@ def test_methods_and_members_of_enumerations_hold_state(resumes):
         return {"Phase": Phase}
 
     resumes(setup, lambda names, i: (Phase.WARM.count(), Phase(1 + i % 2).count(), list(Phase)))
+
+
+def test_a_read_only_view_leads_to_what_it_shows(resumes):
+    def setup():
+        return {"shown": types.MappingProxyType({"one": counting_class()})}
+
+    resumes(setup, lambda names, i: names["shown"]["one"].method())
+
+
+def test_a_weak_reference_to_a_method_stays_one(resumes):
+    def setup():
+        adder = Adder()
+        return {"adder": adder, "weak": weakref.WeakMethod(adder.add)}
+
+    resumes(setup, lambda names, i: names["weak"]()(i))
+
+
+class Adder:
+    def __init__(self):
+        self.total = 0
+
+    def add(self, i):
+        self.total += i
+        return self.total
 
 
 def test_bound_methods_partials_and_modules_go_by_reference(resumes):

@@ -21,6 +21,7 @@ from typing import Any
 from rearview.runtime.state.containers import (
     CONTAINERS,
     PLAIN_DICT,
+    PROXY,
     WEAK_CONTAINERS,
     AttributedKind,
 )
@@ -221,6 +222,8 @@ def _by_layout(obj: Any) -> Kind:
     cls = type(obj)
     if cls is dict:
         return PLAIN_DICT
+    if cls is types.MappingProxyType:
+        return PROXY
     if cls in CONTAINERS:
         return CONTAINERS[cls]
     for base, kind in WEAK_CONTAINERS.items():
