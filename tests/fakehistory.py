@@ -8,7 +8,7 @@ from typing import Any
 
 from rearview.model import Checkpoint, Operator, Plan, Point, Run, Segment, Status, Step
 from rearview.model.segment import Report
-from rearview.past import BackfillReport, PlanReport, Refusal, RunReport
+from rearview.past import BackfillReport, PlanReport, Refusal, RunReport, Unproved
 
 
 class FakeTable:
@@ -70,6 +70,7 @@ class FakeHistory:
         Segment(a_run().id, "f" * 40, Operator.INNER, "epoch", 3, 5, "c/3", ("g",), 4.0, 3.0, 6.0),
     )
     refusals: list[Refusal] = field(default_factory=list)
+    unproved: list[Unproved] = field(default_factory=list)
     explained: Any = None
     virtual: tuple[str, ...] = ()
     under_way: list[Any] = field(default_factory=list)
@@ -130,7 +131,13 @@ class FakeHistory:
 
     def plan(self, names, **options):
         self._note("plan", names, **options)
-        return PlanReport(Plan(self.segments), self.refusals, 5, explaining=lambda: self.explained)
+        return PlanReport(
+            Plan(self.segments),
+            self.refusals,
+            5,
+            unproved=self.unproved,
+            explaining=lambda: self.explained,
+        )
 
     def backfill(self, names, **options):
         options.pop("progress")

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from fakehistory import an_outcome
 from rearview.cli import fill
 from rearview.cli.plans import refused
-from rearview.past import BackfillReport, Refusal
+from rearview.past import BackfillReport, Refusal, Unproved
 from rearview.plan.explain import Cheaper, OnWorkers
 
 
@@ -163,3 +163,21 @@ def test_a_reason_that_many_runs_share_is_told_once():
     assert refused(few) == [f"refused: r0, r1: {shared}"]
     many = [Refusal(f"r{k}", reason.format(k)) for k in range(40)]
     assert refused(many) == [f"refused: 40 runs, such as r39: {shared}"]
+
+
+def test_what_is_there_and_cannot_be_proved_is_said_and_runs_only_when_asked(command, past):
+    past.segments = ()
+    past.unproved = [Unproved("r1", ("g",))]
+    code, _, err = command("backfill", "g")
+    assert code == 1
+    assert "not proved: g of r1 is there" in err
+    assert "`--again` runs it again" in err
+    command("backfill", "g", "--again")
+    assert [options["again"] for _, _, options in past.asked] == [False, True]
+
+
+def test_what_another_backfill_filled_is_said(command, past):
+    past.report = BackfillReport(elsewhere=2)
+    code, out, _ = command("backfill", "g")
+    assert code == 0
+    assert "2 segments filled by another backfill meanwhile\nnothing was replayed here" in out

@@ -1,9 +1,13 @@
+import os
+import signal
+import subprocess
+import sys
 from datetime import datetime
 
 import click
 import pytest
 
-from rearview.cli.green import moment
+from rearview.cli.green import PAUSED, Supervisor, moment
 
 NOON = datetime(2026, 5, 1, 12, 0).astimezone().timestamp()
 
@@ -34,3 +38,79 @@ def test_options_of_a_green_run_need_one(command, tmp_path, monkeypatch):
     code, _, err = command("run", "--share", "60", "train.py")
     assert code == 2
     assert "go with --green" in err
+
+
+TERM, INT = signal.SIGTERM, signal.SIGINT
+
+
+@pytest.mark.parametrize(
+    ("number", "left"), [(TERM, SystemExit), (INT, KeyboardInterrupt)], ids=["TERM", "INT"]
+)
+def test_a_signal_that_comes_where_exceptions_are_lost_is_heard_by_the_next_wait(number, left):
+    class Last:
+        def __del__(self):
+            signal.raise_signal(number)
+
+    with Supervisor((TERM,)) as supervisor:
+        last = Last()
+        del last  # what is raised in there nobody hears
+        with pytest.raises(left):
+            supervisor.sleep(600)
+
+
+def test_handlers_are_given_back():
+    before = signal.getsignal(TERM), signal.getsignal(INT)
+    with Supervisor((TERM,)):
+        assert signal.getsignal(TERM) != before[0]
+    assert (signal.getsignal(TERM), signal.getsignal(INT)) == before
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_a_second_signal_insists():
+    with Supervisor((TERM,)) as supervisor:
+        signal.raise_signal(TERM)
+        with pytest.raises(SystemExit) as left:
+            signal.raise_signal(TERM)
+        assert supervisor.asked
+    assert left.value.code == PAUSED
+
+
+WAITS = """
+import os, random, signal, sys, threading, time
+from rearview.cli.green import Supervisor
+
+shots = random.Random(7)
+for k in range(400):
+    number = (signal.SIGTERM, signal.SIGINT)[k % 2]
+    with Supervisor((signal.SIGTERM,)) as supervisor:
+        ready = threading.Event()
+
+        def shoot():
+            ready.wait()
+            until = time.perf_counter() + shots.random() * 1e-4
+            while time.perf_counter() < until:
+                pass
+            os.kill(os.getpid(), number)
+
+        thread = threading.Thread(target=shoot)
+        thread.start()
+        try:
+            ready.set()
+            while True:
+                supervisor.sleep(600)
+        except (SystemExit, KeyboardInterrupt) as left:
+            print(type(left).__name__, end=" ")
+        thread.join()
+"""
+
+
+def test_no_signal_is_lost_just_as_a_wait_begins():
+    done = subprocess.run(
+        [sys.executable, "-c", WAITS],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stdout.split() == ["SystemExit", "KeyboardInterrupt"] * 200, done.stderr

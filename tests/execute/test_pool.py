@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rearview.execute.executor import Task
-from rearview.execute.pool import Piece, Pool
+from rearview.execute.pool import Piece, Pool, Turn
 from rearview.execute.replays import Outcome
 from rearview.model import Report, Run, Status
 
@@ -75,7 +75,7 @@ def folder(tmp_path) -> Path:
 
 
 def pieces(folder, *names):
-    return [Piece(RUN, 1.0, lambda name=name: made(name, folder)) for name in names]
+    return [Piece(RUN, 1.0, lambda name=name: Turn(made(name, folder))) for name in names]
 
 
 GOOD = Report(states=1, finished=True)
@@ -231,7 +231,7 @@ def test_a_lost_segment_is_made_ready_anew_so_that_its_records_count_once(folder
 
     def prepare():
         made_ready.append(1)
-        return made("a", folder)
+        return Turn(made("a", folder))
 
     Pool(replays, Machine({"a": [-9, 0]})).carry_out([Piece(RUN, 1.0, prepare)])
     assert len(made_ready) == 2
@@ -257,3 +257,50 @@ def test_a_cluster_that_shrinks_by_itself_takes_nothing_away_from_the_living(fol
 
     assert len(Pool(replays, machine, progress).carry_out(long)) == 3
     assert machine.stopped == []
+
+
+def turns(*answers):
+    """Return a piece that says one thing after the other."""
+    left = list(answers)
+    return Piece(RUN, 1.0, lambda: left.pop(0))
+
+
+HELD, FILLED = Turn(None, rest=True), Turn(None, filled=True)
+
+
+def test_what_another_has_under_way_is_asked_for_again_at_the_end(folder):
+    machine = Machine(slots=1)
+    replays, told = Scripted({name: [GOOD] for name in "ab"}), []
+    pool = Pool(replays, machine, told.append)
+    outcomes = pool.carry_out([turns(HELD, HELD, Turn(made("a", folder))), *pieces(folder, "b")])
+    assert machine.started == ["b", "a"]
+    assert [outcome.replay for outcome in outcomes] == ["a", "b"]
+    assert pool.elsewhere == set()
+    assert max(event.held for event in told) == 1
+
+
+def test_what_another_has_filled_is_told_and_not_started(folder):
+    machine, told = Machine(), []
+    pool = Pool(Scripted({}), machine, told.append)
+    assert pool.carry_out([turns(HELD, FILLED), turns(FILLED)]) == []
+    assert machine.started == []
+    assert pool.elsewhere == {0, 1}
+    ended = [event for event in told if event.kind == "filled"]
+    assert [event.segment for event in ended] == [1, 0]
+    assert ended[-1].done == 1.0
+
+
+def test_a_piece_of_which_another_has_a_part_is_asked_for_that_once_its_own_part_has_ended(folder):
+    machine = Machine()
+    replays = Scripted({name: [GOOD] for name in "ab"})
+    parts = [Turn(made("a", folder), rest=True), HELD, Turn(made("b", folder))]
+    outcomes = Pool(replays, machine).carry_out([turns(*parts)])
+    assert [outcome.replay for outcome in outcomes] == ["a", "b"]
+
+
+def test_a_lost_piece_that_was_to_run_from_the_start_may_be_filled_by_another_meanwhile(folder):
+    machine = Machine({"a-again": [-9]})
+    replays = Scripted({"a": [Report(retry=True)]})
+    pool = Pool(replays, machine)
+    assert pool.carry_out([turns(Turn(made("a", folder)), FILLED)]) == []
+    assert (pool.elsewhere, replays.abandoned) == ({0}, ["a-again"])

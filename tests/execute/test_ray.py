@@ -16,7 +16,7 @@ from rays import traceless
 from rearview.errors import SiteError
 from rearview.execute.carrier import Carrier
 from rearview.execute.executor import Task
-from rearview.execute.pool import Piece, Pool
+from rearview.execute.pool import Piece, Pool, Turn
 from rearview.execute.ray import Ray
 from rearview.past import history
 
@@ -124,7 +124,7 @@ def test_segments_of_a_lost_node_are_done_elsewhere(cluster, tmp_path):
                 f"while not os.path.exists({str(go)!r}): time.sleep(0.05)\n"
                 f"pathlib.Path({str(tmp_path / f'{name}.done')!r}).touch()\n"
             )
-            return task(tmp_path, code, f"{name}-{number}")
+            return Turn(task(tmp_path, code, f"{name}-{number}"))
 
         return Piece(RUN, 1.0, prepare)
 

@@ -150,6 +150,51 @@ def test_what_a_killed_worker_had_written_does_not_count_twice(recorded, asked):
     assert len({(row["run"], row["epoch"], row["step"]) for row in rows}) == RUNS * 12
 
 
+def test_two_backfills_at_once_do_the_work_once(recorded, asked):
+    first = asked("shared", 3)
+    await_all(first)
+    second, seen = asked("shared", 2), []
+    for event in events(second):
+        seen.append(event)
+        if event.get("held") == RUNS:
+            asked.open()
+    assert second.wait(300) == 0
+    assert list(events(first))[-1]["exact"]
+    assert first.wait(300) == 0
+    assert "is filling shared now" in seen[0]["notes"][0]
+    assert (seen[-1]["written"], seen[-1]["elsewhere"]) == (0, RUNS)
+    assert written(recorded, "shared") == RUNS * 12
+
+
+def test_what_a_killed_backfill_had_under_way_is_taken_over_by_the_other(recorded, asked):
+    first = asked("heir", 3)
+    await_all(first)
+    second, seen = asked("heir", 3), []
+    for event in events(second):
+        seen.append(event)
+        if event.get("held") == RUNS and first.poll() is None:
+            for pid in (first.pid, *children(first.pid)):
+                os.kill(pid, signal.SIGKILL)
+            first.wait()
+            asked.open()
+    assert second.wait(300) == 0
+    assert (seen[-1]["exact"], seen[-1]["elsewhere"]) == (True, 0)
+    assert len(filled(recorded, "heir")) == RUNS * 12
+
+
+def await_all(process):
+    """Return when all segments of a backfill are under way."""
+    for event in events(process):
+        if under_way(event) == RUNS:
+            return
+
+
+def written(folder, name):
+    """Return how many values there are in all, those that no table shows included."""
+    query = f"SELECT count(*) AS n FROM records WHERE name = '{name}'"
+    return json.loads(done(folder, "sql", query, "--format", "json")[1])[0]["n"]
+
+
 def children(pid):
     """Return the processes that a process started."""
     found = []

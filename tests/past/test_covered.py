@@ -1,11 +1,13 @@
 """What was filled is not filled again; what was filled in part is not taken for whole."""
 
 import shutil
+import time
 
 import pytest
 
 from plainly import recorded, write
 from rearview.past import history
+from rearview.store.runs import Runs
 
 SCRIPT = """
 w = 1.0
@@ -138,3 +140,42 @@ def test_what_was_recorded_can_be_asked_where_nothing_can_be_written(past, tmp_p
     assert len(past.table("w").rows()) == len(EVERY)
     (refusal,) = past.plan(["other"]).refusals
     assert "source as it is now was not written" in refusal.reason
+
+
+@pytest.fixture
+def bare(tmp_path):
+    """A run without checkpoints, and a statement before its loop: nothing can be compared."""
+    write(tmp_path, train=SCRIPT)
+    assert recorded(tmp_path, "train.py", every=False, epsilon=0.0).code == 0
+    (tmp_path / "train.py").write_text(
+        "import rearview\n" + SCRIPT.replace("w = 1.0\n", 'w = 1.0\nrearview.log("w0", w)\n')
+    )
+    return history(tmp_path)
+
+
+def test_what_cannot_be_compared_is_said_to_be_unproved_and_not_run_again(bare):
+    first = bare.backfill(["w0"])
+    assert (first.proved, first.written) == (False, 1)
+    second = bare.plan(["w0"])
+    assert (second.nothing, second.missing, second.refusals) == (True, 0, [])
+    assert [(one.run, one.names) for one in second.unproved] == [(bare.run().id, ("w0",))]
+    assert not bare.plan(["w0"], again=True).nothing
+    assert bare.backfill(["w0"], again=True).written == 1
+
+
+def test_what_differed_runs_again_each_time(bare):
+    (one,) = bare.backfill(["w0"]).outcomes
+    report = {"finished": True, "difference": "w at the start"}
+    Runs(bare.project).end_replay(one.run, one.replay, proved=False, facts={"report": report})
+    plan = bare.plan(["w0"])
+    assert not plan.nothing
+    assert plan.unproved == []
+
+
+def test_what_could_not_be_compared_runs_again_once_the_run_has_gone_on(bare, tmp_path):
+    assert not bare.backfill(["w0"]).proved
+    run = bare.run()
+    Runs(bare.project).end(run.id, 0, {**run.facts["end"], "time": time.time()})
+    plan = history(tmp_path).plan(["w0"])
+    assert not plan.nothing
+    assert plan.unproved == []

@@ -254,3 +254,12 @@ def test_a_linked_input_is_copied_before_it_is_changed(tmp_path):
     assert path == f"{tmp_path}/tree/in.txt"
     assert not (tmp_path / "tree" / "in.txt").is_symlink()
     assert (tmp_path / "tree" / "in.txt").read_text() == "mine"
+
+
+def test_an_environment_of_python_in_the_project_is_used_as_it_is():
+    view = View("/proj", "/scratch", elsewhere="/e", installed=("/proj/.venv/",))
+    inside = "/proj/.venv/lib/a.py"
+    assert view.real(inside) == view.real("/proj/src/../.venv/lib/a.py") == inside
+    assert view.real("/proj/.venvs/a.py") == "/scratch/.venvs/a.py"
+    assert not view.guards(inside)
+    assert view.guards("/proj/a.py")

@@ -49,6 +49,7 @@ ASK_ABOVE = 60.0
     help="With --on ray: accelerators each segment gets, 0.5 for half of one.",
 )
 @click.option("--budget", type=span, metavar="TIME", help="Run no more than this takes: 10m.")
+@click.option("--again", is_flag=True, help="Also run what is there and could not be proved.")
 @click.option("--explain", is_flag=True, help="Only show what would run again, and its cost.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask, however long it takes.")
 @quiet_option
@@ -63,6 +64,7 @@ def backfill(
     on: str,
     gpus: float | None,
     budget: float | None,
+    again: bool,
     explain: bool,
     yes: bool,
     quiet: bool,
@@ -74,7 +76,7 @@ def backfill(
     again does, from checkpoints, and each replay is proved against what was recorded. With --json
     each event is a line (docs/backfill.md). `rearview workers` adds and takes away workers while
     it runs. Exit code 0: filled and proved (or nothing was missing); 1: something was refused or
-    is unproved.
+    is unproved, also of what was there before.
     """
     past = asked()
     chosen: dict[str, Any] = {
@@ -83,6 +85,7 @@ def backfill(
         "at": at,
         "workers": workers,
         "budget": budget,
+        "again": again,
     }
     with waiting("planning", quiet=quiet):
         plan = past.plan(list(names), **chosen)
@@ -101,7 +104,7 @@ def backfill(
             from rearview.past import BackfillReport
 
             show.json_line({"event": "done", **_verdict(BackfillReport(refusals=plan.refusals))})
-        return 1 if plan.refusals else 0
+        return 1 if plan.refusals or plan.unproved else 0
     if not yes and not agreed(plan.plan.seconds):
         show.note("Nothing was run.")
         return 1
@@ -111,8 +114,8 @@ def backfill(
         )
     if as_json:
         show.json_line({"event": "done", **_verdict(report)})
-        return _code(report)
-    return finish(report, as_json=False)
+        return _code(report) or int(bool(plan.unproved))
+    return finish(report, as_json=False) or int(bool(plan.unproved))
 
 
 @click.command(cls=TakesRuns)
@@ -152,6 +155,7 @@ def _verdict(report: BackfillReport) -> dict[str, Any]:
         "speedup": report.speedup,
         "proof": report.proof,
         "segments": len(report.outcomes),
+        "elsewhere": report.elsewhere,
         "unproved": [_told(outcome) for outcome in report.outcomes if not outcome.proved],
         "refusals": report.refusals,
     }
@@ -168,13 +172,16 @@ def finish(report: BackfillReport, *, as_json: bool) -> int:
         show.out(text)
     for outcome in report.outcomes:
         if not outcome.proved:
-            verdict = "failed:" if outcome.report.error else "not exact:"
+            verdict = "not proved:" if outcome.report.uncompared else "not exact:"
+            verdict = "failed:" if outcome.report.error else verdict
             show.out(f"{show.paint(verdict, show.RED)} {outcome.run}: {_why(outcome)}")
     if report.outcomes:
         show.out(
             f"{plural(report.written, 'record')} written in {duration(report.seconds)}"
             f"{_compared(report) if report.written else ''}"
         )
+    if report.elsewhere:
+        show.out(f"{plural(report.elsewhere, 'segment')} filled by another backfill meanwhile")
     show.out(show.paint(report.proof, show.YELLOW if code else show.GREEN))
     return code
 

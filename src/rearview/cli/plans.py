@@ -10,7 +10,7 @@ from rearview.cli.formats import duration, plural, size
 
 if TYPE_CHECKING:
     from rearview.model import Segment
-    from rearview.past import PlanReport, Refusal
+    from rearview.past import PlanReport, Refusal, Unproved
 
 FEW = 3
 """Runs that are named one by one."""
@@ -31,6 +31,7 @@ def summary(plan: PlanReport) -> dict[str, Any]:
         "refusals": plan.refusals,
         "changed_inputs": plan.changed_inputs,
         "notes": plan.notes,
+        "unproved": plan.unproved,
     }
     if plan.explained is not None:
         told |= {
@@ -94,9 +95,27 @@ def _remarks(plan: PlanReport, say: Callable[[str], None]) -> bool:
         say(f"note: {remark}")
     for text in refused(plan.refusals):
         say(text)
+    for text in _unproved(plan.unproved):
+        say(text)
     if plan.nothing:
         say("Nothing to run." if plan.refusals else "Nothing is missing.")
     return not plan.nothing
+
+
+def _unproved(found: Sequence[Unproved]) -> list[str]:
+    """Return a line for each set of names of which values are there that cannot be proved."""
+    runs: dict[tuple[str, ...], list[str]] = {}
+    for one in found:
+        runs.setdefault(one.names, []).append(one.run)
+    return [
+        f"not proved: {', '.join(names)} of {_who(those)} is there, but was computed where the run "
+        "recorded nothing to compare with; `--again` runs it again"
+        for names, those in runs.items()
+    ]
+
+
+def _who(runs: Sequence[str]) -> str:
+    return ", ".join(runs) if len(runs) <= FEW else f"{len(runs)} runs, such as {runs[-1]}"
 
 
 def refused(refusals: Sequence[Refusal]) -> list[str]:
@@ -105,11 +124,7 @@ def refused(refusals: Sequence[Refusal]) -> list[str]:
     for refusal in refusals:
         reason = refusal.reason.replace(f"run {refusal.run}", "the run")
         runs.setdefault(reason, []).append(refusal.run)
-    lines = []
-    for reason, found in runs.items():
-        who = ", ".join(found) if len(found) <= FEW else f"{len(found)} runs, such as {found[-1]}"
-        lines.append(f"refused: {who}: {reason}")
-    return lines
+    return [f"refused: {_who(found)}: {reason}" for reason, found in runs.items()]
 
 
 def _sum(plan: PlanReport) -> str:

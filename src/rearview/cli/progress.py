@@ -78,7 +78,7 @@ class Bar:
 
     def __call__(self, event: Event) -> None:
         """Take in one event."""
-        self._ended += event.kind in {"proved", "failed"}
+        self._ended += event.kind in {"proved", "failed", "filled"}
         if event.kind == "progress" or self._event is None or event.done > self._event.done:
             self._event = event
 
@@ -93,7 +93,10 @@ class Bar:
             self._last = now
             left = "" if event.left is None else f", about {duration(event.left)} left"
             busy = f" on {plural(event.workers, 'worker')}" if event.workers else ""
-            show.said(f"{event.done:.0%} done, {self._ended} of {event.total} segments{busy}{left}")
+            show.said(
+                f"{event.done:.0%} done, {self._ended} of {event.total} segments"
+                f"{_held(event)}{busy}{left}"
+            )
 
     def _draw(self, event: Event) -> None:
         if self._rich is None:
@@ -127,6 +130,7 @@ class Bar:
             self._bars[TOTAL],
             completed=event.done,
             description=f"{self._ended} of {plural(event.total, 'segment')}"
+            + _held(event)
             + (f", {more} more workers" if more > 0 else ""),
             left="" if event.left is None else f"about {duration(event.left)} left",
         )
@@ -146,6 +150,10 @@ class Bar:
             self._thread.join()
         if self._rich is not None:
             self._rich.stop()
+
+
+def _held(event: Event) -> str:
+    return f", {event.held} wait for another backfill" if event.held else ""
 
 
 class Lines:
@@ -169,6 +177,7 @@ class Lines:
                     "left": event.left,
                     "workers": event.workers,
                     "under_way": event.under_way,
+                    "held": event.held,
                 }
             )
             return
@@ -183,6 +192,8 @@ class Lines:
             told["rows"] = event.rows
         if event.kind in {"proved", "failed"}:
             told |= {"seconds": event.seconds, "done": event.done}
+        if event.kind == "filled":
+            told["done"] = event.done
         if event.message:
             told["message"] = event.message
         show.json_line(told)

@@ -23,6 +23,8 @@ EVERY = 0.5
 """Seconds between looks at what is asked for."""
 BEAT = 5.0
 """Seconds between signs of life."""
+SILENT = 60.0
+"""Seconds without one after which nobody waits for what a backfill has under way."""
 FORMAT = 1
 
 
@@ -64,6 +66,17 @@ def under_way(project: Project) -> list[Crew]:
     return sorted(found, key=lambda crew: crew.started)
 
 
+def at_work(project: Project) -> frozenset[str]:
+    """Return the ids of backfills that live and go on; one that is suspended does not."""
+    found = set()
+    for crew in under_way(project):
+        with contextlib.suppress(OSError):
+            said = (folder_of(project) / f"{crew.id}.json").stat().st_mtime
+            if time.time() - said < SILENT:
+                found.add(crew.id)
+    return frozenset(found)
+
+
 def ask_for(project: Project, crew: str, workers: int) -> None:
     """Tell a backfill how many workers to use from now on."""
     publish(folder_of(project) / f"{crew}.workers", b"%d\n" % workers, durable=False)
@@ -83,12 +96,16 @@ class Post:
 
     def __post_init__(self) -> None:
         self._started = time.time()
-        self._id = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
-        self._file = folder_of(self.project) / f"{self._id}.json"
+        self.id = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
+        self._file = folder_of(self.project) / f"{self.id}.json"
 
     @contextlib.contextmanager
     def open(self) -> Iterator[Post]:
-        """Say that a backfill is under way as long as the body runs."""
+        """Say that a backfill is under way as long as the body runs.
+
+        At once: what it claims counts only while it is known to live.
+        """
+        self.say(workers=0, busy=0, segments=0, ended=0, left=None)
         try:
             yield self
         finally:
@@ -112,7 +129,7 @@ class Post:
             return
         self._last, self._said = what, now
         crew = Crew(
-            id=self._id,
+            id=self.id,
             names=tuple(self.names),
             started=self._started,
             workers=workers,

@@ -30,7 +30,7 @@ class Event:
 
     kind: str
     """`started`; `progress`, several times a second; `rows`, when records have come; then one of
-    `proved` and `failed`. Also `lost`: its worker is gone; `returned`: its worker was taken away;
+    `proved` and `failed`, or `filled`: another backfill has done it. Also `lost`: its worker is gone; `returned`: its worker was taken away;
     `workers`: their number has changed."""
     segment: int
     total: int
@@ -49,9 +49,11 @@ class Event:
     workers: int = 0
     under_way: tuple[UnderWay, ...] = ()
     """With `progress`: one for each worker that is busy."""
+    held: int = 0
+    """With `progress`: segments that wait for what another backfill has under way."""
 
 
 Progress = Callable[[Event], None]
 
-ENDED = frozenset({"proved", "failed"})
+ENDED = frozenset({"proved", "failed", "filled"})
 """Kinds of events that end a segment."""

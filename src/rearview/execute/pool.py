@@ -20,7 +20,19 @@ LONG = 60.0
 """Seconds that a segment may still take when its worker is taken away."""
 _PAUSE = 0.05
 _LOOK = 0.5
-"""Seconds between looks at the records of a segment."""
+"""Seconds between looks at the records of a segment, and at what others have under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What there is to do of a piece when its turn has come."""
+
+    task: Task | None
+    """None: nothing."""
+    rest: bool = False
+    """Another backfill has some of it under way: it is to be asked again later."""
+    filled: bool = False
+    """Another backfill has filled some of it, or all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +42,8 @@ class Piece:
     run: Run
     seconds: float
     """Predicted."""
-    prepare: Callable[[], Task]
+    turn: Callable[[], Turn]
+    """Asked again as long as there is a rest."""
     watch: Callable[[Task], Watch] | None = None
     """Follows how far it is."""
 
@@ -64,6 +77,8 @@ class Pool:
     progress: Progress | None = None
     post: Post | None = None
     """Where more or fewer workers are asked for."""
+    elsewhere: set[int] = field(default_factory=set)
+    """Numbers of the pieces that another backfill has filled, wholly or in part."""
     _lost: dict[int, int] = field(default_factory=dict)
     _again: set[int] = field(default_factory=set)
     _slots: int = 0
@@ -72,20 +87,29 @@ class Pool:
     _planned: float = 0.0
 
     def carry_out(self, pieces: Sequence[Piece]) -> list[Outcome]:
-        """Return what became of each piece, in their order."""
+        """Return what became of the pieces, in their order.
+
+        Of a piece that another backfill filled there is nothing to tell.
+        """
         self._pieces = pieces
         self._waiting: deque[tuple[int, Task | None]] = deque((k, None) for k in range(len(pieces)))
         self._running: dict[int, _Running] = {}
-        self._outcomes: dict[int, Outcome] = {}
+        self._outcomes: dict[int, list[Outcome]] = {}
+        self._rests: set[int] = set()
+        self._later: list[int] = []
+        self._next_look = 0.0
         self._ended: set[int] = set()
         self._total = sum(piece.seconds for piece in pieces) or 1.0
         self._done = 0.0
         self._slots = self.executor.slots
         try:
-            while self._waiting or self._running:
+            while self._waiting or self._running or self._later:
                 self._staff()
+                self._look_again()
                 while self._waiting and len(self._running) < self._slots:
-                    self._start()
+                    self._take()
+                if not self._running:
+                    time.sleep(_PAUSE)
                 for slot, one in list(self._running.items()):
                     code = one.job.wait(_PAUSE / len(self._running))
                     self._look(slot, one)
@@ -96,7 +120,7 @@ class Pool:
             for one in self._running.values():
                 one.job.stop()
             self.executor.close()
-        return [self._outcomes[number] for number in sorted(self._outcomes)]
+        return [one for number in sorted(self._outcomes) for one in self._outcomes[number]]
 
     def _staff(self) -> None:
         """See how many workers there are now; they may come and go while we run."""
@@ -130,11 +154,46 @@ class Pool:
         self._tell("returned", one.number, worker=slot)
         self._put_back(one, "its worker was taken away")
 
-    def _start(self) -> None:
+    def _look_again(self) -> None:
+        """Once there is nothing else to start, ask again for what others had under way."""
+        now = time.monotonic()
+        if self._later and not self._waiting and now >= self._next_look:
+            self._waiting.extend((number, None) for number in self._later)
+            self._later.clear()
+            self._next_look = now + _LOOK
+
+    def _take(self) -> None:
+        """Start the next piece, or what others leave of it."""
         number, task = self._waiting.popleft()
         piece = self._pieces[number]
+        if task is None:
+            turn = piece.turn()
+            if turn.filled:
+                self.elsewhere.add(number)
+            if turn.task is None:
+                self._leave(number, rest=turn.rest)
+                return
+            if turn.rest:
+                self._rests.add(number)
+            task = turn.task
+            if number in self._again:
+                self.replays.abandon(piece.run, task, "it runs from the start")
+                task = self.replays.from_the_start(piece.run, task)
+        self._start(number, task)
+
+    def _leave(self, number: int, *, rest: bool) -> None:
+        """Leave a piece to others: until they are done with it, or for good."""
+        if rest:
+            self._later.append(number)
+            return
+        self._ended.add(number)
+        self._done += self._pieces[number].seconds
+        self._tell("filled", number)
+
+    def _start(self, number: int, task: Task) -> None:
+        piece = self._pieces[number]
         slot = next(k for k in range(len(self._running) + 1) if k not in self._running)
-        job = self.executor.start(task or piece.prepare(), slot)
+        job = self.executor.start(task, slot)
         now = time.monotonic()
         watch = piece.watch(job.task) if piece.watch is not None and self.progress else None
         self._running[slot] = _Running(number, job, now, Pace(piece.seconds, now), watch)
@@ -153,13 +212,17 @@ class Pool:
         spent = time.monotonic() - one.begun
         if not self._settled(slot, one, code, spent):
             return
-        planned = self._pieces[one.number].seconds
-        self._ended.add(one.number)
-        self._done += planned
-        self._real += spent
-        self._planned += planned
-        outcome = self._outcomes[one.number]
+        outcome = self._outcomes[one.number][-1]
         report = outcome.report
+        if one.number in self._rests:
+            self._rests.remove(one.number)
+            self._later.append(one.number)
+        else:
+            planned = self._pieces[one.number].seconds
+            self._ended.add(one.number)
+            self._done += planned
+            self._real += spent
+            self._planned += planned
         self._tell(
             "proved" if outcome.proved else "failed",
             one.number,
@@ -177,22 +240,20 @@ class Pool:
             self._tell("lost", one.number, worker=slot, message=f"it ended with {code}")
             self._put_back(one, "its worker was lost")
             return False
-        outcome = self._outcomes[one.number] = self.replays.judge(run, task, code, spent)
+        outcome = self.replays.judge(run, task, code, spent)
         pinned = task.threads is not None
         if doubtful(outcome.report, pinned=pinned) and one.number not in self._again:
             self._again.add(one.number)
             self._waiting.appendleft((one.number, self.replays.from_the_start(run, task)))
             return False
+        self._outcomes.setdefault(one.number, []).append(outcome)
         return True
 
     def _put_back(self, one: _Running, why: str) -> None:
         """Let the next free worker do what one had begun and did not end."""
-        piece = self._pieces[one.number]
-        self.replays.abandon(piece.run, one.job.task, why)
-        task = None
-        if one.number in self._again:
-            task = self.replays.from_the_start(piece.run, piece.prepare())
-        self._waiting.appendleft((one.number, task))
+        self.replays.abandon(self._pieces[one.number].run, one.job.task, why)
+        self._rests.discard(one.number)
+        self._waiting.appendleft((one.number, None))
 
     @property
     def _factor(self) -> float:
@@ -232,7 +293,8 @@ class Pool:
         under_way = tuple(
             self._under_way(slot, one, now, factor) for slot, one in self._running.items()
         )
-        waiting = sum(self._pieces[number].seconds for number, _ in self._waiting) * factor
+        numbers = [*(number for number, _ in self._waiting), *self._later]
+        waiting = sum(self._pieces[number].seconds for number in numbers) * factor
         left = max(
             (sum(one.left for one in under_way) + waiting) / self._slots,
             max((one.left for one in under_way), default=0.0),
@@ -245,21 +307,22 @@ class Pool:
                 ended=len(self._ended),
                 left=left,
             )
-        if self.progress is None or not under_way:
+        if self.progress is None or not (under_way or self._later):
             return
         share = sum(one.done * self._pieces[one.segment].seconds for one in under_way)
         done = min(1.0, (self._done + share) / self._total)
-        first = under_way[0]
+        first = under_way[0].segment if under_way else self._later[0]
         self.progress(
             Event(
                 "progress",
-                first.segment,
+                first,
                 len(self._pieces),
-                first.run,
+                self._pieces[first].run.id,
                 done,
                 left=left,
                 workers=self._slots,
                 under_way=under_way,
+                held=len(self._later),
             )
         )
 

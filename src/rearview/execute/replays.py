@@ -23,7 +23,7 @@ from rearview.store.project import Project, publish
 from rearview.store.runs import Runs
 from rearview.store.versions import Versions
 
-_KEPT = frozenset(("covered", "only", "operator", "head", "tail", "limits", "same"))
+_KEPT = frozenset(("covered", "only", "operator", "head", "tail", "limits", "same", "crew"))
 """What a replay from the start takes over from the one that it stands in for."""
 
 
@@ -79,8 +79,18 @@ class Replays:
     ) -> Task:
         """Return a task that replays what is wanted of `run` with the source `version`.
 
-        What is `told` besides is kept with the replay.
+        What is `told` besides is kept with the replay. That it has started is said first: others
+        then leave what it covers to it.
         """
+        covered = [segment.first, (1 << 62) if segment.last is None else segment.last]
+        about: dict[str, Any] = {
+            "version": version,
+            "names": wanted.names,
+            "operator": segment.operator.value,
+        }
+        about |= {"covered": covered, "only": segment.only, "predicted": segment.seconds}
+        about |= {"head": wanted.head, "tail": wanted.tail, **(told or {})}
+        self.runs.start_replay(run.id, wanted.replay, about)
         folder = self.project.replays / wanted.replay
         tree = folder / "tree"
         self._lay_out(run, version, tree)
@@ -106,15 +116,6 @@ class Replays:
             hash_seed=str(facts.get("hash_seed", "0")),
         )
         how.folder.mkdir(parents=True, exist_ok=True)
-        covered = [segment.first, (1 << 62) if segment.last is None else segment.last]
-        about: dict[str, Any] = {
-            "version": version,
-            "names": wanted.names,
-            "operator": segment.operator.value,
-        }
-        about |= {"covered": covered, "only": segment.only, "predicted": segment.seconds}
-        about |= {"head": wanted.head, "tail": wanted.tail, **(told or {})}
-        self.runs.start_replay(run.id, wanted.replay, about)
         return Task(
             id=wanted.replay,
             command=how.command,
@@ -137,6 +138,9 @@ class Replays:
         wanted = msgspec.json.decode((old / "segment.json").read_bytes(), type=Wanted)
         folder = self.project.replays / f"{task.id}-again"
         about = next(one for one in self.runs.replays(run.id) if one.id == task.id)
+        told = {k: v for k, v in about.facts.items() if k in _KEPT}
+        told |= {"version": about.version, "names": list(about.names)}
+        self.runs.start_replay(run.id, folder.name, told)
         tree = folder / "tree"  # not that of the first: it holds what that one wrote
         self._lay_out(run, about.version, tree)
         wanted = msgspec.structs.replace(
@@ -149,9 +153,6 @@ class Replays:
         publish(folder / "segment.json", msgspec.json.encode(wanted), durable=False)
         control = msgspec.json.decode(task.environment[VARIABLE], type=Control)
         control = msgspec.structs.replace(control, segment=str(folder / "segment.json"))
-        told = {k: v for k, v in about.facts.items() if k in _KEPT}
-        told |= {"version": about.version, "names": list(about.names)}
-        self.runs.start_replay(run.id, folder.name, told)
         return replace(
             task,
             id=folder.name,

@@ -125,3 +125,13 @@ class Report(msgspec.Struct, omit_defaults=True):
         compared = self.states + self.repeated > 0
         checked = compared or (self.restored > 0 and not self.open)
         return self.finished and checked and self.difference is None and not self.differing
+
+    @property
+    def uncompared(self) -> bool:
+        """Whether all went well and the run left nothing behind to compare it with.
+
+        >>> Report(finished=True).uncompared, Report(finished=True, difference="w").uncompared
+        (True, False)
+        """
+        wrong = self.error or self.retry or self.difference is not None or self.differing
+        return self.finished and not wrong and not self.proved

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rearview.execute.start import Start
     from rearview.past.ask import History, history
     from rearview.past.probing import Propagated
-    from rearview.past.reports import BackfillReport, PlanReport, Refusal, RunReport
+    from rearview.past.reports import BackfillReport, PlanReport, Refusal, RunReport, Unproved
     from rearview.past.start import Preempt, begin, usual
     from rearview.plan.facts import Machine
 
@@ -35,6 +35,7 @@ __all__ = [
     "RunReport",
     "Start",
     "UnderWay",
+    "Unproved",
     "begin",
     "history",
     "usual",
@@ -47,7 +48,7 @@ _HOMES = {
     "rearview.execute.start": ("Start",),
     "rearview.past.ask": ("History", "history"),
     "rearview.past.probing": ("Propagated",),
-    "rearview.past.reports": ("BackfillReport", "PlanReport", "Refusal", "RunReport"),
+    "rearview.past.reports": ("BackfillReport", "PlanReport", "Refusal", "RunReport", "Unproved"),
     "rearview.past.start": ("Preempt", "begin", "usual"),
     "rearview.plan.facts": ("Machine",),
 }

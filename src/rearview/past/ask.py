@@ -193,10 +193,16 @@ class History:
         at: str | None = None,
         workers: int | None = None,
         budget: float | None = None,
+        again: bool = False,
     ) -> PlanReport:
-        """Return what has to run again for `names`, and what it costs; nothing runs."""
+        """Return what has to run again for `names`, and what it costs; nothing runs.
+
+        `again`: also what is there and could not be proved.
+        """
         asked = Question(
-            tuple(names), self._chosen(runs), where, at, workers, budget, ordered=bool(runs)
+            *(tuple(names), self._chosen(runs), where, at, workers, budget),
+            ordered=bool(runs),
+            again=again,
         )
         return self._filling.plan(asked)
 
@@ -209,6 +215,7 @@ class History:
         at: str | None = None,
         workers: int | None = None,
         budget: float | None = None,
+        again: bool = False,
         on: str = "local",
         gpus: float | None = None,
         progress: Progress | None = None,
@@ -216,13 +223,16 @@ class History:
     ) -> BackfillReport:
         """Fill the columns `names` of past runs from the probes in the work tree.
 
-        `gpus` is the share of an accelerator that each segment gets on Ray; `plan` is what `plan`
-        answered to the same question, if that was asked.
+        `gpus` is the share of an accelerator that each segment gets on Ray; `again` runs what is
+        there and could not be proved, too; `plan` is what `plan` answered to the same question, if
+        that was asked.
         """
         begun = time.monotonic()
         chosen = self._chosen(runs)
         asked = Question(
-            tuple(names), chosen, where, at, workers, budget, on, gpus, ordered=bool(runs)
+            *(tuple(names), chosen, where, at, workers, budget, on, gpus),
+            ordered=bool(runs),
+            again=again,
         )
         report = plan if plan is not None else self._filling.plan(asked)
         return self._filling.carry_out(report, asked, progress, begun)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
+from rearview.model import Report
 from rearview.plan.at import At
 from rearview.source.probes import Place, Probe, Probes
 from rearview.store.runs import Replay
+
+Cell = int | str
+"""An iteration of the main loop; or `head` or `tail`: what lies before it and after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +29,9 @@ class Asked:
     count: int
     """How many iterations it had."""
     at: tuple[At, ...]
+    settled: float = math.inf
+    """When the run recorded its last. What a later replay found nothing to compare with will never
+    be proved, so it counts as filled; `inf`: it does not."""
 
     @property
     def limits(self) -> list[list[Any]]:
@@ -63,30 +73,57 @@ def lacking(
     probes: Sequence[Probe],
     same: Callable[[str], str],
 ) -> frozenset[int] | None:
-    """Return the iterations of the main loop for which no proved replay filled `name`.
+    """Return the iterations of the main loop for which no replay that counts filled `name`.
 
     None: all of it. `same(name)` tells one way of logging it from another.
     """
     good = [replay for replay in replays if _good(asked, replay, name, same)]
     if not good:
         return None
-    outside = {
+    told = [replay for replay in good if "tail" in replay.facts]  # older ones did not say
+    outside = _outside(asked, probes)
+    if told and not all(any(replay.facts[end] for replay in told) for end in outside):
+        return None
+    if not _looped(asked, probes):
+        return frozenset()
+    return frozenset(range(asked.count)).difference(
+        *(_iterations(asked, replay.facts) for replay in good)
+    )
+
+
+def taken(
+    asked: Asked,
+    replays: Sequence[Replay],
+    name: str,
+    probes: Sequence[Probe],
+    same: Callable[[str], str],
+) -> frozenset[Cell]:
+    """Return the cells of `name` that replays filled which count."""
+    good = (replay for replay in replays if _good(asked, replay, name, same))
+    return frozenset[Cell]().union(*(cells(asked, probes, replay.facts) for replay in good))
+
+
+def cells(asked: Asked, probes: Sequence[Probe], facts: Mapping[str, Any]) -> frozenset[Cell]:
+    """Return the cells of what `probes` log that a replay with these facts is to fill."""
+    ends = frozenset[Cell](end for end in _outside(asked, probes) if facts.get(end))
+    return ends | _iterations(asked, facts) if _looped(asked, probes) else ends
+
+
+def _iterations(asked: Asked, facts: Mapping[str, Any]) -> frozenset[int]:
+    """Return the iterations of the main loop that a replay covers."""
+    first, last = facts.get("covered", (0, 0))
+    only = facts.get("only")
+    return frozenset(only if only is not None else range(first, min(last, asked.count)))
+
+
+def _outside(asked: Asked, probes: Sequence[Probe]) -> set[str]:
+    """Return the parts of a run, beside its main loop, that statements are executed in."""
+    return {
         _end(probe, chain)
         for probe in probes
         for chain in probe.chains
         if not chain or chain[0] != asked.main
     }
-    told = [replay for replay in good if "tail" in replay.facts]  # older ones did not say
-    if told and not all(any(replay.facts[end] for replay in told) for end in outside):
-        return None
-    if not _looped(asked, probes):
-        return frozenset()
-    covered: set[int] = set()
-    for replay in good:
-        first, last = replay.facts.get("covered", (0, 0))
-        only = replay.facts.get("only")
-        covered |= set(only if only is not None else range(first, min(last, asked.count)))
-    return frozenset(range(asked.count)) - covered
 
 
 def _looped(asked: Asked, probes: Sequence[Probe]) -> bool:
@@ -102,8 +139,18 @@ def _end(probe: Probe, chain: tuple[str, ...]) -> str:
     return "head" if not chain and probe.place is Place.BEFORE else "tail"
 
 
+def uncompared(replay: Replay) -> bool:
+    """Say whether a replay went well and found nothing recorded to compare itself with."""
+    try:
+        return msgspec.convert(replay.facts.get("report", {}), Report).uncompared
+    except msgspec.ValidationError:
+        return False
+
+
 def _good(asked: Asked, replay: Replay, name: str, same: Callable[[str], str]) -> bool:
-    if not replay.proved or name not in replay.names:
+    if name not in replay.names:
+        return False
+    if not replay.proved and (replay.started <= asked.settled or not uncompared(replay)):
         return False
     kept: Mapping[str, Any] = replay.facts.get("same", {})
     if replay.version != asked.version and kept.get(name) != same(name):

@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 import errno
+import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 
 from rearview.config import Settings
 from rearview.errors import RearviewError, StoreError, UsageError
-from rearview.execute.crew import Post
+from rearview.execute.crew import Post, under_way
 from rearview.execute.events import Progress
-from rearview.execute.executor import Executor, Task
+from rearview.execute.executor import Executor
 from rearview.execute.local import Local
-from rearview.execute.pool import Piece, Pool
+from rearview.execute.pool import Pool
 from rearview.execute.replays import Outcome, Replays
-from rearview.execute.watch import Watch
-from rearview.model import Run, Segment
-from rearview.past.covered import Asked, narrowed
+from rearview.model import Run, Segment, Status
+from rearview.past.covered import Asked, narrowed, uncompared
 from rearview.past.inputs import changed, gone
 from rearview.past.learning import keep_corrections, read_corrections
 from rearview.past.machines import WORTH, Machines, cores_of
 from rearview.past.packages import lost
 from rearview.past.probing import Probing
-from rearview.past.reports import BackfillReport, PlanReport, Refusal
+from rearview.past.reports import BackfillReport, PlanReport, Refusal, Unproved
 from rearview.past.segments import Prepared, run_facts
+from rearview.past.turns import Turns
 from rearview.plan.at import At, parse_at
 from rearview.plan.cost import refine
 from rearview.plan.explain import explain
@@ -62,6 +63,8 @@ class Question:
     gpus: float | None = None
     ordered: bool = False
     """The runs are named in the order in which they are wanted."""
+    again: bool = False
+    """What is there and could not be proved is to run again."""
 
 
 @dataclass
@@ -100,7 +103,7 @@ class Filling:
                 continue
             try:
                 only = None if meant is None else meant[run.id]
-                one = self._prepared(probing, run, lacking, asked.at, only)
+                one = self._prepared(probing, run, lacking, asked, only)
                 if asked.ordered:
                     one = replace(one, facts=replace(one.facts, priority=float(order)))
                 prepared[run.id] = one
@@ -115,8 +118,8 @@ class Filling:
         begun = time.monotonic()
         if at:
             parse_at(at)
-        one = self._prepared(self.probing([run]), run, (), at, None)
         asked = Question((), (run,), at=at, workers=workers)
+        one = self._prepared(self.probing([run]), run, (), asked, None)
         report = self._report({run.id: one}, [], asked)
         return self.carry_out(report, asked, progress, begun)
 
@@ -137,8 +140,18 @@ class Filling:
         missing = sum(work.cells for work in found.work)
         inputs = sorted({text for one in lacking for text in changed(*self._kept(one.run))})
         notes = self.machines.unmeasured(one.run for one in lacking)
+        notes += self._beside(asked.names) if lacking else []
         explaining = partial(explain, found, plan)
-        return PlanReport(plan, refusals, missing, inputs, notes, explaining, prepared)
+        unproved = [Unproved(run, one.unproved) for run, one in prepared.items() if one.unproved]
+        return PlanReport(plan, refusals, missing, inputs, notes, unproved, explaining, prepared)
+
+    def _beside(self, names: Sequence[str]) -> list[str]:
+        """Return a sentence for each backfill under way that fills some of the same names."""
+        return [
+            f"backfill {crew.id} is filling {', '.join(both)} now; what it does is not done twice"
+            for crew in under_way(self.project)
+            if (both := [name for name in names if name in crew.names])
+        ]
 
     def _worth_measuring(self, found: Survey, here: Machine) -> bool:
         """Say whether this machine is to be measured before the plan is shown.
@@ -191,7 +204,7 @@ class Filling:
         probing: Probing,
         run: Run,
         names: tuple[str, ...],
-        at: str | None,
+        asked: Question,
         only: set[int] | None,
     ) -> Prepared:
         probes = probing.of(run, names)
@@ -202,7 +215,7 @@ class Filling:
                 f"{run.id} logged. Add a statement such as rearview.log({unknown[0]!r}, value).",
                 slug="no-probe",
             )
-        asked = tuple(probe for probe in probes.probes if probe.names)
+        meant = tuple(probe for probe in probes.probes if probe.names)
         version = self._derived(run, dict(probes.source))
         facts = run_facts(
             run,
@@ -211,7 +224,7 @@ class Filling:
             blocked=gone(*self._kept(run)) or self._lost(run),
             machine=self.machines.of(run),
         )
-        limits = tuple(parse_at(at)) if at else ()
+        limits = tuple(parse_at(asked.at)) if asked.at else ()
         alone = run.facts.get("end", {}).get("main", {}).get("alone", True)
         loop = facts.loops[0] if facts.loops else None
         about = Asked(
@@ -219,16 +232,40 @@ class Filling:
             main=loop.name if loop is not None and alone else None,
             count=len(loop.seconds) if loop is not None else 0,
             at=limits,
+            settled=math.inf if asked.again else self._settled(run),
         )
         same = partial(self._same, version, probes)
         replays = self.runs.replays(run.id)
-        names, missing = narrowed(about, replays, probes, names, same, _picked(limits, loop, only))
+        picked = _picked(limits, loop, only)
+        unproved: tuple[str, ...] = ()
+        if any(map(uncompared, replays)) and about.settled < math.inf:
+            strictly = replace(about, settled=math.inf)
+            unproved = tuple(
+                name
+                for name in names
+                if narrowed(about, replays, probes, (name,), same, picked)
+                != narrowed(strictly, replays, probes, (name,), same, picked)
+            )
+        names, missing = narrowed(about, replays, probes, names, same, picked)
         if names:
-            asked = tuple(dict.fromkeys(probe for name in names for probe in probes.of(name)))
+            meant = tuple(dict.fromkeys(probe for name in names for probe in probes.of(name)))
         if only is not None:
             missing = frozenset(only if missing is None else only & missing)
         told = {"limits": about.limits, "same": {name: same(name) for name in names}}
-        return Prepared(run, version, probes, asked, names, facts, missing, limits, told)
+        return Prepared(
+            *(run, version, probes, meant, names, facts, about, missing, limits, told),
+            known=frozenset(replay.id for replay in replays if replay.ended is not None),
+            unproved=unproved,
+        )
+
+    def _settled(self, run: Run) -> float:
+        """Return when a run recorded its last, as far as it is not going on."""
+        if run.status is Status.RUNNING or run.ended is not None:
+            return math.inf if run.ended is None else run.ended
+        try:
+            return (self.runs.folder(run.id) / "heartbeat").stat().st_mtime
+        except OSError:
+            return math.inf
 
     def _same(self, version: str, probes: Probes, name: str) -> str:
         """Return what tells one way of logging a name from another, once per source."""
@@ -259,19 +296,20 @@ class Filling:
         replays = Replays(self.project, self.versions, self.runs)
         segments, prepared = report.plan.segments, report.prepared
         firsts = {segment.run: segment for segment in reversed(segments)}
-        pieces = [
-            _piece(replays, prepared[one.run], one, first=firsts[one.run] is one)
-            for one in segments
-        ]
         executor = self._executor(asked, [prepared[one].run for one in firsts])
         with Post(self.project, asked.names, asked.on).open() as post:
+            turns, pool = Turns(replays, post), Pool(replays, executor, progress, post)
+            pieces = [
+                turns.piece(prepared[one.run], one, first=firsts[one.run] is one)
+                for one in segments
+            ]
             try:
-                outcomes = Pool(replays, executor, progress, post).carry_out(pieces)
+                outcomes = pool.carry_out(pieces)
             except OSError as exc:
                 if exc.errno in FULL:
                     raise self._full(exc) from exc
                 raise
-        self._learn(segments, outcomes)
+        self._learn(turns.planned, outcomes)
         return BackfillReport(
             outcomes=outcomes,
             refusals=report.refusals,
@@ -280,6 +318,7 @@ class Filling:
                 float(prepared[run].run.facts.get("end", {}).get("seconds", 0.0))
                 for run in {segment.run for segment in segments}
             ),
+            elsewhere=len(pool.elsewhere),
         )
 
     def _full(self, exc: OSError) -> StoreError:
@@ -290,12 +329,13 @@ class Filling:
             slug="disk-full",
         )
 
-    def _learn(self, segments: Sequence[Segment], outcomes: Sequence[Outcome]) -> None:
+    def _learn(self, planned: Mapping[str, Segment], outcomes: Sequence[Outcome]) -> None:
         """Let what replays really took correct the next predictions."""
         cache, machine = self.project.cache, self.machines.name
         known = read_corrections(cache, machine)
-        for segment, outcome in zip(segments, outcomes, strict=False):
-            if outcome.report.finished and not outcome.report.error:
+        for outcome in outcomes:
+            segment = planned.get(outcome.replay.removesuffix("-again"))
+            if segment and outcome.report.finished and not outcome.report.error:
                 known = refine(known, segment, outcome.seconds)
         keep_corrections(cache, machine, known)
 
@@ -324,21 +364,3 @@ def _picked(
             picked = meant if picked is None else picked & meant
             return picked if meant else None
     return picked
-
-
-def _piece(replays: Replays, one: Prepared, segment: Segment, *, first: bool) -> Piece:
-    """Return a segment as a piece of work that is laid out only when its turn has come."""
-    last = segment.first if segment.last is None else segment.last
-    wanted = range(segment.first, last) if segment.only is None else segment.only
-
-    def watch(task: Task) -> Watch:
-        return Watch(replays.runs.folder(one.run.id), task.id, segment.loop, wanted)
-
-    return Piece(
-        one.run,
-        segment.seconds,
-        lambda: replays.prepare(
-            one.run, one.version, one.wanted(segment, first=first), segment, one.told
-        ),
-        watch,
-    )

@@ -22,6 +22,14 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
+class Unproved:
+    """Values of a run that are there, and that nothing it recorded can be compared with."""
+
+    run: str
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RunReport:
     """All there is to say of one run."""
 
@@ -46,6 +54,8 @@ class BackfillReport:
     seconds: float = 0.0
     recorded_seconds: float = 0.0
     """What the runs themselves took."""
+    elsewhere: int = 0
+    """Segments that another backfill filled meanwhile, wholly or in part."""
 
     @property
     def written(self) -> int:
@@ -60,7 +70,7 @@ class BackfillReport:
     @property
     def speedup(self) -> float | None:
         """How many times faster this was than running everything again."""
-        if not self.outcomes or self.seconds <= 0:
+        if not self.outcomes or self.elsewhere or self.seconds <= 0:
             return None
         return self.recorded_seconds / self.seconds
 
@@ -68,7 +78,7 @@ class BackfillReport:
     def proof(self) -> str:
         """One line that says how far the answer can be trusted."""
         if not self.outcomes:
-            return "nothing was replayed"
+            return "nothing was replayed" + " here" * bool(self.elsewhere)
         reports = [outcome.report for outcome in self.outcomes]
         states = sum(report.states for report in reports)
         restored = sum(report.restored for report in reports)
@@ -107,6 +117,8 @@ class PlanReport:
     changed_inputs: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     """What makes the predictions doubtful."""
+    unproved: list[Unproved] = field(default_factory=list)
+    """What is there already, is asked for, and cannot be proved."""
     explaining: Callable[[], Any] | None = field(default=None, repr=False)
     prepared: Mapping[str, Prepared] = field(default_factory=dict, repr=False)
     """Each run with what is wanted of it, for whoever carries the plan out."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rearview.model import Checkpoint, Run, Segment, Wanted
+from rearview.past.covered import Asked
 from rearview.plan import facts as planning
 from rearview.plan.at import At
 from rearview.source.probes import START, Place, Probe, Probes
@@ -28,11 +29,16 @@ class Prepared:
     asked: tuple[Probe, ...]
     names: tuple[str, ...]
     facts: planning.RunFacts
+    about: Asked
     missing: frozenset[int] | None = None
     """Iterations of the outermost loop without a value; None: all."""
     at: tuple[At, ...] = ()
     told: Mapping[str, Any] = field(default_factory=dict)
     """What is kept with its replays, to know later what they are good for."""
+    known: frozenset[str] = frozenset()
+    """Replays that had ended when this was prepared."""
+    unproved: tuple[str, ...] = ()
+    """Names of which some values are there that nothing recorded can be compared with."""
 
     def question(self) -> planning.Question:
         """Return what the planner is to answer."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.machinery
 import importlib.util
 import itertools
@@ -20,6 +21,7 @@ from rearview.runtime.entropy import after_import
 from rearview.runtime.libraries import LOOPS, loops_of
 from rearview.runtime.loops import Habit
 from rearview.runtime.names import furnish, offer
+from rearview.runtime.state.anchors import letting_go
 from rearview.runtime.state.iterators import Walk
 from rearview.runtime.state.loaders import watch_loaders
 from rearview.runtime.view import Use, View
@@ -143,6 +145,7 @@ def install(compiler: Compiler) -> None:
     _hook(compiler.session, _never)
     names.install()
     offer(WALK, Walk)
+    after_import("torch.utils", _let_swap)
     after_import("torch.utils.data.dataloader", watch_loaders)
     after_import("torch.compiler", lambda found: _hook(compiler.session, found.is_dynamo_compiling))
     position = next(
@@ -151,6 +154,20 @@ def install(compiler: Compiler) -> None:
     )
     finder: Any = Finder(compiler)
     sys.meta_path.insert(position, finder)
+
+
+def _let_swap(utils: ModuleType) -> None:
+    """Let tensors be swapped that we hold: torch refuses if anything refers to them weakly."""
+    swap = getattr(utils, "swap_tensors", None)  # older ones have none
+    if swap is None:
+        return
+
+    @functools.wraps(swap)
+    def swap_tensors(t1: Any, t2: Any) -> None:
+        with letting_go(t1, t2):
+            swap(t1, t2)
+
+    vars(utils)["swap_tensors"] = swap_tensors
 
 
 def _never() -> bool:

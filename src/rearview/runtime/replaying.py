@@ -11,7 +11,7 @@ from rearview.config import Settings
 from rearview.model import Control, Wanted
 from rearview.model.segment import TEXTS
 from rearview.runtime import api, children, clocks, entropy, imports, outside, shield, trackers
-from rearview.runtime.foreign import foreign, temporary
+from rearview.runtime.foreign import foreign, libraries, temporary
 from rearview.runtime.jumps import Jumps
 from rearview.runtime.outputs import for_native_paths
 from rearview.runtime.printing import watch_streams
@@ -94,6 +94,9 @@ def _view(project: Project, wanted: Wanted, root: str, folder: Path) -> View:
         texts={f"{tree}{os.sep}{one.relative_to(texts)}": str(one) for one in texts.rglob("*.*")},
         elsewhere=os.path.realpath(Path(wanted.report).parent / "elsewhere"),
         spared=spared,
+        installed=tuple(
+            one for one in libraries() if one.startswith(root + os.sep) and one != root + os.sep
+        ),
         temporary=temporary(),
         gone={one for one in places if os.path.lexists(one)},
         drafts=frozenset(places),

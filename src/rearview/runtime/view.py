@@ -53,6 +53,8 @@ class View:
     """Folder of what the replay writes outside the project; empty: it writes there itself."""
     spared: tuple[str, ...] = ()
     """Beginnings of paths that are used as they are: the store, caches."""
+    installed: tuple[str, ...] = ()
+    """Those of them that lie in the project and are not its own: an environment of Python."""
     temporary: tuple[str, ...] = ()
     """Beginnings of paths that are shared with other replays of the run: used as they are unless a
     name is taken by one of those, or by what the run has left there."""
@@ -84,6 +86,8 @@ class View:
         if self.is_inside(plain):
             if plain[len(self.root) :].startswith(f"{os.sep}{FOLDER}"):
                 return path
+            if plain.startswith(self.installed):
+                return path if full is text and plain is full else plain
             # Not the shortened path if it stays inside: the folder before a ".." may be a link.
             stays = self.is_inside(full) and _stays(full[len(self.root) :])
             moved = self.scratch + (full if stays else plain)[len(self.root) :]
@@ -145,7 +149,8 @@ class View:
         if full.startswith(self.scratch + os.sep):
             return False
         if self.is_inside(full):
-            return not full[len(self.root) :].startswith(f"{os.sep}{FOLDER}")
+            own = not full[len(self.root) :].startswith(f"{os.sep}{FOLDER}")
+            return own and not full.startswith(self.installed)
         mode = _mode(full)
         kind = mode is None or stat.S_ISREG(mode) or stat.S_ISLNK(mode)
         return bool(self.elsewhere) and kind and self._plain(full) == os.path.normpath(full)

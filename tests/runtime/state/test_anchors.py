@@ -1,10 +1,13 @@
+import enum
+import weakref
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from rearview.errors import StateError
-from rearview.runtime.state.anchors import Anchors
+from rearview.runtime.state.anchors import Anchors, bare, letting_go
 
 
 def nobody(_module):
@@ -109,3 +112,66 @@ def test_a_container_nobody_else_holds_is_let_go():
     assert anchors.alive()[0] is names["big"]
     del names["big"]
     assert anchors.alive() == [None]
+
+
+def test_what_is_let_go_for_a_while_stays_the_anchor_that_it_was():
+    tensor, other = torch.zeros(2), torch.ones(2)
+    first, second = walk({"tensor": tensor}), walk({"tensor": tensor, "other": other})
+    with letting_go(tensor, other):
+        assert weakref.getweakrefs(tensor) == weakref.getweakrefs(other) == []
+        assert second.alive() == [tensor, other]
+    assert first.alive()[0] is tensor
+    assert weakref.getweakrefs(tensor)
+    del tensor
+    assert first.alive() == [None]
+
+
+def test_a_weak_reference_of_the_program_is_left_to_it():
+    tensor = torch.zeros(2)
+    anchors, mine = walk({"tensor": tensor}), weakref.ref(tensor)
+    with letting_go(tensor):
+        assert weakref.getweakrefs(tensor) == [mine]
+    assert anchors.alive()[0] is mine() is tensor
+
+
+def everybody(_module):
+    return True
+
+
+def made(**functions):
+    body = {"a": lambda self, seen=[]: seen, **functions}
+    return type("Made", (), {"__module__": __name__, **body})
+
+
+def test_a_function_that_a_probe_adds_to_a_class_is_left_out():
+    recorded = Anchors.walk({"global:t:Made": made()}, project=everybody).signature
+    seen = []
+    probed = made(look=lambda self, mine=seen: mine)
+    anchors = Anchors.walk({"global:t:Made": probed}, project=everybody, signature=recorded)
+    anchors.check(recorded)
+    assert not any(found is seen for found in anchors.alive())
+
+
+def test_a_class_that_was_recorded_without_its_functions_is_walked_without_them():
+    cls = made()
+    new = Anchors.walk({"global:t:Made": cls, "global:t:x": []}, project=everybody)
+    old = [f"class {__name__}.Made", "builtins.list"]
+    again = Anchors.walk({"global:t:Made": cls, "global:t:x": []}, project=everybody, signature=old)
+    again.check(old)
+    assert len(again) == 2 < len(new)
+
+
+class Phase(enum.Enum):
+    WARM = 1
+
+    def next(self):
+        return self
+
+
+def test_an_enumeration_that_was_recorded_as_a_value_is_walked_as_one():
+    roots = {"global:t:Phase": Phase, "global:t:x": []}
+    new = Anchors.walk(roots, project=everybody)
+    assert bare(new.signature[0]) == f"class {__name__}.Phase"
+    Anchors.walk(roots, project=everybody, signature=new.signature).check(new.signature)
+    again = Anchors.walk(roots, project=everybody, signature=["builtins.list"])
+    again.check(["builtins.list"])

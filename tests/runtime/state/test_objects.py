@@ -6,9 +6,13 @@ import logging
 import sys
 import threading
 import types
+import weakref
 from typing import ClassVar
 
+import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from rearview.runtime.state.capture import capture as state_of
 from rearview.runtime.state.layout import layout_of
@@ -223,6 +227,145 @@ def test_class_attributes_of_the_project_are_state(resumes):
         return Counting.total, sorted(Counting.registry), Counting.extra
 
     resumes(setup, step)
+
+
+def counting_class(base=object):
+    """Return an instance whose class alone leads to what its methods count."""
+    state = {"n": 0}
+
+    def count():
+        state["n"] += 1
+        return state["n"]
+
+    class Above(base):
+        def inherited(self):
+            return count()
+
+    class Local(Above):
+        def method(self):
+            return count()
+
+        @staticmethod
+        def static():
+            return count()
+
+        @classmethod
+        def of_class(cls):
+            return count()
+
+        @property
+        def value(self):
+            return count()
+
+        def __call__(self):
+            return count()
+
+    return Local(2) if base in (torch.Tensor, np.ndarray) else Local()
+
+
+@pytest.mark.parametrize("way", ["inherited", "method", "static", "of_class", "__call__"])
+@pytest.mark.parametrize("base", [object, dict, tuple, nn.Module, torch.Tensor, np.ndarray])
+def test_what_methods_close_over_is_state(resumes, way, base):
+    resumes(lambda: {"one": counting_class(base)}, lambda names, i: getattr(names["one"], way)())
+
+
+def test_what_a_property_closes_over_is_state(resumes):
+    resumes(lambda: {"one": counting_class()}, lambda names, i: names["one"].value)
+
+
+def test_what_a_metaclass_closes_over_is_state(resumes):
+    def setup():
+        seen = []
+
+        class Meta(type):
+            def see(cls, i):
+                seen.append(i)
+                return sum(seen)
+
+        return {"cls": Meta("Made", (), {})}
+
+    resumes(setup, lambda names, i: names["cls"].see(i))
+
+
+def counted(function):
+    """Count calls where only the wrapper knows."""
+    calls = []
+
+    @functools.wraps(function)
+    def wrapper(*args):
+        calls.append(len(calls))
+        wrapper.last = sum(calls)
+        return function(*args) + sum(calls)
+
+    wrapper.calls = calls
+    return wrapper
+
+
+class Decorated:
+    @counted
+    @counted
+    def step(self):
+        return 1
+
+    def noted(self, seen=[]):  # noqa: B006
+        seen.append(len(seen))
+        Decorated.noted.most = max(seen)
+        return Decorated.noted.most
+
+
+def test_decorators_defaults_and_attributes_of_methods_are_state(resumes):
+    def setup():
+        Decorated.step.calls.clear()
+        Decorated.step.__wrapped__.calls.clear()
+        Decorated.noted.__defaults__[0].clear()
+        vars(Decorated.noted).clear()
+        return {"one": Decorated()}
+
+    resumes(setup, lambda names, i: (names["one"].step(), names["one"].noted()))
+
+
+class Phase(enum.Enum):
+    WARM = 1
+    MAIN = 2
+
+    def count(self, seen=[]):  # noqa: B006
+        seen.append(self)
+        self.times = getattr(self, "times", 0) + 1
+        return self.times, len(seen)
+
+
+def test_methods_and_members_of_enumerations_hold_state(resumes):
+    def setup():
+        Phase.count.__defaults__[0].clear()
+        for phase in Phase:
+            vars(phase).pop("times", None)
+        return {"Phase": Phase}
+
+    resumes(setup, lambda names, i: (Phase.WARM.count(), Phase(1 + i % 2).count(), list(Phase)))
+
+
+def test_a_read_only_view_leads_to_what_it_shows(resumes):
+    def setup():
+        return {"shown": types.MappingProxyType({"one": counting_class()})}
+
+    resumes(setup, lambda names, i: names["shown"]["one"].method())
+
+
+def test_a_weak_reference_to_a_method_stays_one(resumes):
+    def setup():
+        adder = Adder()
+        return {"adder": adder, "weak": weakref.WeakMethod(adder.add)}
+
+    resumes(setup, lambda names, i: names["weak"]()(i))
+
+
+class Adder:
+    def __init__(self):
+        self.total = 0
+
+    def add(self, i):
+        self.total += i
+        return self.total
 
 
 def test_bound_methods_partials_and_modules_go_by_reference(resumes):

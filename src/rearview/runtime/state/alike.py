@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rearview.runtime.state.anchors import Anchors
+from rearview.runtime.state.anchors import Anchors, bare
 from rearview.runtime.state.classify import WATCHERS, left_out_named
 from rearview.runtime.state.containers import SAME
 from rearview.runtime.state.tree import Node, Ref
@@ -68,7 +68,7 @@ def class_of(node: Node, anchors: Anchors) -> str:
     if label == "build instance":
         label = str(getattr(node.args[0], "label", ""))
     if label.startswith("class "):  # one of the program, which is an anchor
-        label = anchors.signature[int(label[len("class ") :])].removeprefix("class ")
+        label = bare(anchors.signature[int(label[len("class ") :])]).removeprefix("class ")
     return label
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rearview.errors import StateError
@@ -70,6 +71,7 @@ class Anchors:
         self._path_of: list[int] = []
         self._by_type: dict[type, Kind] = {}
         self._by_kind: dict[int, tuple[Kind, list[int]]] = {}
+        _EVERY.add(self)
 
     @classmethod
     def walk(
@@ -127,6 +129,8 @@ class Anchors:
             known = id(child)
             if known in index or known in through:
                 return
+            if kind.name == "enum" and not self._expects(kind.label(child), signature):
+                return  # recorded when enumerations were values
             place = len(places)
             if key is not None and type(key) not in _LITERAL:
                 key = _Unnamed(type(key).__name__)
@@ -148,7 +152,7 @@ class Anchors:
                 late.append((obj, place, kind))
                 continue
             else:
-                look.freevars = self._recorded_freevars(obj, signature)
+                look.recorded = self._recorded(obj, signature)
                 children = kind.children(obj, look)
             try:
                 for step in children:
@@ -157,16 +161,25 @@ class Anchors:
                 # An object that fails when looked into fails alike next time; capture names it.
                 continue
 
-    def _recorded_freevars(
-        self, obj: object, signature: Sequence[str] | None
-    ) -> Sequence[str] | None:
-        if signature is None or type(obj) is not types.FunctionType:
+    def _expects(self, label: str, signature: Sequence[str] | None) -> bool:
+        """Say whether that comes next, as far as it is known what was recorded."""
+        if signature is None:
+            return True
+        number = len(self._refs)
+        return number < len(signature) and bare(signature[number]) == bare(label)
+
+    def _recorded(self, obj: object, signature: Sequence[str] | None) -> Sequence[str] | None:
+        """Return the names that a function or a class was recorded with.
+
+        Of a class none, if it was recorded before its functions were walked.
+        """
+        if signature is None or not isinstance(obj, type | types.FunctionType):
             return None
         number = self.index[id(obj)]
         label = signature[number] if number < len(signature) else ""
-        if not label.startswith("function ") or not label.endswith(")"):
-            return None
-        return label[label.rindex("(") + 1 : -1].split(",")
+        if label.startswith(("function ", "class ")) and label.endswith(")"):
+            return label[label.rindex("(") + 1 : -1].split(",")
+        return [] if isinstance(obj, type) else None
 
     def _add(self, obj: Any, kind: Kind, place: int) -> None:
         number = len(self._refs)
@@ -198,6 +211,12 @@ class Anchors:
         except TypeError:
             self._refs.append(obj)
             self._strong.append(number)
+
+    def holds(self, obj: object) -> int | None:
+        """Return the number of an anchor that is held weakly, None for anything else."""
+        number = self.index.get(id(obj))
+        ref = None if number is None else self._refs[number]
+        return number if isinstance(ref, weakref.ref) and ref() is obj else None
 
     def alive(self, roots: Mapping[str, object] | None = None) -> list[Any]:
         """Return all anchors by number, None for those that are gone; `index` follows.
@@ -243,17 +262,17 @@ class Anchors:
     def check(self, signature: Sequence[str]) -> None:
         """Raise unless the recorded walk met the same kinds of objects in the same order."""
         for number, (then, now) in enumerate(zip(signature, self.signature, strict=False)):
-            if _bare(then) != _bare(now):
+            if bare(then) != bare(now):
                 raise StateError(
-                    f"Set-up came out differently: {self.path(number)} was a {then} when the run "
-                    f"was recorded and is a {now} now. Replay from the start instead, or look at "
+                    f"Set-up came out differently: {self.path(number)} was a {bare(then)} when the "
+                    f"run was recorded and is a {bare(now)} now. Replay from the start instead, or look at "
                     "what the set-up reads from outside (files, time, environment).",
                     slug="state-anchors",
                 )
         if len(signature) != len(self.signature):
             more = len(self.signature) > len(signature)
             number = min(len(signature), len(self.signature))
-            what = f"{self.path(number)} is new" if more else f"a {signature[number]} is gone"
+            what = f"{self.path(number)} is new" if more else f"a {bare(signature[number])} is gone"
             raise StateError(
                 f"Set-up came out differently: {what}; {len(signature)} objects when recorded, "
                 f"{len(self.signature)} now. Replay from the start instead.",
@@ -271,6 +290,30 @@ class Anchors:
             parts.append(spell(style, key))
             place = parent
         return tidy("".join(reversed(parts)))
+
+
+_EVERY: weakref.WeakSet[Anchors] = weakref.WeakSet()
+
+
+@contextlib.contextmanager
+def letting_go(*objects: object) -> Iterator[None]:
+    """Hold none of `objects` weakly while the body runs: some operations forbid that.
+
+    What they do to an object, it stays the anchor that it was.
+    """
+    held = [
+        (anchors._refs, number, obj)
+        for anchors in list(_EVERY)
+        for obj in objects
+        if (number := anchors.holds(obj)) is not None
+    ]
+    for refs, number, obj in held:
+        refs[number] = lambda obj=obj: obj  # another thread may just be asking
+    try:
+        yield
+    finally:
+        for refs, number, obj in held:
+            refs[number] = weakref.ref(obj)
 
 
 def inside(obj: Any, look: Look) -> Iterable[Step]:
@@ -327,7 +370,12 @@ class _Unnamed(str):
     __slots__ = ()
 
 
-def _bare(label: str) -> str:
+def bare(label: str) -> str:
+    """Return what stands for an object in a signature, without the names that it has inside.
+
+    >>> bare("function train.step(total,velocity)")
+    'function train.step'
+    """
     return label.split("(", 1)[0]
 
 

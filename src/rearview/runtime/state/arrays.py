@@ -104,7 +104,7 @@ class ArrayKind(Kind):
     name = "array"
 
     def children(self, obj: Any, look: Look) -> Iterable[Step]:
-        """Yield the array it is a view of, objects in it, and attributes of a subclass."""
+        """Yield the array it is a view of, objects in it, attributes and class of a subclass."""
         if obj.base is not None:
             yield Step(".", "base", obj.base)
         if obj.dtype.hasobject:
@@ -112,6 +112,8 @@ class ArrayKind(Kind):
             if not look.boring(items):
                 yield from steps("[", enumerate(items))
         yield from steps(".", list(getattr(obj, "__dict__", {}).items()))
+        if look.is_local(type(obj)):
+            yield Step("<", "class", type(obj))
 
     def read(self, objs: Sequence[Any], reading: Reading) -> list[Any]:
         """Return where each stands, or its items when they are objects."""

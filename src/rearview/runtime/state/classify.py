@@ -21,6 +21,7 @@ from typing import Any
 from rearview.runtime.state.containers import (
     CONTAINERS,
     PLAIN_DICT,
+    PROXY,
     WEAK_CONTAINERS,
     AttributedKind,
 )
@@ -34,8 +35,10 @@ from rearview.runtime.state.objects import (
     COMPILER,
     CellKind,
     ClassKind,
+    EnumKind,
     FunctionKind,
     ObjectKind,
+    has_functions,
 )
 from rearview.runtime.state.programs import Standin, importable
 from rearview.runtime.state.randomness import random_kind
@@ -149,8 +152,11 @@ def kind_of(obj: Any, project: Any) -> Kind:
     if cls is types.FunctionType:
         return FunctionKind()
     if isinstance(obj, type):
-        if project(obj.__module__ or "") and not issubclass(obj, enum.Enum):
-            return ClassKind()
+        if project(obj.__module__ or ""):
+            if not issubclass(obj, enum.Enum):
+                return ClassKind()
+            if has_functions(obj):
+                return EnumKind()
         return VALUE if importable(obj) else REF
     if isinstance(obj, (tuple, frozenset, functools.partial, types.MethodType, slice)):
         return VALUE if _library_value(obj) else THROUGH
@@ -216,6 +222,8 @@ def _by_layout(obj: Any) -> Kind:
     cls = type(obj)
     if cls is dict:
         return PLAIN_DICT
+    if cls is types.MappingProxyType:
+        return PROXY
     if cls in CONTAINERS:
         return CONTAINERS[cls]
     for base, kind in WEAK_CONTAINERS.items():

@@ -311,6 +311,17 @@ class AttributedKind(Kind):
         self.inner.write(obj, content[0], writing)
 
 
+class ProxyKind(Kind):
+    """A read-only view of a mapping: a reference that leads to what it shows."""
+
+    name = "proxy"
+
+    def children(self, obj: Any, look: Look) -> Iterable[Step]:
+        """Yield the values; the mapping itself is not to be had."""
+        return steps("[", dict(obj).items())
+
+
+PROXY = ProxyKind()
 CONTAINERS: dict[type, Kind] = {
     list: ListKind(),
     dict: DictKind(),

@@ -15,7 +15,7 @@ _LIMIT = 100_000
 
 def find_path(anchors: Anchors, roots: Mapping[str, object], wanted: object) -> str | None:
     """Return how a person would spell the way to `wanted`, or None when it is too far away."""
-    anchors.look.freevars = None
+    anchors.look.recorded = None
     queue: deque[tuple[Any, str]] = deque()
     seen: set[int] = set()
     for name, value in roots.items():

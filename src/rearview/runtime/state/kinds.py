@@ -57,8 +57,9 @@ class Look:
     ) -> None:
         self.project = project
         self.is_atom = is_atom
-        self.freevars: Sequence[str] | None = None
-        """On replay, the closure variables the function had when recorded."""
+        self.recorded: Sequence[str] | None = None
+        """On replay, the closure variables of a function, or the functions of a class, that there
+        were when it was recorded."""
         self._local: dict[type, bool] = {}
 
     def is_local(self, cls: type) -> bool:

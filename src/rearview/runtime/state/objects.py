@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import enum
 import types
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -175,7 +176,7 @@ class FunctionKind(Kind):
         if is_ours(obj):
             return
         names = obj.__code__.co_freevars
-        wanted = set(names if look.freevars is None else look.freevars)
+        wanted = set(names if look.recorded is None else look.recorded)
         for name, cell in zip(names, obj.__closure__ or (), strict=True):
             if name in wanted:
                 yield Step("<", name, cell)
@@ -219,9 +220,16 @@ class FunctionKind(Kind):
 
 
 class ClassKind(Kind):
-    """A class of the project: its data attributes are state, its functions are program text."""
+    """A class of the project: its data attributes are state, its functions are program text.
+
+    What those functions hold, in closures, defaults and attributes, is state again. A probe may add
+    a function to a class, so they go by name, and on replay only those that were recorded are
+    entered.
+    """
 
     name = "class"
+    _COMPILER = frozenset({"__annotate__", "__annotate_func__"})
+    """Functions that the interpreter makes to tell the types of attributes."""
     _PROGRAM = (
         types.FunctionType,
         types.BuiltinFunctionType,
@@ -247,9 +255,32 @@ class ClassKind(Kind):
             and not name.startswith("_abc_")
         }
 
+    def functions(self, cls: type) -> dict[str, list[Any]]:
+        """Return what stands in the class body to be called, without its wrappers, by name."""
+        found: dict[str, list[Any]] = {}
+        for name, value in vars(cls).items():
+            if isinstance(value, property):
+                found[name] = [one for one in (value.fget, value.fset, value.fdel) if one]
+            elif isinstance(value, staticmethod | classmethod):
+                found[name] = [value.__func__]
+            elif isinstance(value, types.FunctionType) and name not in self._COMPILER:
+                found[name] = [value]
+        return found
+
     def children(self, obj: Any, look: Look) -> Iterable[Step]:
-        """Yield the data attributes."""
-        return steps(".", self.data(obj).items())
+        """Yield the data attributes, the functions, and the classes that it is made from."""
+        yield from steps(".", self.data(obj).items())
+        yield from self.made(obj, look)
+
+    def made(self, obj: type, look: Look) -> Iterable[Step]:
+        """Yield what it is made from: its functions, and other classes."""
+        recorded = look.recorded
+        for name, functions in self.functions(obj).items():
+            if recorded is None or name in recorded:
+                yield from (Step(".", name, function) for function in functions)
+        if recorded is None or recorded:
+            classes = (base for base in (*obj.__bases__, type(obj)) if look.is_local(base))
+            yield from (Step("<", "class", base) for base in classes)
 
     def read(self, objs: Sequence[Any], reading: Reading) -> list[Any]:
         """Return the data attributes of each."""
@@ -265,5 +296,50 @@ class ClassKind(Kind):
                 type.__setattr__(obj, name, value)
 
     def label(self, obj: Any) -> str:
-        """Return the name of the class itself."""
-        return f"class {type_name(obj)}"
+        """Return the name of the class itself with its functions, which replay must find again."""
+        return f"class {type_name(obj)}({','.join(self.functions(obj))})"
+
+
+class EnumKind(ClassKind):
+    """An enumeration of the project that is more than names: methods, and what its members hold.
+
+    The members themselves are values.
+    """
+
+    name = "enum"
+
+    def data(self, cls: type[enum.Enum]) -> dict[str, Any]:
+        """Return the attributes of each member that has some, beside those every member has."""
+        found = {}
+        for name, member in cls.__members__.items():
+            held = {k: v for k, v in vars(member).items() if not _is_of_enum(k)}
+            if held:
+                found[name] = held
+        return found
+
+    def children(self, obj: Any, look: Look) -> Iterable[Step]:
+        """Yield what the members hold, then what any class leads to."""
+        for name, held in self.data(obj).items():
+            yield from steps(".", ((f"{name}.{key}", value) for key, value in held.items()))
+        yield from self.made(obj, look)
+
+    def write(self, obj: Any, content: Any, writing: Writing) -> None:
+        """Put back the attributes of the members."""
+        for name, member in obj.__members__.items():
+            own = {k: v for k, v in vars(member).items() if _is_of_enum(k)}
+            fill_dict(vars(member), {**own, **content.get(name, {})})
+
+
+def has_functions(cls: type[enum.Enum]) -> bool:
+    """Say whether somebody wrote a function into the body of an enumeration.
+
+    >>> has_functions(enum.Enum("Plain", "A B"))
+    False
+    """
+    written = (one for some in ClassKind().functions(cls).values() for one in some)
+    return any(getattr(one, "__module__", None) == cls.__module__ for one in written)
+
+
+def _is_of_enum(name: str) -> bool:
+    """Say whether an attribute is one that every member has."""
+    return name.startswith("_") and name.endswith("_")

@@ -273,7 +273,7 @@ class TensorKind(Kind):
     name = "tensor"
 
     def children(self, obj: Any, look: Look) -> Iterable[Step]:
-        """Yield the gradient, hooks, attributes, and the parts of a wrapper."""
+        """Yield the gradient, hooks, attributes, the parts of a wrapper, and a class of the user's."""
         if obj.is_leaf and obj.grad is not None:
             yield Step(".", "grad", obj.grad)
         for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
@@ -285,6 +285,8 @@ class TensorKind(Kind):
         if hasattr(type(obj), "__tensor_flatten__"):
             for name in obj.__tensor_flatten__()[0]:
                 yield Step(".", name, getattr(obj, name))
+        if look.is_local(type(obj)):
+            yield Step("<", "class", type(obj))
 
     def read(self, objs: Sequence[Any], reading: Reading) -> list[Any]:
         """Return form, gradient need, gradient and extras of each."""

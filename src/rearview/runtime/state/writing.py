@@ -123,7 +123,9 @@ class Writing:
         return types.MethodType(function, owner)
 
     def build_weakref(self, target: Any) -> Any:
-        """Return a weak reference."""
+        """Return a weak reference; a method has one only as a method, for it dies at once."""
+        if isinstance(target, types.MethodType):
+            return weakref.WeakMethod(target)
         return weakref.ref(_Nothing() if target is None else target)
 
     def build_proxy(self, target: Any) -> Any:
