@@ -106,7 +106,12 @@ class Filling:
                 prepared[run.id] = one
             except RearviewError as exc:
                 refusals.append(Refusal(run.id, str(exc)))
-        return self._report(prepared, refusals, asked)
+        report = self._report(prepared, refusals, asked)
+        again = {segment.run for segment in report.plan.segments}
+        taken = [(one.run.version, one.probes) for run, one in prepared.items() if run in again]
+        if not taken:
+            return report
+        return replace(report, notes=[*probing.renaming.told(taken), *report.notes])
 
     def replay(
         self, run: Run, at: str | None, workers: int | None, progress: Progress | None

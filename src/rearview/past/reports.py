@@ -106,7 +106,7 @@ class PlanReport:
     """Cells without a value."""
     changed_inputs: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """What makes the predictions doubtful."""
+    """What is to be known besides: files that had other names, what makes predictions doubtful."""
     explaining: Callable[[], Any] | None = field(default=None, repr=False)
     prepared: Mapping[str, Prepared] = field(default_factory=dict, repr=False)
     """Each run with what is wanted of it, for whoever carries the plan out."""
