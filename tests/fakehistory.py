@@ -8,7 +8,7 @@ from typing import Any
 
 from rearview.model import Checkpoint, Operator, Plan, Point, Run, Segment, Status, Step
 from rearview.model.segment import Report
-from rearview.past import BackfillReport, PlanReport, Refusal, RunReport
+from rearview.past import BackfillReport, Missing, PlanReport, Refusal, RunReport
 
 
 class FakeTable:
@@ -130,7 +130,9 @@ class FakeHistory:
 
     def plan(self, names, **options):
         self._note("plan", names, **options)
-        return PlanReport(Plan(self.segments), self.refusals, 5, explaining=lambda: self.explained)
+        return PlanReport(
+            Plan(self.segments), self.refusals, Missing(5), explaining=lambda: self.explained
+        )
 
     def backfill(self, names, **options):
         options.pop("progress")

@@ -237,7 +237,7 @@ def _tell_missing(past: History, name: str, where: str | None, which: list[str] 
         shown.note(f"{name}: no values yet{refused}.")
         return
     shown.note(
-        f"{name}: {plural(plan.missing, 'cell')} missing, about {duration(plan.plan.seconds)} of "
+        f"{name}: {plan.missing} missing, about {duration(plan.plan.seconds)} of "
         f"computing to fill{refused}: `rearview backfill {shlex.quote(name)}`."
     )
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rearview.execute.start import Start
     from rearview.past.ask import History, history
     from rearview.past.probing import Propagated
-    from rearview.past.reports import BackfillReport, PlanReport, Refusal, RunReport
+    from rearview.past.reports import BackfillReport, Missing, PlanReport, Refusal, RunReport
     from rearview.past.start import Preempt, begin, usual
     from rearview.plan.facts import Machine
 
@@ -26,6 +26,7 @@ __all__ = [
     "Event",
     "History",
     "Machine",
+    "Missing",
     "Outcome",
     "PlanReport",
     "Preempt",
@@ -47,7 +48,7 @@ _HOMES = {
     "rearview.execute.start": ("Start",),
     "rearview.past.ask": ("History", "history"),
     "rearview.past.probing": ("Propagated",),
-    "rearview.past.reports": ("BackfillReport", "PlanReport", "Refusal", "RunReport"),
+    "rearview.past.reports": ("BackfillReport", "Missing", "PlanReport", "Refusal", "RunReport"),
     "rearview.past.start": ("Preempt", "begin", "usual"),
     "rearview.plan.facts": ("Machine",),
 }

@@ -25,7 +25,7 @@ from rearview.past.learning import keep_corrections, read_corrections
 from rearview.past.machines import WORTH, Machines, cores_of
 from rearview.past.packages import lost
 from rearview.past.probing import Probing
-from rearview.past.reports import BackfillReport, PlanReport, Refusal
+from rearview.past.reports import BackfillReport, Missing, PlanReport, Refusal
 from rearview.past.segments import Prepared, run_facts
 from rearview.plan.at import At, parse_at
 from rearview.plan.cost import refine
@@ -139,7 +139,11 @@ class Filling:
         refusals += [Refusal(run, reason) for run, reason in found.refusals]
         workers = self._workers(asked.workers, (one.run for one in lacking))
         plan = divide(found, workers=workers, budget=asked.budget, growth=GROWTH)
-        missing = sum(work.cells for work in found.work)
+        missing = Missing(
+            sum(work.cells for work in found.work),
+            about=any(work.about for work in found.work),
+            least=any(work.least for work in found.work),
+        )
         inputs = sorted({text for one in lacking for text in changed(*self._kept(one.run))})
         notes = self.machines.unmeasured(one.run for one in lacking)
         explaining = partial(explain, found, plan)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rearview.model import Checkpoint, Run, Segment, Wanted
+from rearview.past.nested import counted, deep_loops, inner_loops
 from rearview.plan import facts as planning
 from rearview.plan.at import At
 from rearview.source.probes import START, Place, Probe, Probes
@@ -38,14 +39,18 @@ class Prepared:
         """Return what the planner is to answer."""
         wanted = []
         if not self._alone() and self.asked and not self.at:
-            everything = planning.Wanted(self.names, (), Place.AFTER.value, missing=self.missing)
+            everything = planning.Wanted(
+                self.names, (), Place.AFTER.value, missing=self.missing, several=True
+            )
             return planning.Question(self.facts, (everything,))
         for probe in self.asked:
             chains = probe.chains or (self._deepest(),)
             if not probe.chains:
                 # Nobody is seen to call its function: it may well be called after the loops.
                 after = Place.AFTER.value
-                wanted.append(planning.Wanted(self.names, (), after, missing=self.missing))
+                wanted.append(
+                    planning.Wanted(self.names, (), after, missing=self.missing, several=True)
+                )
             for chain in chains:
                 main = self.facts.loops[0].name if self.facts.loops else None
                 if chain and chain[0] != main and not (main is None and self.at):
@@ -54,7 +59,10 @@ class Prepared:
                     other = tuple(at for at in self.at if at.loop not in chain)
                     wanted.append(
                         planning.Wanted(
-                            *(self.names, (), Place.AFTER.value), at=other, missing=self.missing
+                            *(self.names, (), Place.AFTER.value),
+                            at=other,
+                            missing=self.missing,
+                            several=True,
                         )
                     )
                     continue
@@ -181,25 +189,14 @@ def run_facts(
             machine=machine,
         )
     iterations = [each for count, each in main["iterations"] for _ in range(count)]
-    loops = [planning.LoopFacts(main["name"], iterations, values=_values(main, len(iterations)))]
-    for site, spent in main.get("inner", {}).items():
-        quiet = site not in end.get("loops", {}) and bool(end)
-        padded = [*spent, *[_usual(spent, quiet)] * (len(iterations) - len(spent))]
-        loops.append(
-            planning.LoopFacts(
-                site.rpartition(":")[2],
-                [s for s, _ in padded],
-                [n for _, n in padded],
-                values=_counted(
-                    main.get("spans", {}).get(site), max((n for _, n in padded), default=0)
-                ),
-            )
-        )
+    values = _values(main, len(iterations))
+    inner = inner_loops(main, end, len(iterations))
     whole = float(end.get("seconds", 0.0))
     return planning.RunFacts(
         run.id,
         version,
-        loops=tuple(loops),
+        loops=(planning.LoopFacts(main["name"], iterations, values=values), *inner),
+        deep=deep_loops(main, end, len(iterations), inner),
         start=began,
         setup=float(main["entered"]),
         after=max(0.0, whole - float(main["left"])) if whole else 0.0,
@@ -210,37 +207,12 @@ def run_facts(
     )
 
 
-def _usual(spent: Sequence[tuple[float, int]], quiet: bool) -> tuple[float, int]:
-    """Return seconds and iterations of an inner loop where they were not counted.
-
-    A loop of short iterations is not watched for ever: it goes on as it was.
-
-    >>> _usual([(0.25, 10), (0.75, 10)], quiet=True)
-    (0.5, 10)
-    """
-    known = [(seconds, count) for seconds, count in spent if count]
-    if not quiet or not known:
-        return 0.0, 0
-    return sum(s for s, _ in known) / len(known), round(sum(n for _, n in known) / len(known))
-
-
 def _values(main: dict[str, Any], count: int) -> list[int] | None:
     """Return what the target held in each iteration, where that is not the index."""
     span = main.get("span")
     if span is None and isinstance(main.get("range"), list):  # of runs before inner loops had one
         span = main["range"][::2]
-    return _counted(span, count)
-
-
-def _counted(span: Sequence[int] | None, count: int) -> list[int] | None:
-    """Return the numbers of a target that counts otherwise than from 0 by 1.
-
-    >>> _counted([1, 1], 3), _counted([0, 1], 3), _counted(None, 3)
-    ([1, 2, 3], None, None)
-    """
-    if span is None or list(span) == [0, 1]:
-        return None
-    return [span[0] + span[1] * k for k in range(count)]
+    return counted(span, count)
 
 
 def _of_main(site: str, checkpoints: Iterable[Checkpoint]) -> Iterable[planning.CheckpointFacts]:

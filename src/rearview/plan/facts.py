@@ -9,6 +9,7 @@ from rearview.model import Point
 from rearview.plan.at import At
 
 Shown = float | str
+ALWAYS = range(1 << 62)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,18 @@ class LoopFacts:
     """For an inner loop: how many iterations it had in each iteration of the loop around it."""
     values: Sequence[Shown] | None = None
     """What the target held in each iteration, where that is not the index."""
+    counted: range = ALWAYS
+    """Iterations of the loop around it for which `counts` is what was; else it is a guess."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeepFacts:
+    """A loop inside two others or more."""
+
+    counts: Sequence[int]
+    """How many iterations it had in each iteration of the outermost loop."""
+    counted: range = ALWAYS
+    """Iterations of the outermost loop for which that is what was; else it is a guess."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +98,8 @@ class RunFacts:
     """Version to execute: with the probes in it."""
     loops: tuple[LoopFacts, ...] = ()
     """The outermost loop, then those directly inside it in the order the program comes to them."""
+    deep: Mapping[tuple[str, ...], DeepFacts] = field(default_factory=dict)
+    """By the names of the loops from the inner one down: loops inside of those."""
     start: float = 0.0
     """Seconds of interpreter start and imports."""
     setup: float = 0.0
@@ -120,6 +135,8 @@ class Wanted:
     """Iterations (by index) of the outermost loop that lack a value; None: all."""
     cell_bytes: int = 64
     """Bytes that one value takes at rest."""
+    several: bool = False
+    """It stands in loops after all, of which nobody knows how often they went round."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,10 @@ class Work:
     noise: float = 0.0
     """Variance per second of computing."""
     cells: int = 0
+    about: bool = False
+    """Some of the cells are a guess."""
+    least: bool = False
+    """There are more cells than anybody counted."""
     nbytes: int = 0
     """Bytes that the new values will take."""
     question: Question | None = None
@@ -119,6 +123,7 @@ def work_of(question: Question, cost: CostModel) -> Work | str:
     work = Work(question.facts, cost, names, cost.startup(), question=question)
     work.whole = needs.whole
     work.cells, work.nbytes = needs.cells, needs.nbytes
+    work.about, work.least = needs.about, needs.least
     work.inner = tuple((loop, *span) for loop, span in needs.inner.items())
     work.noise = _noise(axis.seconds)
     if needs.by or needs.after:

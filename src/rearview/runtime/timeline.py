@@ -22,6 +22,9 @@ def age() -> float:
 _MOST = 4096
 """Stretches kept apart; beyond that neighbours are merged, so that a long run stays small."""
 
+_COUNTED = 1 << 16
+"""Iterations of the outermost loop for which those of inner loops are counted."""
+
 
 @dataclass(slots=True)
 class Stretches:
@@ -48,6 +51,16 @@ def _merged(*pairs: tuple[int, float]) -> tuple[int, float]:
 
 
 @dataclass(slots=True)
+class Deep:
+    """A loop inside two others or more."""
+
+    site: str
+    entries: int = 0
+    counts: list[int] = field(default_factory=list)
+    """Its iterations in each iteration of the outermost loop."""
+
+
+@dataclass(slots=True)
 class Nest:
     """One outermost loop, and the loops inside it."""
 
@@ -59,12 +72,15 @@ class Nest:
     iterations: Stretches = field(default_factory=Stretches)
     inner: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
     """By site: seconds and iterations of inner loops in each iteration of this one."""
+    deep: dict[str, Deep] = field(default_factory=dict)
+    """By the names of the loops from the inner one down: loops inside of those."""
+    first: int = 0
+    """Iterations before this one ran in another process."""
     index: int = 0
     now: float = 0.0
     span: tuple[int, int] | None = None
     spans: dict[str, tuple[int, int] | None] = field(default_factory=dict)
     """By site: what the target of an inner loop begins with and goes on by, each time."""
-    within: dict[str, tuple[float, int]] = field(default_factory=dict)
 
 
 class Timeline:
@@ -86,22 +102,37 @@ class Timeline:
         now = perf_counter()
         if index > nest.index:
             nest.iterations.add(index - nest.index, max(0.0, now - nest.now - waited))
-            if len(nest.iterations.pairs) < _MOST:
-                for site, spent in nest.within.items():
-                    behind = index - 1 - len(nest.inner.setdefault(site, []))
-                    nest.inner[site] += [(0.0, 0)] * max(0, behind)
-                    nest.inner[site].append(spent)
-        nest.index, nest.now, nest.within = index, now, {}
+        nest.index, nest.now = index, now
+
+    def skipped(self, index: int) -> None:
+        """Note that what the outermost loop did before iteration `index` was not seen here."""
+        if self.nests:
+            self.nests[-1].first = index
 
     def inside(
-        self, site: str, seconds: float, count: int, span: tuple[int, int] | None = None
+        self, site: str, index: int, seconds: float, count: int, span: tuple[int, int] | None = None
     ) -> None:
-        """Note that an inner loop, whose target counted as `span` says, has ended."""
-        if self.nests:
-            spans = self.nests[-1].spans
-            spans[site] = span if spans.setdefault(site, span) == span else None
-            before, already = self.nests[-1].within.get(site, (0.0, 0))
-            self.nests[-1].within[site] = (before + seconds, already + count)
+        """Note that an inner loop has ended in iteration `index` of the outermost one.
+
+        `span` says how its target counted.
+        """
+        if not self.nests:
+            return
+        nest = self.nests[-1]
+        nest.spans[site] = span if nest.spans.setdefault(site, span) == span else None
+        if 0 <= index < _COUNTED:
+            spent = nest.inner.setdefault(site, [])
+            spent += [(0.0, 0)] * (index + 1 - len(spent))
+            before, already = spent[index]
+            spent[index] = (before + seconds, already + count)
+
+    def below(self, names: str, site: str, index: int, count: int) -> None:
+        """Note that a loop inside of inner loops has ended, `names` telling which."""
+        if self.nests and 0 <= index < _COUNTED:
+            deep = self.nests[-1].deep.setdefault(names, Deep(site))
+            deep.entries += 1
+            deep.counts += [0] * (index + 1 - len(deep.counts))
+            deep.counts[index] += count
 
     def leave(self, span: tuple[int, int] | None) -> None:
         """Note that the outermost loop, whose target counted as `span` says, has ended."""
@@ -124,6 +155,11 @@ class Timeline:
             "left": main.left,
             "iterations": main.iterations.pairs,
             "inner": main.inner,
+            "deep": {
+                names: {"site": deep.site, "entries": deep.entries, "counts": deep.counts}
+                for names, deep in main.deep.items()
+            },
+            "counted": [main.first, _COUNTED],
             "alone": same == 1,
             "span": main.span,
             "spans": {site: span for site, span in main.spans.items() if span is not None},
