@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rearview.plan.facts import DeepFacts, LoopFacts
+from rearview.plan.facts import DeepFacts, LoopFacts, Shown
 
 Spent = list[tuple[float, int]]
 
@@ -22,8 +22,11 @@ def inner_loops(main: Mapping[str, Any], end: Mapping[str, Any], count: int) -> 
                 site.rpartition(":")[2],
                 [s for s, _ in padded],
                 [n for _, n in padded],
-                values=counted(main.get("spans", {}).get(site), most),
+                values=shown(
+                    main.get("spans", {}).get(site), main.get("helds", {}).get(site), most
+                ),
                 counted=seen,
+                varied=site in main.get("varied", ()),
             )
         )
     return found
@@ -111,12 +114,18 @@ def _padded(spent: Spent, seen: range, count: int) -> Spent:
     return [each if k in seen or each[1] else usual for k, each in enumerate(found)]
 
 
-def counted(span: Sequence[int] | None, count: int) -> list[int] | None:
-    """Return the numbers of a target that counts otherwise than from 0 by 1.
+def shown(
+    span: Sequence[int] | None, held: Sequence[Shown] | None, count: int
+) -> Sequence[Shown] | None:
+    """Return what a loop's target held in `count` iterations, where that is known and no index.
 
-    >>> counted([1, 1], 3), counted([0, 1], 3), counted(None, 3)
+    >>> shown([1, 1], None, 3), shown([0, 1], None, 3), shown(None, None, 3)
     ([1, 2, 3], None, None)
+    >>> shown(None, ["a", "b", "c"], 2), shown(None, ["a"], 2)
+    (['a', 'b'], None)
     """
-    if span is None or list(span) == [0, 1]:
+    if span is not None:
+        return [span[0] + span[1] * k for k in range(count)] if list(span) != [0, 1] else None
+    if held is None or len(held) < count or list(held) == list(range(len(held))):
         return None
-    return [span[0] + span[1] * k for k in range(count)]
+    return held[:count]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rearview.model import Checkpoint, Run, Segment, Wanted
-from rearview.past.nested import counted, deep_loops, inner_loops
+from rearview.past.nested import deep_loops, inner_loops, shown
 from rearview.plan import facts as planning
 from rearview.plan.at import At
 from rearview.source.probes import START, Place, Probe, Probes
@@ -207,12 +207,12 @@ def run_facts(
     )
 
 
-def _values(main: dict[str, Any], count: int) -> list[int] | None:
+def _values(main: dict[str, Any], count: int) -> Sequence[planning.Shown] | None:
     """Return what the target held in each iteration, where that is not the index."""
     span = main.get("span")
     if span is None and isinstance(main.get("range"), list):  # of runs before inner loops had one
         span = main["range"][::2]
-    return counted(span, count)
+    return shown(span, main.get("held"), count)
 
 
 def _of_main(site: str, checkpoints: Iterable[Checkpoint]) -> Iterable[planning.CheckpointFacts]:

@@ -77,6 +77,8 @@ class LoopFacts:
     """What the target held in each iteration, where that is not the index."""
     counted: range = ALWAYS
     """Iterations of the loop around it for which `counts` is what was; else it is a guess."""
+    varied: bool = False
+    """The target held something else each time, so that no iteration is known by it."""
 
 
 @dataclass(frozen=True, slots=True)

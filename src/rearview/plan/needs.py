@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rearview.plan.axis import Axis
-from rearview.plan.facts import DeepFacts, LoopFacts, RunFacts, Wanted
+from rearview.plan.facts import DeepFacts, LoopFacts, RunFacts, Shown, Wanted
 
 # what must happen in one iteration of the outermost loop: plain numbers, there are many of them
 NONE = 0
@@ -72,7 +72,10 @@ class Needs:
             values = self.facts.loops[0].values
             chosen = outer.indices(axis.count, values)
             if not chosen:
-                return f"run {self.facts.run} has no iteration {outer}: it has {axis.count}"
+                return (
+                    f"run {self.facts.run} has no iteration {outer}: "
+                    f"it has {axis.count}{_listed(values)}"
+                )
         if wanted.missing is not None:
             chosen = [k for k in chosen if k in wanted.missing]
         strange = [
@@ -130,6 +133,8 @@ class Needs:
         at = next((a for a in wanted.at if a.loop == loop), None)
         facts = next((f for f in self.facts.loops if f.name == loop), None)
         values = facts.values if facts is not None else None
+        # where the target held something else each time, every iteration may be meant
+        some = None if facts is not None and facts.varied else at
         met = False
         most = max(self.axis.counts, default=0)
         for k in chosen:
@@ -137,7 +142,7 @@ class Needs:
             # where nobody counted, there may have been as many as anywhere
             count = self.axis.counts[k] if known else most
             self.about |= not known
-            picked = at.indices(count, values) if at is not None else list(range(count))
+            picked = list(range(count)) if some is None else some.indices(count, values)
             if not picked:
                 continue
             met = True
@@ -158,12 +163,12 @@ class Needs:
                 self.fenced.add(k)
             for other in wanted.at:
                 if other.loop != self.axis.name:
-                    bound = high if at is None or at.single or at.last is not None else None
+                    bound = high if some and (some.single or some.last is not None) else None
                     self._limit(other.loop, (low, bound) if other.loop == loop else (0, None))
         if not (met or at is None or any(at.indices(n, values) for n in set(self.axis.counts))):
             return (
                 f"run {self.facts.run} has no iteration {at}: "
-                f"`{loop}` has at most {most} in each `{self.axis.name}`"
+                f"`{loop}` has at most {most} in each `{self.axis.name}`{_listed(values)}"
             )
         return ""
 
@@ -176,3 +181,15 @@ class Needs:
 
 def _elsewhere(wanted: Wanted, loop: str) -> str:
     return f"`{wanted.names[0]}` is not logged in a loop `{loop}`"
+
+
+def _listed(values: Sequence[Shown] | None) -> str:
+    """Return what a target held, as the end of a sentence.
+
+    >>> _listed(["a", "b"]), _listed(None), _listed(range(9))
+    (': a, b', '', ': 0, 1, 2, 3, 4 and so on')
+    """
+    if not values:
+        return ""
+    more = " and so on" if len(values) > 5 else ""
+    return f": {', '.join(map(str, values[:5]))}{more}"

@@ -108,7 +108,7 @@ class Recorder(Session):
             self.timeline.turn(entry.now + 1, self.pulse.waited)
         super().leave(entry, frame, ended=ended)
         if outermost:
-            self.timeline.leave(entry.span)
+            self.timeline.leave(entry.span, entry.values())
         elif self.stack and not entry.site.loose:
             self._count(entry)
 
@@ -121,7 +121,8 @@ class Recorder(Session):
             self.timeline.below(names, entry.site.id, outer.now, count)
         else:
             took = perf_counter() - entry.started
-            self.timeline.inside(entry.site.id, outer.now, took, count, entry.span)
+            held = entry.values()
+            self.timeline.inside(entry.site.id, outer.now, took, count, entry.span, held)
 
     def boundary(self, entry: Entry, index: int, frame: FrameType) -> int:
         """Consider a checkpoint before iteration `index`."""

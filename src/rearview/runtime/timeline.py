@@ -80,7 +80,13 @@ class Nest:
     now: float = 0.0
     span: tuple[int, int] | None = None
     spans: dict[str, tuple[int, int] | None] = field(default_factory=dict)
-    """By site: what the target of an inner loop begins with and goes on by, each time."""
+    """By site: what the target of an inner loop begins with and goes on by."""
+    held: list[Any] | None = None
+    """What the target held in each iteration, where it did not count."""
+    helds: dict[str, list[Any] | None] = field(default_factory=dict)
+    """By site: the same for inner loops."""
+    varied: set[str] = field(default_factory=set)
+    """Sites of inner loops whose target did not hold the same each time."""
 
 
 class Timeline:
@@ -110,16 +116,26 @@ class Timeline:
             self.nests[-1].first = index
 
     def inside(
-        self, site: str, index: int, seconds: float, count: int, span: tuple[int, int] | None = None
+        self,
+        site: str,
+        index: int,
+        seconds: float,
+        count: int,
+        span: tuple[int, int] | None = None,
+        held: list[Any] | None = None,
     ) -> None:
         """Note that an inner loop has ended in iteration `index` of the outermost one.
 
-        `span` says how its target counted.
+        `span` says how its target counted, `held` what it held if it did not.
         """
         if not self.nests:
             return
         nest = self.nests[-1]
-        nest.spans[site] = span if nest.spans.setdefault(site, span) == span else None
+        if count:
+            known = _longer(nest.helds.setdefault(site, held), held)
+            if (known is None and held is not None) or nest.spans.setdefault(site, span) != span:
+                nest.varied.add(site)
+            nest.helds[site] = known
         if 0 <= index < _COUNTED:
             spent = nest.inner.setdefault(site, [])
             spent += [(0.0, 0)] * (index + 1 - len(spent))
@@ -134,11 +150,12 @@ class Timeline:
             deep.counts += [0] * (index + 1 - len(deep.counts))
             deep.counts[index] += count
 
-    def leave(self, span: tuple[int, int] | None) -> None:
-        """Note that the outermost loop, whose target counted as `span` says, has ended."""
+    def leave(self, span: tuple[int, int] | None, held: list[Any] | None = None) -> None:
+        """Note that the outermost loop has ended; its target counted as `span` says or held `held`."""
         if self.nests:
             self.nests[-1].left = perf_counter() - self.began
             self.nests[-1].span = span
+            self.nests[-1].held = held
 
     def facts(self) -> dict[str, Any]:
         """Return the main loop's durations, as plain values; {} without loops."""
@@ -162,5 +179,24 @@ class Timeline:
             "counted": [main.first, _COUNTED],
             "alone": same == 1,
             "span": main.span,
-            "spans": {site: span for site, span in main.spans.items() if span is not None},
+            "held": main.held,
+            "helds": _known(main.helds, main.varied),
+            "spans": _known(main.spans, main.varied),
+            "varied": sorted(main.varied),
         }
+
+
+def _longer(one: list[Any] | None, two: list[Any] | None) -> list[Any] | None:
+    """Return the longer of two lists that begin alike; None if they do not.
+
+    >>> _longer(["a", "b"], ["a"]), _longer(["a"], ["b"]), _longer(["a"], None)
+    (['a', 'b'], None, None)
+    """
+    if one is None or two is None:
+        return None
+    short, long = sorted((one, two), key=len)
+    return long if long[: len(short)] == short else None
+
+
+def _known(found: dict[str, Any], varied: set[str]) -> dict[str, Any]:
+    return {site: each for site, each in found.items() if each is not None and site not in varied}
