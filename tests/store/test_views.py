@@ -124,8 +124,8 @@ def test_loops_are_shown_by_value_and_ordered_by_number(store):
     )
     assert rows(store, ["a"]) == [(run, "z", 0.5, 0), (run, "1", 0.5, 1), (run, "b", 0.5, 2)]
     assert rows(store, ["b"]) == [(run, 30, 1)]
-    found = Tables(store.project).points(["a"], where="a = 1")
-    assert found == [(run, Point((Step("fold", 1, "1"), Step("lr", 0, 0.5))))]
+    (found,) = Tables(store.project).stretches("a = 1", [run])
+    assert (found.loops, found.outer) == (("fold", "lr"), 1)
 
 
 def test_a_loop_of_the_same_name_inside_itself_and_three_depths(store):
@@ -186,10 +186,38 @@ def test_conditions_choose_rows_by_any_known_value(store):
     assert rows(store, ["acc"], where="epoch >= 2 OR status = 'dead'") == [(a, 2, 0.2), (b, 2, 0.2)]
     assert rows(store, ["acc"], where="loss < 0.3") == [(a, 2, 0.2)]  # somewhere inside
     assert rows(store, ["lr"], where=["max_lr IS NULL ", "LOSS > 9"][1]) == [(b, 0.2)]
-    assert [run for run, _ in Tables(store.project).points(where="acc = 0.2 AND step = 0")] == [
-        a,
-        b,
-    ]
+    found = Tables(store.project).stretches("acc = 0.2 AND step = 0", [a, b])
+    assert {one.run for one in found} == {a, b}
+
+
+def stretches(store, where, *runs):
+    found = Tables(store.project).stretches(where, runs)
+    return sorted((one.run, one.outer, one.first, one.last) for one in found)
+
+
+def test_a_condition_chooses_stretches_of_the_inner_loop(store):
+    a = store.run(*training(3, steps=6))
+    assert stretches(store, "step BETWEEN 2 AND 3 AND epoch > 0", a) == [(a, 1, 2, 4), (a, 2, 2, 4)]
+    assert stretches(store, "loss < 0.2", a) == [(a, 0, 5, None), (a, 1, 4, None), (a, 2, 3, None)]
+    assert stretches(store, "step IN (1, 3)", a)[0] == (a, 0, 1, 4)
+    # what holds in all of an iteration, or is known of it as a whole, chooses all of it
+    assert stretches(store, "acc > 0.15", a) == [(a, 2, 0, None)]
+    assert stretches(store, "epoch = 1", a) == [(a, 1, 0, None)]
+    assert stretches(store, "seed = 7", a)
+    assert stretches(store, "loss > 99", a) == []
+
+
+def test_a_stretch_reaches_to_the_next_row_for_which_the_condition_does_not_hold(store):
+    calls = [(at(epoch=0, step=j), {"loss": float(j)}) for j in range(0, 50, 10)]
+    run = store.run(*calls)
+    assert stretches(store, "step > 10", run) == [(run, 0, 11, None)]
+    assert stretches(store, "loss = 20 OR loss = 30", run) == [(run, 0, 11, 40)]
+
+
+def test_a_condition_on_what_stands_outside_of_loops_chooses_the_run(store):
+    run = store.run((at(), {"seed": 7}), args={"lr": 0.1})
+    (found,) = Tables(store.project).stretches("lr = 0.1", [run])
+    assert (found.run, found.loops) == (run, ())
 
 
 def test_order_and_limit(store):

@@ -7,8 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from rearview.plan.at import At
+from rearview.plan.facts import Within
 from rearview.source.probes import Place, Probe, Probes
 from rearview.store.runs import Replay
+
+ALL = 1 << 62
+"""Where a stretch of iterations ends that goes on as far as its loop does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +26,8 @@ class Asked:
     count: int
     """How many iterations it had."""
     at: tuple[At, ...]
+    within: Within | None = None
+    """Iterations of the inner loop that are asked for, where that is not all of them."""
 
     @property
     def limits(self) -> list[list[Any]]:
@@ -85,8 +91,23 @@ def lacking(
     for replay in good:
         first, last = replay.facts.get("covered", (0, 0))
         only = replay.facts.get("only")
-        covered |= set(only if only is not None else range(first, min(last, asked.count)))
+        reached = only if only is not None else range(first, min(last, asked.count))
+        covered |= {index for index in reached if _filled(asked, replay, index)}
     return frozenset(range(asked.count)) - covered
+
+
+def _filled(asked: Asked, replay: Replay, index: int) -> bool:
+    """Say whether a replay filled what is asked for inside one iteration of the main loop."""
+    for loop, spans in replay.facts.get("inner", {}).items():
+        span = spans.get(str(index))
+        if span is None:
+            continue
+        if asked.within is None or asked.within.loop != loop:
+            return False
+        low, high = asked.within.hull([index])
+        if low < span[0] or (high is None and span[1] < ALL) or (high or 0) > span[1]:
+            return False
+    return True
 
 
 def _looped(asked: Asked, probes: Sequence[Probe]) -> bool:

@@ -19,6 +19,7 @@ from rearview.execute.pool import Piece, Pool
 from rearview.execute.replays import Outcome, Replays
 from rearview.execute.watch import Watch
 from rearview.model import Run, Segment
+from rearview.past.chosen import Chosen, joined, within
 from rearview.past.covered import Asked, narrowed
 from rearview.past.inputs import changed, gone
 from rearview.past.learning import keep_corrections, read_corrections
@@ -180,19 +181,18 @@ class Filling:
         )
         return {(row["run"], row["name"]) for row in rows}
 
-    def _meant(self, where: str | None, runs: Sequence[Run]) -> dict[str, set[int] | None] | None:
-        """Return the runs, and iterations of their outermost loops, that a predicate selects."""
+    def _meant(self, where: str | None, runs: Sequence[Run]) -> dict[str, Chosen | None] | None:
+        """Return the runs, and iterations in them, that a predicate selects."""
         if where is None:
             return None
         self.tables.refresh()
-        found: dict[str, set[int] | None] = {}
-        for run, point in self.tables.points(where=where, runs=[run.id for run in runs]):
-            if not point.steps:
-                found[run] = None
-            elif found.get(run, set()) is not None:
-                known = found.setdefault(run, set())
-                assert known is not None
-                known.add(point.indices[0])
+        found: dict[str, Chosen | None] = {}
+        for one in self.tables.stretches(where, [run.id for run in runs]):
+            known = found.setdefault(one.run, {})
+            if not one.loops:
+                found[one.run] = None
+            elif known is not None:
+                known[one.outer] = joined(known.get(one.outer), one)
         return found
 
     def _prepared(
@@ -201,7 +201,7 @@ class Filling:
         run: Run,
         names: tuple[str, ...],
         at: str | None,
-        only: set[int] | None,
+        only: Chosen | None,
     ) -> Prepared:
         probes = probing.of(run, names)
         unknown = [name for name in names if not probes.of(name)]
@@ -223,11 +223,13 @@ class Filling:
         limits = tuple(parse_at(at)) if at else ()
         alone = run.facts.get("end", {}).get("main", {}).get("alone", True)
         loop = facts.loops[0] if facts.loops else None
+        main = loop.name if loop is not None and alone else None
         about = Asked(
             version,
-            main=loop.name if loop is not None and alone else None,
+            main=main,
             count=len(loop.seconds) if loop is not None else 0,
             at=limits,
+            within=within(only, probes, names, main) if only and main else None,
         )
         same = partial(self._same, version, probes)
         replays = self.runs.replays(run.id)
@@ -235,9 +237,11 @@ class Filling:
         if names:
             asked = tuple(dict.fromkeys(probe for name in names for probe in probes.of(name)))
         if only is not None:
-            missing = frozenset(only if missing is None else only & missing)
+            missing = frozenset(only if missing is None else only.keys() & missing)
         told = {"limits": about.limits, "same": {name: same(name) for name in names}}
-        return Prepared(run, version, probes, asked, names, facts, missing, limits, told)
+        return Prepared(
+            run, version, probes, asked, names, facts, missing, limits, told, about.within
+        )
 
     def _same(self, version: str, probes: Probes, name: str) -> str:
         """Return what tells one way of logging a name from another, once per source."""
@@ -322,7 +326,7 @@ class Filling:
 
 
 def _picked(
-    limits: Sequence[At], loop: LoopFacts | None, only: set[int] | None
+    limits: Sequence[At], loop: LoopFacts | None, only: Chosen | None
 ) -> frozenset[int] | None:
     """Return the iterations of the main loop that are asked for; None: all."""
     picked = None if only is None else frozenset(only)
@@ -347,7 +351,7 @@ def _piece(replays: Replays, one: Prepared, segment: Segment, *, first: bool) ->
         one.run,
         segment.seconds,
         lambda: replays.prepare(
-            one.run, one.version, one.wanted(segment, first=first), segment, one.told
+            one.run, one.version, one.wanted(segment, first=first), segment, one.kept(segment)
         ),
         watch,
     )

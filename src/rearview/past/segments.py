@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rearview.model import Checkpoint, Run, Segment, Wanted
+from rearview.past.covered import ALL
 from rearview.past.nested import deep_loops, inner_loops, shown
 from rearview.plan import facts as planning
 from rearview.plan.at import At
 from rearview.source.probes import START, Place, Probe, Probes
 
-ALL = 1 << 62
 LIGHTER = 0.5
 """How long a replay takes to begin, of what the recording took: it loads half as much."""
 
@@ -34,6 +34,8 @@ class Prepared:
     at: tuple[At, ...] = ()
     told: Mapping[str, Any] = field(default_factory=dict)
     """What is kept with its replays, to know later what they are good for."""
+    within: planning.Within | None = None
+    """Iterations of the inner loop that a predicate chose; None: all."""
 
     def question(self) -> planning.Question:
         """Return what the planner is to answer."""
@@ -76,6 +78,7 @@ class Prepared:
                         feeds=bool(probe.feeds),
                         at=self.at,
                         missing=self.missing,
+                        within=self.within,
                     )
                 )
         if not self.asked:
@@ -107,6 +110,7 @@ class Prepared:
         to_end = segment.tail or segment.loop is None
         alone = self._alone()
         others = any(chain and chain[0] != segment.loop for chain in chains)
+        spans = self._spans(segment)
         return Wanted(
             run=self.run.id,
             replay=f"{self.run.id}.{secrets.token_hex(4)}",
@@ -115,7 +119,8 @@ class Prepared:
             chains=chains,
             everywhere=everywhere,
             levels=self._levels(),
-            ranges=_ranges(segment) if alone or self.at else {},
+            ranges=_ranges(segment, spans) if alone or self.at else {},
+            spans=spans,
             after=not before and (to_end or others or not alone),
             head=first,
             tail=to_end,
@@ -130,6 +135,23 @@ class Prepared:
                 for path, ids in self.probes.loops.items()
             },
         )
+
+    def kept(self, segment: Segment) -> dict[str, Any]:
+        """Return what is kept with the replay of a segment, to know later what it is good for."""
+        return {**self.told, "inner": self._spans(segment)}
+
+    def _spans(self, segment: Segment) -> dict[str, dict[int, tuple[int, int]]]:
+        """Return which iterations of an inner loop are wanted in those of the segment."""
+        if self.within is None:
+            return {}
+        last = ALL if segment.last is None else segment.last
+        here = range(segment.first, last) if segment.only is None else segment.only
+        spans = {
+            index: (first, ALL if end is None else end)
+            for index, (first, end) in self.within.spans.items()
+            if index in here
+        }
+        return {self.within.loop: spans} if spans else {}
 
     def _alone(self) -> bool:
         """Say whether the main loop is the only outermost one of its name.
@@ -153,8 +175,8 @@ class Prepared:
         return str(site) if site else None
 
 
-def _ranges(segment: Segment) -> dict[str, list[tuple[int, int]]]:
-    found: dict[str, list[tuple[int, int]]] = {}
+def _ranges(segment: Segment, inner: Iterable[str]) -> dict[str, list[tuple[int, int]]]:
+    found = {loop: [(0, ALL)] for loop in inner}
     if segment.loop is not None:
         if segment.only is not None:
             found[segment.loop] = [(k, k + 1) for k in segment.only]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rearview.model import Point
@@ -117,6 +117,37 @@ class RunFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class Within:
+    """Iterations of one inner loop that are wanted."""
+
+    loop: str
+    spans: Mapping[int, tuple[int, int | None]]
+    """Iteration of the outermost loop -> `first <= index < last`; None: to its end.
+
+    What is not here is wanted whole."""
+
+    def of(self, index: int, picked: Sequence[int]) -> list[int]:
+        """Return those of `picked` that are wanted in one iteration of the outermost loop.
+
+        >>> Within("step", {2: (5, None)}).of(2, range(8))
+        [5, 6, 7]
+        """
+        first, last = self.spans.get(index, (0, None))
+        return [i for i in picked if first <= i and (last is None or i < last)]
+
+    def hull(self, indices: Iterable[int]) -> tuple[int, int | None]:
+        """Return one stretch that holds what is wanted in each of some iterations.
+
+        >>> Within("step", {2: (5, 9), 4: (3, 6)}).hull([2, 4])
+        (3, 9)
+        """
+        spans = [self.spans.get(index, (0, None)) for index in indices]
+        ends = [last for _, last in spans if last is not None]
+        first = min((first for first, _ in spans), default=0)
+        return first, max(ends) if spans and len(ends) == len(spans) else None
+
+
+@dataclass(frozen=True, slots=True)
 class Wanted:
     """Names wanted of a run, and where they are logged.
 
@@ -137,6 +168,8 @@ class Wanted:
     """Iterations (by index) of the outermost loop that lack a value; None: all."""
     cell_bytes: int = 64
     """Bytes that one value takes at rest."""
+    within: Within | None = None
+    """Only these iterations of the loop inside the outermost one, where it is around it."""
     several: bool = False
     """It stands in loops after all, of which nobody knows how often they went round."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from rearview.plan.axis import Axis
-from rearview.plan.facts import DeepFacts, LoopFacts, RunFacts, Shown, Wanted
+from rearview.plan.facts import DeepFacts, LoopFacts, RunFacts, Shown, Wanted, Within
 
 # what must happen in one iteration of the outermost loop: plain numbers, there are many of them
 NONE = 0
@@ -27,6 +27,7 @@ class Needs:
         self.low: dict[int, int] = {}
         self.high: dict[int, int | None] = {}
         self.inner: dict[str, tuple[int, int | None]] = {}
+        self.within: Within | None = None
         self.fenced: set[int] = set()
         """Iterations that may not be entered in the middle."""
         self.setup = self.after = self.whole = False
@@ -89,9 +90,10 @@ class Needs:
             need = {"before": HEAD, "after": TAIL, "between": TAIL}.get(wanted.place, RUN)
             self._note(chosen, RUN if wanted.feeds else need, wanted)
             return ""
-        if not inner:
+        if not inner and wanted.within is None:
             self._note(chosen, RUN, wanted)
             return ""
+        self.within = wanted.within
         return self._inner(chosen, wanted)
 
     def _note(self, chosen: Iterable[int], need: int, wanted: Wanted) -> None:
@@ -143,6 +145,8 @@ class Needs:
             count = self.axis.counts[k] if known else most
             self.about |= not known
             picked = list(range(count)) if some is None else some.indices(count, values)
+            if wanted.within is not None:
+                picked = wanted.within.of(k, picked)
             if not picked:
                 continue
             met = True

@@ -9,7 +9,7 @@ from itertools import pairwise
 from rearview.model import Operator
 from rearview.plan.axis import BITS, Axis, Stop
 from rearview.plan.cost import Corrections, CostModel, Prediction
-from rearview.plan.facts import CheckpointFacts, Machine, Question, RunFacts
+from rearview.plan.facts import CheckpointFacts, Machine, Question, RunFacts, Within
 from rearview.plan.needs import HEAD, NONE, RUN, TAIL, Needs
 from rearview.plan.quiet import quietly
 
@@ -41,6 +41,8 @@ class Work:
     cuts: list[int] = field(default_factory=list)
     """Atoms at which another process can begin without repeating work."""
     inner: tuple[tuple[str, int, int | None], ...] = ()
+    within: Within | None = None
+    """Iterations of an inner loop that are wanted, where they differ from one outer one to another."""
     whole: bool = False
     """A probe carries values over iterations: nothing can be skipped."""
     tail: bool = False
@@ -125,6 +127,7 @@ def work_of(question: Question, cost: CostModel) -> Work | str:
     work.cells, work.nbytes = needs.cells, needs.nbytes
     work.about, work.least = needs.about, needs.least
     work.inner = tuple((loop, *span) for loop, span in needs.inner.items())
+    work.within = needs.within
     work.noise = _noise(axis.seconds)
     if needs.by or needs.after:
         axis.lay_out()
