@@ -488,3 +488,64 @@ def test_the_page_about_the_tables_is_current():
     assert page.read_text() == schema.markdown(), (
         "python -m rearview.store.tables.schema > docs/schema.md"
     )
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "EXPLAIN SELECT * FROM records",
+        "explain analyze select count(*) from full_pivot where step > 0;",
+        "EXPLAIN (FORMAT JSON) SELECT * FROM outer_pivot -- how",
+        "-- how\nEXPLAIN /* this */ WITH a AS (SELECT 1 AS x) SELECT * FROM a",
+    ],
+)
+def test_how_a_question_is_answered_can_be_asked(store, query):
+    store.run(*training(2))
+    table = Tables(store.project).sql(query)
+    assert table.columns == ["explain_key", "explain_value"]
+    assert table.count() == len(table.rows()) >= 1
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "DESCRIBE records",
+        "SHOW TABLES",
+        "SUMMARIZE SELECT step FROM full_pivot",
+        "PRAGMA table_info('runs')",
+        "pragma show_tables;",
+    ],
+)
+def test_what_a_table_is_like_can_be_asked(store, query):
+    store.run(*training(2))
+    assert Tables(store.project).sql(query).rows()
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "EXPLAIN DELETE FROM own.runs",
+        "EXPLAIN ANALYZE DELETE FROM own.runs",
+        "EXPLAIN (ANALYZE) INSERT INTO own.runs SELECT * FROM own.runs",
+        "EXPLAIN ANALYZE COPY (SELECT 1) TO '{file}'",
+        "EXPLAIN ANALYZE WITH a AS (COPY (SELECT 1) TO '{file}') SELECT * FROM a",
+        "WITH a AS (COPY (SELECT 1) TO '{file}') SELECT * FROM a",
+        "EXPLAIN SELECT 1; DROP TABLE own.runs",
+        "EXPLAIN SELECT 1) x; DROP TABLE own.runs; SELECT * FROM (SELECT 1",
+        "EXPLAIN ANALYZE CREATE TABLE own.more AS SELECT 1",
+        "PRAGMA enable_profiling",
+        "PRAGMA threads = 1",
+        "PRAGMA table_info('runs'); DROP TABLE own.runs",
+        "SET threads = 1",
+        "CALL pragma_version()",
+        "EXPLAIN",
+    ],
+)
+def test_what_writes_is_refused_however_it_is_asked(store, query):
+    store.run(*training(2))
+    file = store.project.store / "written.csv"
+    tables = Tables(store.project)
+    with pytest.raises(UsageError):
+        tables.sql(query.format(file=file)).rows()
+    assert not file.exists()
+    assert tables.sql("SELECT count(*) AS n FROM runs").rows() == [{"n": 1}]

@@ -14,6 +14,7 @@ from rearview.store.tables.catalogue import Sources, Virtual
 from rearview.store.tables.duck import Duck
 from rearview.store.tables.parts import Shelf, gather
 from rearview.store.tables.pivot import depth
+from rearview.store.tables.question import asked, explained
 from rearview.store.tables.relations import (
     load_checkpoints,
     load_runs,
@@ -146,8 +147,10 @@ class Tables:
     def sql(self, query: str) -> Table:
         """Return the answer to one SQL question over the tables of docs/schema.md.
 
-        Nothing can be written, and no file outside the store can be read.
+        Nothing can be written, and no file outside the store can be read. `EXPLAIN` of a question
+        is one, too, and so are `DESCRIBE`, `SHOW`, `SUMMARIZE` and pragmas that only tell.
         """
+        how, query = asked(query)
         self._question(query)
         words = {(match[1] or match[2] or "").lower() for match in WORD.finditer(query)}
         duck = self._duck()
@@ -171,7 +174,8 @@ class Tables:
                 if level and ask.bare:  # nothing is logged that deep, so there are no such points
                     text = f"SELECT * FROM ({text}) WHERE false"
                 duck.execute(f"CREATE OR REPLACE VIEW {word} AS {text}")
-        return Table(duck, query.strip().rstrip(";"))
+        question = query.strip().rstrip(";")
+        return explained(duck, how, question) if how else Table(duck, question)
 
     def _answer(self, ask: Ask, sql: str, labels: Sequence[str] = ()) -> Table:
         self._question(sql)
@@ -211,8 +215,8 @@ class Tables:
             raise refused(exc) from exc
         if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
             raise UsageError(
-                f"{sql!r} is not one question. Ask with a single SELECT: records are append-only, "
-                "and nothing here writes.",
+                f"{sql!r} is not one question. Ask with a single SELECT, or EXPLAIN one: records "
+                "are append-only, and nothing here writes.",
                 slug="sql-read-only",
             )
 
