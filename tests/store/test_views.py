@@ -334,6 +334,37 @@ def test_a_running_run_and_one_with_a_torn_end_are_in_the_table(store):
     assert not file.exists()
 
 
+MANY = [1, 0.5, "abc", None, True, 10**30, [1, {"a": "b"}], b"x", math.inf, '"quoted"', "1"]
+
+
+def test_values_of_several_types_come_to_data_frames_as_they_were(store):
+    store.run(*((at(i=i), {"v": value, "n": i}) for i, value in enumerate(MANY)))
+    table = Tables(store.project).table(["v", "n"])
+    frame = table.pandas()
+    assert [(type(one), one) for one in frame["v"]] == [(type(one), one) for one in MANY]
+    assert frame["n"].tolist() == list(range(len(MANY)))
+    assert frame["n"].dtype.kind == "i"
+    assert frame[frame["v"] == "abc"]["n"].tolist() == [2]
+    assert table.polars()["v"].to_list() == MANY
+    # Arrow has one type for a column: the text from which each of them can be told
+    assert table.arrow()["v"].to_pylist()[:3] == ["1", "0.5", '"abc"']
+
+
+@pytest.mark.parametrize(
+    "values", [[10**30, 1, None], [{"lr": 0.1}, None, [1, 2]], [b"a", None, b"\x00"]]
+)
+def test_what_pandas_has_no_type_for_comes_as_python_values(store, values):
+    store.run(*((at(i=i), {"v": value}) for i, value in enumerate(values)))
+    table = Tables(store.project).table(["v"])
+    assert table.pandas()["v"].tolist() == values == [row["v"] for row in table]
+
+
+def test_an_empty_table_of_several_types_is_a_data_frame(store):
+    store.run((at(i=0), {"v": 1}), (at(i=1), {"v": "a"}))
+    table = Tables(store.project).table(["v"], where="i > 5")
+    assert (len(table.pandas()), len(table.polars())) == (0, 0)
+
+
 def test_data_frames_of_all_kinds_hold_the_same(store):
     store.run(*training(2))
     table = Tables(store.project).table(["loss", "acc"])
