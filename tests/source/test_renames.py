@@ -98,10 +98,13 @@ IMPORTS = {
     "import tools\nx = tools.f(tools.g)\n": "import util\nx = util.f(util.g)\n",
     "import os, tools\ntools.f()\n": "import os, util\nutil.f()\n",
     "from .tools import f\n": "from .util import f\n",
+    "from . import tools\ntools.f()\n": "from . import util\nutil.f()\n",
+    "from . import tools as t, other\nt.f()\n": "from . import util as t, other\nt.f()\n",
     # what cannot be told for certain stays, and is refused as a change
     "import tools\ntools = 3\n": "import tools\ntools = 3\n",
     "import tools\nutil = tools.f()\n": "import tools\nutil = tools.f()\n",
     "import tools\ndef f(tools): pass\n": "import tools\ndef f(tools): pass\n",
+    "import tools\nfrom x import util\n": "import tools\nfrom x import util\n",
     "from toolset import f\n": "from toolset import f\n",
     "ä = 'ä'; import tools; tools.f()\n": "ä = 'ä'; import util; util.f()\n",
     "import tools x\n": "import tools x\n",
@@ -124,3 +127,18 @@ def test_a_module_of_a_package_is_imported_by_its_whole_name():
     renamed = {"pkg/nets/big.py": "pkg/model.py"}
     text = "from pkg.nets.big import Net\n"
     assert imports_as_then(text, "main.py", renamed) == "from pkg.model import Net\n"
+
+
+@pytest.mark.parametrize("init", [True, False])
+def test_a_package_that_was_renamed_with_its_modules(init):
+    renamed = {"new/mlp.py": "old/model.py", "new/data.py": "old/data.py"}
+    if init:
+        renamed["new/__init__.py"] = "old/__init__.py"
+    texts = {
+        "from new import mlp, data\nmlp.f()\n": "from old import model, data\nmodel.f()\n",
+        "from new.mlp import f\n": "from old.model import f\n",
+        "import new.data as d\n": "import old.data as d\n",
+        "from new import data\n": "from old import data\n",
+    }
+    for text, then in texts.items():
+        assert imports_as_then(text, "main.py", renamed) == then

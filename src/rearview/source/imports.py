@@ -24,24 +24,19 @@ def imports_as_then(text: str, path: str, renamed: Mapping[str, str]) -> str:
     if isinstance(parsed, str) or parsed.repaired:
         return text
     here = (_folder(path), _folder(renamed.get(path, path)))
-    edits: list[tuple[int, int, str, str]] = []
+    edits: list[_Edit] = []
     bound: dict[str, str] = {}
     for node in ast.walk(parsed.tree):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            then = _then(node.module, node.level, modules, here)
-            if then is not None:
-                keyword = len("from ") + node.level
-                edits.append((node.lineno, node.col_offset + keyword, node.module, then))
+        if isinstance(node, ast.ImportFrom):
+            done = _from(node, modules, here)
         elif isinstance(node, ast.Import):
-            for alias in node.names:
-                then = _then(alias.name, 0, modules, here)
-                if then is None:
-                    continue
-                edits.append((alias.lineno, alias.col_offset, alias.name, then))
-                if alias.asname is None and "." in alias.name + then:
-                    return text
-                if alias.asname is None:
-                    bound[alias.name] = then
+            done = _import(node, modules, here)
+        else:
+            continue
+        if done is None:
+            return text
+        edits += done[0]
+        bound |= done[1]
     if bound:
         reads = _reads(parsed.tree, bound)
         if reads is None:
@@ -50,12 +45,53 @@ def imports_as_then(text: str, path: str, renamed: Mapping[str, str]) -> str:
     return _edited(text, edits)
 
 
-def _then(
-    name: str,
-    level: int,
-    modules: Mapping[tuple[str, ...], tuple[str, ...]],
-    here: tuple[tuple[str, ...], tuple[str, ...]],
-) -> str | None:
+_Edit = tuple[int, int, str, str]
+"""Line, column, what stands there, what is to stand there."""
+_Modules = Mapping[tuple[str, ...], tuple[str, ...]]
+_Here = tuple[tuple[str, ...], tuple[str, ...]]
+_Done = tuple[list[_Edit], dict[str, str]]
+"""What changes in an import, and the names that it bound instead of those it binds."""
+
+
+def _import(node: ast.Import, modules: _Modules, here: _Here) -> _Done | None:
+    edits: list[_Edit] = []
+    bound: dict[str, str] = {}
+    for alias in node.names:
+        then = _then(alias.name, 0, modules, here)
+        if then is None:
+            continue
+        edits.append((alias.lineno, alias.col_offset, alias.name, then))
+        if alias.asname is None and "." in alias.name + then:
+            return None
+        if alias.asname is None:
+            bound[alias.name] = then
+    return edits, bound
+
+
+def _from(node: ast.ImportFrom, modules: _Modules, here: _Here) -> _Done | None:
+    """Return the changes of `from … import …`, where modules may stand on both sides."""
+    name = node.module or ""
+    usual = (_then(name, node.level, modules, here) if name else None) or name
+    bases: set[str] = set()
+    edits: list[_Edit] = []
+    bound: dict[str, str] = {}
+    for alias in node.names:
+        then = _then(f"{name}.{alias.name}".lstrip("."), node.level, modules, here)
+        base, _, last = then.rpartition(".") if then is not None else (usual, "", alias.name)
+        bases.add(base)
+        if last != alias.name:
+            edits.append((alias.lineno, alias.col_offset, alias.name, last))
+            if alias.asname is None:
+                bound[alias.name] = last
+    base = bases.pop()
+    if bases or bool(base) != bool(name):
+        return None  # what came from one place came from two
+    if base != name:
+        edits.append((node.lineno, node.col_offset + len("from ") + node.level, name, base))
+    return edits, bound
+
+
+def _then(name: str, level: int, modules: _Modules, here: _Here) -> str | None:
     """Return the dotted name that a module had, or None if it had the same."""
     parts = tuple(name.split("."))
     for now, then in modules.items():
@@ -76,7 +112,7 @@ def _then(
     return None
 
 
-def _reads(tree: ast.Module, bound: Mapping[str, str]) -> list[tuple[int, int, str, str]] | None:
+def _reads(tree: ast.Module, bound: Mapping[str, str]) -> list[_Edit] | None:
     """Return where names of modules are read; None if they, or the old ones, mean something else."""
     other = {*bound, *bound.values()}
     edits = []
@@ -85,12 +121,12 @@ def _reads(tree: ast.Module, bound: Mapping[str, str]) -> list[tuple[int, int, s
             if node.id not in bound or not isinstance(node.ctx, ast.Load):
                 return None
             edits.append((node.lineno, node.col_offset, node.id, bound[node.id]))
-        elif other & set(_named(node)):
+        elif other & set(_named(node, bound)):
             return None
     return edits
 
 
-def _named(node: ast.AST) -> list[str]:
+def _named(node: ast.AST, bound: Mapping[str, str]) -> list[str]:
     """Return names that a node gives a meaning to without a `Name` that says so."""
     if isinstance(node, ast.arg):
         return [node.arg]
@@ -99,13 +135,13 @@ def _named(node: ast.AST) -> list[str]:
     if isinstance(node, ast.Global | ast.Nonlocal):
         return node.names
     if isinstance(node, ast.alias):
-        return [node.asname or ""]
+        return [node.asname or ("" if node.name in bound else node.name)]
     if isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar):
         return [node.name or ""]
     return []
 
 
-def _edited(text: str, edits: list[tuple[int, int, str, str]]) -> str:
+def _edited(text: str, edits: list[_Edit]) -> str:
     """Return the text with words replaced; as it is if one of them is not where the tree says."""
     lines = split(text)
     for line, column, now, then in sorted(set(edits), reverse=True):
