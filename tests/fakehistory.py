@@ -8,7 +8,7 @@ from typing import Any
 
 from rearview.model import Checkpoint, Operator, Plan, Point, Run, Segment, Status, Step
 from rearview.model.segment import Report
-from rearview.past import BackfillReport, PlanReport, Refusal, RunReport, Unproved
+from rearview.past import BackfillReport, Missing, PlanReport, Refusal, RunReport, Unproved
 
 
 class FakeTable:
@@ -134,7 +134,7 @@ class FakeHistory:
         return PlanReport(
             Plan(self.segments),
             self.refusals,
-            5,
+            Missing(5),
             unproved=self.unproved,
             explaining=lambda: self.explained,
         )

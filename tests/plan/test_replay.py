@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from plan.runs import checkpoint, ends, run, starts
 from rearview.model import Operator, Point, Step
 from rearview.plan.at import parse_at
-from rearview.plan.facts import CheckpointFacts, LoopFacts, Question, RunFacts, Wanted
+from rearview.plan.facts import CheckpointFacts, DeepFacts, LoopFacts, Question, RunFacts, Wanted
 from rearview.plan.partition import divide
 from rearview.plan.replay import survey
 
@@ -293,3 +293,13 @@ def test_checkpoints_of_other_loops_are_left_alone():
     other = CheckpointFacts("y", Point((Step("fold", 2),)), restore=0.1)
     wanted = Wanted(("n",), ("epoch", "step"), at=parse_at("epoch=3"))
     assert only(run(EPOCHS, [strange, other, *starts(1)], inner=INNER), wanted).start == "s1"
+
+
+def test_cells_of_loops_that_nobody_counted_are_the_least_there_are():
+    facts = run(EPOCHS, starts(1, 2), inner=INNER)
+    deeper = Wanted(("n",), ("epoch", "step", "part"))
+    work = survey([Question(facts, (deeper,))]).work[0]
+    assert (work.cells, work.least) == (sum(facts.loops[1].counts), True)
+    counted = replace(facts, deep={("step", "part"): DeepFacts([7] * len(EPOCHS))})
+    work = survey([Question(counted, (deeper,))]).work[0]
+    assert (work.cells, work.least, work.about) == (7 * len(EPOCHS), False, False)

@@ -124,8 +124,8 @@ def test_loops_are_shown_by_value_and_ordered_by_number(store):
     )
     assert rows(store, ["a"]) == [(run, "z", 0.5, 0), (run, "1", 0.5, 1), (run, "b", 0.5, 2)]
     assert rows(store, ["b"]) == [(run, 30, 1)]
-    found = Tables(store.project).points(["a"], where="a = 1")
-    assert found == [(run, Point((Step("fold", 1, "1"), Step("lr", 0, 0.5))))]
+    (found,) = Tables(store.project).stretches("a = 1", [run])
+    assert (found.loops, found.outer) == (("fold", "lr"), 1)
 
 
 def test_a_loop_of_the_same_name_inside_itself_and_three_depths(store):
@@ -186,10 +186,38 @@ def test_conditions_choose_rows_by_any_known_value(store):
     assert rows(store, ["acc"], where="epoch >= 2 OR status = 'dead'") == [(a, 2, 0.2), (b, 2, 0.2)]
     assert rows(store, ["acc"], where="loss < 0.3") == [(a, 2, 0.2)]  # somewhere inside
     assert rows(store, ["lr"], where=["max_lr IS NULL ", "LOSS > 9"][1]) == [(b, 0.2)]
-    assert [run for run, _ in Tables(store.project).points(where="acc = 0.2 AND step = 0")] == [
-        a,
-        b,
-    ]
+    found = Tables(store.project).stretches("acc = 0.2 AND step = 0", [a, b])
+    assert {one.run for one in found} == {a, b}
+
+
+def stretches(store, where, *runs):
+    found = Tables(store.project).stretches(where, runs)
+    return sorted((one.run, one.outer, one.first, one.last) for one in found)
+
+
+def test_a_condition_chooses_stretches_of_the_inner_loop(store):
+    a = store.run(*training(3, steps=6))
+    assert stretches(store, "step BETWEEN 2 AND 3 AND epoch > 0", a) == [(a, 1, 2, 4), (a, 2, 2, 4)]
+    assert stretches(store, "loss < 0.2", a) == [(a, 0, 5, None), (a, 1, 4, None), (a, 2, 3, None)]
+    assert stretches(store, "step IN (1, 3)", a)[0] == (a, 0, 1, 4)
+    # what holds in all of an iteration, or is known of it as a whole, chooses all of it
+    assert stretches(store, "acc > 0.15", a) == [(a, 2, 0, None)]
+    assert stretches(store, "epoch = 1", a) == [(a, 1, 0, None)]
+    assert stretches(store, "seed = 7", a)
+    assert stretches(store, "loss > 99", a) == []
+
+
+def test_a_stretch_reaches_to_the_next_row_for_which_the_condition_does_not_hold(store):
+    calls = [(at(epoch=0, step=j), {"loss": float(j)}) for j in range(0, 50, 10)]
+    run = store.run(*calls)
+    assert stretches(store, "step > 10", run) == [(run, 0, 11, None)]
+    assert stretches(store, "loss = 20 OR loss = 30", run) == [(run, 0, 11, 40)]
+
+
+def test_a_condition_on_what_stands_outside_of_loops_chooses_the_run(store):
+    run = store.run((at(), {"seed": 7}), args={"lr": 0.1})
+    (found,) = Tables(store.project).stretches("lr = 0.1", [run])
+    assert (found.run, found.loops) == (run, ())
 
 
 def test_order_and_limit(store):
@@ -304,6 +332,37 @@ def test_a_running_run_and_one_with_a_torn_end_are_in_the_table(store):
     file.write_bytes(re.sub(rb'"born":\d+', b'"born":1', data[:-20]))  # and now it is dead
     assert len(rows(store, ["loss"])) == 2
     assert not file.exists()
+
+
+MANY = [1, 0.5, "abc", None, True, 10**30, [1, {"a": "b"}], b"x", math.inf, '"quoted"', "1"]
+
+
+def test_values_of_several_types_come_to_data_frames_as_they_were(store):
+    store.run(*((at(i=i), {"v": value, "n": i}) for i, value in enumerate(MANY)))
+    table = Tables(store.project).table(["v", "n"])
+    frame = table.pandas()
+    assert [(type(one), one) for one in frame["v"]] == [(type(one), one) for one in MANY]
+    assert frame["n"].tolist() == list(range(len(MANY)))
+    assert frame["n"].dtype.kind == "i"
+    assert frame[frame["v"] == "abc"]["n"].tolist() == [2]
+    assert table.polars()["v"].to_list() == MANY
+    # Arrow has one type for a column: the text from which each of them can be told
+    assert table.arrow()["v"].to_pylist()[:3] == ["1", "0.5", '"abc"']
+
+
+@pytest.mark.parametrize(
+    "values", [[10**30, 1, None], [{"lr": 0.1}, None, [1, 2]], [b"a", None, b"\x00"]]
+)
+def test_what_pandas_has_no_type_for_comes_as_python_values(store, values):
+    store.run(*((at(i=i), {"v": value}) for i, value in enumerate(values)))
+    table = Tables(store.project).table(["v"])
+    assert table.pandas()["v"].tolist() == values == [row["v"] for row in table]
+
+
+def test_an_empty_table_of_several_types_is_a_data_frame(store):
+    store.run((at(i=0), {"v": 1}), (at(i=1), {"v": "a"}))
+    table = Tables(store.project).table(["v"], where="i > 5")
+    assert (len(table.pandas()), len(table.polars())) == (0, 0)
 
 
 def test_data_frames_of_all_kinds_hold_the_same(store):
@@ -460,3 +519,64 @@ def test_the_page_about_the_tables_is_current():
     assert page.read_text() == schema.markdown(), (
         "python -m rearview.store.tables.schema > docs/schema.md"
     )
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "EXPLAIN SELECT * FROM records",
+        "explain analyze select count(*) from full_pivot where step > 0;",
+        "EXPLAIN (FORMAT JSON) SELECT * FROM outer_pivot -- how",
+        "-- how\nEXPLAIN /* this */ WITH a AS (SELECT 1 AS x) SELECT * FROM a",
+    ],
+)
+def test_how_a_question_is_answered_can_be_asked(store, query):
+    store.run(*training(2))
+    table = Tables(store.project).sql(query)
+    assert table.columns == ["explain_key", "explain_value"]
+    assert table.count() == len(table.rows()) >= 1
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "DESCRIBE records",
+        "SHOW TABLES",
+        "SUMMARIZE SELECT step FROM full_pivot",
+        "PRAGMA table_info('runs')",
+        "pragma show_tables;",
+    ],
+)
+def test_what_a_table_is_like_can_be_asked(store, query):
+    store.run(*training(2))
+    assert Tables(store.project).sql(query).rows()
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "EXPLAIN DELETE FROM own.runs",
+        "EXPLAIN ANALYZE DELETE FROM own.runs",
+        "EXPLAIN (ANALYZE) INSERT INTO own.runs SELECT * FROM own.runs",
+        "EXPLAIN ANALYZE COPY (SELECT 1) TO '{file}'",
+        "EXPLAIN ANALYZE WITH a AS (COPY (SELECT 1) TO '{file}') SELECT * FROM a",
+        "WITH a AS (COPY (SELECT 1) TO '{file}') SELECT * FROM a",
+        "EXPLAIN SELECT 1; DROP TABLE own.runs",
+        "EXPLAIN SELECT 1) x; DROP TABLE own.runs; SELECT * FROM (SELECT 1",
+        "EXPLAIN ANALYZE CREATE TABLE own.more AS SELECT 1",
+        "PRAGMA enable_profiling",
+        "PRAGMA threads = 1",
+        "PRAGMA table_info('runs'); DROP TABLE own.runs",
+        "SET threads = 1",
+        "CALL pragma_version()",
+        "EXPLAIN",
+    ],
+)
+def test_what_writes_is_refused_however_it_is_asked(store, query):
+    store.run(*training(2))
+    file = store.project.store / "written.csv"
+    tables = Tables(store.project)
+    with pytest.raises(UsageError):
+        tables.sql(query.format(file=file)).rows()
+    assert not file.exists()
+    assert tables.sql("SELECT count(*) AS n FROM runs").rows() == [{"n": 1}]

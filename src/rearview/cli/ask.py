@@ -237,7 +237,7 @@ def _tell_missing(past: History, name: str, where: str | None, which: list[str] 
         shown.note(f"{name}: no values yet{refused}.")
         return
     shown.note(
-        f"{name}: {plural(plan.missing, 'cell')} missing, about {duration(plan.plan.seconds)} of "
+        f"{name}: {plan.missing} missing, about {duration(plan.plan.seconds)} of "
         f"computing to fill{refused}: `rearview backfill {shlex.quote(name)}`."
     )
 
@@ -249,7 +249,8 @@ def sql(query: str, form: str) -> None:
     """Ask the records and runs in SQL.
 
     DuckDB's dialect. The tables are described in docs/schema.md: `rearview sql "select run,
-    max(acc) from full_pivot group by run"`.
+    max(acc) from full_pivot group by run"`. EXPLAIN, DESCRIBE, SHOW and SUMMARIZE work too;
+    nothing can be written.
     """
     with waiting("asking"):
         found = asked().sql(query)
@@ -268,6 +269,10 @@ def emit(found: Table, form: str) -> None:
         }[form]
         for line in lines(columns, rows):
             shown.out(line)
+        return
+    if columns == ["explain_key", "explain_value"]:  # a drawing, not a cell
+        for _, plan in rows:
+            shown.out(plan)
         return
     head = list(islice(rows, SCREEN))
     right = [formats.numeric(column) for column in zip(*head, strict=True)] if head else []

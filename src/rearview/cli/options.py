@@ -53,13 +53,16 @@ def _amount(text: str, units: dict[str, int], wanted: str) -> float:
     return float(found[1]) * units[found[2].lower()]
 
 
+_ITERATIONS = r"""[^=/]+=("[^"]*"|'[^']*'|[^=/"'])+"""
+
+
 def iterations(text: str) -> str:
     """Return `text` if it looks like iterations of loops; the planner reads it closely.
 
-    >>> iterations("epoch=3:5"), iterations("epoch=3/step=7")
-    ('epoch=3:5', 'epoch=3/step=7')
+    >>> iterations("epoch=3:5"), iterations("epoch=3/step=7"), iterations("file='a/b'")
+    ('epoch=3:5', 'epoch=3/step=7', "file='a/b'")
     """
-    if not all(re.fullmatch(r"[^=]+=[^=]+", part) for part in text.split("/")):
+    if not re.fullmatch(f"{_ITERATIONS}(/{_ITERATIONS})*", text):
         raise click.BadParameter(
             f"{text!r} names no iterations. Write epoch=3 for one, epoch=3:5 for 3 and 4, "
             "epoch=3: for 3 and all after it, epoch=3/step=7 for one of an inner loop."

@@ -22,7 +22,9 @@ def summary(plan: PlanReport) -> dict[str, Any]:
     """Return the numbers of a plan."""
     told: dict[str, Any] = {
         "nothing": plan.nothing,
-        "missing": plan.missing,
+        "missing": plan.missing.cells,
+        "missing_about": plan.missing.about,
+        "missing_at_least": plan.missing.least,
         "segments": len(plan.plan.segments),
         "runs": len({segment.run for segment in plan.plan.segments}),
         "seconds": plan.plan.seconds,
@@ -67,7 +69,7 @@ def show_plan(plan: PlanReport) -> None:
     if told is None:
         return
     show.out(
-        f"{plural(told.cells, 'cell')} to fill, about {size(told.nbytes_written)} to write, "
+        f"{plan.missing} to fill, about {size(told.nbytes_written)} to write, "
         f"{size(told.nbytes_read)} of checkpoints to read"
     )
     show.out(

@@ -23,7 +23,9 @@ from rearview.store.project import Project, publish
 from rearview.store.runs import Runs
 from rearview.store.versions import Versions
 
-_KEPT = frozenset(("covered", "only", "operator", "head", "tail", "limits", "same", "crew"))
+_KEPT = frozenset(
+    ("covered", "only", "operator", "head", "tail", "limits", "inner", "same", "crew")
+)
 """What a replay from the start takes over from the one that it stands in for."""
 
 

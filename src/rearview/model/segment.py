@@ -70,6 +70,8 @@ class Wanted(msgspec.Struct, frozen=True, omit_defaults=True):
     """Loops, counted from the outermost, that may be entered in the middle."""
     ranges: dict[str, list[tuple[int, int]]] = {}
     """Iterations wanted, by loop name; a loop that is not named is wanted whole."""
+    spans: dict[str, dict[int, tuple[int, int]]] = {}
+    """Of inner loops by name and iteration of the outermost one: no more than these."""
     after: bool = False
     """Something is wanted after the outermost loops too."""
     head: bool = True

@@ -15,7 +15,14 @@ if TYPE_CHECKING:
     from rearview.execute.start import Start
     from rearview.past.ask import History, history
     from rearview.past.probing import Propagated
-    from rearview.past.reports import BackfillReport, PlanReport, Refusal, RunReport, Unproved
+    from rearview.past.reports import (
+        BackfillReport,
+        Missing,
+        PlanReport,
+        Refusal,
+        RunReport,
+        Unproved,
+    )
     from rearview.past.start import Preempt, begin, usual
     from rearview.plan.facts import Machine
 
@@ -26,6 +33,7 @@ __all__ = [
     "Event",
     "History",
     "Machine",
+    "Missing",
     "Outcome",
     "PlanReport",
     "Preempt",
@@ -48,7 +56,10 @@ _HOMES = {
     "rearview.execute.start": ("Start",),
     "rearview.past.ask": ("History", "history"),
     "rearview.past.probing": ("Propagated",),
-    "rearview.past.reports": ("BackfillReport", "PlanReport", "Refusal", "RunReport", "Unproved"),
+    "rearview.past.reports": (
+        *("BackfillReport", "Missing", "PlanReport"),
+        *("Refusal", "RunReport", "Unproved"),
+    ),
     "rearview.past.start": ("Preempt", "begin", "usual"),
     "rearview.plan.facts": ("Machine",),
 }

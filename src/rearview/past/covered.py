@@ -11,11 +11,14 @@ import msgspec
 
 from rearview.model import Report
 from rearview.plan.at import At
+from rearview.plan.facts import Within
 from rearview.source.probes import Place, Probe, Probes
 from rearview.store.runs import Replay
 
 Cell = int | str
 """An iteration of the main loop; or `head` or `tail`: what lies before it and after it."""
+ALL = 1 << 62
+"""Where a stretch of iterations ends that goes on as far as its loop does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,8 @@ class Asked:
     settled: float = math.inf
     """When the run recorded its last. What a later replay found nothing to compare with will never
     be proved, so it counts as filled; `inf`: it does not."""
+    within: Within | None = None
+    """Iterations of the inner loop that are asked for, where that is not all of them."""
 
     @property
     def limits(self) -> list[list[Any]]:
@@ -113,7 +118,8 @@ def _iterations(asked: Asked, facts: Mapping[str, Any]) -> frozenset[int]:
     """Return the iterations of the main loop that a replay covers."""
     first, last = facts.get("covered", (0, 0))
     only = facts.get("only")
-    return frozenset(only if only is not None else range(first, min(last, asked.count)))
+    reached = only if only is not None else range(first, min(last, asked.count))
+    return frozenset(index for index in reached if _filled(asked, facts, index))
 
 
 def _outside(asked: Asked, probes: Sequence[Probe]) -> set[str]:
@@ -124,6 +130,20 @@ def _outside(asked: Asked, probes: Sequence[Probe]) -> set[str]:
         for chain in probe.chains
         if not chain or chain[0] != asked.main
     }
+
+
+def _filled(asked: Asked, facts: Mapping[str, Any], index: int) -> bool:
+    """Say whether a replay fills what is asked for inside one iteration of the main loop."""
+    for loop, spans in facts.get("inner", {}).items():
+        span = spans.get(str(index))
+        if span is None:
+            continue
+        if asked.within is None or asked.within.loop != loop:
+            return False
+        low, high = asked.within.hull([index])
+        if low < span[0] or (high is None and span[1] < ALL) or (high or 0) > span[1]:
+            return False
+    return True
 
 
 def _looped(asked: Asked, probes: Sequence[Probe]) -> bool:

@@ -19,13 +19,14 @@ from rearview.execute.local import Local
 from rearview.execute.pool import Pool
 from rearview.execute.replays import Outcome, Replays
 from rearview.model import Run, Segment, Status
+from rearview.past.chosen import Chosen, joined, within
 from rearview.past.covered import Asked, narrowed, uncompared
 from rearview.past.inputs import changed, gone
 from rearview.past.learning import keep_corrections, read_corrections
 from rearview.past.machines import WORTH, Machines, cores_of
 from rearview.past.packages import lost
 from rearview.past.probing import Probing
-from rearview.past.reports import BackfillReport, PlanReport, Refusal, Unproved
+from rearview.past.reports import BackfillReport, Missing, PlanReport, Refusal, Unproved
 from rearview.past.segments import Prepared, run_facts
 from rearview.past.turns import Turns
 from rearview.plan.at import At, parse_at
@@ -109,7 +110,12 @@ class Filling:
                 prepared[run.id] = one
             except RearviewError as exc:
                 refusals.append(Refusal(run.id, str(exc)))
-        return self._report(prepared, refusals, asked)
+        report = self._report(prepared, refusals, asked)
+        again = {segment.run for segment in report.plan.segments}
+        taken = [(one.run.version, one.probes) for run, one in prepared.items() if run in again]
+        if not taken:
+            return report
+        return replace(report, notes=[*probing.renaming.told(taken), *report.notes])
 
     def replay(
         self, run: Run, at: str | None, workers: int | None, progress: Progress | None
@@ -137,7 +143,11 @@ class Filling:
         refusals += [Refusal(run, reason) for run, reason in found.refusals]
         workers = self._workers(asked.workers, (one.run for one in lacking))
         plan = divide(found, workers=workers, budget=asked.budget, growth=GROWTH)
-        missing = sum(work.cells for work in found.work)
+        missing = Missing(
+            sum(work.cells for work in found.work),
+            about=any(work.about for work in found.work),
+            least=any(work.least for work in found.work),
+        )
         inputs = sorted({text for one in lacking for text in changed(*self._kept(one.run))})
         notes = self.machines.unmeasured(one.run for one in lacking)
         notes += self._beside(asked.names) if lacking else []
@@ -184,19 +194,18 @@ class Filling:
         )
         return {(row["run"], row["name"]) for row in rows}
 
-    def _meant(self, where: str | None, runs: Sequence[Run]) -> dict[str, set[int] | None] | None:
-        """Return the runs, and iterations of their outermost loops, that a predicate selects."""
+    def _meant(self, where: str | None, runs: Sequence[Run]) -> dict[str, Chosen | None] | None:
+        """Return the runs, and iterations in them, that a predicate selects."""
         if where is None:
             return None
         self.tables.refresh()
-        found: dict[str, set[int] | None] = {}
-        for run, point in self.tables.points(where=where, runs=[run.id for run in runs]):
-            if not point.steps:
-                found[run] = None
-            elif found.get(run, set()) is not None:
-                known = found.setdefault(run, set())
-                assert known is not None
-                known.add(point.indices[0])
+        found: dict[str, Chosen | None] = {}
+        for one in self.tables.stretches(where, [run.id for run in runs]):
+            known = found.setdefault(one.run, {})
+            if not one.loops:
+                found[one.run] = None
+            elif known is not None:
+                known[one.outer] = joined(known.get(one.outer), one)
         return found
 
     def _prepared(
@@ -205,7 +214,7 @@ class Filling:
         run: Run,
         names: tuple[str, ...],
         asked: Question,
-        only: set[int] | None,
+        only: Chosen | None,
     ) -> Prepared:
         probes = probing.of(run, names)
         unknown = [name for name in names if not probes.of(name)]
@@ -227,12 +236,14 @@ class Filling:
         limits = tuple(parse_at(asked.at)) if asked.at else ()
         alone = run.facts.get("end", {}).get("main", {}).get("alone", True)
         loop = facts.loops[0] if facts.loops else None
+        main = loop.name if loop is not None and alone else None
         about = Asked(
             version,
-            main=loop.name if loop is not None and alone else None,
+            main=main,
             count=len(loop.seconds) if loop is not None else 0,
             at=limits,
             settled=math.inf if asked.again else self._settled(run),
+            within=within(only, probes, names, main) if only and main else None,
         )
         same = partial(self._same, version, probes)
         replays = self.runs.replays(run.id)
@@ -250,10 +261,11 @@ class Filling:
         if names:
             meant = tuple(dict.fromkeys(probe for name in names for probe in probes.of(name)))
         if only is not None:
-            missing = frozenset(only if missing is None else only & missing)
+            missing = frozenset(only if missing is None else only.keys() & missing)
         told = {"limits": about.limits, "same": {name: same(name) for name in names}}
         return Prepared(
             *(run, version, probes, meant, names, facts, about, missing, limits, told),
+            within=about.within,
             known=frozenset(replay.id for replay in replays if replay.ended is not None),
             unproved=unproved,
         )
@@ -353,7 +365,7 @@ class Filling:
 
 
 def _picked(
-    limits: Sequence[At], loop: LoopFacts | None, only: set[int] | None
+    limits: Sequence[At], loop: LoopFacts | None, only: Chosen | None
 ) -> frozenset[int] | None:
     """Return the iterations of the main loop that are asked for; None: all."""
     picked = None if only is None else frozenset(only)

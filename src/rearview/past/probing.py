@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rearview.errors import ProbeError, SourceError, UsageError
 from rearview.model import Run
+from rearview.past.renaming import Renaming
 from rearview.source.apart import Apart, apart
 from rearview.source.naming import Naming
 from rearview.source.probes import Probe, Probes, check, find
@@ -79,8 +80,9 @@ class Probing:
             )
         used = run.facts.get("end", {}).get("files")
         old = self.text(run.version)
+        now = self.renaming.now(run.version, used)
         try:
-            found = find(old, self.edited, used=used)
+            found = find(old, self.edited, used=used, names=now)
         except ProbeError:
             # The newest version is the one that was edited: what else was changed there is said.
             if not names or not self.added or run.version == self.chain[0]:
@@ -89,7 +91,7 @@ class Probing:
         if found is not None and all(found.of(name) for name in names):
             return found
         if run.version not in self.chain or not self.added:
-            return found if found is not None else find(old, self.edited, used=used)
+            return found if found is not None else find(old, self.edited, used=used, names=now)
         outcome = self.outcomes[self.chain.index(run.version)]
         if outcome.refused:
             raise SourceError(
@@ -108,17 +110,35 @@ class Probing:
 
     @cached_property
     def _newest(self) -> Probes | None:
-        return check(self.text(self.chain[0]), self.edited)[0] if self.chain else None
+        if not self.chain:
+            return None
+        newest = self.chain[0]
+        return check(self.text(newest), self.edited, names=self.renaming.now(newest))[0]
 
     @cached_property
     def outcomes(self) -> tuple[Outcome, ...]:
         """Where the added statements belong in each version of the chain."""
-        versions = [self.text(version) for version in self.chain]
+        versions = [self.renaming.named_anew(version) for version in self.chain]
         namings = self._newest.namings if self._newest is not None else ()
-        edited = {**self.edited, **{path: each.text for path, each in self._apart.items()}}
-        return through(
+        edited = {**self._named, **{path: each.text for path, each in self._apart.items()}}
+        found = through(
             edited, self._statements, versions, self._by_hand(), list(map(self._moved, namings))
         )
+        back = self.renaming.named_back
+        return tuple(back(version, one) for version, one in zip(self.chain, found, strict=True))
+
+    @cached_property
+    def renaming(self) -> Renaming:
+        """What files were called then and are called now."""
+        return Renaming(self.text, self.chain, self.edited)
+
+    @cached_property
+    def _named(self) -> dict[str, str]:
+        """The work tree under the names of the newest version that was run."""
+        if not self.chain:
+            return self.edited
+        newest = self.chain[0]
+        return self.renaming.now(newest).as_then(self.edited, self.text(newest))
 
     @cached_property
     def _apart(self) -> dict[str, Apart]:
@@ -126,7 +146,7 @@ class Probing:
         spots: dict[str, list[tuple[int, int]]] = {}
         for probe in self.added:
             spots.setdefault(probe.path, []).append((probe.line, probe.column))
-        return {path: apart(self.edited[path], found) for path, found in spots.items()}
+        return {path: apart(self._named[path], found) for path, found in spots.items()}
 
     @cached_property
     def _statements(self) -> list[Statement]:
@@ -190,10 +210,11 @@ class Probing:
         found = {}
         for version, placed in self._kept().items():
             if version in self.chain and len(placed) == len(self.added):
-                found[self.chain.index(version)] = [
+                given = [
                     Placed(str(one["path"]), int(str(one["line"])), str(one["text"]))
                     for one in placed
                 ]
+                found[self.chain.index(version)] = self.renaming.placed_anew(version, given)
         return found
 
 

@@ -106,17 +106,36 @@ class BackfillReport:
         return f"not proved: nothing could be compared ({said})"
 
 
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """How many cells have no value.
+
+    >>> print(Missing(12), Missing(12, about=True), Missing(1, least=True), sep="; ")
+    12 cells; about 12 cells; at least 1 cell
+    """
+
+    cells: int
+    about: bool = False
+    """Inner loops were not counted all the way: they are taken to have gone on as they were."""
+    least: bool = False
+    """Some of the loops around a statement were never counted."""
+
+    def __str__(self) -> str:
+        words = ["at least"] * self.least + ["about"] * self.about
+        return " ".join([*words, str(self.cells), "cell" if self.cells == 1 else "cells"])
+
+
 @dataclass(frozen=True)
 class PlanReport:
     """What a backfill would run, and what it would cost; nothing has run yet."""
 
     plan: Plan
     refusals: list[Refusal] = field(default_factory=list)
-    missing: int = 0
+    missing: Missing = field(default_factory=lambda: Missing(0))
     """Cells without a value."""
     changed_inputs: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """What makes the predictions doubtful."""
+    """What is to be known besides: files that had other names, what makes predictions doubtful."""
     unproved: list[Unproved] = field(default_factory=list)
     """What is there already, is asked for, and cannot be proved."""
     explaining: Callable[[], Any] | None = field(default=None, repr=False)

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rearview.model import Checkpoint, Run, Segment, Wanted
-from rearview.past.covered import Asked
+from rearview.past.covered import ALL, Asked
+from rearview.past.nested import deep_loops, inner_loops, shown
 from rearview.plan import facts as planning
 from rearview.plan.at import At
 from rearview.source.probes import START, Place, Probe, Probes
 
-ALL = 1 << 62
 LIGHTER = 0.5
 """How long a replay takes to begin, of what the recording took: it loads half as much."""
 
@@ -39,19 +39,25 @@ class Prepared:
     """Replays that had ended when this was prepared."""
     unproved: tuple[str, ...] = ()
     """Names of which some values are there that nothing recorded can be compared with."""
+    within: planning.Within | None = None
+    """Iterations of the inner loop that a predicate chose; None: all."""
 
     def question(self) -> planning.Question:
         """Return what the planner is to answer."""
         wanted = []
         if not self._alone() and self.asked and not self.at:
-            everything = planning.Wanted(self.names, (), Place.AFTER.value, missing=self.missing)
+            everything = planning.Wanted(
+                self.names, (), Place.AFTER.value, missing=self.missing, several=True
+            )
             return planning.Question(self.facts, (everything,))
         for probe in self.asked:
             chains = probe.chains or (self._deepest(),)
             if not probe.chains:
                 # Nobody is seen to call its function: it may well be called after the loops.
                 after = Place.AFTER.value
-                wanted.append(planning.Wanted(self.names, (), after, missing=self.missing))
+                wanted.append(
+                    planning.Wanted(self.names, (), after, missing=self.missing, several=True)
+                )
             for chain in chains:
                 main = self.facts.loops[0].name if self.facts.loops else None
                 if chain and chain[0] != main and not (main is None and self.at):
@@ -60,7 +66,10 @@ class Prepared:
                     other = tuple(at for at in self.at if at.loop not in chain)
                     wanted.append(
                         planning.Wanted(
-                            *(self.names, (), Place.AFTER.value), at=other, missing=self.missing
+                            *(self.names, (), Place.AFTER.value),
+                            at=other,
+                            missing=self.missing,
+                            several=True,
                         )
                     )
                     continue
@@ -74,6 +83,7 @@ class Prepared:
                         feeds=bool(probe.feeds),
                         at=self.at,
                         missing=self.missing,
+                        within=self.within,
                     )
                 )
         if not self.asked:
@@ -105,6 +115,7 @@ class Prepared:
         to_end = segment.tail or segment.loop is None
         alone = self._alone()
         others = any(chain and chain[0] != segment.loop for chain in chains)
+        spans = self._spans(segment)
         return Wanted(
             run=self.run.id,
             replay=f"{self.run.id}.{secrets.token_hex(4)}",
@@ -113,7 +124,8 @@ class Prepared:
             chains=chains,
             everywhere=everywhere,
             levels=self._levels(),
-            ranges=_ranges(segment) if alone or self.at else {},
+            ranges=_ranges(segment, spans) if alone or self.at else {},
+            spans=spans,
             after=not before and (to_end or others or not alone),
             head=first,
             tail=to_end,
@@ -128,6 +140,23 @@ class Prepared:
                 for path, ids in self.probes.loops.items()
             },
         )
+
+    def kept(self, segment: Segment) -> dict[str, Any]:
+        """Return what is kept with the replay of a segment, to know later what it is good for."""
+        return {**self.told, "inner": self._spans(segment)}
+
+    def _spans(self, segment: Segment) -> dict[str, dict[int, tuple[int, int]]]:
+        """Return which iterations of an inner loop are wanted in those of the segment."""
+        if self.within is None:
+            return {}
+        last = ALL if segment.last is None else segment.last
+        here = range(segment.first, last) if segment.only is None else segment.only
+        spans = {
+            index: (first, ALL if end is None else end)
+            for index, (first, end) in self.within.spans.items()
+            if index in here
+        }
+        return {self.within.loop: spans} if spans else {}
 
     def _alone(self) -> bool:
         """Say whether the main loop is the only outermost one of its name.
@@ -151,8 +180,8 @@ class Prepared:
         return str(site) if site else None
 
 
-def _ranges(segment: Segment) -> dict[str, list[tuple[int, int]]]:
-    found: dict[str, list[tuple[int, int]]] = {}
+def _ranges(segment: Segment, inner: Iterable[str]) -> dict[str, list[tuple[int, int]]]:
+    found = {loop: [(0, ALL)] for loop in inner}
     if segment.loop is not None:
         if segment.only is not None:
             found[segment.loop] = [(k, k + 1) for k in segment.only]
@@ -187,25 +216,14 @@ def run_facts(
             machine=machine,
         )
     iterations = [each for count, each in main["iterations"] for _ in range(count)]
-    loops = [planning.LoopFacts(main["name"], iterations, values=_values(main, len(iterations)))]
-    for site, spent in main.get("inner", {}).items():
-        quiet = site not in end.get("loops", {}) and bool(end)
-        padded = [*spent, *[_usual(spent, quiet)] * (len(iterations) - len(spent))]
-        loops.append(
-            planning.LoopFacts(
-                site.rpartition(":")[2],
-                [s for s, _ in padded],
-                [n for _, n in padded],
-                values=_counted(
-                    main.get("spans", {}).get(site), max((n for _, n in padded), default=0)
-                ),
-            )
-        )
+    values = _values(main, len(iterations))
+    inner = inner_loops(main, end, len(iterations))
     whole = float(end.get("seconds", 0.0))
     return planning.RunFacts(
         run.id,
         version,
-        loops=tuple(loops),
+        loops=(planning.LoopFacts(main["name"], iterations, values=values), *inner),
+        deep=deep_loops(main, end, len(iterations), inner),
         start=began,
         setup=float(main["entered"]),
         after=max(0.0, whole - float(main["left"])) if whole else 0.0,
@@ -216,37 +234,12 @@ def run_facts(
     )
 
 
-def _usual(spent: Sequence[tuple[float, int]], quiet: bool) -> tuple[float, int]:
-    """Return seconds and iterations of an inner loop where they were not counted.
-
-    A loop of short iterations is not watched for ever: it goes on as it was.
-
-    >>> _usual([(0.25, 10), (0.75, 10)], quiet=True)
-    (0.5, 10)
-    """
-    known = [(seconds, count) for seconds, count in spent if count]
-    if not quiet or not known:
-        return 0.0, 0
-    return sum(s for s, _ in known) / len(known), round(sum(n for _, n in known) / len(known))
-
-
-def _values(main: dict[str, Any], count: int) -> list[int] | None:
+def _values(main: dict[str, Any], count: int) -> Sequence[planning.Shown] | None:
     """Return what the target held in each iteration, where that is not the index."""
     span = main.get("span")
     if span is None and isinstance(main.get("range"), list):  # of runs before inner loops had one
         span = main["range"][::2]
-    return _counted(span, count)
-
-
-def _counted(span: Sequence[int] | None, count: int) -> list[int] | None:
-    """Return the numbers of a target that counts otherwise than from 0 by 1.
-
-    >>> _counted([1, 1], 3), _counted([0, 1], 3), _counted(None, 3)
-    ([1, 2, 3], None, None)
-    """
-    if span is None or list(span) == [0, 1]:
-        return None
-    return [span[0] + span[1] * k for k in range(count)]
+    return shown(span, main.get("held"), count)
 
 
 def _of_main(site: str, checkpoints: Iterable[Checkpoint]) -> Iterable[planning.CheckpointFacts]:

@@ -18,8 +18,8 @@ from rearview.execute.pool import Piece, Turn
 from rearview.execute.replays import Replays
 from rearview.execute.watch import Watch
 from rearview.model import Segment
-from rearview.past.covered import Cell, cells, taken
-from rearview.past.segments import ALL, Prepared
+from rearview.past.covered import ALL, Cell, cells, taken
+from rearview.past.segments import Prepared
 from rearview.store.runs import Replay
 
 Cells = Mapping[str, frozenset[Cell]]
@@ -54,9 +54,8 @@ class Turns:
         wanted = _cells(one, segment, first=first)
         if not any(wanted.values()):
             return Turn(self._task(one, segment, first))
-        signs = self._signs(
-            one
-        )  # before anything is read: what changes meanwhile is seen next time
+        # before anything is read: what changes meanwhile is seen next time
+        signs = self._signs(one)
         if signs is not None and self._held.get(segment) == signs:
             return Turn(None, rest=True)
         known = self.replays.runs.replays(one.run.id)
@@ -81,7 +80,7 @@ class Turns:
 
     def _task(self, one: Prepared, segment: Segment, first: bool) -> Task:
         wanted = one.wanted(segment, first=first)
-        told = {**one.told, "crew": self.post.id}
+        told = {**one.kept(segment), "crew": self.post.id}
         return self.replays.prepare(one.run, one.version, wanted, segment, told)
 
     def _beaten(self, one: Prepared, task: Task, mine: Cells) -> bool:

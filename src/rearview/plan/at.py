@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 from rearview.errors import UsageError
 
-_FORM = re.compile(r"\s*([^\s=:/]+)\s*=\s*(-?[^\s:=/]*)\s*(?:(:)\s*(-?[^\s:=/]*)\s*)?")
+_VALUE = r"""("[^"]*"|'[^']*'|[^\s:=/"']*)"""
+_FORM = re.compile(rf"\s*([^\s=:/]+)\s*=\s*{_VALUE}\s*(?:(:)\s*{_VALUE}\s*)?")
+_PARTS = re.compile(r"""((?:"[^"]*"|'[^']*'|[^/])*)(?:/|\Z)""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,9 @@ class At:
             high = count if self.last is None else min(count, int(-(-self.last // 1)))
             return list(range(low, high))
         if self.single:
-            return [i for i in range(count) if values[i] == self.first]
+            # a text that looks like a number is one only in the question
+            said = {self.first, str(self.first)}
+            return [i for i in range(count) if values[i] in said]
         return [i for i in range(count) if self._within(values[i])]
 
     def _within(self, value: float | str) -> bool:
@@ -72,15 +76,18 @@ def parse_at(text: str) -> tuple[At, ...]:
     (At(loop='epoch', first=3, last=5, single=False),)
     >>> [str(at) for at in parse_at("epoch=3/step=10:")]
     ['epoch=3', 'step=10:']
+    >>> parse_at("file='a/b.txt'")[0].first
+    'a/b.txt'
     """
     found: list[At] = []
-    for part in text.split("/"):
+    for part in _split(text):
         match = _FORM.fullmatch(part)
         if match is None or (not match[2] and not match[3]):
             raise UsageError(
                 f"{text!r} does not say which iterations: {part!r} is not `loop=number`, "
                 f"`loop=first:last`, `loop=first:` or `loop=:last`. "
-                f"Write for example `epoch=3:5` or `epoch=3/step=10:20`; the last is not included.",
+                f"Write for example `epoch=3:5` or `epoch=3/step=10:20`; the last is not included. "
+                f"A text with one of `:/=` or a space in it stands in quotes: `file='a/b.txt'`.",
                 slug="at-form",
             )
         first, last = _value(match[2]), _value(match[4] or "")
@@ -101,9 +108,21 @@ def parse_at(text: str) -> tuple[At, ...]:
     return tuple(found)
 
 
+def _split(text: str) -> list[str]:
+    """Return what stands between slashes, those in quotes apart.
+
+    >>> _split("a=1/b='x/y'")
+    ['a=1', "b='x/y'"]
+    """
+    parts = [match[1] for match in _PARTS.finditer(text)]
+    return parts[:-1] if len(parts) > 1 and not text.endswith("/") else parts
+
+
 def _value(text: str) -> float | str | None:
     if not text:
         return None
+    if text[0] in "\"'":
+        return text[1:-1]
     for kind in (int, float):
         try:
             return kind(text)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from operator import lt
 
 from rearview.model import Operator, Plan, Segment
 from rearview.plan.at import At
 from rearview.plan.balance import schedule
-from rearview.plan.facts import Question, Wanted
+from rearview.plan.facts import Question, Shown, Wanted
 from rearview.plan.needs import RUN
 from rearview.plan.partition import divide, least
 from rearview.plan.replay import Survey, Work, work_of
@@ -146,7 +147,8 @@ def _fewer(all_work: Sequence[Work]) -> list[Cheaper]:
         return replace(wanted, missing=frozenset(some))
 
     last = main.values[middle] if main.values is not None and middle < len(main.values) else middle
-    text = f"Ask for part of the iterations only: `--at {main.name}=:{last}`, or with `--where`."
+    how = f"`--at {main.name}=:{last}`, or with `--where`" if _rising(main.values) else "`--where`"
+    text = f"Ask for part of the iterations only: {how}."
     return [Cheaper(_saved(iterated, half), text)]
 
 
@@ -174,7 +176,7 @@ def _deep(all_work: Sequence[Work]) -> list[Cheaper]:
         numbers = [float(value) for value in facts.values[:2]]
         first, step = numbers[0], numbers[-1] - numbers[0] or 1.0
     last = first + few * step
-    if step < 0:
+    if step < 0 or not _rising(facts.values):
         return []
 
     def first_few(work: Work, wanted: Wanted) -> Wanted:
@@ -184,6 +186,14 @@ def _deep(all_work: Sequence[Work]) -> list[Cheaper]:
 
     text = f"Ask for the beginning of the inner loop only: `--at {facts.name}={first:g}:{last:g}`."
     return [Cheaper(_saved(inner, first_few), text)]
+
+
+def _rising(values: Sequence[Shown] | None) -> bool:
+    """Say whether a loop counts upwards, so that its first iterations are those below a bound."""
+    if values is None:
+        return True
+    numbers = [value for value in values if isinstance(value, int | float)]
+    return len(numbers) == len(values) and all(map(lt, numbers, numbers[1:]))
 
 
 def _inner_name(work: Work) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rearview.model import Point
 from rearview.plan.at import At
 
 Shown = float | str
+ALWAYS = range(1 << 62)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,20 @@ class LoopFacts:
     """For an inner loop: how many iterations it had in each iteration of the loop around it."""
     values: Sequence[Shown] | None = None
     """What the target held in each iteration, where that is not the index."""
+    counted: range = ALWAYS
+    """Iterations of the loop around it for which `counts` is what was; else it is a guess."""
+    varied: bool = False
+    """The target held something else each time, so that no iteration is known by it."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeepFacts:
+    """A loop inside two others or more."""
+
+    counts: Sequence[int]
+    """How many iterations it had in each iteration of the outermost loop."""
+    counted: range = ALWAYS
+    """Iterations of the outermost loop for which that is what was; else it is a guess."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +100,8 @@ class RunFacts:
     """Version to execute: with the probes in it."""
     loops: tuple[LoopFacts, ...] = ()
     """The outermost loop, then those directly inside it in the order the program comes to them."""
+    deep: Mapping[tuple[str, ...], DeepFacts] = field(default_factory=dict)
+    """By the names of the loops from the inner one down: loops inside of those."""
     start: float = 0.0
     """Seconds of interpreter start and imports."""
     setup: float = 0.0
@@ -97,6 +114,37 @@ class RunFacts:
     blocked: str = ""
     """Why it cannot be replayed at all: a package or an input that is gone."""
     priority: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Within:
+    """Iterations of one inner loop that are wanted."""
+
+    loop: str
+    spans: Mapping[int, tuple[int, int | None]]
+    """Iteration of the outermost loop -> `first <= index < last`; None: to its end.
+
+    What is not here is wanted whole."""
+
+    def of(self, index: int, picked: Sequence[int]) -> list[int]:
+        """Return those of `picked` that are wanted in one iteration of the outermost loop.
+
+        >>> Within("step", {2: (5, None)}).of(2, range(8))
+        [5, 6, 7]
+        """
+        first, last = self.spans.get(index, (0, None))
+        return [i for i in picked if first <= i and (last is None or i < last)]
+
+    def hull(self, indices: Iterable[int]) -> tuple[int, int | None]:
+        """Return one stretch that holds what is wanted in each of some iterations.
+
+        >>> Within("step", {2: (5, 9), 4: (3, 6)}).hull([2, 4])
+        (3, 9)
+        """
+        spans = [self.spans.get(index, (0, None)) for index in indices]
+        ends = [last for _, last in spans if last is not None]
+        first = min((first for first, _ in spans), default=0)
+        return first, max(ends) if spans and len(ends) == len(spans) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +168,10 @@ class Wanted:
     """Iterations (by index) of the outermost loop that lack a value; None: all."""
     cell_bytes: int = 64
     """Bytes that one value takes at rest."""
+    within: Within | None = None
+    """Only these iterations of the loop inside the outermost one, where it is around it."""
+    several: bool = False
+    """It stands in loops after all, of which nobody knows how often they went round."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rearview.plan.axis import Axis
-from rearview.plan.facts import RunFacts, Wanted
+from rearview.plan.facts import DeepFacts, LoopFacts, RunFacts, Shown, Wanted, Within
 
 # what must happen in one iteration of the outermost loop: plain numbers, there are many of them
 NONE = 0
@@ -27,10 +27,15 @@ class Needs:
         self.low: dict[int, int] = {}
         self.high: dict[int, int | None] = {}
         self.inner: dict[str, tuple[int, int | None]] = {}
+        self.within: Within | None = None
         self.fenced: set[int] = set()
         """Iterations that may not be entered in the middle."""
         self.setup = self.after = self.whole = False
         self.cells = self.nbytes = 0
+        self.about = False
+        """Some cells are a guess."""
+        self.least = False
+        """There are more cells than anybody counted."""
 
     def add(self, wanted: Wanted) -> str:
         """Take in one wish; return why it cannot be met, or nothing."""
@@ -39,6 +44,7 @@ class Needs:
                 return _elsewhere(wanted, wanted.at[0].loop)
             self.cells += 1
             self.nbytes += wanted.cell_bytes
+            self.least |= wanted.several
             if wanted.place == "before" or self.axis.name is None:
                 self.setup = True
                 return ""
@@ -67,7 +73,10 @@ class Needs:
             values = self.facts.loops[0].values
             chosen = outer.indices(axis.count, values)
             if not chosen:
-                return f"run {self.facts.run} has no iteration {outer}: it has {axis.count}"
+                return (
+                    f"run {self.facts.run} has no iteration {outer}: "
+                    f"it has {axis.count}{_listed(values)}"
+                )
         if wanted.missing is not None:
             chosen = [k for k in chosen if k in wanted.missing]
         strange = [
@@ -81,57 +90,89 @@ class Needs:
             need = {"before": HEAD, "after": TAIL, "between": TAIL}.get(wanted.place, RUN)
             self._note(chosen, RUN if wanted.feeds else need, wanted)
             return ""
-        if not inner:
+        if not inner and wanted.within is None:
             self._note(chosen, RUN, wanted)
             return ""
+        self.within = wanted.within
         return self._inner(chosen, wanted)
 
     def _note(self, chosen: Iterable[int], need: int, wanted: Wanted) -> None:
-        deep = len(wanted.loops) > 1
-        by, counts = self.by, self.axis.counts
-        cells = 0
+        by = self.by
         for k in chosen:
             by[k] = by.get(k, NONE) | need
-            cells += (counts[k] or 1) if deep else 1
+        cells = self._count(chosen, wanted)
         if need == RUN:
             self.low.update(dict.fromkeys(chosen, 0))
             self.high.update(dict.fromkeys(chosen))
         self.cells += cells
         self.nbytes += cells * wanted.cell_bytes
-        if deep and wanted.depth == 1:
+        if len(wanted.loops) > 1 and wanted.depth == 1:
             self.fenced.update(chosen)
+
+    def _count(self, chosen: Iterable[int], wanted: Wanted) -> int:
+        """Return how many cells there are in some iterations of the outermost loop."""
+        depth = len(wanted.loops)
+        if depth == 1:
+            return sum(1 for _ in chosen)
+        named = [loop for loop in self.facts.loops[1:] if loop.name == wanted.loops[1]]
+        inner: LoopFacts | DeepFacts | None = named[0] if named else None
+        deep = self.facts.deep.get(wanted.loops[1:]) if depth > 2 else inner
+        self.least |= deep is None
+        self.about |= len(named) > 1  # it stands in one of several loops of this name
+        found = deep or inner
+        if found is None:
+            return sum(1 for _ in chosen)
+        counts, seen = found.counts, found.counted
+        if isinstance(chosen, range):  # all of them, which is the usual question of a long history
+            chosen = range(min(len(chosen), len(counts)))
+            self.about |= not (seen.start <= 0 and len(chosen) <= seen.stop)
+            return sum(counts[: len(chosen)])
+        self.about |= any(k not in seen for k in chosen)
+        return sum(counts[k] for k in chosen if k < len(counts))
 
     def _inner(self, chosen: Iterable[int], wanted: Wanted) -> str:
         loop = wanted.loops[1]
         at = next((a for a in wanted.at if a.loop == loop), None)
         facts = next((f for f in self.facts.loops if f.name == loop), None)
         values = facts.values if facts is not None else None
+        # where the target held something else each time, every iteration may be meant
+        some = None if facts is not None and facts.varied else at
         met = False
+        most = max(self.axis.counts, default=0)
         for k in chosen:
-            count = self.axis.counts[k]
-            picked = at.indices(count, values) if at is not None else list(range(count))
+            known = facts is None or k in facts.counted
+            # where nobody counted, there may have been as many as anywhere
+            count = self.axis.counts[k] if known else most
+            self.about |= not known
+            picked = list(range(count)) if some is None else some.indices(count, values)
+            if wanted.within is not None:
+                picked = wanted.within.of(k, picked)
             if not picked:
                 continue
             met = True
             low, high = picked[0], picked[-1] + 1
-            known = k in self.low
+            asked = k in self.low
             self.by[k] = self.by.get(k, NONE) | RUN
-            last = self.high.get(k, 0) if known else high
-            self.low[k] = min(low, self.low[k]) if known else low
+            last = self.high.get(k, 0) if asked else high
+            self.low[k] = min(low, self.low[k]) if asked else low
             self.high[k] = None if last is None else max(high, last)
-            self.cells += len(picked)
-            self.nbytes += wanted.cell_bytes * len(picked)
+            cells = len(picked)
+            if len(wanted.loops) > 2:
+                # of what is inside nobody knows how it is shared out
+                cells = round(self._count([k], wanted) * cells / count)
+                self.about |= len(picked) < count
+            self.cells += cells
+            self.nbytes += wanted.cell_bytes * cells
             if wanted.depth == 1:
                 self.fenced.add(k)
             for other in wanted.at:
                 if other.loop != self.axis.name:
-                    bound = high if at is None or at.single or at.last is not None else None
+                    bound = high if some and (some.single or some.last is not None) else None
                     self._limit(other.loop, (low, bound) if other.loop == loop else (0, None))
         if not (met or at is None or any(at.indices(n, values) for n in set(self.axis.counts))):
-            most = max(self.axis.counts, default=0)
             return (
                 f"run {self.facts.run} has no iteration {at}: "
-                f"`{loop}` has at most {most} in each `{self.axis.name}`"
+                f"`{loop}` has at most {most} in each `{self.axis.name}`{_listed(values)}"
             )
         return ""
 
@@ -144,3 +185,15 @@ class Needs:
 
 def _elsewhere(wanted: Wanted, loop: str) -> str:
     return f"`{wanted.names[0]}` is not logged in a loop `{loop}`"
+
+
+def _listed(values: Sequence[Shown] | None) -> str:
+    """Return what a target held, as the end of a sentence.
+
+    >>> _listed(["a", "b"]), _listed(None), _listed(range(9))
+    (': a, b', '', ': 0, 1, 2, 3, 4 and so on')
+    """
+    if not values:
+        return ""
+    more = " and so on" if len(values) > 5 else ""
+    return f": {', '.join(map(str, values[:5]))}{more}"

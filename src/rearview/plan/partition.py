@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 
 from rearview.model import Plan, Segment
@@ -262,9 +262,19 @@ def _segment(cutter: _Cutter, piece: Piece) -> Segment:
         low=guess.low,
         high=guess.high,
         only=tuple(wanted) if gaps else None,
-        inner=work.inner,
+        inner=_inner(work, wanted),
         restores=tuple([(c.point.steps[0].index, c.id) for c in restored]),
         tail=tail,
         priority=work.facts.priority,
         nbytes=sum([c.nbytes for c in restored]),
     )
+
+
+def _inner(work: Work, iterations: Sequence[int]) -> tuple[tuple[str, int, int | None], ...]:
+    """Return what is wanted of inner loops in some iterations of the outermost one."""
+    if work.within is None or any(loop == work.within.loop for loop, _, _ in work.inner):
+        return work.inner
+    first, last = work.within.hull(iterations)
+    if (first, last) == (0, None):
+        return work.inner
+    return (*work.inner, (work.within.loop, first, last))

@@ -9,7 +9,7 @@ from itertools import pairwise
 from rearview.model import Operator
 from rearview.plan.axis import BITS, Axis, Stop
 from rearview.plan.cost import Corrections, CostModel, Prediction
-from rearview.plan.facts import CheckpointFacts, Machine, Question, RunFacts
+from rearview.plan.facts import CheckpointFacts, Machine, Question, RunFacts, Within
 from rearview.plan.needs import HEAD, NONE, RUN, TAIL, Needs
 from rearview.plan.quiet import quietly
 
@@ -43,6 +43,8 @@ class Work:
     cuts: list[int] = field(default_factory=list)
     """Atoms at which another process can begin without repeating work."""
     inner: tuple[tuple[str, int, int | None], ...] = ()
+    within: Within | None = None
+    """Iterations of an inner loop that are wanted, where they differ from one outer one to another."""
     whole: bool = False
     """A probe carries values over iterations: nothing can be skipped."""
     tail: bool = False
@@ -52,6 +54,10 @@ class Work:
     noise: float = 0.0
     """Variance per second of computing."""
     cells: int = 0
+    about: bool = False
+    """Some of the cells are a guess."""
+    least: bool = False
+    """There are more cells than anybody counted."""
     nbytes: int = 0
     """Bytes that the new values will take."""
     question: Question | None = None
@@ -118,7 +124,9 @@ def work_of(question: Question, cost: CostModel) -> Work | str:
     work = Work(question.facts, cost, names, cost.startup(), question=question)
     work.whole = needs.whole
     work.cells, work.nbytes = needs.cells, needs.nbytes
+    work.about, work.least = needs.about, needs.least
     work.inner = tuple((loop, *span) for loop, span in needs.inner.items())
+    work.within = needs.within
     work.noise = _noise(axis.seconds)
     if needs.by or needs.after:
         axis.lay_out()

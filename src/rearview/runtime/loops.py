@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 SLICE = 0.002
 """Seconds that a slice of short iterations should take: boundaries stay this close together."""
 _LARGEST = 1 << 20
+_HELD = 1000
+"""Items of a loop that are remembered, to be asked for by what they are."""
 _END = object()
 
 
@@ -69,6 +71,10 @@ class Entry:
     sequence: range | None = None
     span: tuple[int, int] | None = None
     """First number and step of what the target counts, where that is known."""
+    held: list[Any] | None = None
+    """What the target holds in each iteration, or held in each so far, where that is plain."""
+    noting: bool = False
+    """`held` grows with the iterations."""
     source: Any = None
     """Iterator that the items come from."""
     walk: Walk | None = None
@@ -100,6 +106,28 @@ class Entry:
             value = self.value
         return None if value == index else value
 
+    def look(self, iterable: Any, *, remember: bool) -> None:
+        """See how the target will count, or what it will hold; if need be take note as it comes."""
+        self.span = _span(iterable)
+        if not remember or self.span is not None:
+            return
+        if type(iterable) in (list, tuple):
+            self.held = _held(iterable)
+        else:
+            self.held, self.noting = [], True
+
+    def note(self, index: int) -> None:
+        """Take note of what the target holds in iteration `index`, until one cannot be known."""
+        if self.held is None or self.value is None or not len(self.held) == index < _HELD:
+            self.held, self.noting = None, False
+        else:
+            self.held.append(self.value)
+
+    def values(self) -> list[Any] | None:
+        """Return what the target held in all iterations so far, where that is known."""
+        count = max(0, self.now + 1)
+        return self.held[:count] if self.held and len(self.held) >= count else None
+
     def step(self) -> Step:
         """Return where this loop is, as points carry it."""
         index = self.now
@@ -113,7 +141,7 @@ def iterate(session: Session, entry: Entry, iterable: Any) -> Generator[Iterable
     """
     sequence = entry.sequence = iterable if isinstance(iterable, range) else None
     simple = sequence is not None or iterable is None
-    entry.span = _span(iterable)
+    entry.look(iterable, remember=not simple and len(session.stack) < 2)
     source: Iterator[Any] = iter(()) if simple else iter(iterable)
     entry.source = source
     size = 1
@@ -136,6 +164,8 @@ def iterate(session: Session, entry: Entry, iterable: Any) -> Generator[Iterable
                 ended = session.exhausted(entry, index, sys._getframe(1))
                 return
             entry.value = None if simple else _scalar(item)
+            if entry.noting:
+                entry.note(index)
             if entry.ordinals:
                 entry.ordinals = {}
             size = session.slice(entry, size)
@@ -209,3 +239,15 @@ def _scalar(item: Any) -> Any:
     if type(item) in (int, str, float):
         return item
     return None
+
+
+def _held(items: list[Any] | tuple[Any, ...]) -> list[Any] | None:
+    """Return what a loop's target will hold, where that can be shown.
+
+    >>> _held([0.1, 0.01]), _held((("a", 1), ("b", 2))), _held([object()])
+    ([0.1, 0.01], ['a', 'b'], None)
+    """
+    if not items or len(items) > _HELD or _scalar(items[0]) is None:
+        return None
+    found = [_scalar(item) for item in items]
+    return None if None in found else found

@@ -108,10 +108,21 @@ class Recorder(Session):
             self.timeline.turn(entry.now + 1, self.pulse.waited)
         super().leave(entry, frame, ended=ended)
         if outermost:
-            self.timeline.leave(entry.span)
-        elif len(self.stack) == 1 and not entry.site.loose:
+            self.timeline.leave(entry.span, entry.values())
+        elif self.stack and not entry.site.loose:
+            self._count(entry)
+
+    def _count(self, entry: Entry) -> None:
+        """Note how often an inner loop went round, in this iteration of the outermost one."""
+        outer, *between = self.stack
+        count = max(0, entry.now + 1)
+        if between:
+            names = "/".join([*(one.site.name for one in between), entry.site.name])
+            self.timeline.below(names, entry.site.id, outer.now, count)
+        else:
             took = perf_counter() - entry.started
-            self.timeline.inside(entry.site.id, took, max(0, entry.now + 1), entry.span)
+            held = entry.values()
+            self.timeline.inside(entry.site.id, outer.now, took, count, entry.span, held)
 
     def boundary(self, entry: Entry, index: int, frame: FrameType) -> int:
         """Consider a checkpoint before iteration `index`."""

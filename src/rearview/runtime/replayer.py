@@ -151,14 +151,25 @@ class Replayer(Session):
 
     def in_range(self, loop: str, index: int) -> bool:
         """Say whether an iteration is wanted."""
-        ranges = self.wanted.ranges.get(loop)
+        ranges = self.ranges_of(loop)
         return ranges is None or any(first <= index < last for first, last in ranges)
+
+    def ranges_of(self, loop: str) -> list[tuple[int, int]] | None:
+        """Return which iterations of a loop are wanted in this one of the outermost; None: all."""
+        ranges = self.wanted.ranges.get(loop)
+        spans = self.wanted.spans.get(loop)
+        span = spans.get(self.nest.entry.now) if spans and self.nest is not None else None
+        if span is None:
+            return ranges
+        low, high = span
+        found = [(max(first, low), min(last, high)) for first, last in ranges or [span]]
+        return [(first, last) for first, last in found if first < last]
 
     def goal(self, entry: Entry, index: int) -> int | None:
         """Return the next wanted iteration from `index` on; None if there is none."""
         if not self.needed(entry):
             return index
-        ranges = self.wanted.ranges.get(entry.site.name)
+        ranges = self.ranges_of(entry.site.name)
         if ranges is None:
             return index
         return min((max(first, index) for first, last in ranges if last > index), default=None)

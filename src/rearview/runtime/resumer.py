@@ -116,6 +116,10 @@ class Resumer(Recorder):
 
     def _arrived(self) -> None:
         self.origin, self.target = self.target, None
+        if self.origin is not None:
+            path = self.origin.meta["path"]
+            whole = len(path) == 1 and self.origin.edge != END
+            self.timeline.skipped(path[0][2] + (not whole))
         if self.clock is not None:
             self.clock.go_on()
         self.pulse.now = self.last = perf_counter()

@@ -22,6 +22,9 @@ def age() -> float:
 _MOST = 4096
 """Stretches kept apart; beyond that neighbours are merged, so that a long run stays small."""
 
+_COUNTED = 1 << 16
+"""Iterations of the outermost loop for which those of inner loops are counted."""
+
 
 @dataclass(slots=True)
 class Stretches:
@@ -48,6 +51,16 @@ def _merged(*pairs: tuple[int, float]) -> tuple[int, float]:
 
 
 @dataclass(slots=True)
+class Deep:
+    """A loop inside two others or more."""
+
+    site: str
+    entries: int = 0
+    counts: list[int] = field(default_factory=list)
+    """Its iterations in each iteration of the outermost loop."""
+
+
+@dataclass(slots=True)
 class Nest:
     """One outermost loop, and the loops inside it."""
 
@@ -59,12 +72,21 @@ class Nest:
     iterations: Stretches = field(default_factory=Stretches)
     inner: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
     """By site: seconds and iterations of inner loops in each iteration of this one."""
+    deep: dict[str, Deep] = field(default_factory=dict)
+    """By the names of the loops from the inner one down: loops inside of those."""
+    first: int = 0
+    """Iterations before this one ran in another process."""
     index: int = 0
     now: float = 0.0
     span: tuple[int, int] | None = None
     spans: dict[str, tuple[int, int] | None] = field(default_factory=dict)
-    """By site: what the target of an inner loop begins with and goes on by, each time."""
-    within: dict[str, tuple[float, int]] = field(default_factory=dict)
+    """By site: what the target of an inner loop begins with and goes on by."""
+    held: list[Any] | None = None
+    """What the target held in each iteration, where it did not count."""
+    helds: dict[str, list[Any] | None] = field(default_factory=dict)
+    """By site: the same for inner loops."""
+    varied: set[str] = field(default_factory=set)
+    """Sites of inner loops whose target did not hold the same each time."""
 
 
 class Timeline:
@@ -86,28 +108,54 @@ class Timeline:
         now = perf_counter()
         if index > nest.index:
             nest.iterations.add(index - nest.index, max(0.0, now - nest.now - waited))
-            if len(nest.iterations.pairs) < _MOST:
-                for site, spent in nest.within.items():
-                    behind = index - 1 - len(nest.inner.setdefault(site, []))
-                    nest.inner[site] += [(0.0, 0)] * max(0, behind)
-                    nest.inner[site].append(spent)
-        nest.index, nest.now, nest.within = index, now, {}
+        nest.index, nest.now = index, now
+
+    def skipped(self, index: int) -> None:
+        """Note that what the outermost loop did before iteration `index` was not seen here."""
+        if self.nests:
+            self.nests[-1].first = index
 
     def inside(
-        self, site: str, seconds: float, count: int, span: tuple[int, int] | None = None
+        self,
+        site: str,
+        index: int,
+        seconds: float,
+        count: int,
+        span: tuple[int, int] | None = None,
+        held: list[Any] | None = None,
     ) -> None:
-        """Note that an inner loop, whose target counted as `span` says, has ended."""
-        if self.nests:
-            spans = self.nests[-1].spans
-            spans[site] = span if spans.setdefault(site, span) == span else None
-            before, already = self.nests[-1].within.get(site, (0.0, 0))
-            self.nests[-1].within[site] = (before + seconds, already + count)
+        """Note that an inner loop has ended in iteration `index` of the outermost one.
 
-    def leave(self, span: tuple[int, int] | None) -> None:
-        """Note that the outermost loop, whose target counted as `span` says, has ended."""
+        `span` says how its target counted, `held` what it held if it did not.
+        """
+        if not self.nests:
+            return
+        nest = self.nests[-1]
+        if count:
+            known = _longer(nest.helds.setdefault(site, held), held)
+            if (known is None and held is not None) or nest.spans.setdefault(site, span) != span:
+                nest.varied.add(site)
+            nest.helds[site] = known
+        if 0 <= index < _COUNTED:
+            spent = nest.inner.setdefault(site, [])
+            spent += [(0.0, 0)] * (index + 1 - len(spent))
+            before, already = spent[index]
+            spent[index] = (before + seconds, already + count)
+
+    def below(self, names: str, site: str, index: int, count: int) -> None:
+        """Note that a loop inside of inner loops has ended, `names` telling which."""
+        if self.nests and 0 <= index < _COUNTED:
+            deep = self.nests[-1].deep.setdefault(names, Deep(site))
+            deep.entries += 1
+            deep.counts += [0] * (index + 1 - len(deep.counts))
+            deep.counts[index] += count
+
+    def leave(self, span: tuple[int, int] | None, held: list[Any] | None = None) -> None:
+        """Note that the outermost loop has ended; its target counted as `span` says or held `held`."""
         if self.nests:
             self.nests[-1].left = perf_counter() - self.began
             self.nests[-1].span = span
+            self.nests[-1].held = held
 
     def facts(self) -> dict[str, Any]:
         """Return the main loop's durations, as plain values; {} without loops."""
@@ -124,7 +172,31 @@ class Timeline:
             "left": main.left,
             "iterations": main.iterations.pairs,
             "inner": main.inner,
+            "deep": {
+                names: {"site": deep.site, "entries": deep.entries, "counts": deep.counts}
+                for names, deep in main.deep.items()
+            },
+            "counted": [main.first, _COUNTED],
             "alone": same == 1,
             "span": main.span,
-            "spans": {site: span for site, span in main.spans.items() if span is not None},
+            "held": main.held,
+            "helds": _known(main.helds, main.varied),
+            "spans": _known(main.spans, main.varied),
+            "varied": sorted(main.varied),
         }
+
+
+def _longer(one: list[Any] | None, two: list[Any] | None) -> list[Any] | None:
+    """Return the longer of two lists that begin alike; None if they do not.
+
+    >>> _longer(["a", "b"], ["a"]), _longer(["a"], ["b"]), _longer(["a"], None)
+    (['a', 'b'], None, None)
+    """
+    if one is None or two is None:
+        return None
+    short, long = sorted((one, two), key=len)
+    return long if long[: len(short)] == short else None
+
+
+def _known(found: dict[str, Any], varied: set[str]) -> dict[str, Any]:
+    return {site: each for site, each in found.items() if each is not None and site not in varied}

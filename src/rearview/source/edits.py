@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rearview.source.blocks import BODIES, blocks
 from rearview.source.comparison import Added, Comparison, Lost
@@ -21,6 +21,22 @@ def _shown(node: ast.stmt) -> str:
         text = text.splitlines()[0]
     text = " ".join(text.split())
     return f"`{text if len(text) <= 60 else text[:57] + '...'}`"
+
+
+def gone_refusal(path: str, candidates: Sequence[str]) -> Refusal:
+    """Say that a file of the run is not there any more, or under which names it may be."""
+    if not candidates:
+        why = "the run used this file and it is gone"
+        return Refusal(path, 1, f"`{path}`", why, "Bring it back.")
+    shown = " or ".join(f"`{each}`" for each in candidates)
+    but = "which fit equally well" if len(candidates) > 1 else "and so may another file"
+    return Refusal(
+        path,
+        1,
+        f"`{path}`",
+        f"the run used this file; it may be {shown} now, {but}",
+        "Give it back its old name.",
+    )
 
 
 def lost_refusal(path: str, lost: Lost) -> Refusal:

@@ -13,6 +13,7 @@ from rearview.source.comparison import Added, Comparison
 from rearview.source.edits import (
     class_refusal,
     given_refusal,
+    gone_refusal,
     lost_refusal,
     reflection_refusal,
     shadow_refusals,
@@ -26,43 +27,56 @@ from rearview.source.needs import START, Need, needs
 from rearview.source.order import loose
 from rearview.source.probe import Kind, Place, Probe, Probes, fits
 from rearview.source.purity import Facts, Levels, facts
+from rearview.source.renames import Names
 from rearview.source.scopes import Scopes, bound_by
 
 __all__ = ["START", "Kind", "Place", "Probe", "Probes", "check", "find", "fits"]
 
 
 def find(
-    old: Mapping[str, str], new: Mapping[str, str], *, used: Collection[str] | None = None
+    old: Mapping[str, str],
+    new: Mapping[str, str],
+    *,
+    used: Collection[str] | None = None,
+    names: Names | None = None,
 ) -> Probes:
     """Return what `new` adds to the recorded source `old`; raise if it does more than look.
 
-    `used` names the files that the run executed; edits elsewhere do not matter.
+    `used` names the files that the run executed; edits elsewhere do not matter. `names` says what
+    the old files are called in `new`, if that differs; the answer has their old names.
     """
-    found, refusals = check(old, new, used=used)
+    found, refusals = check(old, new, used=used, names=names)
     if refusals:
         first = refusals[0]
-        others = dict.fromkeys(f"{r.path}:{r.line}" for r in refusals[1:])
-        more = ", ".join([place for place in others if place != f"{first.path}:{first.line}"][:3])
+        now = names.changed if names is not None else {}
+        path = now.get(first.path, first.path)
+        was = f" ({first.path} in the run)" if first.path in now else ""
+        others = dict.fromkeys(f"{now.get(r.path, r.path)}:{r.line}" for r in refusals[1:])
+        more = ", ".join([place for place in others if place != f"{path}:{first.line}"][:3])
         rest = f" Also refused: {more}{' and more' if len(refusals) > 4 else ''}." if more else ""
         raise ProbeError(
-            f"{first.path}:{first.line} is not a probe: {first.what}: {first.why}. "
+            f"{path}:{first.line}{was} is not a probe: {first.what}: {first.why}. "
             f"{first.remedy}{rest}",
-            path=first.path,
+            path=path,
             line=first.line,
         )
     return found
 
 
 def check(
-    old: Mapping[str, str], new: Mapping[str, str], *, used: Collection[str] | None = None
+    old: Mapping[str, str],
+    new: Mapping[str, str],
+    *,
+    used: Collection[str] | None = None,
+    names: Names | None = None,
 ) -> tuple[Probes, tuple[Refusal, ...]]:
     """Return what an edit adds and every reason to refuse it, without raising for either."""
+    names = names or Names()
+    new = names.as_then(new, old)
     kept = [path for path in old if path.endswith(".py") and (used is None or path in used)]
     edited = [path for path in kept if path in new and new[path] != old[path]]
     refusals = [
-        Refusal(path, 1, f"`{path}`", "the run used this file and it is gone", "Bring it back.")
-        for path in kept
-        if path not in new
+        gone_refusal(path, names.doubtful.get(path, ())) for path in kept if path not in new
     ]
     trees: dict[str, ast.Module] = {}
     for path in kept:

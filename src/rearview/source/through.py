@@ -93,7 +93,7 @@ def through(
             names = tuple(one.pushed(each.path, each.line, count) for one in names)
         files = {path: text for path, text in {**texts, **files}.items() if text != chain[at][path]}
         given[at] = reached[at] = _Source({**chain[at], **files}, spots, 1.0, names)
-        diff = _diff(chain[at], files)
+        diff = difference(chain[at], files)
         done[at] = Outcome(at, files, tuple(placed), diff, 1.0, ("put there by hand",))
     origins = {at: min(given, key=lambda g: (abs(g - at), g)) for at in range(len(chain))}
     for at in sorted(origins, key=lambda k: (abs(k - origins[k]), k)):
@@ -158,11 +158,12 @@ class _Try:
     def outcome(self, at: int, old: Files) -> Outcome:
         if self.reason:
             return Outcome(at, {}, (), "", self.confidence, self.reasons, self.reason)
-        diff = _diff(old, self.files)
+        diff = difference(old, self.files)
         return Outcome(at, self.files, self.placed, diff, self.confidence, self.reasons)
 
 
-def _diff(old: Files, files: Files) -> str:
+def difference(old: Files, files: Files) -> str:
+    """Return what changed files differ in from a version, as a unified difference."""
     parts: list[str] = []
     for path in sorted(files):
         before, after = split(old[path]), split(files[path])

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from rearview.errors import UsageError
-from rearview.model import Checkpoint, Point, Step
+from rearview.model import Checkpoint
 from rearview.store.project import Project
 from rearview.store.tables.ask import WORD, Ask
 from rearview.store.tables.catalogue import Sources, Virtual
 from rearview.store.tables.duck import Duck
 from rearview.store.tables.parts import Shelf, gather
 from rearview.store.tables.pivot import depth
+from rearview.store.tables.question import asked, explained
 from rearview.store.tables.relations import (
     load_checkpoints,
     load_runs,
@@ -21,7 +22,6 @@ from rearview.store.tables.relations import (
     load_views,
 )
 from rearview.store.tables.table import Table, refused
-from rearview.store.values import restore
 from rearview.store.versions import Versions
 
 _LISTING = frozenset(
@@ -29,6 +29,19 @@ _LISTING = frozenset(
 )
 """Words of a question that asks which tables there are."""
 _LEVELS = {"setup_pivot": 0, "outer_pivot": 1, "inner_pivot": 2}
+
+
+class Stretch(NamedTuple):
+    """Rows of one run for which a condition holds."""
+
+    run: str
+    loops: tuple[str, ...] = ()
+    outer: int = 0
+    """Iteration of the outermost loop."""
+    first: int = 0
+    """First iteration of the loop inside it, if there is one."""
+    last: int | None = None
+    """Where the stretch has ended; None: not before the loop does."""
 
 
 class Tables:
@@ -100,32 +113,44 @@ class Tables:
         sql = ask.sql(where, order, limit)
         return self._answer(ask, sql, ask.labels)
 
-    def points(
-        self,
-        names: Iterable[str] = (),
-        *,
-        where: str | None = None,
-        runs: Iterable[str] | None = None,
-        virtual: Virtual = (),
-    ) -> list[tuple[str, Point]]:
-        """Return run and exact point of every row that `table` would have, each once."""
+    def stretches(self, where: str, runs: Iterable[str]) -> list[Stretch]:
+        """Return where in the loops of `runs` a condition holds, by iteration of the outermost.
+
+        An inner stretch goes on up to the next rows for which it does not hold: of iterations in
+        which nothing was recorded nobody knows.
+        """
         self._condition(where)
-        ask = Ask(self._sources(runs, virtual), names, origins=False)
-        found: dict[tuple[str, Point], None] = {}
-        for row in self._answer(ask, ask.sql(where, keys=True)):
-            loops = row["$path"].split("/") if row["$path"] else []
-            steps = (
-                Step(loop, row[f"$i{k}"], restore(json.loads(row[f"$x{k}"] or "null")))
-                for k, loop in enumerate(loops, 1)
-            )
-            found[row["run"], Point(tuple(steps))] = None
-        return list(found)
+        ask = Ask(self._sources(runs, ()), (), origins=False)
+        holds, not_so = (
+            ask.sql(text, keys=True) for text in (where, f"NOT coalesce((\n{where}\n), false)")
+        )
+        columns = set(self._answer(ask, holds).columns)
+        outer, inner = (f'"${name}"' if f"${name}" in columns else "NULL" for name in ("i1", "i2"))
+        key = f'run, "$path" AS path, {outer} AS k, {inner} AS i'
+        rows = self._answer(
+            ask,
+            f"WITH yes AS (SELECT {key} FROM ({holds})), no AS (SELECT {key} FROM ({not_so})), "
+            "found AS (SELECT run, path, k, min(i) AS low, max(i) AS high FROM yes GROUP BY ALL) "
+            "SELECT found.run AS run, found.path AS path, found.k AS k, "
+            "coalesce(max(no.i) FILTER (no.i < low) + 1, 0) AS first, "
+            "min(no.i) FILTER (no.i > high) AS last FROM found LEFT JOIN no "
+            "ON no.run = found.run AND no.path = found.path AND no.k = found.k "
+            "GROUP BY found.run, found.path, found.k, low, high",
+        )
+        return [
+            Stretch(row["run"], tuple(row["path"].split("/")), row["k"], row["first"], row["last"])
+            if row["path"]
+            else Stretch(row["run"])
+            for row in rows
+        ]
 
     def sql(self, query: str) -> Table:
         """Return the answer to one SQL question over the tables of docs/schema.md.
 
-        Nothing can be written, and no file outside the store can be read.
+        Nothing can be written, and no file outside the store can be read. `EXPLAIN` of a question
+        is one, too, and so are `DESCRIBE`, `SHOW`, `SUMMARIZE` and pragmas that only tell.
         """
+        how, query = asked(query)
         self._question(query)
         words = {(match[1] or match[2] or "").lower() for match in WORD.finditer(query)}
         duck = self._duck()
@@ -149,7 +174,8 @@ class Tables:
                 if level and ask.bare:  # nothing is logged that deep, so there are no such points
                     text = f"SELECT * FROM ({text}) WHERE false"
                 duck.execute(f"CREATE OR REPLACE VIEW {word} AS {text}")
-        return Table(duck, query.strip().rstrip(";"))
+        question = query.strip().rstrip(";")
+        return explained(duck, how, question) if how else Table(duck, question)
 
     def _answer(self, ask: Ask, sql: str, labels: Sequence[str] = ()) -> Table:
         self._question(sql)
@@ -189,8 +215,8 @@ class Tables:
             raise refused(exc) from exc
         if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
             raise UsageError(
-                f"{sql!r} is not one question. Ask with a single SELECT: records are append-only, "
-                "and nothing here writes.",
+                f"{sql!r} is not one question. Ask with a single SELECT, or EXPLAIN one: records "
+                "are append-only, and nothing here writes.",
                 slug="sql-read-only",
             )
 

@@ -156,6 +156,19 @@ erDiagram
 """
 
 
+_TYPED = """\
+Numbers, texts, truth values and bytes have columns of their own type. A list or dictionary is JSON text, and a \
+whole number beyond 64 bits its digits. A name that was logged with values of several types (`1`, then \
+`"abc"`) has a column of JSON text: `1`, `"abc"` with its quotes, so that no value is taken for another; what \
+JSON cannot say has a marker, `{"$float": "nan"}`.
+
+`history().table(...)` gives such values back as they were: in its rows, in `.pandas()` as a column of \
+Python objects, and in `.polars()`, for columns of several types, as one of `pl.Object`. An Arrow column has \
+one type, so `.arrow()` keeps the text; so does `history().sql(...)`, of which nobody knows what it \
+computed.
+"""
+
+
 def markdown() -> str:
     """Return the page that describes the tables."""
     out = [
@@ -173,6 +186,7 @@ def markdown() -> str:
         "| view | rows |\n|---|---|",
     ]
     out += [f"| {name} | {about} |" for name, about in PIVOTS.items()]
+    out += ["\n## Types\n", _TYPED.rstrip()]
     return "\n".join(out) + "\n"
 
 

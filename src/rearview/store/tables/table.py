@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rearview.errors import UsageError
@@ -50,20 +50,32 @@ class Table:
         return int(self._run(f"SELECT count(*) FROM ({self.sql}\n)").fetchone()[0])
 
     def pandas(self) -> Any:
-        """Return a pandas DataFrame."""
+        """Return a pandas DataFrame; what no type of pandas holds comes as Python objects."""
         _needs("pandas")
-        return self._fetch("df").set_axis(self.columns, axis="columns")
+        import pandas as pd
+
+        frame = self._fetch("df").set_axis(self.columns, axis="columns")
+        for k, column in enumerate(self.columns):
+            kind = self.kinds.get(column, "")
+            if kind not in _SIMPLE:
+                values = _decoded(frame.iloc[:, k], kind)
+                frame.isetitem(k, pd.Series(values, index=frame.index, dtype="object"))
+        return frame
 
     def polars(self) -> Any:
-        """Return a polars DataFrame."""
+        """Return a polars DataFrame; values of several types come as Python objects."""
         _needs("polars")
         _needs("pyarrow")
         import polars as pl
 
-        return pl.from_arrow(self.arrow())
+        frame = pl.from_arrow(self.arrow())
+        mixed = [column for column in self.columns if self.kinds.get(column) == "mixed"]
+        return frame.with_columns(
+            pl.Series(column, _decoded(frame[column], "mixed"), dtype=pl.Object) for column in mixed
+        )
 
     def arrow(self) -> Any:
-        """Return an Arrow table."""
+        """Return an Arrow table; values of several types come as the JSON text of each."""
         _needs("pyarrow")
         return self._fetch("to_arrow_table").rename_columns(self.columns)
 
@@ -86,6 +98,12 @@ class Table:
 
 
 _SIMPLE = {"", "float", "int", "bool", "str"}
+
+
+def _decoded(cells: Iterable[Any], kind: str) -> list[Any]:
+    """Return the Python values of a column, whatever stands for null in it."""
+    held = (str, bytes, bytearray)
+    return [decode(cell, kind) if isinstance(cell, held) else None for cell in cells]
 
 
 def refused(exc: Exception) -> UsageError:
