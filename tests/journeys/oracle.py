@@ -336,13 +336,22 @@ def final(checkpoint: Checkpoint) -> bool:
 
 
 def middle(folder: Path) -> tuple[str, Callable[[Key], bool]]:
-    """Return the text for `--at` that means two iterations in the middle, and what lies in them."""
+    """Return the text for `--at` that means two iterations in the middle, and what lies in them.
+
+    Of a loop over things that can be shown it means one of them.
+    """
     main = past.history(folder).run().facts["end"]["main"]
     loop, count = main["name"], sum(n for n, _ in main["iterations"])
     first = min(count // 2, count - 2)
     start, step = main.get("span") or (0, 1)
+    held = main.get("held")
+    meant = range(first, first + 2)
+    if held is not None:
+        meant = [k for k, value in enumerate(held) if value == held[first]]
 
     def inside(key: Key) -> bool:
-        return bool(key[0]) and key[0][0] == loop and first <= key[1][0] < first + 2
+        return bool(key[0]) and key[0][0] == loop and key[1][0] in meant
 
+    if held is not None:
+        return f"{loop}={held[first]!r}", inside
     return f"{loop}={start + first * step}:{start + (first + 2) * step}", inside

@@ -51,7 +51,7 @@ def propagate(
         path, _, line = place.rpartition(":")
         if not path or not line.isdecimal():
             raise click.UsageError(f"{place!r} is not FILE:LINE, like train.py:31.")
-        past.correct(a_run(run), path, int(line))
+        past.correct(a_run(run), path, int(line), names)
     found = past.propagate(list(names), to=list(which) or None)
     if as_json:
         show.json_document(found)

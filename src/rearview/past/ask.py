@@ -169,7 +169,7 @@ class History:
         self, names: Sequence[str], *, to: Sequence[str] | None = None
     ) -> list[Propagated]:
         """Return where the statements that the work tree adds belong in each past version."""
-        probing = self._probing(self.runs())
+        probing = self._probing(self.runs()).carrying(names)
         unknown = [n for n in names if not any(n in probe.names for probe in probing.added)]
         if unknown:
             raise UsageError(
@@ -180,9 +180,12 @@ class History:
         wanted = {self.run(which).id for which in to} if to else None
         return [one for one in probing.propagated() if wanted is None or wanted & set(one.runs)]
 
-    def correct(self, which: str, path: str, line: int) -> None:
-        """Keep by hand where the added statements go in the version of a run."""
-        self._probing(self.runs()).correct(self.run(which), path, line)
+    def correct(self, which: str, path: str, line: int, names: Sequence[str] = ()) -> None:
+        """Keep by hand where the added statements go in the version of a run.
+
+        `names` are what they log, where the newest run logged that already.
+        """
+        self._probing(self.runs()).carrying(names).correct(self.run(which), path, line)
 
     def plan(
         self,

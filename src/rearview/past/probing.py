@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -13,9 +13,11 @@ from rearview.errors import ProbeError, SourceError, UsageError
 from rearview.model import Run
 from rearview.past.renaming import Renaming
 from rearview.source.apart import Apart, apart
+from rearview.source.logged import names_logged
 from rearview.source.naming import Naming
-from rearview.source.probes import Probe, Probes, check, find
+from rearview.source.probes import Probe, Probes, check, find, fits
 from rearview.source.propagate import Outcome, Placed, Statement, through
+from rearview.source.sameness import needed
 from rearview.store.project import publish
 from rearview.store.versions import Versions
 
@@ -46,7 +48,10 @@ class Probing:
     runs: Sequence[Run]
     corrections: Path
     """File that keeps placements made by hand."""
+    only: tuple[str, ...] = ()
+    """Names of which alone the statements count, with what these need; none: all that is added."""
     _texts: dict[str, dict[str, str]] = field(default_factory=dict)
+    _older: dict[tuple[str, ...], Probing] = field(default_factory=dict)
 
     @cached_property
     def edited(self) -> dict[str, str]:
@@ -80,16 +85,22 @@ class Probing:
             )
         used = run.facts.get("end", {}).get("files")
         old = self.text(run.version)
+        if names and not any(map(self._logs, names)):
+            return Probes((), old)
         now = self.renaming.now(run.version, used)
         try:
             found = find(old, self.edited, used=used, names=now)
         except ProbeError:
             # The newest version is the one that was edited: what else was changed there is said.
-            if not names or not self.added or run.version == self.chain[0]:
+            edited = run.version == self.chain[0] and not self.only
+            if not names or edited or not (self.added or self.carrying(names) is not self):
                 raise
             found = None
         if found is not None and all(found.of(name) for name in names):
             return found
+        older = self.carrying(names)
+        if older is not self and run.version in older.chain:
+            return older.of(run, names)
         if run.version not in self.chain or not self.added:
             return found if found is not None else find(old, self.edited, used=used, names=now)
         outcome = self.outcomes[self.chain.index(run.version)]
@@ -102,10 +113,49 @@ class Probing:
             )
         return find(old, {**old, **outcome.files}, used=used)
 
+    def carrying(self, names: Sequence[str]) -> Probing:
+        """Return what carries `names` back: this, or one that begins with an older version.
+
+        A statement that the newest run had already is new to the versions from before it.
+        """
+        wanted = tuple(names)
+        patterns = {each for probe in self.added for each in probe.names}
+        if self.only or all(any(fits(each, name) for each in patterns) for name in wanted):
+            return self
+        if wanted not in self._older:
+            self._older[wanted] = self._begun_earlier(wanted)
+        return self._older[wanted]
+
+    def _logs(self, name: str) -> bool:
+        """Say whether the work tree logs a name anywhere."""
+        return any(fits(each, name) for each in self._patterns)
+
+    @cached_property
+    def _patterns(self) -> tuple[str, ...]:
+        return tuple(names_logged(self.edited))
+
+    def _begun_earlier(self, names: tuple[str, ...]) -> Probing:
+        if not all(map(self._logs, names)):
+            return self
+        for at, version in enumerate(self.chain[1:], 1):
+            try:
+                found = check(self.text(version), self.edited, names=self.renaming.now(version))[0]
+            except SourceError:
+                continue
+            if all(found.of(name) for name in names):
+                older = set(self.chain[at:])
+                runs = [run for run in self.runs if run.version in older]
+                probing = Probing(self.versions, runs, self.corrections, names, self._texts)
+                probing.__dict__["edited"] = self.edited
+                return probing
+        return self
+
     @cached_property
     def added(self) -> tuple[Probe, ...]:
         """What the work tree adds to the newest version that was run."""
-        found = self._newest.probes if self._newest is not None else ()
+        found: Collection[Probe] = self._newest.probes if self._newest is not None else ()
+        if self.only and self._newest is not None:
+            found = needed(self._newest, self.only)
         return tuple(sorted(found, key=lambda probe: (probe.path, probe.first)))
 
     @cached_property
