@@ -141,7 +141,7 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
     api.use(session)
     os.register_at_fork(after_in_child=session.forked)
     if watched:
-        session.declared[entropy.ROOT] = entropy.install(key).place
+        session.declared[entropy.ROOT] = entropy.install(key).stream.place
         if not joins:
             session.clock = Clock(runs.folder(run) / clocks.FILE, replays=False)
             session.declared[clocks.ROOT] = session.clock.place
@@ -204,7 +204,7 @@ def _resume(control: Control) -> Resumer:
     api.use(session)
     os.register_at_fork(after_in_child=session.forked)
     chance = entropy.install(bytes.fromhex(run.facts["entropy"]))
-    session.declared[entropy.ROOT] = chance.place
+    session.declared[entropy.ROOT] = chance.stream.place
     session.clock = Clock(folder / clocks.FILE, replays=target is not None)
     session.declared[clocks.ROOT] = session.clock.place
     session.clock.install()

@@ -10,11 +10,10 @@ import msgspec
 from rearview.config import Settings
 from rearview.model import Control, Wanted
 from rearview.model.segment import TEXTS
-from rearview.runtime import api, children, clocks, entropy, imports, outside, shield, trackers
+from rearview.runtime import api, children, clocks, imports, shield, trackers
 from rearview.runtime.foreign import foreign, temporary
+from rearview.runtime.hooks import Hooks
 from rearview.runtime.jumps import Jumps
-from rearview.runtime.outputs import for_native_paths
-from rearview.runtime.printing import watch_streams
 from rearview.runtime.replayer import Replayer, recorded_values
 from rearview.runtime.traces import Traces
 from rearview.runtime.view import View, resolved
@@ -63,18 +62,13 @@ def replay(control: Control) -> Replayer:
     )
     api.use(session)
     os.register_at_fork(after_in_child=session.forked)
-    if session.compiler.watched:
-        chance = entropy.install(bytes.fromhex(run.facts["entropy"]))
-        session.declared[entropy.ROOT] = chance.place
-        clock = clocks.Clock(folder / clocks.FILE, replays=True)
-        session.declared[clocks.ROOT] = clock.place
-        clock.install()
-        watch_streams()
+    hooks = Hooks.install(watched=session.compiler.watched)
+    key = bytes.fromhex(run.facts.get("entropy", ""))
+    session.declared |= hooks.point(view, key, folder / clocks.FILE)
+    view = session.view = session.compiler.view = hooks.view
     imports.install(session.compiler)
     belonging = children.Replaying(str(project.root), run.id, wanted.replay, wanted.names)
     children.install(belonging, view)
-    outside.install(view)
-    for_native_paths(lambda path, mode: view.real(path, outside.use_of(mode)))
     shield.install(session)
     trackers.silence(Path(wanted.tree).parent)
     return session
