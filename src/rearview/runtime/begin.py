@@ -22,6 +22,7 @@ from rearview.runtime import api, children, clocks, entropy, imports
 from rearview.runtime.clocks import Clock
 from rearview.runtime.inputs import Inputs
 from rearview.runtime.jumps import Jumps
+from rearview.runtime.loading import Loading
 from rearview.runtime.outputs import Outputs
 from rearview.runtime.printing import Printing
 from rearview.runtime.pulse import Pulse
@@ -137,7 +138,7 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
         writer=Writer(checkpoints, settings, warn=_warn, saved=pulse.saved),
         pulse=pulse,
     )
-    session.compiler = imports.Compiler(session, autolog=settings.autolog)
+    session.compiler = imports.Compiler(session, autolog=settings.autolog, loading=Loading())
     api.use(session)
     os.register_at_fork(after_in_child=session.forked)
     if watched:
