@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rearview.execute.crew import Post
 from rearview.execute.events import Event, Progress, UnderWay
@@ -66,6 +66,8 @@ class Pool:
     """Where more or fewer workers are asked for."""
     _lost: dict[int, int] = field(default_factory=dict)
     _again: set[int] = field(default_factory=set)
+    _alone: bool = False
+    """Segments share nothing any more: one that did was lost, or came out otherwise."""
     _slots: int = 0
     _real: float = 0.0
     """Seconds that segments took which were predicted to take `_planned`."""
@@ -134,7 +136,8 @@ class Pool:
         number, task = self._waiting.popleft()
         piece = self._pieces[number]
         slot = next(k for k in range(len(self._running) + 1) if k not in self._running)
-        job = self.executor.start(task or piece.prepare(), slot)
+        task = task or piece.prepare()
+        job = self.executor.start(replace(task, imports=()) if self._alone else task, slot)
         now = time.monotonic()
         watch = piece.watch(job.task) if piece.watch is not None and self.progress else None
         self._running[slot] = _Running(number, job, now, Pace(piece.seconds, now), watch)
@@ -174,15 +177,19 @@ class Pool:
         task, run = one.job.task, self._pieces[one.number].run
         if code < 0 and not task.report.exists() and self._lost.get(one.number, 0) < LOST:
             self._lost[one.number] = self._lost.get(one.number, 0) + 1
+            self._alone = self._alone or bool(task.imports)
             self._tell("lost", one.number, worker=slot, message=f"it ended with {code}")
             self._put_back(one, "its worker was lost")
             return False
         outcome = self._outcomes[one.number] = self.replays.judge(run, task, code, spent)
-        pinned = task.threads is not None
-        if doubtful(outcome.report, pinned=pinned) and one.number not in self._again:
+        pinned, shared = task.threads is not None, bool(task.imports)
+        doubt = doubtful(outcome.report, pinned=pinned, shared=shared)
+        if doubt and one.number not in self._again:
             self._again.add(one.number)
             self._waiting.appendleft((one.number, self.replays.from_the_start(run, task)))
             return False
+        if one.number in self._again and outcome.proved:
+            self._alone = True  # perhaps that was it: no more is shared
         return True
 
     def _put_back(self, one: _Running, why: str) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import os
 import time
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -15,6 +17,7 @@ from rearview.execute.crew import Post
 from rearview.execute.events import Progress
 from rearview.execute.executor import Executor, Task
 from rearview.execute.local import Local
+from rearview.execute.nursery import OFFERED
 from rearview.execute.pool import Piece, Pool
 from rearview.execute.replays import Outcome, Replays
 from rearview.execute.watch import Watch
@@ -27,8 +30,9 @@ from rearview.past.packages import lost
 from rearview.past.probing import Probing
 from rearview.past.reports import BackfillReport, PlanReport, Refusal
 from rearview.past.segments import Prepared, run_facts
+from rearview.past.sharing import Lead, following, lead_of
 from rearview.plan.at import At, parse_at
-from rearview.plan.cost import refine
+from rearview.plan.cost import refine, speed
 from rearview.plan.explain import explain
 from rearview.plan.facts import LoopFacts, Machine
 from rearview.plan.partition import divide
@@ -125,6 +129,10 @@ class Filling:
     ) -> PlanReport:
         """Return the plan for what is prepared, with its cost."""
         lacking = [one for one in prepared.values() if one.missing is None or one.missing]
+        if self._shares(asked):
+            after = following({one.run.id: one.lead for one in lacking})
+            lacking = [one.led() if one.run.id in after else one for one in lacking]
+            prepared |= {one.run.id: one for one in lacking}
         known = read_corrections(self.project.cache, self.machines.name)
         questions = [one.question() for one in lacking]
         here = self.machines.here()
@@ -203,12 +211,13 @@ class Filling:
                 slug="no-probe",
             )
         asked = tuple(probe for probe in probes.probes if probe.names)
-        version = self._derived(run, dict(probes.source))
+        old = self.versions.files(run.version)
+        version, files = self._derived(run, dict(probes.source), old)
         facts = run_facts(
             run,
             version,
             self.checkpoints.of(run.id),
-            blocked=gone(*self._kept(run)) or self._lost(run),
+            blocked=gone(*self._kept(run)) or self._lost(run, old),
             machine=self.machines.of(run),
         )
         limits = tuple(parse_at(at)) if at else ()
@@ -228,7 +237,8 @@ class Filling:
         if only is not None:
             missing = frozenset(only if missing is None else only & missing)
         told = {"limits": about.limits, "same": {name: same(name) for name in names}}
-        return Prepared(run, version, probes, asked, names, facts, missing, limits, told)
+        lead = lead_of(run, files, run.home(os.path.realpath(self.project.root)))
+        return Prepared(run, version, probes, asked, names, facts, missing, limits, told, lead)
 
     def _same(self, version: str, probes: Probes, name: str) -> str:
         """Return what tells one way of logging a name from another, once per source."""
@@ -237,16 +247,19 @@ class Filling:
             known = self._sameness[version, name] = sameness(probes, name)
         return known
 
-    def _lost(self, run: Run) -> str:
-        ran = run.facts.get("end", {}).get("files") or [run.script]
-        return lost(self.versions.files(run.version), ran)
+    def _lost(self, run: Run, files: Mapping[str, bytes]) -> str:
+        return lost(files, run.facts.get("end", {}).get("files") or [run.script])
 
-    def _derived(self, run: Run, source: dict[str, str]) -> str:
-        old = self.versions.files(run.version)
+    def _derived(
+        self, run: Run, source: dict[str, str], old: Mapping[str, bytes]
+    ) -> tuple[str, Mapping[str, bytes]]:
+        """Return the version in which a run's probes stand, and its files."""
         changes = {
             path: text.encode() for path, text in source.items() if old.get(path) != text.encode()
         }
-        return self.versions.derive(run.version, changes) if changes else run.version
+        if not changes:
+            return run.version, old
+        return self.versions.derive(run.version, changes), {**old, **changes}
 
     def carry_out(
         self,
@@ -259,8 +272,10 @@ class Filling:
         replays = Replays(self.project, self.versions, self.runs)
         segments, prepared = report.plan.segments, report.prepared
         firsts = {segment.run: segment for segment in reversed(segments)}
+        leads = Counter(prepared[one.run].lead for one in segments if self._shares(asked))
+        alike = {lead for lead, count in leads.items() if count > 1}
         pieces = [
-            _piece(replays, prepared[one.run], one, first=firsts[one.run] is one)
+            _piece(replays, prepared[one.run], one, alike, first=firsts[one.run] is one)
             for one in segments
         ]
         executor = self._executor(asked, [prepared[one].run for one in firsts])
@@ -271,7 +286,7 @@ class Filling:
                 if exc.errno in FULL:
                     raise self._full(exc) from exc
                 raise
-        self._learn(segments, outcomes)
+        self._learn(segments, outcomes, prepared)
         return BackfillReport(
             outcomes=outcomes,
             refusals=report.refusals,
@@ -282,6 +297,10 @@ class Filling:
             ),
         )
 
+    def _shares(self, asked: Question) -> bool:
+        """Say whether replays that begin alike may share their start."""
+        return self.settings.shared_start and asked.on == "local" and OFFERED
+
     def _full(self, exc: OSError) -> StoreError:
         return StoreError(
             f"The disk of {self.project.store} is full: {exc.strerror}. What was filled so far is "
@@ -290,13 +309,25 @@ class Filling:
             slug="disk-full",
         )
 
-    def _learn(self, segments: Sequence[Segment], outcomes: Sequence[Outcome]) -> None:
-        """Let what replays really took correct the next predictions."""
+    def _learn(
+        self,
+        segments: Sequence[Segment],
+        outcomes: Sequence[Outcome],
+        prepared: Mapping[str, Prepared],
+    ) -> None:
+        """Let what replays really took correct the next predictions.
+
+        A start that was shared, or was expected to be, counts as it was predicted.
+        """
         cache, machine = self.project.cache, self.machines.name
         known = read_corrections(cache, machine)
+        here = self.machines.here()
         for segment, outcome in zip(segments, outcomes, strict=False):
             if outcome.report.finished and not outcome.report.error:
-                known = refine(known, segment, outcome.seconds)
+                one = prepared[segment.run]
+                expected = one.spared * speed(one.facts.machine, here).compute
+                real = outcome.seconds + outcome.report.spared - expected
+                known = refine(known, segment, real)
         keep_corrections(cache, machine, known)
 
     def _executor(self, asked: Question, runs: Iterable[Run]) -> Executor:
@@ -326,10 +357,18 @@ def _picked(
     return picked
 
 
-def _piece(replays: Replays, one: Prepared, segment: Segment, *, first: bool) -> Piece:
+def _piece(
+    replays: Replays,
+    one: Prepared,
+    segment: Segment,
+    alike: Collection[Lead | None],
+    *,
+    first: bool,
+) -> Piece:
     """Return a segment as a piece of work that is laid out only when its turn has come."""
     last = segment.first if segment.last is None else segment.last
     wanted = range(segment.first, last) if segment.only is None else segment.only
+    imports = one.lead.imports if one.lead is not None and one.lead in alike else ()
 
     def watch(task: Task) -> Watch:
         return Watch(replays.runs.folder(one.run.id), task.id, segment.loop, wanted)
@@ -338,7 +377,7 @@ def _piece(replays: Replays, one: Prepared, segment: Segment, *, first: bool) ->
         one.run,
         segment.seconds,
         lambda: replays.prepare(
-            one.run, one.version, one.wanted(segment, first=first), segment, one.told
+            one.run, one.version, one.wanted(segment, first=first), segment, one.told, imports
         ),
         watch,
     )

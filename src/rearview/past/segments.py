@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rearview.model import Checkpoint, Run, Segment, Wanted
+from rearview.past.sharing import Lead, waited
 from rearview.plan import facts as planning
 from rearview.plan.at import At
 from rearview.source.probes import START, Place, Probe, Probes
@@ -33,6 +34,19 @@ class Prepared:
     at: tuple[At, ...] = ()
     told: Mapping[str, Any] = field(default_factory=dict)
     """What is kept with its replays, to know later what they are good for."""
+    lead: Lead | None = None
+    """How its replays begin, if that is something that can be shared."""
+    spared: float = 0.0
+    """Seconds that were left out of its facts since its start will be shared."""
+
+    def led(self) -> Prepared:
+        """Return it without the part of its start that others will have made already."""
+        if self.lead is None:
+            return self
+        facts = self.facts
+        imports = min(waited(self.run, self.lead), facts.setup)
+        shorter = replace(facts, start=0.0, setup=facts.setup - imports)
+        return replace(self, facts=shorter, spared=facts.start + imports)
 
     def question(self) -> planning.Question:
         """Return what the planner is to answer."""

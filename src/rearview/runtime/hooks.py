@@ -57,3 +57,12 @@ class Hooks:
             found[clocks.ROOT] = self.clock.place
         self.view.become(view)
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What a segment has from the process that it was forked from."""
+
+    hooks: Hooks
+    seconds: float
+    """How much longer it would have taken to begin without that."""

@@ -12,7 +12,7 @@ from rearview.model import Control, Wanted
 from rearview.model.segment import TEXTS
 from rearview.runtime import api, children, clocks, imports, shield, trackers
 from rearview.runtime.foreign import foreign, temporary
-from rearview.runtime.hooks import Hooks
+from rearview.runtime.hooks import Hooks, Shared
 from rearview.runtime.jumps import Jumps
 from rearview.runtime.replayer import Replayer, recorded_values
 from rearview.runtime.traces import Traces
@@ -23,7 +23,7 @@ from rearview.store.records import RecordFile
 from rearview.store.runs import Runs
 
 
-def replay(control: Control) -> Replayer:
+def replay(control: Control, shared: Shared | None = None) -> Replayer:
     """Return the session that replays what the segment file of `control` asks for."""
     assert control.segment is not None
     wanted = msgspec.json.decode(Path(control.segment).read_bytes(), type=Wanted)
@@ -62,7 +62,8 @@ def replay(control: Control) -> Replayer:
     )
     api.use(session)
     os.register_at_fork(after_in_child=session.forked)
-    hooks = Hooks.install(watched=session.compiler.watched)
+    hooks = shared.hooks if shared else Hooks.install(watched=session.compiler.watched)
+    session.report.spared = shared.seconds if shared else 0.0
     key = bytes.fromhex(run.facts.get("entropy", ""))
     session.declared |= hooks.point(view, key, folder / clocks.FILE)
     view = session.view = session.compiler.view = hooks.view
