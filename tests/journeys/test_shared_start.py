@@ -43,18 +43,20 @@ class Project:
     said: list[float] = field(default_factory=list)
     script: str = SCRIPT
 
-    def record(self, *, versions=VERSIONS, library="numpy", before="", value="0.5"):
+    def record(self, *, versions=VERSIONS, library="numpy", before="", value="0.5", module=""):
         """Record runs of a script, then ask for something that it did not log."""
+        words = ("-m", module) if module else ("train.py",)
+        script = self.folder / (module.replace(".", "/") + ".py" if module else "train.py")
         for k in range(versions):
             text = self.script.format(
                 library=library, rate=0.1 + k / 10, before=before, value=value
             )
-            (self.folder / "train.py").write_text(text)
-            done = self.command("run", "-q", "--every", "train.py")
+            script.write_text(text)
+            done = self.command("run", "-q", "--every", *words)
             assert done.returncode == 0, done.stderr
             lines = [line.split() for line in done.stdout.splitlines()]
             self.said += [float(words[1]) for words in lines if words[:1] == ["said"]]
-        (self.folder / "train.py").write_text("import rearview\n" + text + ASKED)
+        script.write_text("import rearview\n" + text + ASKED)
 
     def command(self, *words):
         return subprocess.run(
@@ -66,12 +68,16 @@ class Project:
             check=False,
         )
 
-    def fill(self, **options):
-        """Fill in this process, and compare with what the runs said."""
+    def fill(self, *, again=0, **options):
+        """Fill in this process, and compare with what the runs said.
+
+        `again` segments may have been in doubt.
+        """
         report = history(self.folder).backfill(["asked"], workers=2, **options)
         assert report.proved, report.proof
         rows = history(self.folder).table("asked").pandas()
         assert list(rows["asked"]) == self.said
+        assert sum(one.name.endswith("-again") for one in self.replays) <= again
         return report
 
     @property
@@ -151,6 +157,23 @@ def test_a_library_that_leaves_something_behind_is_not_shared(project, kind):
     assert project.births == []
 
 
+def test_what_comes_before_such_a_library_is_shared_all_the_same(project):
+    install(project, einops=UNFIT["clock"])
+    project.script = SCRIPT.replace("import {library}", "import numpy\nimport einops")
+    project.record(value="einops.BEGUN % 1 + float(numpy.random.random())")
+    project.fill()
+    assert len(project.births) == VERSIONS
+
+
+def test_a_module_in_a_folder_shares_its_start_too(project):
+    (project.folder / "pkg").mkdir()
+    (project.folder / "pkg" / "__init__.py").write_text("import yaml\n")
+    install(project, yaml="VALUE = 0.75")
+    project.record(value="sys.modules['yaml'].VALUE", module="pkg.train")
+    project.fill()
+    assert len(project.births) == VERSIONS
+
+
 def test_functions_that_a_library_took_hold_of_are_those_of_the_replay(project):
     install(
         project,
@@ -181,7 +204,7 @@ def test_a_module_of_the_project_comes_before_one_that_a_library_would_import(pr
 def test_what_comes_out_otherwise_is_settled_by_a_process_of_its_own(project):
     install(project, einops="import os\nPID = os.getpid()")
     project.record(library="einops", value="(0.5 if einops.PID == os.getpid() else 0.25)")
-    project.fill()
+    project.fill(again=2)
     assert 1 <= len(project.births) <= 2  # as many as there are workers; then nobody trusts it
 
 
@@ -204,7 +227,7 @@ def test_a_segment_that_is_killed_is_done_by_a_process_of_its_own(project):
 
 def test_the_exit_code_of_a_segment_is_its_own(project):
     flag = dies_once(project, "os._exit(7)")
-    project.fill()
+    project.fill(again=1)
     assert not flag.exists()
     logs = [(one / "report.json").read_text() for one in project.replays]
     assert sum("exit code 7" in log for log in logs) == 1
@@ -322,6 +345,44 @@ def test_it_does_not_outlive_a_backfill_that_is_killed(project):
         assert not gone(segment)  # as without sharing: what it does is its own
     finally:
         os.killpg(segment, signal.SIGKILL)
+
+
+MANY = """
+import tempfile, uuid
+from datetime import datetime
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import scipy.stats
+from sklearn.linear_model import SGDClassifier
+from sklearn.model_selection import train_test_split
+
+rate = {rate}
+begun = datetime.now()
+name = uuid.uuid4().hex + tempfile.mkdtemp()
+frame = pd.DataFrame(np.random.normal(size=(60, 3)), columns=list("abc"))
+frame["day"] = pd.to_datetime("21-03-04") + pd.to_timedelta(range(60), unit="D")
+frame["word"] = frame.day.dt.day_name()
+x, rest = train_test_split(frame[["a", "b"]].to_numpy())
+y = (x.sum(1) + scipy.stats.norm.rvs(size=len(x)) > 0).astype(int)
+model = SGDClassifier(alpha=rate / 100)
+figure = plt.figure()
+for epoch in range(3):
+    model.partial_fit(x, y, classes=[0, 1])
+    weight = float(model.coef_.sum()) + begun.microsecond / 1e6 + len(frame.groupby("word"))
+    weight += int(name[:4], 16)
+    print("said", repr(weight))
+"""
+
+
+def test_the_libraries_of_every_day_come_out_as_they_were(project, monkeypatch):
+    for name in ("matplotlib", "pandas", "scipy", "sklearn"):
+        pytest.importorskip(name)
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    project.script = MANY
+    project.record(versions=2)
+    project.fill()
+    assert len(project.births) == 2
 
 
 TORCH = """
