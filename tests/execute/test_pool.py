@@ -128,7 +128,7 @@ class Sharing(Machine):
     shared: list[str] = field(default_factory=list)
 
     def start(self, task, slot):
-        if task.imports:
+        if task.imports is not None:
             self.shared.append(task.id)
         return super().start(task, slot)
 

@@ -40,6 +40,7 @@ class Project:
 
     folder: Path
     births: list[int] = field(default_factory=list)
+    left_out: str = ""
     said: list[float] = field(default_factory=list)
     script: str = SCRIPT
 
@@ -90,6 +91,7 @@ def project(tmp_path, monkeypatch):
     site = tmp_path / "site-packages"
     for name in [name for name in os.environ if name.startswith("REARVIEW_")]:
         monkeypatch.delenv(name)
+    monkeypatch.setenv("SPARE", "1")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((SOURCE, str(site))))
     (tmp_path / "project").mkdir()
     site.mkdir()
@@ -100,6 +102,7 @@ def project(tmp_path, monkeypatch):
 
     def watched(parent, *args):
         made.births.append(bear(parent, *args))
+        made.left_out = parent.ready.left_out
         return made.births[-1]
 
     monkeypatch.setattr(nursery.Parent, "bear", watched)
@@ -137,24 +140,27 @@ def test_what_is_done_before_an_import_is_done_before_it(project):
     project.record(value="einops.SEEN")
     assert project.said[0] > 3
     project.fill()
-    assert project.births == []
+    assert len(project.births) == VERSIONS
 
 
 UNFIT = {
     "thread": "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
     "clock": "import time\nBEGUN = time.time()",
-    "chance": "import random\nOWN = random.Random()",
-    "file": "FILE = open('/dev/zero')",
+    "draws": "import random\nOWN = random.Random()",
+    "draws ": "import random\nOWN = random.random()",
+    "open": "FILE = open('/dev/zero')",
+    "variable": "import os\nos.environ.pop('SPARE', None)",
+    "exit": "import __main__\nif not hasattr(__main__, '__file__'):\n    raise SystemExit('exit')",
 }
 
 
-@pytest.mark.parametrize("kind", ["thread", "clock", "chance", "file"])
+@pytest.mark.parametrize("kind", UNFIT)
 def test_a_library_that_leaves_something_behind_is_not_shared(project, kind):
-    value = {"chance": "einops.OWN.random()", "clock": "einops.BEGUN % 1"}.get(kind, "0.5")
+    value = {"draws": "einops.OWN.random()", "clock": "einops.BEGUN % 1"}.get(kind, "0.5")
     install(project, einops=UNFIT[kind])
     project.record(library="einops", value=value)
     project.fill()
-    assert project.births == []
+    assert kind in project.left_out
 
 
 def test_what_comes_before_such_a_library_is_shared_all_the_same(project):
@@ -163,6 +169,7 @@ def test_what_comes_before_such_a_library_is_shared_all_the_same(project):
     project.record(value="einops.BEGUN % 1 + float(numpy.random.random())")
     project.fill()
     assert len(project.births) == VERSIONS
+    assert "einops" in project.left_out
 
 
 def test_a_module_in_a_folder_shares_its_start_too(project):

@@ -33,8 +33,11 @@ Key = tuple[tuple[str, ...], tuple[str, ...], frozenset[tuple[str, str]]]
 
 def key_of(task: Task, environment: dict[str, str]) -> Key | None:
     """Return what the segments of one nursery have in common; None if this one shares nothing."""
-    if not (task.imports and OFFERED) or any(name in environment for name in _BOUND):
+    if task.imports is None or not OFFERED or any(name in environment for name in _BOUND):
         return None
+    search = environment.get("PYTHONPATH")
+    if search and not all(map(os.path.isabs, search.split(os.pathsep))):
+        return None  # modules are looked for in its folder, which is its own
     rest = {name: value for name, value in environment.items() if name != VARIABLE}
     return task.command, task.imports, frozenset(rest.items())
 
@@ -54,9 +57,7 @@ class Parent:
     process: subprocess.Popen[bytes]
     channel: socket.socket
     begun: float = field(default_factory=time.monotonic)
-    ready: bool = False
-    unfit: str = ""
-    """Why nothing can be forked from it."""
+    ready: Ready | None = None
     ended: bool = False
     children: int = 0
     """How many are under way."""
@@ -71,7 +72,7 @@ class Parent:
                 root=control.root,
                 target="",
                 lent=control.lent,
-                nursery=Nursery(its.fileno(), task.imports),
+                nursery=Nursery(its.fileno(), task.imports or ()),
             )
             process = subprocess.Popen(
                 task.command,
@@ -87,19 +88,18 @@ class Parent:
         return cls(process, ours)
 
     def look(self, seconds: float) -> bool:
-        """Say whether it has imported all, after at most so many seconds; raises Gone."""
+        """Say whether it can be asked, after at most so many seconds; raises Gone."""
         if self.ended:
             raise Gone
-        if not self.ready:
+        if self.ready is None:
             heard = select.poll()
             heard.register(self.channel, select.POLLIN)
             if heard.poll(seconds * 1000):
-                told = msgspec.json.decode(self._heard(), type=Ready)
-                self.ready, self.unfit = not told.unfit, told.unfit
-            if self.unfit or (not self.ready and time.monotonic() - self.begun > PATIENCE):
+                self.ready = msgspec.json.decode(self._heard(), type=Ready)
+            elif time.monotonic() - self.begun > PATIENCE:
                 self.close()
                 raise Gone
-        return self.ready
+        return self.ready is not None
 
     def bear(self, task: Task, environment: dict[str, str], slot: int, waited: float) -> int:
         """Fork a child that becomes a segment; return its number."""

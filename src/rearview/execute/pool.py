@@ -137,7 +137,7 @@ class Pool:
         piece = self._pieces[number]
         slot = next(k for k in range(len(self._running) + 1) if k not in self._running)
         task = task or piece.prepare()
-        job = self.executor.start(replace(task, imports=()) if self._alone else task, slot)
+        job = self.executor.start(replace(task, imports=None) if self._alone else task, slot)
         now = time.monotonic()
         watch = piece.watch(job.task) if piece.watch is not None and self.progress else None
         self._running[slot] = _Running(number, job, now, Pace(piece.seconds, now), watch)
@@ -177,12 +177,12 @@ class Pool:
         task, run = one.job.task, self._pieces[one.number].run
         if code < 0 and not task.report.exists() and self._lost.get(one.number, 0) < LOST:
             self._lost[one.number] = self._lost.get(one.number, 0) + 1
-            self._alone = self._alone or bool(task.imports)
+            self._alone = self._alone or task.imports is not None
             self._tell("lost", one.number, worker=slot, message=f"it ended with {code}")
             self._put_back(one, "its worker was lost")
             return False
         outcome = self._outcomes[one.number] = self.replays.judge(run, task, code, spent)
-        pinned, shared = task.threads is not None, bool(task.imports)
+        pinned, shared = task.threads is not None, task.imports is not None
         doubt = doubtful(outcome.report, pinned=pinned, shared=shared)
         if doubt and one.number not in self._again:
             self._again.add(one.number)

@@ -82,11 +82,12 @@ class Replays:
         wanted: Wanted,
         segment: Segment,
         told: Mapping[str, Any] | None = None,
-        imports: tuple[str, ...] = (),
+        imports: tuple[str, ...] | None = None,
     ) -> Task:
         """Return a task that replays what is wanted of `run` with the source `version`.
 
-        What is `told` besides is kept with the replay. It may share its leading `imports`.
+        What is `told` besides is kept with the replay. It may share its leading `imports`, if
+        they are given.
         """
         folder = self.project.replays / wanted.replay
         tree = folder / "tree"
@@ -169,7 +170,7 @@ class Replays:
             log=folder / "output.txt",
             report=folder / "report.json",
             threads=None,  # its cores are not to blame then
-            imports=(),  # nor what it shared with others
+            imports=None,  # nor what it shared with others
         )
 
     def abandon(self, run: Run, task: Task, why: str) -> None:

@@ -53,8 +53,10 @@ class Nursery(msgspec.Struct, frozen=True):
     """Descriptor by which it is asked; when that ends, so does the process."""
     imports: tuple[str, ...]
     """Statements with which the programs of all these segments begin."""
+    left_out: str = ""
+    """Why there are no more of them, where there were: after those nothing can be forked from it."""
     tried: float = 0.0
-    """Seconds that it has spent on more of them, after which nothing could be forked from it."""
+    """Seconds that it took to find that out."""
 
 
 class Ready(msgspec.Struct, frozen=True):
@@ -62,8 +64,8 @@ class Ready(msgspec.Struct, frozen=True):
 
     seconds: float
     """How long that took, from its start on."""
-    unfit: str = ""
-    """Why nothing can be forked from it; empty: it waits to be asked."""
+    left_out: str = ""
+    """Why some were left out; empty: none were."""
 
 
 class Birth(msgspec.Struct, frozen=True, tag=True):

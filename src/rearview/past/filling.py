@@ -368,7 +368,7 @@ def _piece(
     """Return a segment as a piece of work that is laid out only when its turn has come."""
     last = segment.first if segment.last is None else segment.last
     wanted = range(segment.first, last) if segment.only is None else segment.only
-    imports = one.lead.imports if one.lead is not None and one.lead in alike else ()
+    imports = one.lead.imports if one.lead is not None and one.lead in alike else None
 
     def watch(task: Task) -> Watch:
         return Watch(replays.runs.folder(one.run.id), task.id, segment.loop, wanted)

@@ -14,6 +14,8 @@ from rearview.plan.at import At
 from rearview.source.probes import START, Place, Probe, Probes
 
 ALL = 1 << 62
+FORKED = 0.04
+"""Seconds that it takes to begin if it is forked from a process that has."""
 LIGHTER = 0.5
 """How long a replay takes to begin, of what the recording took: it loads half as much."""
 
@@ -45,8 +47,9 @@ class Prepared:
             return self
         facts = self.facts
         imports = min(waited(self.run, self.lead), facts.setup)
-        shorter = replace(facts, start=0.0, setup=facts.setup - imports)
-        return replace(self, facts=shorter, spared=facts.start + imports)
+        start = min(facts.start, FORKED)
+        shorter = replace(facts, start=start, setup=facts.setup - imports)
+        return replace(self, facts=shorter, spared=facts.start - start + imports)
 
     def question(self) -> planning.Question:
         """Return what the planner is to answer."""

@@ -20,7 +20,7 @@ class Lead:
 
 
 def lead_of(run: Run, files: Mapping[str, bytes], home: str) -> Lead | None:
-    """Return how replays of a run begin that execute `files`; None if there is nothing to share.
+    """Return how replays of a run begin that execute `files`; None if they can share nothing.
 
     `home` is where the project was when it ran.
     """
@@ -31,7 +31,7 @@ def lead_of(run: Run, files: Mapping[str, bytes], home: str) -> Lead | None:
     entry = str(facts.get("target", "")) if module else script_of(run, home)
     found = leading(files, entry, module=module)
     threads = tuple(sorted(facts.get("threads", {}).items()))
-    return Lead(found, str(facts.get("hash_seed")), threads) if found else None
+    return Lead(found, str(facts.get("hash_seed")), threads)
 
 
 def waited(run: Run, lead: Lead) -> float:

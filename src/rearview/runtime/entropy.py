@@ -75,11 +75,14 @@ class Chance:
     acts: Mapping[str, Callable[[ModuleType], None]]
     """By module: lets its generators follow the key."""
     read: Callable[[int], bytes]
+    words: int = 0
+    """How often libraries drew from Python's own generator while they were being imported."""
 
     def begin(self) -> None:
         """Let Python's own generator follow, and those of libraries that are imported already."""
         _use(self.read)
         random.seed(int.from_bytes(self.stream.read(FIRST), "big"))
+        random.getrandbits(32 * self.words)
         for name, act in self.acts.items():
             module = sys.modules.get(name)
             if module is not None:

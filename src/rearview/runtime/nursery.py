@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,9 +23,10 @@ import msgspec
 import rearview.runtime.replaying  # noqa: F401 - what a fresh segment has before the libraries
 from rearview.model import Control
 from rearview.model.segment import LAUNCHER, VARIABLE, Birth, Death, Nursery, Ready
-from rearview.runtime.entropy import FIRST
+from rearview.runtime.entropy import FIRST, Chance
 from rearview.runtime.hooks import Hooks, Shared
 from rearview.runtime.libraries import LOOPS
+from rearview.runtime.state.randomness import read_global
 from rearview.runtime.timeline import age
 
 _CLOCKED = frozenset(
@@ -43,6 +45,10 @@ _DRAWING = frozenset(
     }
 )
 """Modules that draw something when they are imported which no result depends on."""
+_SHAKING = frozenset({"rich.style"})
+"""Modules that draw from Python's own generator when they are imported, to name what they make."""
+_WORDS = 624
+"""How many numbers Python's generator makes at once."""
 _THREADS = frozenset({"jemalloc_bg_thd"})
 """Threads that may be there when a process is forked: jemalloc looks after its own."""
 _CONFIGURATION = {"matplotlibrc": "matplotlib"}
@@ -75,13 +81,13 @@ def attend(control: Control) -> tuple[Control, Shared]:
     variables = dict(os.environ)
     hooks = Hooks.install()
     loaded = _load(told.imports, hooks)
-    if loaded.unfit and loaded.fit:
+    if loaded.unfit:
         # nothing that was imported can be taken back, so begin again with less
-        less = Nursery(told.channel, told.imports[: loaded.fit], age())
+        less = Nursery(told.channel, told.imports[: loaded.fit], loaded.unfit, age())
         again = msgspec.json.encode(msgspec.structs.replace(control, nursery=less)).decode()
         _start_fresh({**variables, **control.lent, VARIABLE: again})
     seconds = age() - told.tried
-    asked = _serve(told.channel, Ready(seconds, loaded.unfit))
+    asked = _serve(told.channel, Ready(seconds, told.left_out))
     return _become(asked, loaded), Shared(hooks, max(0.0, seconds - asked.waited))
 
 
@@ -120,7 +126,7 @@ def _reason(hooks: Hooks, files: set[str]) -> str:
         return f"loops of {min(watched)} are watched"
     if clocked:
         return f"{min(clocked)} looks at the clock when it is imported"
-    if drawing or hooks.chance.stream.drawn != FIRST:
+    if drawing or hooks.chance.stream.drawn != FIRST or not _steady(hooks.chance):
         return f"{min(drawing, default='something')} draws when it is imported"
     if files:
         return f"{min(files)} was left open"
@@ -130,6 +136,20 @@ def _reason(hooks: Hooks, files: set[str]) -> str:
     os.waitpid(pid, 0)
     threads = _threads() - _THREADS
     return f"a thread was left behind: {min(threads)}" if threads else ""
+
+
+def _steady(chance: Chance) -> bool:
+    """Say whether global generators that are seeded again are where they are now.
+
+    Libraries that draw from Python's own to name something have to be known; it is then moved on.
+    """
+    before = read_global()
+    words = before["random"][1][-1] % _WORDS
+    if words and not _SHAKING & sys.modules.keys():
+        return False
+    chance.words = words
+    chance.follow(chance.stream.key)
+    return pickle.dumps(before) == pickle.dumps(read_global())
 
 
 def _threads() -> set[str]:
@@ -151,7 +171,7 @@ def _serve(channel: int, ready: Ready) -> Birth:
     """Answer until nobody asks any more; returns in children, with what each was asked for."""
     try:
         os.write(channel, msgspec.json.encode(ready))
-        while not ready.unfit and (data := os.read(channel, _LONGEST)):
+        while data := os.read(channel, _LONGEST):
             asked = msgspec.json.decode(data, type=Birth | Death)
             if isinstance(asked, Birth):
                 answer = _fork()
