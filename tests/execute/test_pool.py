@@ -9,6 +9,7 @@ from rearview.execute.executor import Task
 from rearview.execute.pool import Piece, Pool
 from rearview.execute.replays import Outcome
 from rearview.model import Report, Run, Status
+from rearview.model.segment import PROBE_RAISED
 
 RUN = Run("r", "v", "train.py", (), 0.0, Status.FINISHED)
 
@@ -167,6 +168,14 @@ def test_what_goes_wrong_both_ways_does_not_speak_against_sharing(folder):
     )
     assert machine.shared == ["a", "b"]
     assert [outcome.proved for outcome in outcomes] == [False, True]
+
+
+def test_a_statement_that_raises_is_asked_twice_once(folder):
+    machine = Sharing(slots=1)
+    raised = Report(error=f"{PROBE_RAISED} a.py:1 raised ValueError")
+    replays = Scripted({"a": [raised, raised], "b": [raised], "c": [raised]})
+    Pool(replays, machine).carry_out(alike(folder, "a", "b", "c"))
+    assert machine.started == ["a", "a-again", "b", "c"]
 
 
 def test_one_that_is_killed_after_a_shared_start_starts_on_its_own(folder):

@@ -254,6 +254,13 @@ def test_a_nursery_that_is_killed_costs_nothing(project, monkeypatch):
     assert len(project.births) <= 2
 
 
+def test_an_environment_that_is_no_text_is_no_obstacle(project, monkeypatch):
+    project.record(versions=2)
+    monkeypatch.setenv("ODD", "\udcff")
+    project.fill()
+    assert project.births == []
+
+
 def test_one_that_dies_while_it_is_asked_may_have_begun_the_segment(project, monkeypatch):
     project.record()
     heard, asked = nursery.Parent._heard, []

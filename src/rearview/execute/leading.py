@@ -30,11 +30,17 @@ _MOST = 8
 """Files of the project that are followed into one another."""
 
 
-def leading(files: Mapping[str, bytes], entry: str, *, module: bool = False) -> tuple[str, ...]:
+def leading(
+    files: Mapping[str, bytes],
+    entry: str,
+    *,
+    module: bool = False,
+    ran: Collection[str] | None = None,
+) -> tuple[str, ...]:
     r"""Return the imports of installed libraries that come before all else a program does.
 
-    `entry` is the path of its script among `files`, or the name of its module. Nothing of the
-    program has been executed when these are, so whoever executes them first changes nothing.
+    `entry` is the path of its script among `files`, or the name of its module; `ran` are those of
+    them that the run executed, if that is known. Nothing of the program has been executed when these are, so whoever executes them first changes nothing.
     They end where something else stands: a library that is not known to be harmless, or any
     statement that could make an import mean something else.
 
@@ -52,22 +58,20 @@ def leading(files: Mapping[str, bytes], entry: str, *, module: bool = False) -> 
         taken += found
         if not whole:
             break
-    return (*dict.fromkeys(taken), *_later(taken, files))
+    texts = [files[path] for path in ran if path in files] if ran else list(files.values())
+    return (*dict.fromkeys(taken), *_later(taken, texts))
 
 
-def _later(taken: Collection[str], files: Mapping[str, bytes]) -> Iterator[str]:
+def _later(taken: Collection[str], texts: Collection[bytes]) -> Iterator[str]:
     """Yield what libraries import by themselves as soon as they are used.
 
-    The program may have done something by then that such an import heeds; so only where nothing in its
-    text could.
+    The program may have done something by then that such an import heeds: there it is left out.
     """
+    libraries = {text.split()[1].partition(".")[0] for text in taken}
     for library, (word, others, statement) in _LAZY.items():
-        if any(text.split()[1].partition(".")[0] == library for text in taken):
-            texts = [text for path, text in files.items() if path.endswith((".py", ".pyw"))]
-            if any(word in text for text in texts) and not any(
-                other in text for text in texts for other in others
-            ):
-                yield statement
+        heeded = any(other in text for text in texts for other in others)
+        if library in libraries and any(word in text for text in texts) and not heeded:
+            yield statement
 
 
 class _Reader:

@@ -113,7 +113,7 @@ class Parent:
         )
         try:
             self._send(born)
-        except OSError:
+        except (OSError, UnicodeError):  # a variable may be no text at all
             self.close()
             raise Gone from None
         try:

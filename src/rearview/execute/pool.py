@@ -13,6 +13,7 @@ from rearview.execute.executor import Executor, Job, Task
 from rearview.execute.replays import Outcome, Replays, doubtful
 from rearview.execute.watch import Pace, Watch
 from rearview.model import Run
+from rearview.model.segment import PROBE_RAISED
 
 LOST = 3
 """How often a segment is started again whose process was killed under it."""
@@ -68,6 +69,8 @@ class Pool:
     _again: set[int] = field(default_factory=set)
     _alone: bool = False
     """Segments share nothing any more: one that did was lost, or came out otherwise."""
+    _raised: bool = False
+    """The added statement raises without a shared start, too: others need not be asked twice."""
     _slots: int = 0
     _real: float = 0.0
     """Seconds that segments took which were predicted to take `_planned`."""
@@ -182,14 +185,17 @@ class Pool:
             self._put_back(one, "its worker was lost")
             return False
         outcome = self._outcomes[one.number] = self.replays.judge(run, task, code, spent)
-        pinned, shared = task.threads is not None, task.imports is not None
+        pinned = task.threads is not None
+        raised = (outcome.report.error or "").startswith(PROBE_RAISED)
+        shared = task.imports is not None and not (raised and self._raised)
         doubt = doubtful(outcome.report, pinned=pinned, shared=shared)
         if doubt and one.number not in self._again:
             self._again.add(one.number)
             self._waiting.appendleft((one.number, self.replays.from_the_start(run, task)))
             return False
-        if one.number in self._again and outcome.proved:
-            self._alone = True  # perhaps that was it: no more is shared
+        if one.number in self._again:
+            self._alone = self._alone or outcome.proved  # perhaps that was it
+            self._raised = self._raised or raised
         return True
 
     def _put_back(self, one: _Running, why: str) -> None:

@@ -29,7 +29,7 @@ def lead_of(run: Run, files: Mapping[str, bytes], home: str) -> Lead | None:
         return None
     module = bool(facts.get("module"))
     entry = str(facts.get("target", "")) if module else script_of(run, home)
-    found = leading(files, entry, module=module)
+    found = leading(files, entry, module=module, ran=facts.get("end", {}).get("files"))
     threads = tuple(sorted(facts.get("threads", {}).items()))
     return Lead(found, str(facts.get("hash_seed")), threads)
 
