@@ -43,6 +43,8 @@ class Settings:
     """Accelerators that each segment gets on a Ray cluster; 0.5 is half of one."""
     huge_pages: bool = True
     """Let recorded programs have memory in huge pages, where the system offers them."""
+    shared_start: bool = True
+    """Let replays that begin with the same imports of libraries share them, on this machine."""
     grid: str = "energy-charts:de"
     """Who is asked about the power in the grid, and for which place; see green.md."""
     compress: str = "auto"

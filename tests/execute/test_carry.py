@@ -179,6 +179,11 @@ def stored(root):
     }
 
 
+def texts(report):
+    """Return what the replays of each run wrote, whatever their order."""
+    return {one.run: (one.tree / "out.txt").read_bytes() for one in report.outcomes}
+
+
 def test_a_node_that_does_not_see_the_project_does_what_this_machine_does(cluster, project):
     pristine = project.with_name("pristine")
     shutil.copytree(project / ".rearview", pristine)
@@ -186,7 +191,7 @@ def test_a_node_that_does_not_see_the_project_does_what_this_machine_does(cluste
     assert report.proved, report.proof
     assert all(outcome.report.restored > 0 for outcome in report.outcomes)
     away, objects = columns(history(project)), stored(project)
-    written = [(outcome.tree / "out.txt").read_bytes() for outcome in report.outcomes]
+    written = texts(report)
     assert cluster.seen() == []
     assert not list(project.rglob(".landing"))
 
@@ -197,7 +202,7 @@ def test_a_node_that_does_not_see_the_project_does_what_this_machine_does(cluste
     assert columns(history(project)) == away
     assert len(away) == 2 * 9
     assert stored(project) == objects
-    assert written == [(outcome.tree / "out.txt").read_bytes() for outcome in here.outcomes]
+    assert written == texts(here)
 
 
 def test_only_what_a_stretch_needs_travels_and_in_pieces(cluster, project, monkeypatch):

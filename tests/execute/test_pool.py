@@ -9,6 +9,7 @@ from rearview.execute.executor import Task
 from rearview.execute.pool import Piece, Pool, Turn
 from rearview.execute.replays import Outcome
 from rearview.model import Report, Run, Status
+from rearview.model.segment import PROBE_RAISED
 
 RUN = Run("r", "v", "train.py", (), 0.0, Status.FINISHED)
 
@@ -119,6 +120,69 @@ def test_a_difference_from_the_start_on_is_the_answer(folder):
     outcomes = Pool(Scripted({"a": [doubt]}), machine).carry_out(pieces(folder, "a"))
     assert machine.started == ["a"]
     assert not outcomes[0].proved
+
+
+@dataclass
+class Sharing(Machine):
+    """An executor that keeps who might have shared a start."""
+
+    shared: list[str] = field(default_factory=list)
+
+    def start(self, task, slot):
+        if task.imports is not None:
+            self.shared.append(task.id)
+        return super().start(task, slot)
+
+
+def alike(folder, *names):
+    """Return pieces that begin with the same imports."""
+    imports = ("import numpy",)
+    return [
+        Piece(RUN, 1.0, lambda name=name: Turn(replace(made(name, folder), imports=imports)))
+        for name in names
+    ]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Report(difference="w", finished=True),
+        Report(differing=["loss"], finished=True),
+        Report(error="exit code 1"),
+    ],
+)
+def test_what_goes_wrong_after_a_shared_start_is_settled_by_a_replay_of_its_own(folder, wrong):
+    machine = Sharing(slots=1)
+    replays = Scripted({"a": [wrong, GOOD], "b": [GOOD]})
+    outcomes = Pool(replays, machine).carry_out(alike(folder, "a", "b"))
+    assert machine.started == ["a", "a-again", "b"]
+    assert machine.shared == ["a"]  # perhaps that was it
+    assert all(outcome.proved for outcome in outcomes)
+
+
+def test_what_goes_wrong_both_ways_does_not_speak_against_sharing(folder):
+    machine = Sharing(slots=1)
+    wrong = Report(difference="w", finished=True)
+    outcomes = Pool(Scripted({"a": [wrong, wrong], "b": [GOOD]}), machine).carry_out(
+        alike(folder, "a", "b")
+    )
+    assert machine.shared == ["a", "b"]
+    assert [outcome.proved for outcome in outcomes] == [False, True]
+
+
+def test_a_statement_that_raises_is_asked_twice_once(folder):
+    machine = Sharing(slots=1)
+    raised = Report(error=f"{PROBE_RAISED} a.py:1 raised ValueError")
+    replays = Scripted({"a": [raised, raised], "b": [raised], "c": [raised]})
+    Pool(replays, machine).carry_out(alike(folder, "a", "b", "c"))
+    assert machine.started == ["a", "a-again", "b", "c"]
+
+
+def test_one_that_is_killed_after_a_shared_start_starts_on_its_own(folder):
+    machine = Sharing({"a": [-11, 0]}, slots=1)
+    Pool(Scripted({"a": [GOOD], "b": [GOOD]}), machine).carry_out(alike(folder, "a", "b"))
+    assert machine.started == ["a", "a", "b"]
+    assert machine.shared == ["a"]
 
 
 def test_progress_is_told_from_start_to_end(folder):

@@ -138,7 +138,7 @@ def test_what_a_killed_worker_had_written_does_not_count_twice(recorded, asked):
     for event in events(process):
         seen.append(event)
         if event["event"] == "rows" and not victims:
-            victims = children(process.pid)
+            victims = [one for parent in children(process.pid) for one in children(parent)]
             for pid in victims:
                 os.kill(pid, signal.SIGKILL)
             asked.open()
@@ -196,7 +196,7 @@ def written(folder, name):
 
 
 def children(pid):
-    """Return the processes that a process started."""
+    """Return the processes that a process started; segments are those of the one they share."""
     found = []
     for task in Path(f"/proc/{pid}/task").iterdir():
         found += [int(word) for word in (task / "children").read_text().split()]

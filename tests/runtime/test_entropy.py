@@ -107,3 +107,34 @@ def test_the_short_way_of_numpy_draws_what_the_long_one_draws(tmp_path, monkeypa
         said.append(recorded(tmp_path, "train.py").out)
     assert said[0] == said[1]
     assert len(set(said[0].split())) == 4
+
+
+FOLLOWS = """
+import os, random, sys, tempfile, uuid
+from rearview.runtime import entropy
+
+key = bytes(range(32))
+if sys.argv[1] == "late":
+    chance = entropy.install(b"")
+    import numpy as np
+    import drawing
+    if os.fork():
+        sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
+    chance.follow(key)
+else:
+    chance = entropy.install(key)
+    import numpy as np
+    import drawing
+print(os.urandom(4), random.random(), uuid.uuid4(), tempfile.mktemp(), np.random.random())
+print(np.random.default_rng().random(), drawing.again(), chance.stream.place)
+"""
+
+
+def test_what_was_installed_before_a_fork_can_follow_a_key_after_it(tmp_path):
+    site = tmp_path / "site-packages"
+    write(tmp_path, late=FOLLOWS)
+    write(site, drawing="import random\nrandom.Random()\nagain = lambda: random.Random().random()")
+    text = (tmp_path / "late.py").read_text()
+    (tmp_path / "late.py").write_text(f"import sys\nsys.path.append({str(site)!r})\n{text}")
+    ended = [plain(tmp_path, "late.py", when) for when in ("late", "at once")]
+    assert ended[0].out == ended[1].out != "", ended[0].err

@@ -27,6 +27,11 @@ class Task:
     """Threads that the run was told to use; None: it must be free to use every core."""
     accelerators: int = 0
     """How many the run saw."""
+    imports: tuple[str, ...] | None = None
+    """Import statements it begins with, as others do: an executor may have them executed once for
+    all. None: it is to share nothing."""
+    beside: Path | None = None
+    """Folder in which its program looks for modules of its own; None: its working folder."""
 
 
 class Job(Protocol):

@@ -9,9 +9,14 @@ import signal
 import subprocess
 import time
 from dataclasses import dataclass
+from functools import partial
 
-from rearview.execute.executor import Task
+from rearview.execute.executor import Job, Task
+from rearview.execute.nursery import Key, Parent, SharedJob, key_of
 from rearview.execute.places import environment_of, pin
+
+MOST = 4
+"""Processes to fork segments from that are kept at once."""
 
 
 @dataclass
@@ -57,14 +62,27 @@ class Local:
 
     def __init__(self, slots: int = 1) -> None:
         self.slots = max(1, slots)
-        self._jobs: list[LocalJob] = []
+        self._jobs: list[Job] = []
+        self._nurseries: dict[Key, Parent] = {}
 
     def resize(self, slots: int) -> None:
         """Use that many slots from now on."""
         self.slots = max(1, slots)
 
-    def start(self, task: Task, slot: int) -> LocalJob:
+    def start(self, task: Task, slot: int) -> Job:
         """Start a task as a process of its own group, so that it can be stopped whole."""
+        environment = environment_of(task, slot)
+        nursery = self._nursery(task, environment)
+        job: Job
+        if nursery is None:
+            job = self._fresh(task, slot)
+        else:
+            fresh = partial(self._fresh, task, slot)
+            job = SharedJob(task, nursery, environment, slot, fresh)
+        self._jobs.append(job)
+        return job
+
+    def _fresh(self, task: Task, slot: int) -> LocalJob:
         with task.log.open("wb") as log:
             process = subprocess.Popen(
                 task.command,
@@ -76,12 +94,33 @@ class Local:
                 start_new_session=True,
             )
         pin(process.pid, task, slot)
-        job = LocalJob(task, process)
-        self._jobs.append(job)
-        return job
+        return LocalJob(task, process)
+
+    def _nursery(self, task: Task, environment: dict[str, str]) -> Parent | None:
+        """Return the process that a task can be forked from, if there is to be one."""
+        key = key_of(task, environment)
+        if key is None:
+            return None
+        found = self._nurseries.pop(key, None)
+        if found is None:
+            alive = [(k, one) for k, one in self._nurseries.items() if not one.ended]
+            idle = [(k, one) for k, one in alive if not one.children]
+            if len(alive) >= MOST:
+                if not idle:
+                    return None
+                self._nurseries.pop(idle[0][0]).close()
+            try:
+                found = Parent.start(task, environment)
+            except OSError:
+                return None
+        self._nurseries[key] = found  # the last one used is the last one to be given up
+        return None if found.ended else found
 
     def close(self) -> None:
         """Stop what still runs."""
         for job in self._jobs:
-            if job.process.poll() is None:
+            if job.wait(0) is None:
                 job.stop()
+        for nursery in self._nurseries.values():
+            nursery.close()
+        self._nurseries.clear()

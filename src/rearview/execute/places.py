@@ -115,14 +115,19 @@ def environment_of(task: Task, slot: int) -> dict[str, str]:
     return task.environment if mine is None else {**task.environment, VISIBLE: mine}
 
 
+def cores_for(task: Task, slot: int) -> frozenset[int]:
+    """Return the processors that a task on a slot is pinned to; empty: it is not."""
+    if task.threads is None or not hasattr(os, "sched_setaffinity"):
+        return frozenset()
+    return share_of_cores(slot, task.threads, cores())
+
+
 def pin(pid: int, task: Task, slot: int) -> frozenset[int]:
     """Pin a process that has just been started to the cores of its slot; returns them.
 
     Its threads do not exist yet, and inherit it. One that is gone already is left alone.
     """
-    if task.threads is None or not hasattr(os, "sched_setaffinity"):
-        return frozenset()
-    mine = share_of_cores(slot, task.threads, cores())
+    mine = cores_for(task, slot)
     if mine:
         try:
             os.sched_setaffinity(pid, mine)

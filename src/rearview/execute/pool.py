@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rearview.execute.crew import Post
 from rearview.execute.events import Event, Progress, UnderWay
@@ -13,6 +13,7 @@ from rearview.execute.executor import Executor, Job, Task
 from rearview.execute.replays import Outcome, Replays, doubtful
 from rearview.execute.watch import Pace, Watch
 from rearview.model import Run
+from rearview.model.segment import PROBE_RAISED
 
 LOST = 3
 """How often a segment is started again whose process was killed under it."""
@@ -81,6 +82,10 @@ class Pool:
     """Numbers of the pieces that another backfill has filled, wholly or in part."""
     _lost: dict[int, int] = field(default_factory=dict)
     _again: set[int] = field(default_factory=set)
+    _alone: bool = False
+    """Segments share nothing any more: one that did was lost, or came out otherwise."""
+    _raised: bool = False
+    """The added statement raises without a shared start, too: others need not be asked twice."""
     _slots: int = 0
     _real: float = 0.0
     """Seconds that segments took which were predicted to take `_planned`."""
@@ -193,7 +198,7 @@ class Pool:
     def _start(self, number: int, task: Task) -> None:
         piece = self._pieces[number]
         slot = next(k for k in range(len(self._running) + 1) if k not in self._running)
-        job = self.executor.start(task, slot)
+        job = self.executor.start(replace(task, imports=None) if self._alone else task, slot)
         now = time.monotonic()
         watch = piece.watch(job.task) if piece.watch is not None and self.progress else None
         self._running[slot] = _Running(number, job, now, Pace(piece.seconds, now), watch)
@@ -237,15 +242,22 @@ class Pool:
         task, run = one.job.task, self._pieces[one.number].run
         if code < 0 and not task.report.exists() and self._lost.get(one.number, 0) < LOST:
             self._lost[one.number] = self._lost.get(one.number, 0) + 1
+            self._alone = self._alone or task.imports is not None
             self._tell("lost", one.number, worker=slot, message=f"it ended with {code}")
             self._put_back(one, "its worker was lost")
             return False
         outcome = self.replays.judge(run, task, code, spent)
         pinned = task.threads is not None
-        if doubtful(outcome.report, pinned=pinned) and one.number not in self._again:
+        raised = (outcome.report.error or "").startswith(PROBE_RAISED)
+        shared = task.imports is not None and not (raised and self._raised)
+        doubt = doubtful(outcome.report, pinned=pinned, shared=shared)
+        if doubt and one.number not in self._again:
             self._again.add(one.number)
             self._waiting.appendleft((one.number, self.replays.from_the_start(run, task)))
             return False
+        if one.number in self._again:
+            self._alone = self._alone or outcome.proved  # perhaps that was it
+            self._raised = self._raised or raised
         self._outcomes.setdefault(one.number, []).append(outcome)
         return True
 

@@ -49,17 +49,23 @@ class Outcome:
         return self.report.proved
 
 
-def doubtful(report: Report, *, pinned: bool = False) -> bool:
-    """Say whether a run from the start, free to use every core, would tell more than this replay.
+def doubtful(report: Report, *, pinned: bool = False, shared: bool = False) -> bool:
+    """Say whether a run from the start, alone and free to use every core, would tell more.
 
     >>> doubtful(Report(retry=True)), doubtful(Report(difference="w", restored=0))
     (True, False)
-    >>> doubtful(Report(difference="w"), pinned=True)
-    True
+    >>> doubtful(Report(difference="w"), pinned=True), doubtful(Report(error="e"), shared=True)
+    (True, True)
     """
     differs = report.difference is not None
     wrong = differs or report.error is not None
-    return report.retry or (wrong and report.restored > 0) or (differs and pinned)
+    begun = wrong or bool(report.differing) or not report.finished
+    return (
+        report.retry
+        or (wrong and report.restored > 0)
+        or (differs and pinned)
+        or (begun and shared)
+    )
 
 
 @dataclass
@@ -78,11 +84,12 @@ class Replays:
         wanted: Wanted,
         segment: Segment,
         told: Mapping[str, Any] | None = None,
+        imports: tuple[str, ...] | None = None,
     ) -> Task:
         """Return a task that replays what is wanted of `run` with the source `version`.
 
         What is `told` besides is kept with the replay. That it has started is said first: others
-        then leave what it covers to it.
+        then leave what it covers to it. It may share its leading `imports`, if they are given.
         """
         covered = [segment.first, (1 << 62) if segment.last is None else segment.last]
         about: dict[str, Any] = {
@@ -128,6 +135,8 @@ class Replays:
             seconds=segment.seconds,
             threads=threads_of(facts.get("threads", {})),
             accelerators=seen_of(facts.get("hardware", {})),
+            imports=imports,
+            beside=how.folder if control.module else (tree / script_of(run, home)).parent,
         )
 
     def _lay_out(self, run: Run, version: str, tree: Path) -> None:
@@ -163,6 +172,7 @@ class Replays:
             log=folder / "output.txt",
             report=folder / "report.json",
             threads=None,  # its cores are not to blame then
+            imports=None,  # nor what it shared with others
         )
 
     def abandon(self, run: Run, task: Task, why: str) -> None:
@@ -200,6 +210,12 @@ class Replays:
         for number in (errno.ENOSPC, errno.EDQUOT):
             if report.error and os.strerror(number) in report.error:
                 raise OSError(number, os.strerror(number), str(self.project.store))
+
+
+def script_of(run: Run, home: str) -> str:
+    """Return the path of a run's script in the project, whose folder was `home`."""
+    script = Path(run.cwd or home, str(run.facts.get("target", run.script)))
+    return os.path.relpath(os.path.realpath(script), os.path.realpath(home))
 
 
 def _moved(path: Path, old: Path, new: Path) -> Path:

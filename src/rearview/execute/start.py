@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 import sys
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,11 +35,12 @@ def start(
 ) -> Start:
     """Return how to start what `control` says, in a given environment.
 
-    Python's hashes must be the same when the run is replayed, so their seed is chosen here.
+    Python's hashes must be the same when the run is replayed, so their seed is chosen here: one
+    for each project, so that replays of its runs can share a start.
     """
-    seed = hash_seed or env.get("PYTHONHASHSEED") or str(secrets.randbelow(2**32))
-    if seed == "random":
-        seed = str(secrets.randbelow(2**32))
+    seed = hash_seed or env.get("PYTHONHASHSEED")
+    if not seed or seed == "random":
+        seed = str(zlib.crc32(os.fsencode(control.root)))
     # -P: our own imports must not be shadowed by files in the user's folder
     command = (sys.executable, "-P", "-m", LAUNCHER)
     lent = _lent(control, env)

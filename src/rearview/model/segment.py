@@ -42,6 +42,50 @@ class Control(msgspec.Struct, frozen=True, omit_defaults=True):
     """Values for `rearview.arg`, by name."""
     lent: dict[str, str] = {}
     """Environment variables for the start of the process alone: the program does not see them."""
+    nursery: Nursery | None = None
+    """Be a process that segments are forked from; the rest is told to each of them."""
+
+
+class Nursery(msgspec.Struct, frozen=True):
+    """What a process is told that segments are forked from."""
+
+    channel: int
+    """Descriptor by which it is asked; when that ends, so does the process."""
+    imports: tuple[str, ...]
+    """Statements with which the programs of all these segments begin."""
+    left_out: str = ""
+    """Why there are no more of them, where there were: after those nothing can be forked from it."""
+    tried: float = 0.0
+    """Seconds that it took to find that out."""
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """What it says when it has imported them."""
+
+    seconds: float
+    """How long that took, from its start on."""
+    left_out: str = ""
+    """Why some were left out; empty: none were."""
+
+
+class Birth(msgspec.Struct, frozen=True, tag=True):
+    """Asks it for one segment; the answer is the number of the new process."""
+
+    environment: dict[str, str]
+    folder: str
+    log: str
+    beside: str
+    """Folder in which the program's own modules are looked for."""
+    cores: tuple[int, ...] = ()
+    """Processors that it may use; empty: all."""
+    waited: float = 0.0
+    """Seconds that it had to wait for the imports."""
+
+
+class Death(msgspec.Struct, frozen=True, tag=True):
+    """Asks how a segment that has ended did so; the answer is its exit code."""
+
+    pid: int
 
 
 PROBE_RAISED = "the added statement at"
@@ -114,6 +158,8 @@ class Report(msgspec.Struct, omit_defaults=True):
     seconds: float = 0.0
     restoring: float = 0.0
     setup: float = 0.0
+    spared: float = 0.0
+    """Seconds that it would have taken longer, had its start not been shared."""
     finished: bool = False
     """The segment was replayed to its end."""
 

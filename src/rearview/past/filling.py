@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import math
+import os
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -16,6 +18,7 @@ from rearview.execute.crew import Post, under_way
 from rearview.execute.events import Progress
 from rearview.execute.executor import Executor
 from rearview.execute.local import Local
+from rearview.execute.nursery import OFFERED
 from rearview.execute.pool import Pool
 from rearview.execute.replays import Outcome, Replays
 from rearview.model import Run, Segment, Status
@@ -28,9 +31,10 @@ from rearview.past.packages import lost
 from rearview.past.probing import Probing
 from rearview.past.reports import BackfillReport, Missing, PlanReport, Refusal, Unproved
 from rearview.past.segments import Prepared, run_facts
+from rearview.past.sharing import following, lead_of
 from rearview.past.turns import Turns
 from rearview.plan.at import At, parse_at
-from rearview.plan.cost import refine
+from rearview.plan.cost import refine, speed
 from rearview.plan.explain import explain
 from rearview.plan.facts import LoopFacts, Machine
 from rearview.plan.partition import divide
@@ -134,6 +138,10 @@ class Filling:
     ) -> PlanReport:
         """Return the plan for what is prepared, with its cost."""
         lacking = [one for one in prepared.values() if one.missing is None or one.missing]
+        if self._shares(asked):
+            after = following({one.run.id: one.lead for one in lacking})
+            lacking = [one.led() if one.run.id in after else one for one in lacking]
+            prepared |= {one.run.id: one for one in lacking}
         known = read_corrections(self.project.cache, self.machines.name)
         questions = [one.question() for one in lacking]
         here = self.machines.here()
@@ -225,12 +233,13 @@ class Filling:
                 slug="no-probe",
             )
         meant = tuple(probe for probe in probes.probes if probe.names)
-        version = self._derived(run, dict(probes.source))
+        old = self.versions.files(run.version)
+        version, files = self._derived(run, dict(probes.source), old)
         facts = run_facts(
             run,
             version,
             self.checkpoints.of(run.id),
-            blocked=gone(*self._kept(run)) or self._lost(run),
+            blocked=gone(*self._kept(run)) or self._lost(run, old),
             machine=self.machines.of(run),
         )
         limits = tuple(parse_at(asked.at)) if asked.at else ()
@@ -268,6 +277,7 @@ class Filling:
             within=about.within,
             known=frozenset(replay.id for replay in replays if replay.ended is not None),
             unproved=unproved,
+            lead=lead_of(run, files, run.home(os.path.realpath(self.project.root))),
         )
 
     def _settled(self, run: Run) -> float:
@@ -286,16 +296,19 @@ class Filling:
             known = self._sameness[version, name] = sameness(probes, name)
         return known
 
-    def _lost(self, run: Run) -> str:
-        ran = run.facts.get("end", {}).get("files") or [run.script]
-        return lost(self.versions.files(run.version), ran)
+    def _lost(self, run: Run, files: Mapping[str, bytes]) -> str:
+        return lost(files, run.facts.get("end", {}).get("files") or [run.script])
 
-    def _derived(self, run: Run, source: dict[str, str]) -> str:
-        old = self.versions.files(run.version)
+    def _derived(
+        self, run: Run, source: dict[str, str], old: Mapping[str, bytes]
+    ) -> tuple[str, Mapping[str, bytes]]:
+        """Return the version in which a run's probes stand, and its files."""
         changes = {
             path: text.encode() for path, text in source.items() if old.get(path) != text.encode()
         }
-        return self.versions.derive(run.version, changes) if changes else run.version
+        if not changes:
+            return run.version, old
+        return self.versions.derive(run.version, changes), {**old, **changes}
 
     def carry_out(
         self,
@@ -308,9 +321,11 @@ class Filling:
         replays = Replays(self.project, self.versions, self.runs)
         segments, prepared = report.plan.segments, report.prepared
         firsts = {segment.run: segment for segment in reversed(segments)}
+        leads = Counter(prepared[one.run].lead for one in segments if self._shares(asked))
+        alike = {lead for lead, count in leads.items() if lead is not None and count > 1}
         executor = self._executor(asked, [prepared[one].run for one in firsts])
         with Post(self.project, asked.names, asked.on).open() as post:
-            turns, pool = Turns(replays, post), Pool(replays, executor, progress, post)
+            turns, pool = Turns(replays, post, alike), Pool(replays, executor, progress, post)
             pieces = [
                 turns.piece(prepared[one.run], one, first=firsts[one.run] is one)
                 for one in segments
@@ -321,7 +336,7 @@ class Filling:
                 if exc.errno in FULL:
                     raise self._full(exc) from exc
                 raise
-        self._learn(turns.planned, outcomes)
+        self._learn(turns.planned, outcomes, prepared)
         return BackfillReport(
             outcomes=outcomes,
             refusals=report.refusals,
@@ -333,6 +348,10 @@ class Filling:
             elsewhere=len(pool.elsewhere),
         )
 
+    def _shares(self, asked: Question) -> bool:
+        """Say whether replays that begin alike may share their start."""
+        return self.settings.shared_start and asked.on == "local" and OFFERED
+
     def _full(self, exc: OSError) -> StoreError:
         return StoreError(
             f"The disk of {self.project.store} is full: {exc.strerror}. What was filled so far is "
@@ -341,14 +360,26 @@ class Filling:
             slug="disk-full",
         )
 
-    def _learn(self, planned: Mapping[str, Segment], outcomes: Sequence[Outcome]) -> None:
-        """Let what replays really took correct the next predictions."""
+    def _learn(
+        self,
+        planned: Mapping[str, Segment],
+        outcomes: Sequence[Outcome],
+        prepared: Mapping[str, Prepared],
+    ) -> None:
+        """Let what replays really took correct the next predictions.
+
+        A start that was shared, or was expected to be, counts as it was predicted.
+        """
         cache, machine = self.project.cache, self.machines.name
         known = read_corrections(cache, machine)
+        here = self.machines.here()
         for outcome in outcomes:
             segment = planned.get(outcome.replay.removesuffix("-again"))
             if segment and outcome.report.finished and not outcome.report.error:
-                known = refine(known, segment, outcome.seconds)
+                one = prepared[segment.run]
+                expected = one.spared * speed(one.facts.machine, here).compute
+                real = outcome.seconds + outcome.report.spared - expected
+                known = refine(known, segment, real)
         keep_corrections(cache, machine, known)
 
     def _executor(self, asked: Question, runs: Iterable[Run]) -> Executor:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rearview.model import Checkpoint, Run, Segment, Wanted
 from rearview.past.covered import ALL, Asked
 from rearview.past.nested import deep_loops, inner_loops, shown
+from rearview.past.sharing import Lead, waited
 from rearview.plan import facts as planning
 from rearview.plan.at import At
 from rearview.source.probes import START, Place, Probe, Probes
 
+FORKED = 0.04
+"""Seconds that it takes to begin if it is forked from a process that has."""
 LIGHTER = 0.5
 """How long a replay takes to begin, of what the recording took: it loads half as much."""
 
@@ -41,6 +44,20 @@ class Prepared:
     """Names of which some values are there that nothing recorded can be compared with."""
     within: planning.Within | None = None
     """Iterations of the inner loop that a predicate chose; None: all."""
+    lead: Lead | None = None
+    """How its replays begin, if that is something that can be shared."""
+    spared: float = 0.0
+    """Seconds that were left out of its facts since its start will be shared."""
+
+    def led(self) -> Prepared:
+        """Return it without the part of its start that others will have made already."""
+        if self.lead is None:
+            return self
+        facts = self.facts
+        imports = min(waited(self.run, self.lead), facts.setup)
+        start = min(facts.start, FORKED)
+        shorter = replace(facts, start=start, setup=facts.setup - imports)
+        return replace(self, facts=shorter, spared=facts.start - start + imports)
 
     def question(self) -> planning.Question:
         """Return what the planner is to answer."""

@@ -8,7 +8,7 @@ made at once the one that stands first in the file holds.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from rearview.execute.watch import Watch
 from rearview.model import Segment
 from rearview.past.covered import ALL, Cell, cells, taken
 from rearview.past.segments import Prepared
+from rearview.past.sharing import Lead
 from rearview.store.runs import Replay
 
 Cells = Mapping[str, frozenset[Cell]]
@@ -34,6 +35,8 @@ class Turns:
 
     replays: Replays
     post: Post
+    alike: Collection[Lead] = ()
+    """Beginnings that several segments share."""
     planned: dict[str, Segment] = field(default_factory=dict)
     """By replay: the segment, where it runs as it was planned."""
     _held: dict[Segment, tuple[object, ...] | None] = field(default_factory=dict)
@@ -81,7 +84,8 @@ class Turns:
     def _task(self, one: Prepared, segment: Segment, first: bool) -> Task:
         wanted = one.wanted(segment, first=first)
         told = {**one.kept(segment), "crew": self.post.id}
-        return self.replays.prepare(one.run, one.version, wanted, segment, told)
+        imports = one.lead.imports if one.lead is not None and one.lead in self.alike else None
+        return self.replays.prepare(one.run, one.version, wanted, segment, told, imports)
 
     def _beaten(self, one: Prepared, task: Task, mine: Cells) -> bool:
         """Say whether another claimed some of the same before us, just now."""

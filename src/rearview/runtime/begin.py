@@ -22,6 +22,7 @@ from rearview.runtime import api, children, clocks, entropy, imports
 from rearview.runtime.clocks import Clock
 from rearview.runtime.inputs import Inputs
 from rearview.runtime.jumps import Jumps
+from rearview.runtime.loading import Loading
 from rearview.runtime.outputs import Outputs
 from rearview.runtime.printing import Printing
 from rearview.runtime.pulse import Pulse
@@ -137,11 +138,11 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
         writer=Writer(checkpoints, settings, warn=_warn, ended=pulse.ended),
         pulse=pulse,
     )
-    session.compiler = imports.Compiler(session, autolog=settings.autolog)
+    session.compiler = imports.Compiler(session, autolog=settings.autolog, loading=Loading())
     api.use(session)
     os.register_at_fork(after_in_child=session.forked)
     if watched:
-        session.declared[entropy.ROOT] = entropy.install(key).place
+        session.declared[entropy.ROOT] = entropy.install(key).stream.place
         if not joins:
             session.clock = Clock(runs.folder(run) / clocks.FILE, replays=False)
             session.declared[clocks.ROOT] = session.clock.place
@@ -204,7 +205,7 @@ def _resume(control: Control) -> Resumer:
     api.use(session)
     os.register_at_fork(after_in_child=session.forked)
     chance = entropy.install(bytes.fromhex(run.facts["entropy"]))
-    session.declared[entropy.ROOT] = chance.place
+    session.declared[entropy.ROOT] = chance.stream.place
     session.clock = Clock(folder / clocks.FILE, replays=target is not None)
     session.declared[clocks.ROOT] = session.clock.place
     session.clock.install()

@@ -65,6 +65,14 @@ class Clock:
             file.unlink(missing_ok=True)  # of an attempt that left nothing to go on from
         self._thread = threading.get_ident()
         self._pid = os.getpid()
+        self.readers: set[str] = set()
+        """Modules that read it beyond what was kept, in a replay."""
+
+    def follow(self, file: Path) -> None:
+        """Go on with the readings of a run, in a process forked from the one that installed it."""
+        self._file = file
+        self._kept = file.read_bytes() if file.is_file() else b""
+        self._pid = os.getpid()
 
     def install(self) -> None:
         """Let the functions of `time` speak through this clock; our own code goes on with the real."""
@@ -110,7 +118,9 @@ class Clock:
             if at + 8 <= len(self._kept):
                 return form.unpack_from(self._kept, at)[0]
             now = real()
-            if not self._replays:
+            if self._replays:
+                self.readers.add(_asking(caller))
+            else:
                 self._fresh.append(form.pack(now))
                 if len(self._fresh) >= _FLUSH:
                     self.flush()
@@ -131,6 +141,13 @@ class Clock:
         self._replays = False
         self._kept = self._kept[: self.place[0] * 8]
         self._file.write_bytes(self._kept)
+
+
+def _asking(frame: types.FrameType | None) -> str:
+    """Return the module that asks for the time, through our own functions or not."""
+    while frame is not None and frame.f_globals.get("__name__") == __name__:
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__")) if frame is not None else ""
 
 
 @functools.lru_cache(maxsize=1024)

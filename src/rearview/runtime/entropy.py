@@ -16,7 +16,7 @@ import re
 import secrets
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
 from types import FrameType, ModuleType
@@ -24,6 +24,8 @@ from typing import Any
 
 ROOT = "$chance"
 """Root under which the position in the stream of chance is part of the state."""
+FIRST = 32
+"""Bytes that are drawn before the program begins, to seed Python's own generator."""
 _real_urandom = os.urandom
 _real_seed = random.Random.seed
 
@@ -40,6 +42,18 @@ class Stream:
     place: list[Any] = field(default_factory=lambda: [0, b""])
     """Blocks made and bytes left of the last: part of the state, so it is a plain list."""
 
+    @property
+    def drawn(self) -> int:
+        """How many bytes were read."""
+        count, left = self.place
+        return int(count) * hashlib.sha256().digest_size - len(left)
+
+    def turn_to(self, key: bytes, drawn: int = 0) -> None:
+        """Go on with the bytes that follow from `key`, after the first `drawn` of them."""
+        self.key = key
+        self.place[:] = [0, b""]
+        self.read(drawn)
+
     def read(self, size: int) -> bytes:
         """Return the next `size` bytes."""
         count, left = self.place
@@ -50,12 +64,44 @@ class Stream:
         return bytes(left[:size])
 
 
-def install(key: bytes) -> Stream:
+@dataclass
+class Chance:
+    """Everything random in a process, once it was installed there."""
+
+    stream: Stream
+    """What the program draws from."""
+    loaded: dict[str, Stream]
+    """What libraries drew from while they were being imported, by name."""
+    acts: Mapping[str, Callable[[ModuleType], None]]
+    """By module: lets its generators follow the key."""
+    read: Callable[[int], bytes]
+    words: int = 0
+    """How often libraries drew from Python's own generator while they were being imported."""
+
+    def begin(self) -> None:
+        """Let Python's own generator follow, and those of libraries that are imported already."""
+        _use(self.read)
+        random.seed(int.from_bytes(self.stream.read(FIRST), "big"))
+        random.getrandbits(32 * self.words)
+        for name, act in self.acts.items():
+            module = sys.modules.get(name)
+            if module is not None:
+                act(module)
+
+    def follow(self, key: bytes) -> None:
+        """Begin anew with `key`, in a process forked from the one where this was installed."""
+        self.stream.turn_to(key)
+        for library, own in self.loaded.items():
+            own.turn_to(_key_of(key, library), own.drawn)
+        self.begin()
+
+
+def install(key: bytes) -> Chance:
     """Let `os.urandom` and what rests on it (secrets, uuid4, unseeded generators) follow `key`."""
     stream = Stream(key)
     get_ident = threading.get_ident
     thread = get_ident()
-    loading: dict[str, Stream] = {}
+    loaded: dict[str, Stream] = {}
 
     def read(size: int) -> bytes:
         asking = sys._getframe(1)
@@ -63,8 +109,7 @@ def install(key: bytes) -> Stream:
             return _real_urandom(size)
         library = _library_being_loaded(asking) if _imports() else ""
         if library:
-            own = hashlib.sha256(key + library.encode()).digest()
-            return loading.setdefault(library, Stream(own)).read(size)
+            return loaded.setdefault(library, Stream(_key_of(stream.key, library))).read(size)
         return stream.read(size)
 
     def read_bits(bits: int) -> int:
@@ -77,14 +122,23 @@ def install(key: bytes) -> Stream:
         size = (bits + 7) // 8
         return int.from_bytes(stream.read(size), "big") >> (size * 8 - bits)
 
-    _use(read)
-    random.seed(int.from_bytes(stream.read(32), "big"))
+    acts = {
+        "tempfile": functools.partial(_renew_names, stream=stream),
+        "torch": functools.partial(_seed_torch, stream=stream),
+        "numpy.random": functools.partial(_seed_numpy, stream=stream, read_bits=read_bits),
+    }
+    chance = Chance(stream, loaded, acts, read)
     os.register_at_fork(after_in_child=remove)
     watch_trackers()
-    after_import("tempfile", functools.partial(_renew_names, stream=stream))
-    after_import("torch", functools.partial(_seed_torch, key=key))
-    after_import("numpy.random", functools.partial(_seed_numpy, key=key, read_bits=read_bits))
-    return stream
+    chance.begin()
+    for name, act in acts.items():
+        if name not in sys.modules:
+            after_import(name, act)
+    return chance
+
+
+def _key_of(key: bytes, library: str) -> bytes:
+    return hashlib.sha256(key + library.encode()).digest()
 
 
 _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
@@ -185,16 +239,16 @@ def _renew_names(tempfile: ModuleType, *, stream: Stream) -> None:
     vars(tempfile)["_name_sequence"] = None
 
 
-def _seed_numpy(module: ModuleType, *, key: bytes, read_bits: Callable[[int], int]) -> None:
-    """Let NumPy's generators follow `key`, the global one also if something imported it before us."""
-    module.seed(int.from_bytes(hashlib.sha256(key + b"numpy").digest()[:4], "big"))
+def _seed_numpy(module: ModuleType, *, stream: Stream, read_bits: Callable[[int], int]) -> None:
+    """Let NumPy's generators follow, the global one also if something imported it before us."""
+    module.seed(int.from_bytes(hashlib.sha256(stream.key + b"numpy").digest()[:4], "big"))
     space = vars(getattr(module, "bit_generator", module))
     if space.get("randbits") == secrets.randbits:
         space["randbits"] = read_bits
 
 
-def _seed_torch(torch: ModuleType, *, key: bytes) -> None:
-    """Let torch's default generator, which seeds itself from the system, follow `key` too."""
+def _seed_torch(torch: ModuleType, *, stream: Stream) -> None:
+    """Let torch's default generator, which seeds itself from the system, follow too."""
 
     def chosen() -> int:
         return int.from_bytes(os.urandom(8), "big") >> 1
@@ -204,7 +258,9 @@ def _seed_torch(torch: ModuleType, *, key: bytes) -> None:
         torch.manual_seed(number)
         return number
 
-    torch.manual_seed(int.from_bytes(hashlib.sha256(key + b"torch").digest()[:8], "big") >> 1)
+    torch.manual_seed(
+        int.from_bytes(hashlib.sha256(stream.key + b"torch").digest()[:8], "big") >> 1
+    )
     for module in (torch, getattr(torch, "random", None)):
         if module is not None:
             vars(module)["seed"] = seed

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from rearview.runtime import names
 from rearview.runtime.entropy import after_import
 from rearview.runtime.libraries import LOOPS, loops_of
+from rearview.runtime.loading import Loading
 from rearview.runtime.loops import Habit
 from rearview.runtime.names import furnish, offer
 from rearview.runtime.state.anchors import letting_go
@@ -48,6 +49,8 @@ class Compiler:
     """Text of files as it was recorded, where that is what has to run."""
     view: View | None = None
     """Where a replay's files seem to be; None when recording."""
+    loading: Loading | None = None
+    """Times the imports of libraries, when recording."""
 
     def compile(self, data: bytes, path: str) -> CodeType:
         """Return the code of a source file; raises what plain Python would raise."""
@@ -126,7 +129,7 @@ class Finder:
         """Return the spec Python would find, loading project files through the compiler."""
         spec = PathFinder.find_spec(name, path, target)
         if spec is None or type(spec.loader) is not SourceFileLoader or spec.origin is None:
-            return spec
+            return self._timed(spec)
         view = self._compiler.view
         origin = spec.origin if view is None else view.seeming(spec.origin)
         if self._compiler.session.belongs(origin):
@@ -134,10 +137,16 @@ class Finder:
         elif name in LOOPS:
             loader = _LibraryLoader(name, origin, self._compiler)
         else:
-            return spec  # as the next finder, which is the one just asked, would find it again
+            # as the next finder, which is the one just asked, would find it again
+            return self._timed(spec)
         return importlib.util.spec_from_file_location(
             name, origin, loader=loader, submodule_search_locations=spec.submodule_search_locations
         )
+
+    def _timed(self, spec: ModuleSpec | None) -> ModuleSpec | None:
+        if spec is not None and self._compiler.loading is not None:
+            self._compiler.loading.watch(spec.name, spec.loader)
+        return spec
 
 
 def install(compiler: Compiler) -> None:

@@ -15,12 +15,15 @@ from collections.abc import Sequence
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from rearview.errors import RearviewError, UsageError
 from rearview.model.segment import VARIABLE, Control
+
+if TYPE_CHECKING:
+    from rearview.runtime.hooks import Shared
 
 _HERE = str(Path(__file__).resolve().parent.parent) + os.sep
 
@@ -28,10 +31,15 @@ _HERE = str(Path(__file__).resolve().parent.parent) + os.sep
 def main() -> None:
     """Do what the control variable says; ends the process."""
     control = msgspec.json.decode(os.environ.pop(VARIABLE), type=Control)
-    for name in control.lent:
-        os.environ.pop(name, None)  # it has done its work, and children are none of ours
+    _give_back(control)
+    shared = None
+    if control.nursery is not None:
+        from rearview.runtime.nursery import attend
+
+        control, shared = attend(control)
+        _give_back(control)
     try:
-        session = _begin(control)
+        session = _begin(control, shared)
     except RearviewError as exc:
         refuse(exc)
         raise SystemExit(2) from None
@@ -39,11 +47,16 @@ def main() -> None:
     sys.exit(run(control, session))
 
 
-def _begin(control: Control) -> Any:
+def _give_back(control: Control) -> None:
+    for name in control.lent:
+        os.environ.pop(name, None)  # it has done its work, and children are none of ours
+
+
+def _begin(control: Control, shared: Shared | None) -> Any:
     if control.segment is not None:
         from rearview.runtime.replaying import replay
 
-        return replay(control)
+        return replay(control, shared)
     from rearview.runtime.begin import begin
 
     return begin(control)
@@ -117,7 +130,9 @@ def prepare(control: Control, session: Any) -> tuple[CodeType, ModuleType]:
     from rearview.runtime.names import furnish
     from rearview.runtime.view import Use
 
-    module = ModuleType("__main__")
+    known = sys.modules["__main__"]
+    # one without a file is there for us, and libraries know it already
+    module = ModuleType("__main__") if hasattr(known, "__file__") else known
     if control.module:
         sys.path.insert(0, session.real(os.getcwd()))  # noqa: PTH109 - patched in a replay
         spec = _find_main(control.target)

@@ -401,6 +401,7 @@ class Recorder(Session):
             "cpu": process_time(),
             "costs": self.pulse.report(self.writer.costs),
             "main": self.timeline.facts(),
+            "imports": loading.facts() if (loading := self.compiler.loading) is not None else {},
             "surroundings": surroundings(),
             "inputs": self.inputs.facts() if self.inputs is not None else {},
             "loops": {k: h.facts() for k, h in self.habits.items() if h.entries and not h.quiet},

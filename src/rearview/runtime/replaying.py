@@ -10,11 +10,10 @@ import msgspec
 from rearview.config import Settings
 from rearview.model import Control, Wanted
 from rearview.model.segment import TEXTS
-from rearview.runtime import api, children, clocks, entropy, imports, outside, shield, trackers
+from rearview.runtime import api, children, clocks, imports, shield, trackers
 from rearview.runtime.foreign import foreign, libraries, temporary
+from rearview.runtime.hooks import Hooks, Shared
 from rearview.runtime.jumps import Jumps
-from rearview.runtime.outputs import for_native_paths
-from rearview.runtime.printing import watch_streams
 from rearview.runtime.replayer import Replayer, recorded_values
 from rearview.runtime.traces import Traces
 from rearview.runtime.view import View, resolved
@@ -24,7 +23,7 @@ from rearview.store.records import RecordFile
 from rearview.store.runs import Runs
 
 
-def replay(control: Control) -> Replayer:
+def replay(control: Control, shared: Shared | None = None) -> Replayer:
     """Return the session that replays what the segment file of `control` asks for."""
     assert control.segment is not None
     wanted = msgspec.json.decode(Path(control.segment).read_bytes(), type=Wanted)
@@ -63,18 +62,14 @@ def replay(control: Control) -> Replayer:
     )
     api.use(session)
     os.register_at_fork(after_in_child=session.forked)
-    if session.compiler.watched:
-        chance = entropy.install(bytes.fromhex(run.facts["entropy"]))
-        session.declared[entropy.ROOT] = chance.place
-        clock = clocks.Clock(folder / clocks.FILE, replays=True)
-        session.declared[clocks.ROOT] = clock.place
-        clock.install()
-        watch_streams()
+    hooks = shared.hooks if shared else Hooks.install(watched=session.compiler.watched)
+    session.report.spared = shared.seconds if shared else 0.0
+    key = bytes.fromhex(run.facts.get("entropy", ""))
+    session.declared |= hooks.point(view, key, folder / clocks.FILE)
+    view = session.view = session.compiler.view = hooks.view
     imports.install(session.compiler)
     belonging = children.Replaying(str(project.root), run.id, wanted.replay, wanted.names)
     children.install(belonging, view)
-    outside.install(view)
-    for_native_paths(lambda path, mode: view.real(path, outside.use_of(mode)))
     shield.install(session)
     trackers.silence(Path(wanted.tree).parent)
     return session

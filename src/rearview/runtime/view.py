@@ -14,7 +14,7 @@ import io
 import os
 import shutil
 import stat
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from rearview.store.project import FOLDER
@@ -66,6 +66,11 @@ class View:
     """Files and folders outside that the program must not find, whoever has made them since."""
     made: set[str] = field(default_factory=set)
     """Temporary files and folders that the replay made."""
+
+    def become(self, other: View) -> None:
+        """See from now on what another sees."""
+        for one in fields(self):
+            setattr(self, one.name, getattr(other, one.name))
 
     def real(self, path: Any, use: Use = Use.READ) -> Any:
         """Return the path to use for one the program names."""

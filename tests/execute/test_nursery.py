@@ -1,0 +1,96 @@
+"""Which segments share a process to be forked from, and how many such processes there are."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from rearview.execute import local, nursery
+from rearview.execute.executor import Task
+from rearview.model.segment import VARIABLE
+
+TASK = Task("t", ("python",), {}, Path(), Path(), Path(), imports=("import torch",))
+
+
+def key(task=TASK, **environment):
+    return nursery.key_of(task, environment)
+
+
+@pytest.fixture(autouse=True)
+def offered(monkeypatch):
+    monkeypatch.setattr(nursery, "OFFERED", True)
+
+
+def test_what_is_told_to_each_does_not_keep_them_apart():
+    assert key(**{VARIABLE: "a", "HOME": "/"}) == key(**{VARIABLE: "b", "HOME": "/"}) is not None
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"task": replace(TASK, imports=("import numpy",))},
+        {"task": replace(TASK, command=("python3",))},
+        {"PYTHONHASHSEED": "2"},
+        {"CUDA_VISIBLE_DEVICES": "1"},
+    ],
+)
+def test_everything_else_does(other):
+    assert key(**{"PYTHONHASHSEED": "1", **other}) != key(PYTHONHASHSEED="1")
+
+
+@pytest.mark.parametrize("name", ["OMP_PROC_BIND", "GOMP_CPU_AFFINITY"])
+def test_threads_that_are_bound_when_a_library_is_loaded_share_nothing(name):
+    assert key(**{name: "1"}) is None
+
+
+def test_modules_that_are_looked_for_in_its_own_folder_are_its_own():
+    assert key(PYTHONPATH="/a:/b") is not None
+    assert key(PYTHONPATH="/a:src") is key(PYTHONPATH="/a:") is None
+
+
+def test_nothing_is_shared_unasked_or_where_the_system_cannot(monkeypatch):
+    assert key(replace(TASK, imports=None)) is None
+    assert key(replace(TASK, imports=())) is not None
+    monkeypatch.setattr(nursery, "OFFERED", False)
+    assert key() is None
+
+
+@dataclass
+class Idle:
+    children: int = 0
+    ended: bool = False
+
+    def close(self):
+        self.ended = True
+
+
+def test_those_not_needed_for_longest_make_room(monkeypatch):
+    begun = []
+
+    def start(task, environment):
+        begun.append(Idle())
+        return begun[-1]
+
+    monkeypatch.setattr(local.Parent, "start", start)
+    executor = local.Local(2)
+
+    def get(number):
+        return executor._nursery(TASK, {"NUMBER": str(number)})
+
+    first = [get(number) for number in range(local.MOST)]
+    first[0].children = 1
+    assert get(0) is first[0]
+    assert get(99) is begun[-1]
+    assert [one.ended for one in first] == [False, True, False, False]
+    for one in begun:
+        one.children = 1
+    assert get(100) is None
+    executor.close()
+    assert all(one.ended for one in begun)
+
+
+def test_one_that_is_of_no_use_is_not_started_again(monkeypatch):
+    monkeypatch.setattr(local.Parent, "start", lambda task, environment: Idle())
+    executor = local.Local(2)
+    executor._nursery(TASK, {}).close()
+    assert executor._nursery(TASK, {}) is None
