@@ -138,6 +138,16 @@ def test_a_checkpoint_that_must_be_taken_is_copied_at_once(writer, checkpoints, 
     equal(checkpoints, seq, before)
 
 
+def test_where_no_core_is_free_training_waits_for_the_copy(writer, checkpoints, held_up):
+    state = weights()
+    seq = known(writer, state)
+    before = {key: value.copy() for key, value in state.items()}
+    assert submit(writer, seq, state, outlook=Outlook(roomy=False))
+    state["one"] += 1
+    assert writer.drain(30)
+    equal(checkpoints, seq, before)
+
+
 @pytest.mark.parametrize("early", [False, True], ids=["in time", "overtaken"])
 def test_the_next_boundary_leans_on_a_copy_that_is_still_made(
     make, checkpoints, held_up, warned, early

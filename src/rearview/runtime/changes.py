@@ -56,6 +56,8 @@ class Outlook:
     """Nearly the same state will be looked at again before `settle`."""
     still: Collection[str] = ()
     """Keys of those that are not likely to change at all."""
+    roomy: bool = True
+    """A core is free to copy beside training, which then need not wait for that."""
 
 
 UNKNOWN = Outlook()

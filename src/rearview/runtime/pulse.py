@@ -120,7 +120,7 @@ class Pulse:
                     self.refused(skipped)
                 continue
             blocking, slowed = costs.blocking + capture, self.paces.slowed()
-            event = Saved(blocking, costs.background, costs.cpu, self._crowded, *slowed)
+            event = Saved(blocking, costs.background, costs.cpu, self.crowded, *slowed)
             paid = self.policy.paid
             self.policy = self.policy.observe(site, event)
             self.lost += self.policy.paid - paid - event.blocking
@@ -129,7 +129,7 @@ class Pulse:
         self.policy = self.policy.observe(RUNNING, event_of_time)
 
     @property
-    def _crowded(self) -> float:
+    def crowded(self) -> float:
         """Share of a core that training leaves too few for a thread beside it."""
         return min(1.0, max(0.0, self._rate + 1 - _CORES))
 
@@ -137,7 +137,7 @@ class Pulse:
         """Say whether to save at a site now; `ends` is after an inner loop."""
         self._count()
         busy = self.inflight >= _IN_FLIGHT
-        facts = Facts(since, depth, self.nbytes, ends, self._crowded, busy)
+        facts = Facts(since, depth, self.nbytes, ends, self.crowded, busy)
         decision = self.policy.decide(site, facts)
         if not decision.save:
             self.refused(decision.reason)

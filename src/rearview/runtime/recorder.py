@@ -48,6 +48,8 @@ _FIRST = 0.1
 """Seconds of walking that are always allowed."""
 _BRIEF = 0.001
 """A loop shorter than this is not worth skipping."""
+_CROWDED = 0.5
+"""Share of a core that training may leave too few, and still what it leaves alone is copied beside it."""
 _PATIENCE = 0.05
 """Seconds before an inner boundary is considered again after one was not worth it."""
 
@@ -289,7 +291,11 @@ class Recorder(Session):
             missing=tuple(captured.missing),
             wait=wait or self.settings.every,
             # after an inner loop the boundary around it is not far
-            outlook=Outlook(soon=edge == END and len(path) > 1, still=captured.still),
+            outlook=Outlook(
+                soon=edge == END and len(path) > 1,
+                still=captured.still,
+                roomy=self.pulse.crowded < _CROWDED,
+            ),
         )
         if not taken:
             self.pulse.skipped(self.seq, self.writer.reason)

@@ -249,7 +249,8 @@ class Writer:
                 self._hurry()
                 self._changed.wait(1.0)
         try:
-            staged = self._changes.copy(changed, lease.view, lean, outlook, late=not wait)
+            late = outlook.roomy and not wait
+            staged = self._changes.copy(changed, lease.view, lean, outlook, late=late)
             fetch = self._device.fetch(device) if device else None
         except BaseException:
             with self._changed:
