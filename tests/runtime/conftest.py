@@ -1,6 +1,7 @@
 import pytest
 
 from rearview.config import Settings
+from rearview.runtime.pages import Pages
 from rearview.runtime.writer import Writer
 from rearview.store.checkpoints import Checkpoints
 from rearview.store.project import Project
@@ -36,3 +37,10 @@ def make(checkpoints, warned):
 @pytest.fixture
 def writer(make):
     return make()
+
+
+@pytest.fixture
+def pages():
+    made = Pages()
+    yield made
+    made.close()

@@ -40,13 +40,6 @@ def held_up(monkeypatch):
 
 
 @pytest.fixture
-def pages():
-    made = Pages()
-    yield made
-    made.close()
-
-
-@pytest.fixture
 def here():
     """Buffers that are trusted to be left alone."""
     made = Changes()

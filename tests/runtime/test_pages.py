@@ -10,13 +10,6 @@ from rearview.runtime.pages import PAGE, TRACK_FROM, Pages, address_of
 
 
 @pytest.fixture
-def pages():
-    pages = Pages()
-    yield pages
-    pages.close()
-
-
-@pytest.fixture
 def buffer():
     return np.arange(200_000, dtype="f8")
 
