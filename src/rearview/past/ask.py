@@ -14,7 +14,8 @@ from rearview.execute.crew import Crew, ask_for, under_way
 from rearview.execute.events import Progress
 from rearview.execute.start import Start, start
 from rearview.model import Checkpoint, Control, Run, Status
-from rearview.past.filling import Filling, Question
+from rearview.past.filling import Filling
+from rearview.past.preparing import Question
 from rearview.past.probing import WORKTREE, Probing, Propagated
 from rearview.past.reports import BackfillReport, PlanReport, RunReport
 from rearview.plan.facts import Machine

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import errno
-import math
-import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from pathlib import Path
 
 from rearview.config import Settings
 from rearview.errors import RearviewError, StoreError, UsageError
@@ -21,26 +18,23 @@ from rearview.execute.local import Local
 from rearview.execute.nursery import OFFERED
 from rearview.execute.pool import Pool
 from rearview.execute.replays import Outcome, Replays
-from rearview.model import Run, Segment, Status
-from rearview.past.chosen import Chosen, joined, within
-from rearview.past.covered import Asked, narrowed, uncompared
-from rearview.past.inputs import changed, gone
+from rearview.model import Run, Segment
+from rearview.past.chosen import Chosen, joined
+from rearview.past.inputs import changed
 from rearview.past.learning import keep_corrections, read_corrections
 from rearview.past.machines import WORTH, Machines, cores_of
-from rearview.past.packages import lost
+from rearview.past.preparing import Preparing, Question
 from rearview.past.probing import Probing
 from rearview.past.reports import BackfillReport, Missing, PlanReport, Refusal, Unproved
-from rearview.past.segments import Prepared, run_facts
-from rearview.past.sharing import following, lead_of
+from rearview.past.segments import Prepared
+from rearview.past.sharing import following
 from rearview.past.turns import Turns
-from rearview.plan.at import At, parse_at
+from rearview.plan.at import parse_at
 from rearview.plan.cost import refine, speed
 from rearview.plan.explain import explain
-from rearview.plan.facts import LoopFacts, Machine
+from rearview.plan.facts import Machine
 from rearview.plan.partition import divide
 from rearview.plan.replay import Survey, survey
-from rearview.source.probes import Probes
-from rearview.source.sameness import sameness
 from rearview.store.checkpoints import Checkpoints
 from rearview.store.hardware import cores
 from rearview.store.project import Project
@@ -54,24 +48,6 @@ GROWTH = 4
 """How many times the workers a plan has work for, where that costs next to nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """What is asked of the past."""
-
-    names: tuple[str, ...]
-    runs: tuple[Run, ...]
-    where: str | None = None
-    at: str | None = None
-    workers: int | None = None
-    budget: float | None = None
-    on: str = "local"
-    gpus: float | None = None
-    ordered: bool = False
-    """The runs are named in the order in which they are wanted."""
-    again: bool = False
-    """What is there and could not be proved is to run again."""
-
-
 @dataclass
 class Filling:
     """Answers questions about one project by replaying."""
@@ -82,12 +58,15 @@ class Filling:
     versions: Versions
     checkpoints: Checkpoints
     tables: Tables
-    _sameness: dict[tuple[str, str], str] = field(default_factory=dict)
 
     @cached_property
     def machines(self) -> Machines:
         """What is known of how fast machines are."""
         return Machines(self.project.cache)
+
+    @cached_property
+    def _preparing(self) -> Preparing:
+        return Preparing(self.project, self.runs, self.versions, self.checkpoints, self.machines)
 
     def probing(self, runs: Sequence[Run]) -> Probing:
         """Return the probes in the work tree, as the versions of `runs` take them."""
@@ -108,7 +87,7 @@ class Filling:
                 continue
             try:
                 only = None if meant is None else meant[run.id]
-                one = self._prepared(probing, run, lacking, asked, only)
+                one = self._preparing.of(probing, run, lacking, asked, only)
                 if asked.ordered:
                     one = replace(one, facts=replace(one.facts, priority=float(order)))
                 prepared[run.id] = one
@@ -129,7 +108,7 @@ class Filling:
         if at:
             parse_at(at)
         asked = Question((), (run,), at=at, workers=workers)
-        one = self._prepared(self.probing([run]), run, (), asked, None)
+        one = self._preparing.of(self.probing([run]), run, (), asked)
         report = self._report({run.id: one}, [], asked)
         return self.carry_out(report, asked, progress, begun)
 
@@ -156,7 +135,9 @@ class Filling:
             about=any(work.about for work in found.work),
             least=any(work.least for work in found.work),
         )
-        inputs = sorted({text for one in lacking for text in changed(*self._kept(one.run))})
+        inputs = sorted(
+            {text for one in lacking for text in changed(*self._preparing.kept(one.run))}
+        )
         notes = self.machines.unmeasured(one.run for one in lacking)
         notes += self._beside(asked.names) if lacking else []
         explaining = partial(explain, found, plan)
@@ -179,11 +160,6 @@ class Filling:
         elsewhere = any(w.facts.machine and w.facts.machine.name != here.name for w in found.work)
         worth = elsewhere or sum(work.seconds for work in found.work) > WORTH
         return worth and self.machines.due()
-
-    def _kept(self, run: Run) -> tuple[Run, Path, set[str]]:
-        """Return a run with the project's folder, and the files kept with the run's source."""
-        kept = set(self.versions.hashes(run.version)) if run.version else set()
-        return run, self.project.root.resolve(), kept
 
     def _workers(self, workers: int | None, runs: Iterable[Run]) -> int:
         """Return how many replays to run at once: as many as there are cores for, if not told."""
@@ -215,100 +191,6 @@ class Filling:
             elif known is not None:
                 known[one.outer] = joined(known.get(one.outer), one)
         return found
-
-    def _prepared(
-        self,
-        probing: Probing,
-        run: Run,
-        names: tuple[str, ...],
-        asked: Question,
-        only: Chosen | None,
-    ) -> Prepared:
-        probes = probing.of(run, names)
-        unknown = [name for name in names if not probes.of(name)]
-        if unknown:
-            raise UsageError(
-                f"{', '.join(unknown)}: nothing in the work tree logs this beyond what run "
-                f"{run.id} logged. Add a statement such as rearview.log({unknown[0]!r}, value).",
-                slug="no-probe",
-            )
-        meant = tuple(probe for probe in probes.probes if probe.names)
-        old = self.versions.files(run.version)
-        version, files = self._derived(run, dict(probes.source), old)
-        facts = run_facts(
-            run,
-            version,
-            self.checkpoints.of(run.id),
-            blocked=gone(*self._kept(run)) or self._lost(run, old),
-            machine=self.machines.of(run),
-        )
-        limits = tuple(parse_at(asked.at)) if asked.at else ()
-        alone = run.facts.get("end", {}).get("main", {}).get("alone", True)
-        loop = facts.loops[0] if facts.loops else None
-        main = loop.name if loop is not None and alone else None
-        about = Asked(
-            version,
-            main=main,
-            count=len(loop.seconds) if loop is not None else 0,
-            at=limits,
-            settled=math.inf if asked.again else self._settled(run),
-            within=within(only, probes, names, main) if only and main else None,
-        )
-        same = partial(self._same, version, probes)
-        replays = self.runs.replays(run.id)
-        picked = _picked(limits, loop, only)
-        unproved: tuple[str, ...] = ()
-        if any(map(uncompared, replays)) and about.settled < math.inf:
-            strictly = replace(about, settled=math.inf)
-            unproved = tuple(
-                name
-                for name in names
-                if narrowed(about, replays, probes, (name,), same, picked)
-                != narrowed(strictly, replays, probes, (name,), same, picked)
-            )
-        names, missing = narrowed(about, replays, probes, names, same, picked)
-        if names:
-            meant = tuple(dict.fromkeys(probe for name in names for probe in probes.of(name)))
-        if only is not None:
-            missing = frozenset(only if missing is None else only.keys() & missing)
-        told = {"limits": about.limits, "same": {name: same(name) for name in names}}
-        return Prepared(
-            *(run, version, probes, meant, names, facts, about, missing, limits, told),
-            within=about.within,
-            known=frozenset(replay.id for replay in replays if replay.ended is not None),
-            unproved=unproved,
-            lead=lead_of(run, files, run.home(os.path.realpath(self.project.root))),
-        )
-
-    def _settled(self, run: Run) -> float:
-        """Return when a run recorded its last, as far as it is not going on."""
-        if run.status is Status.RUNNING or run.ended is not None:
-            return math.inf if run.ended is None else run.ended
-        try:
-            return (self.runs.folder(run.id) / "heartbeat").stat().st_mtime
-        except OSError:
-            return math.inf
-
-    def _same(self, version: str, probes: Probes, name: str) -> str:
-        """Return what tells one way of logging a name from another, once per source."""
-        known = self._sameness.get((version, name))
-        if known is None:
-            known = self._sameness[version, name] = sameness(probes, name)
-        return known
-
-    def _lost(self, run: Run, files: Mapping[str, bytes]) -> str:
-        return lost(files, run.facts.get("end", {}).get("files") or [run.script])
-
-    def _derived(
-        self, run: Run, source: dict[str, str], old: Mapping[str, bytes]
-    ) -> tuple[str, Mapping[str, bytes]]:
-        """Return the version in which a run's probes stand, and its files."""
-        changes = {
-            path: text.encode() for path, text in source.items() if old.get(path) != text.encode()
-        }
-        if not changes:
-            return run.version, old
-        return self.versions.derive(run.version, changes), {**old, **changes}
 
     def carry_out(
         self,
@@ -393,17 +275,3 @@ class Filling:
         raise UsageError(
             f"There is no executor {asked.on!r}. Use `local` or `ray`.", slug="no-executor"
         )
-
-
-def _picked(
-    limits: Sequence[At], loop: LoopFacts | None, only: Chosen | None
-) -> frozenset[int] | None:
-    """Return the iterations of the main loop that are asked for; None: all."""
-    picked = None if only is None else frozenset(only)
-    for at in limits:
-        if loop is not None and at.loop == loop.name:
-            meant = frozenset(at.indices(len(loop.seconds), loop.values))
-            # of a number that it does not have, the planner says so
-            picked = meant if picked is None else picked & meant
-            return picked if meant else None
-    return picked

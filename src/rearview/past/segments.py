@@ -42,8 +42,6 @@ class Prepared:
     """Replays that had ended when this was prepared."""
     unproved: tuple[str, ...] = ()
     """Names of which some values are there that nothing recorded can be compared with."""
-    within: planning.Within | None = None
-    """Iterations of the inner loop that a predicate chose; None: all."""
     lead: Lead | None = None
     """How its replays begin, if that is something that can be shared."""
     spared: float = 0.0
@@ -100,7 +98,7 @@ class Prepared:
                         feeds=bool(probe.feeds),
                         at=self.at,
                         missing=self.missing,
-                        within=self.within,
+                        within=self.about.within,
                     )
                 )
         if not self.asked:
@@ -164,16 +162,17 @@ class Prepared:
 
     def _spans(self, segment: Segment) -> dict[str, dict[int, tuple[int, int]]]:
         """Return which iterations of an inner loop are wanted in those of the segment."""
-        if self.within is None:
+        within = self.about.within
+        if within is None:
             return {}
         last = ALL if segment.last is None else segment.last
         here = range(segment.first, last) if segment.only is None else segment.only
         spans = {
             index: (first, ALL if end is None else end)
-            for index, (first, end) in self.within.spans.items()
+            for index, (first, end) in within.spans.items()
             if index in here
         }
-        return {self.within.loop: spans} if spans else {}
+        return {within.loop: spans} if spans else {}
 
     def _alone(self) -> bool:
         """Say whether the main loop is the only outermost one of its name.
