@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import islice
 from types import CodeType, FrameType, ModuleType
 from typing import Any
 
@@ -152,3 +153,10 @@ def assign(frame: FrameType, values: Mapping[str, Any]) -> None:
     if sys.version_info < (3, 13):
         # Before PEP 667 `f_locals` is a copy; this writes it back, as debuggers do.
         ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
+
+
+def position(frame: FrameType) -> tuple[int | None, int | None]:
+    """Return line and column of the statement that `frame` is executing."""
+    spans = islice(frame.f_code.co_positions(), frame.f_lasti // 2, None)
+    line, _, column, _ = next(spans, (None, None, None, None))
+    return line, column

@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 from itertools import chain, compress, islice, repeat
 from operator import length_hint
 from time import perf_counter
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from rearview.model import Step
+from rearview.runtime.frames import position
 from rearview.runtime.state.iterators import Walk
 from rearview.source.instrument import Site
 
@@ -251,3 +253,12 @@ def _held(items: list[Any] | tuple[Any, ...]) -> list[Any] | None:
         return None
     found = [_scalar(item) for item in items]
     return None if None in found else found
+
+
+def untried(entry: Entry, frame: FrameType | None) -> bool:
+    """Say whether a `while` loop ended at its test, so that the last turn had no body."""
+    if frame is None or id(frame) != entry.frame:
+        return False
+    here = position(frame)
+    heads = [place for place in entry.site.breaks if place[0] == entry.site.line]
+    return bool(heads) and here == min(heads)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
@@ -20,22 +19,23 @@ from rearview.errors import UsageError
 from rearview.model import Point, Step
 from rearview.runtime.changes import Outlook
 from rearview.runtime.clocks import Clock
-from rearview.runtime.frames import qualified
+from rearview.runtime.frames import position, qualified
 from rearview.runtime.inputs import Inputs
 from rearview.runtime.leaving import leave_at_once
-from rearview.runtime.loops import Entry
+from rearview.runtime.loops import Entry, untried
 from rearview.runtime.outputs import Outputs
 from rearview.runtime.policy import INNER_LEAST
+from rearview.runtime.prefixes import Prefixes
 from rearview.runtime.printing import Printing
 from rearview.runtime.pulse import Pulse
-from rearview.runtime.session import Session, position, untried
+from rearview.runtime.session import Session
 from rearview.runtime.signals import Signals
 from rearview.runtime.state.capture import capture
 from rearview.runtime.state.tensors import memory_of
 from rearview.runtime.surroundings import surroundings
 from rearview.runtime.timeline import Timeline
 from rearview.runtime.writer import Writer
-from rearview.store.records import RecordFile, encode_point
+from rearview.store.records import RecordFile
 from rearview.store.runs import Runs
 
 START = "start"
@@ -95,7 +95,7 @@ class Recorder(Session):
         self.began = perf_counter()
         self.walked = 0.0
         self.timeline = Timeline()
-        self._heads: dict[tuple[str, ...], bytes] = {(): encode_point(Point())}
+        self._prefixes = Prefixes()
 
     def push(self, entry: Entry) -> None:
         """Note when an outermost loop begins."""
@@ -317,27 +317,9 @@ class Recorder(Session):
                 items = {name: value for name, value in items.items() if name in self.only}
             if self.loose or not (self.stack and self.stack[-1].habit.loud):
                 self.loudly()
-            self.records.append(self.prefix(), list(items.items()))
+            self.records.append(self._prefixes.of(self), list(items.items()))
         except Exception as exc:
             self.fail(exc)
-
-    def prefix(self) -> bytes:
-        """Return the current point as records spell it; the common case without building it."""
-        stack = self.stack
-        if self.loose or threading.get_ident() != self.thread:
-            return encode_point(self.point())
-        indices = [entry.now for entry in stack]
-        for entry, index in zip(stack, indices, strict=True):
-            if entry.label(index) is not None:
-                return encode_point(self.point())
-        names = tuple([entry.habit.site.name for entry in stack])
-        head = self._heads.get(names)
-        if head is None:
-            zeros = encode_point(Point(tuple(Step(name, 0) for name in names)))
-            head = self._heads[names] = zeros[: zeros.rfind(b"[") + 1]
-        if not indices:
-            return head
-        return b"%b%b]," % (head, ",".join(map(str, indices)).encode())
 
     def argument(self, values: Mapping[str, Any]) -> None:
         """Keep hyper-parameters of the run."""

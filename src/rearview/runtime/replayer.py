@@ -16,10 +16,11 @@ import msgspec
 from rearview.errors import RearviewError
 from rearview.model import Checkpoint, Point, Report, Wanted
 from rearview.model.segment import PROBE_RAISED
+from rearview.runtime.frames import position
 from rearview.runtime.jumps import END, START, Jumps
 from rearview.runtime.leaving import leave_at_once
 from rearview.runtime.loops import Entry
-from rearview.runtime.session import Session, position
+from rearview.runtime.session import Session
 from rearview.runtime.surroundings import changed_inputs, changes, surroundings
 from rearview.store.project import publish
 from rearview.store.recall import recorded

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import chain
 from time import perf_counter
 from types import FrameType
 from typing import Any
@@ -373,13 +373,6 @@ class Session:
         raise AssertionError
 
 
-def position(frame: FrameType) -> tuple[int | None, int | None]:
-    """Return line and column of the statement that `frame` is executing."""
-    spans = islice(frame.f_code.co_positions(), frame.f_lasti // 2, None)
-    line, _, column, _ = next(spans, (None, None, None, None))
-    return line, column
-
-
 def _forever() -> Iterator[None]:
     from itertools import repeat
 
@@ -391,12 +384,3 @@ def _frames() -> Iterator[int]:
     while frame is not None:
         yield id(frame)
         frame = frame.f_back
-
-
-def untried(entry: Entry, frame: FrameType | None) -> bool:
-    """Say whether a `while` loop ended at its test, so that the last turn had no body."""
-    if frame is None or id(frame) != entry.frame:
-        return False
-    here = position(frame)
-    heads = [place for place in entry.site.breaks if place[0] == entry.site.line]
-    return bool(heads) and here == min(heads)

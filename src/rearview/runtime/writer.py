@@ -7,15 +7,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from rearview.config import Settings
-from rearview.model import Checkpoint, ObjectRef, Part, Point
+from rearview.model import Checkpoint, Part, Point
 from rearview.runtime.background import abandon_in_child, stand_back
 from rearview.runtime.changes import UNKNOWN, Changes, Outlook, Staged, room
 from rearview.runtime.costs import Costs
-from rearview.runtime.device import Device, Fetch
+from rearview.runtime.device import Device
+from rearview.runtime.job import Job
 from rearview.runtime.late import OvertakenError
 from rearview.runtime.setbacks import Setbacks
 from rearview.runtime.staging import DEEPEST, Lease, Staging, free
@@ -29,25 +30,6 @@ _PREPARING = "preparing: memory for the copy is still being made ready"
 SOON = 0.2
 """Seconds that writing waits at most for the next look at the state, with which it would compete
 for the interpreter."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    run: str
-    seq: int
-    point: Point
-    edge: str
-    meta: dict[str, Any]
-    complete: bool
-    missing: tuple[str, ...]
-    skeleton: bytes
-    same: dict[str, ObjectRef]
-    staged: Staged
-    lease: Lease
-    fetch: Fetch | None
-    blocking: float
-    soon: bool
-    """The state is about to be looked at again."""
 
 
 class Writer:
@@ -74,7 +56,7 @@ class Writer:
         self._staging = Staging(settings.staging)
         self._changes = Changes()
         self._device = Device()
-        self._jobs: deque[_Job] = deque()
+        self._jobs: deque[Job] = deque()
         self._changed = threading.Condition()
         self._busy = 0
         self._warming: threading.Thread | None = None
@@ -135,7 +117,7 @@ class Writer:
         began = time.perf_counter()
         try:
             took = self._submit(
-                _Job(
+                Job(
                     *(run, seq, point, edge, meta or {}, complete, tuple(missing), skeleton, {}),
                     staged=Staged(),
                     lease=Lease(0, 0, memoryview(b"")),
@@ -214,7 +196,7 @@ class Writer:
 
     def _submit(
         self,
-        job: _Job,
+        job: Job,
         buffers: Mapping[str, Any],
         device: Mapping[str, Any],
         wait: bool,
@@ -285,7 +267,7 @@ class Writer:
         most = min(self._staging.depth + 1, DEEPEST)
         return self._busy < most and not self._device.busy
 
-    def _can_have(self, job: _Job, need: int, wait: bool) -> bool:
+    def _can_have(self, job: Job, need: int, wait: bool) -> bool:
         """Say whether memory that was never touched may be; else have it made ready."""
         if self._staging.fits(need) and need - self._staging.touched > free() // 2:
             self.reason = (
@@ -336,7 +318,7 @@ class Writer:
             self._tried, self._warming = max(self._tried, warm), None
             self._changed.notify_all()
 
-    def _save(self, job: _Job) -> None:
+    def _save(self, job: Job) -> None:
         began, cpu = time.perf_counter(), time.thread_time()
         hashing = self._checkpoints.hashing
         checkpoint: Checkpoint | None = None
@@ -389,7 +371,7 @@ class Writer:
                 self._staging.trim(max(self._needs))
             self._changed.notify_all()
 
-    def _notify(self, job: _Job, spent: Costs, skipped: str) -> None:
+    def _notify(self, job: Job, spent: Costs, skipped: str) -> None:
         if self._ended is not None:
             try:
                 self._ended(job.seq, spent, skipped)
