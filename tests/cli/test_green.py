@@ -43,10 +43,20 @@ def test_options_of_a_green_run_need_one(command, tmp_path, monkeypatch):
 TERM, INT = signal.SIGTERM, signal.SIGINT
 
 
+@pytest.fixture
+def interruptible():
+    """Python's own handler of Ctrl-C, which a shell's background jobs are started without."""
+    before = signal.signal(INT, signal.default_int_handler)
+    yield
+    signal.signal(INT, before)
+
+
 @pytest.mark.parametrize(
     ("number", "left"), [(TERM, SystemExit), (INT, KeyboardInterrupt)], ids=["TERM", "INT"]
 )
-def test_a_signal_that_comes_where_exceptions_are_lost_is_heard_by_the_next_wait(number, left):
+def test_a_signal_that_comes_where_exceptions_are_lost_is_heard_by_the_next_wait(
+    interruptible, number, left
+):
     class Last:
         def __del__(self):
             signal.raise_signal(number)
@@ -104,7 +114,7 @@ for k in range(400):
 """
 
 
-def test_no_signal_is_lost_just_as_a_wait_begins():
+def test_no_signal_is_lost_just_as_a_wait_begins(interruptible):
     done = subprocess.run(
         [sys.executable, "-c", WAITS],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
