@@ -3,14 +3,14 @@ import threading
 import pytest
 
 from rearview.store.ahead import Ahead
-from rearview.store.objects import digest
+from rearview.store.objects import named
 
 VIEWS = [memoryview(bytes([i]) * 1000) for i in range(20)]
 
 
-def test_oids_come_in_order():
+def test_references_come_in_order():
     with Ahead(VIEWS) as ahead:
-        assert [ahead.next() for _ in VIEWS] == [digest(view) for view in VIEWS]
+        assert [ahead.next() for _ in VIEWS] == [named(view) for view in VIEWS]
     assert ahead.cpu > 0
 
 
@@ -27,11 +27,11 @@ def test_where_no_thread_can_start_it_hashes_in_between(monkeypatch):
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
     with Ahead(VIEWS) as ahead:
-        assert [ahead.next() for _ in VIEWS] == [digest(view) for view in VIEWS]
+        assert [ahead.next() for _ in VIEWS] == [named(view) for view in VIEWS]
 
 
-def test_a_failure_in_the_thread_is_raised_where_the_oid_is_wanted():
+def test_a_failure_in_the_thread_is_raised_where_the_reference_is_wanted():
     with Ahead([VIEWS[0], "not bytes", VIEWS[1]]) as ahead:
-        assert ahead.next() == digest(VIEWS[0])
+        assert ahead.next() == named(VIEWS[0])
         with pytest.raises(TypeError):
             ahead.next()

@@ -1,4 +1,5 @@
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -55,13 +56,24 @@ def test_a_buffer_of_another_size_is_refused(objects):
         objects.read_into(objects.put(b"abcde"), bytearray(3))
 
 
-def test_a_flipped_bit_is_found_on_load(objects):
+@pytest.mark.parametrize("summed", [True, False], ids=["by its sum", "by its name"])
+def test_a_flipped_bit_is_found_on_load(objects, summed):
     ref = objects.put(b"a" * 100)
+    ref = ref if summed else replace(ref, sum="")
     path = objects.path(ref.oid)
     path.write_bytes(b"a" * 50 + b"b" + b"a" * 49)
     with pytest.raises(DamagedError, match=r"is damaged.*verify --repair") as caught:
         objects.get(ref)
     assert caught.value.slug == "object-damaged"
+
+
+def test_a_sum_that_fits_does_not_make_up_for_a_name_that_does_not(objects):
+    ref, other = objects.put(b"a" * 100), objects.put(b"b" * 100)
+    objects.path(ref.oid).write_bytes(b"b" * 100)
+    wrong = replace(ref, sum=other.sum)
+    assert objects.get(wrong) == b"b" * 100
+    with pytest.raises(DamagedError):
+        objects.check(wrong)
 
 
 def test_a_short_file_is_found_on_load(objects):

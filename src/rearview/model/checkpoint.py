@@ -19,6 +19,8 @@ class ObjectRef:
     pack: str | None = None
     """Name of the pack that holds it, or None for an object file of its own."""
     offset: int = 0
+    sum: str = field(default="", compare=False)
+    """XXH3-128 of the content, hexadecimal, where it is known: checked sooner than the name."""
 
 
 @dataclass(frozen=True, slots=True)

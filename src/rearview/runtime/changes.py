@@ -328,10 +328,10 @@ class Changes:
                 if known is None or known.ref is not ref:
                     self._seen[key] = _Seen(ref, b"", digest(view))
             elif known is None or known.ref.oid == ref.oid:
-                self._seen[key] = _Seen(ref, sample(view), digest(view))
+                self._seen[key] = _Seen(ref, sample(view), _hash(ref, view))
             else:
                 changes = known.changes + 1
-                seldom = digest(view) if changes <= SELDOM else None
+                seldom = _hash(ref, view) if changes <= SELDOM else None
                 self._seen[key] = _Seen(ref, sample(view), seldom, changes=changes)
 
     def forget(self) -> None:
@@ -361,6 +361,11 @@ class Changes:
         known.changes = 0
         known.same += 1
         return True
+
+
+def _hash(ref: ObjectRef, view: memoryview) -> bytes:
+    """Return the hash of a copy that is stored as `ref`."""
+    return bytes.fromhex(ref.sum) if ref.sum else digest(view)
 
 
 def room(changed: Mapping[str, memoryview]) -> int:

@@ -1,4 +1,4 @@
-"""Hashes of large buffers, taken by a thread that runs ahead of the one that writes them."""
+"""Names of large buffers, found by a thread that runs ahead of the one that writes them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import time
 from collections.abc import Sequence
 from typing import Self
 
-from rearview.store.objects import digest
+from rearview.model import ObjectRef
+from rearview.store.objects import named
 
 
 class Ahead:
-    """The oids of `views`, in order. Hashing holds no interpreter lock, nor does writing."""
+    """References to `views`, in order. Hashing holds no interpreter lock, nor does writing."""
 
     def __init__(self, views: Sequence[memoryview]) -> None:
         self.cpu = 0.0
@@ -20,15 +21,15 @@ class Ahead:
         self._views = views
         self._given = 0
         self._stopped = False
-        self._found: queue.SimpleQueue[str | BaseException] = queue.SimpleQueue()
+        self._found: queue.SimpleQueue[ObjectRef | BaseException] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def next(self) -> str:
-        """Return the oid of the next buffer."""
+    def next(self) -> ObjectRef:
+        """Return the reference of the next buffer."""
         view = self._views[self._given]
         self._given += 1
         if self._thread is None:
-            return digest(view)
+            return named(view)
         found = self._found.get()
         if isinstance(found, BaseException):
             raise found
@@ -55,7 +56,7 @@ class Ahead:
             for view in self._views:
                 if self._stopped:
                     break
-                self._found.put(digest(view))
+                self._found.put(named(view))
         except BaseException as exc:
             self._found.put(exc)
         self.cpu = time.thread_time() - began

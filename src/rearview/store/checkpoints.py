@@ -148,13 +148,13 @@ class Checkpoints:
         refs: dict[str, ObjectRef] = {}
         small: list[tuple[str, str, memoryview]] = []
         alive: set[str] = set()
-        for part, view, oid in self._hashed(parts):
+        for part, view, ref in self._hashed(parts):
             if part.same_as is not None:
                 refs[part.key] = self._reuse(part.same_as, alive)
-            elif len(view) >= OBJECT_FROM:
-                refs[part.key] = batch.put(view, oid, part.key)
+            elif ref is not None:
+                refs[part.key] = batch.put(view, ref, part.key)
             else:
-                small.append((part.key, oid, view))
+                small.append((part.key, digest(view), view))
         body.shrunk = batch.shrunk
         body.count = len(refs) + len(small)
         if small or len(refs) > INLINE:
@@ -209,18 +209,13 @@ class Checkpoints:
             alive.add(file)
         return ref
 
-    def _hashed(self, parts: Iterable[Part]) -> Iterator[tuple[Part, memoryview, str]]:
-        """Yield each part with its bytes and oid; large ones are hashed ahead of their writing."""
+    def _hashed(self, parts: Iterable[Part]) -> Iterator[tuple[Part, memoryview, ObjectRef | None]]:
+        """Yield each part with its bytes; large ones with a reference, found ahead of their writing."""
         listed = [(part, _view(part)) for part in parts]
         large = [view for _, view in listed if len(view) >= OBJECT_FROM]
         with Ahead(large) as ahead:
             for part, view in listed:
-                if part.same_as is not None:
-                    yield part, view, part.same_as.oid
-                elif len(view) >= OBJECT_FROM:
-                    yield part, view, ahead.next()
-                else:
-                    yield part, view, digest(view)
+                yield part, view, ahead.next() if len(view) >= OBJECT_FROM else None
         self.hashing += ahead.cpu
 
     def _path(self, id: str) -> Path:  # noqa: A002 - the word of the model

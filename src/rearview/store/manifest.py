@@ -24,11 +24,13 @@ Row = tuple[str, str, int, int | None, int]
 """key, oid, bytes, number of the pack in the table's list, offset"""
 
 
-class Table(msgspec.Struct):
+class Table(msgspec.Struct, omit_defaults=True):
     """Where every part of one checkpoint is."""
 
     packs: list[str]
     rows: list[Row]
+    sums: dict[str, str] = {}
+    """By oid, for objects of their own."""
 
 
 class Body(msgspec.Struct, omit_defaults=True):
@@ -103,7 +105,7 @@ def tabulate(parts: Mapping[str, ObjectRef]) -> Table:
         )
         for key, ref in parts.items()
     ]
-    return Table(list(packs), rows)
+    return Table(list(packs), rows, {ref.oid: ref.sum for ref in parts.values() if ref.sum})
 
 
 def checkpoint_of(body: Body, read: Callable[[ObjectRef], bytes | bytearray]) -> Checkpoint:
@@ -154,8 +156,10 @@ class LazyParts(Mapping[str, ObjectRef]):
 def _parts(table: Table | None) -> dict[str, ObjectRef]:
     if table is None:
         return {}
-    packs = table.packs
+    packs, sums = table.packs, table.sums
     return {
-        key: ObjectRef(oid, nbytes, None if pack is None else packs[pack], offset)
+        key: ObjectRef(
+            oid, nbytes, None if pack is None else packs[pack], offset, sums.get(oid, "")
+        )
         for key, oid, nbytes, pack, offset in table.rows
     }

@@ -7,18 +7,22 @@ import math
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
+import xxhash
 from blake3 import blake3
 
 from rearview.errors import DamagedError, StoreError
 from rearview.model import ObjectRef
-from rearview.store.direct import CHUNK, Sink, sync_folder, unwritable
+from rearview.store.direct import Sink, sync_folder, unwritable
 from rearview.store.project import COMPRESSED, Project
 from rearview.store.shrunk import MARK, Bulky, grow, held, shrink
 from rearview.store.worth import Worth
 
+SIP = 1 << 20
+"""Bytes that are read and checked at a time, so that they are checked while in the cache."""
 OID = 64
 """Hexadecimal digits of an oid."""
 MOST_OPEN = 128
@@ -34,6 +38,11 @@ def digest(data: Any) -> str:
     'af1349b9f5f9'
     """
     return blake3(data).hexdigest()
+
+
+def named(view: memoryview) -> ObjectRef:
+    """Return the reference of an object that holds `view`."""
+    return ObjectRef(digest(view), len(view), sum=xxhash.xxh3_128_hexdigest(view))
 
 
 def plain(buffer: Any) -> memoryview:
@@ -74,7 +83,11 @@ class Objects:
         return buffer
 
     def read_into(self, ref: ObjectRef, buffer: Any) -> None:
-        """Fill `buffer`, which must have exactly the right size, and check what was read."""
+        """Fill `buffer`, which must have exactly the right size, and check what was read.
+
+        By its sum, if there is one: that says as well as the name whether these are the bytes that
+        were saved, and takes a seventh of the time.
+        """
         view = plain(buffer)
         if len(view) != ref.nbytes:
             raise StoreError(
@@ -85,8 +98,8 @@ class Objects:
         self._checked(ref, view)
 
     def check(self, ref: ObjectRef) -> None:
-        """Read `ref` and raise if it is damaged; takes one chunk of memory, whatever its size."""
-        self._checked(ref, None)
+        """Read `ref` and raise if its name is not that of its content; takes one chunk of memory."""
+        self._checked(replace(ref, sum=""), None)
 
     def ref(self, oid: str) -> ObjectRef:
         """Return the reference of the object `oid`, as its file tells how much it holds."""
@@ -177,7 +190,7 @@ class Objects:
             raise self._damaged(ref, exc.strerror or str(exc)) from exc
         finally:
             os.close(fd)
-        if found != ref.oid:
+        if found != (ref.sum or ref.oid):
             raise self._damaged(ref, f"its content has the hash {found[:12]}")
 
     def _damaged(self, ref: ObjectRef, why: str) -> DamagedError:
@@ -210,10 +223,10 @@ class Batch:
         self._open: list[Sink] = []
         self._names: set[str] = set()
 
-    def put(self, data: Any, oid: str | None = None, key: str = "") -> ObjectRef:
-        """Take `data`, whose hash is `oid` if that is known already; `key` names the buffer."""
+    def put(self, data: Any, ref: ObjectRef | None = None, key: str = "") -> ObjectRef:
+        """Take `data`, whose reference is `ref` if that is known already; `key` names the buffer."""
         view = plain(data)
-        ref = ObjectRef(oid or digest(view), len(view))
+        ref = ref or named(view)
         if ref.oid in self._names:
             return ref
         with self.explained(f"Object {ref.oid[:12]} ({ref.nbytes} bytes)"):
@@ -314,17 +327,17 @@ def _size(fd: int) -> int:
 
 
 def _read_checked(fd: int, ref: ObjectRef, into: memoryview | None) -> str:
-    """Fill `into`, if given, and return the hash, taken from each chunk while it is in the cache."""
+    """Fill `into`, if given, and return what its sum should be, or its oid where there is no sum."""
+    hasher = xxhash.xxh3_128() if ref.sum else blake3()
     claimed = held(fd) if ref.pack is None else None
     if claimed is not None:
         if claimed != ref.nbytes:
             raise OSError(0, f"it says that it holds {claimed} bytes, not {ref.nbytes}")
-        return _grown(fd, ref.nbytes, into)
-    hasher = blake3()
-    spare = memoryview(bytearray(min(CHUNK, ref.nbytes))) if into is None else None
+        return _grown(fd, ref.nbytes, into, hasher)
+    spare = memoryview(bytearray(min(SIP, ref.nbytes))) if into is None else None
     at = 0
     while at < ref.nbytes:
-        view = spare if into is None else into[at : at + CHUNK]
+        view = spare if into is None else into[at : at + SIP]
         assert view is not None
         view = view[: ref.nbytes - at]
         count = os.preadv(fd, [view], ref.offset + at)
@@ -332,19 +345,18 @@ def _read_checked(fd: int, ref: ObjectRef, into: memoryview | None) -> str:
             raise OSError(0, f"the file ends after {at} of {ref.nbytes} bytes")
         hasher.update(view[:count])
         at += count
-    return hasher.hexdigest()
+    return str(hasher.hexdigest())
 
 
-def _grown(fd: int, nbytes: int, into: memoryview | None) -> str:
+def _grown(fd: int, nbytes: int, into: memoryview | None, hasher: Any) -> str:
     """Do the same for what was compressed."""
-    hasher = blake3()
     at = 0
     for piece in grow(fd, nbytes):
         hasher.update(piece)
         if into is not None:
             into[at : at + len(piece)] = piece
             at += len(piece)
-    return hasher.hexdigest()
+    return str(hasher.hexdigest())
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
