@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 SLICE = 0.002
 """Seconds that a slice of short iterations should take: boundaries stay this close together."""
+STRIDE = 0.02
+"""The same where nothing has to happen at every one of them: after a step of training our code is no
+longer in the processor's cache, and a boundary takes 30 microseconds."""
 _LARGEST = 1 << 20
 _HELD = 1000
 """Items of a loop that are remembered, to be asked for by what they are."""
@@ -82,7 +85,9 @@ class Entry:
     walk: Walk | None = None
     """Counts the items of a loop in a generator, which may be set forward under the loop."""
     ordinals: dict[str, int] = field(default_factory=dict)
-    """Entries of loops inside, in the current iteration."""
+    """Entries of loops inside, in one iteration."""
+    counted: int = -1
+    """Which iteration that is."""
 
     @property
     def site(self) -> Site:
@@ -97,6 +102,12 @@ class Entry:
         if self.counter is None:
             return self.index
         return self.index + self.sliced - length_hint(self.counter)
+
+    def inside(self) -> dict[str, int]:
+        """Return how often loops inside were entered in the iteration under way."""
+        if self.counted != (now := self.now):
+            self.counted, self.ordinals = now, {}
+        return self.ordinals
 
     def label(self, index: int) -> Any:
         """Return what the target holds in iteration `index`, where that is not the index."""
@@ -168,8 +179,7 @@ def iterate(session: Session, entry: Entry, iterable: Any) -> Generator[Iterable
             entry.value = None if simple else _scalar(item)
             if entry.noting:
                 entry.note(index)
-            if entry.ordinals:
-                entry.ordinals = {}
+            entry.counted = -1  # loops that ran while the item was made are not of its iteration
             size = session.slice(entry, size)
             entry.sliced = size - 1
             if simple:
@@ -188,7 +198,7 @@ def iterate(session: Session, entry: Entry, iterable: Any) -> Generator[Iterable
                 index = entry.now + 1
             entry.index, entry.counter = index - 1, None
             now = perf_counter()
-            size = _next_size(size, now - last)
+            size = _next_size(size, now - last, session.apart)
             last = now
     finally:
         session.leave(entry, sys._getframe(1), ended=ended)
@@ -207,15 +217,15 @@ def suspended(session: Session, entry: Entry, walk: Walk) -> Iterator[Any]:
         session.leave(entry, None, ended=True)
 
 
-def _next_size(size: int, seconds: float) -> int:
+def _next_size(size: int, seconds: float, apart: float = SLICE) -> int:
     """Return how many iterations should make the next slice, after `size` took `seconds`.
 
     >>> _next_size(1, 0.01), _next_size(4, 0.0001), _next_size(64, 0.02)
     (1, 8, 6)
     """
-    if seconds > SLICE:
-        return max(1, int(size * SLICE / seconds))
-    if seconds * 2 < SLICE:
+    if seconds > apart:
+        return max(1, int(size * apart / seconds))
+    if seconds * 2 < apart:
         return min(size * 2, _LARGEST)
     return size
 

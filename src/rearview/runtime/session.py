@@ -16,7 +16,7 @@ from rearview.config import Settings
 from rearview.model import Point
 from rearview.runtime.frames import Modules, project_frames, resolved, roots
 from rearview.runtime.libraries import library_roots, settle
-from rearview.runtime.loops import Entry, Habit, iterate, suspended
+from rearview.runtime.loops import SLICE, Entry, Habit, iterate, suspended
 from rearview.runtime.state.anchors import Anchors
 from rearview.runtime.state.iterators import Walk, feeding
 from rearview.runtime.view import Use, View
@@ -98,7 +98,8 @@ class Session:
     """Loops in generators and coroutines: suspended and resumed in any order, so not stacked."""
     loop_files: set[str] = field(default_factory=set)
     """Files of libraries whose training loops are watched."""
-
+    apart: float = SLICE
+    """Seconds that boundaries of short iterations are apart."""
     shared: frozenset[str] = frozenset()
     """Files that others have written since the run stopped: they stay as they are."""
 
@@ -190,7 +191,7 @@ class Session:
         """Return the slices of a loop that is being entered."""
         if self.loop_files:
             self._forget_interrupted()
-        counts = self.stack[-1].ordinals if self.stack else self.ordinals
+        counts = self.stack[-1].inside() if self.stack else self.ordinals
         ordinal = counts.get(habit.site.id, 0)
         counts[habit.site.id] = ordinal + 1
         entry = Entry(habit, ordinal, id(frame))

@@ -1,0 +1,56 @@
+import sys
+
+import pytest
+
+from rearview.config import Settings
+from rearview.runtime.loops import Habit
+from rearview.runtime.session import Session
+from rearview.source.instrument import Site
+from rearview.store.project import Project
+
+
+class Watching(Session):
+    """Takes note of where it was asked, and how often loops were entered in one iteration."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.asked = []
+        self.entered = []
+
+    def boundary(self, entry, index, frame):
+        if len(self.stack) == 1:
+            self.asked.append(index)
+        return index
+
+    def push(self, entry):
+        if self.stack:
+            self.entered.append((self.stack[0].now, entry.ordinal))
+        super().push(entry)
+
+    def exhausted(self, entry, index, frame):
+        return True
+
+
+def habit(name):
+    return Habit(Site(name, name, "", 0, talks=True, loose=False, breaks=frozenset(), inner=False))
+
+
+@pytest.fixture
+def session(tmp_path):
+    return Watching(Project.create(tmp_path), "run", Settings())
+
+
+@pytest.mark.parametrize("apart", [0.0, 60.0], ids=["each", "together"])
+def test_loops_inside_are_counted_anew_in_every_iteration(session, apart):
+    session.apart = apart
+    frame = sys._getframe()
+    for _ in session.enter(habit("outer"), range(20), frame):
+        for _ in range(2):
+            list(session.enter(habit("inner"), range(3), frame))
+    assert session.entered == [(index, ordinal) for index in range(20) for ordinal in (0, 1)]
+
+
+def test_short_iterations_are_looked_at_together(session):
+    session.apart = 60.0
+    assert list(session.enter(habit("outer"), range(20), sys._getframe())) == list(range(20))
+    assert session.asked == [0, 1, 3, 7, 15, 20]
