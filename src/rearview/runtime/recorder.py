@@ -22,7 +22,7 @@ from rearview.runtime.clocks import Clock
 from rearview.runtime.frames import position, qualified
 from rearview.runtime.inputs import Inputs
 from rearview.runtime.leaving import leave_at_once
-from rearview.runtime.loops import STRIDE, SLICE, Entry, untried
+from rearview.runtime.loops import SLICE, STRIDE, Entry, untried
 from rearview.runtime.outputs import Outputs
 from rearview.runtime.policy import INNER_LEAST
 from rearview.runtime.prefixes import Prefixes
