@@ -2,6 +2,7 @@
 
 import random
 import threading
+import time
 
 import pytest
 
@@ -28,6 +29,25 @@ def copied(sizes):
 def test_every_byte_arrives_and_no_other_is_touched(sizes):
     into, expected = copied(sizes)
     assert into == expected
+
+
+def test_nobody_copies_any_more_when_training_was_interrupted(monkeypatch):
+    trainer, at_work = threading.current_thread(), []
+
+    def move(_to, _source, nbytes):
+        if threading.current_thread() is trainer:
+            raise KeyboardInterrupt
+        time.sleep(0.01)
+        at_work.append(nbytes)
+
+    monkeypatch.setattr(copying, "cores", lambda: 2)
+    monkeypatch.setattr(copying.ctypes, "memmove", move)
+    with pytest.raises(KeyboardInterrupt):
+        copy([Stretch(0, 0, 100 * PIECE)])
+    done = len(at_work)
+    assert done <= 2
+    time.sleep(0.05)
+    assert len(at_work) == done
 
 
 def test_a_machine_of_one_core_copies_alone(monkeypatch):

@@ -37,9 +37,13 @@ def copy(stretches: Sequence[Stretch]) -> None:
             except RuntimeError:  # the interpreter is ending, or there are no more threads to have
                 break
             helpers.append(helper)
-    _work(pieces)
-    for helper in helpers:
-        helper.join()
+    try:
+        _work(pieces)
+    finally:
+        for _ in pieces:
+            pass  # interrupted by Ctrl-C: what is left may be freed as soon as training goes on
+        for helper in helpers:
+            helper.join()
 
 
 def _work(pieces: Iterator[Stretch]) -> None:
