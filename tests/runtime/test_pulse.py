@@ -113,3 +113,20 @@ def test_saves_that_failed_are_over(pulse, clock):
     assert pulse.decide("epoch", 10.0, 0).save
     assert pulse.inflight == 0
     assert pulse.policy.paid == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "saves"), [(300 << 20, False), (900 << 20, True), (10 << 20, True)]
+)
+def test_what_saving_another_state_cost_is_forgotten(pulse, clock, tmp_path, nbytes, saves):
+    pulse.enter(0.01, 400 << 20)
+    clock.compute(100.0)
+    pulse.turn("epoch", 100.0)
+    save(pulse, clock, 1, blocking=5.0, background=0.1, cpu=0.1)
+    pulse.keep()
+    again = Pulse.begin(Settings(), Project.open(tmp_path), "s", "train.py")
+    again.now, again._used = clock.now, clock.used
+    again.enter(0.01, nbytes)
+    clock.compute(20.0)
+    again.turn("epoch", 20.0)
+    assert again.decide("epoch", 20.0, 0).save == saves

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, deque
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
@@ -25,6 +25,8 @@ _TELLING = 0.05
 _LATELY = 10.0
 """Seconds that are looked back for that."""
 _CORES = cores()
+_ALIKE = 2.0
+"""Times that a state may be larger or smaller than in the run before, and saving it cost the same."""
 _IN_FLIGHT = 2
 """Saves that may be under way at once: the end of an inner loop and the boundary after it."""
 
@@ -45,6 +47,8 @@ class Pulse:
     """Seconds that it lost, about, to what went on beside it."""
     nbytes: int = 0
     """Bytes of state, as far as known."""
+    walked: int = 0
+    """Bytes of state when the first loop was entered, in the run before and then in this one."""
     inflight: int = 0
     captured: dict[int, tuple[str, float]] = field(default_factory=dict)
     done: deque[tuple[int, Costs, str]] = field(default_factory=deque)
@@ -53,6 +57,7 @@ class Pulse:
     budget: Budget | None = None
     """Keeps the store within its size."""
     reasons: Counter[str] = field(default_factory=Counter)
+    _entered: bool = False
     _began: float = field(default_factory=perf_counter)
     _extra: float = 0.0
     """Seconds spent on saves that did not pay by themselves."""
@@ -80,7 +85,8 @@ class Pulse:
             learnt = {}
         budget = Budget(project, run, settings.budget) if settings.budget else None
         policy = Policy.learnt(settings.epsilon, settings.every, learnt)
-        return cls(policy, file, budget=budget)
+        known = learnt.get("walked")
+        return cls(policy, file, budget=budget, walked=known if isinstance(known, int) else 0)
 
     def turn(self, site: str, seconds: float) -> None:
         """Count an iteration of a loop, or a loop as a whole, that took `seconds`.
@@ -176,12 +182,21 @@ class Pulse:
         self.waited += seconds
         self.total += seconds
 
-    def walked(self, seconds: float) -> None:
-        """Note that the program waited for a walk over its objects, as a loop begins."""
+    def enter(self, seconds: float, nbytes: int) -> None:
+        """Note that the program waited for a walk over its objects, as a loop begins: `nbytes` of state.
+
+        If the run before had another state, as with other arguments, what it learnt is forgotten.
+        """
         self._count()
         self._spent = self._over = 0.0  # the set-up does not tell how many cores training uses
         self.paid(seconds)
+        if not self._entered:
+            small, large = sorted((self.walked or nbytes, nbytes))
+            if large > _ALIKE * small:
+                self.policy = replace(self.policy, sites={})
+            self._entered, self.walked = True, nbytes
         self.policy = self.policy.wasted(seconds)
+        self.nbytes = nbytes
 
     def ended(self, seq: int, costs: Costs, skipped: str = "") -> None:
         """Take the writer's word that a checkpoint is durable, or never will be; called on its thread."""
@@ -197,7 +212,8 @@ class Pulse:
         self.file.parent.mkdir(parents=True, exist_ok=True)
         if self.budget is not None:
             self.budget.close()
-        publish(self.file, msgspec.json.encode(self.policy.facts()), durable=False)
+        learnt = {**self.policy.facts(), "walked": self.walked}
+        publish(self.file, msgspec.json.encode(learnt), durable=False)
 
     def report(self, costs: Costs) -> dict[str, Any]:
         """Return what recording cost, for `rearview show`."""

@@ -147,8 +147,7 @@ class Recorder(Session):
                 if nest.entry is entry and self._may_walk(entry):
                     anchors = self.anchor(nest, index, self.roots(frame)[0])
                     self.walked += nest.seconds
-                    self.pulse.walked(nest.seconds)
-                    self.pulse.nbytes = memory_of(anchors.alive())
+                    self.pulse.enter(nest.seconds, memory_of(anchors.alive()))
                     self.writer.prepare(self.pulse.nbytes)
             elif index and (nest.entry is entry or self._long_since(entry)):
                 self.consider(entry, index, START, frame)
