@@ -275,3 +275,27 @@ def test_nobody_waits_for_writing_that_waits(make, checkpoints, monkeypatch, wai
             assert submit(writer, seq, state, outlook=Outlook(soon=True), wait=True)
     assert writer.drain(30)
     equal(checkpoints, 0 if wait == "drain" else 11, state)
+
+
+def test_what_stays_is_watched_in_one_go_and_what_is_written_then_is_saved(
+    make, checkpoints, monkeypatch
+):
+    asked = []
+    watch_all = Pages.watch_all
+    monkeypatch.setattr(
+        Pages, "watch_all", lambda self, views: asked.append(len(views)) or watch_all(self, views)
+    )
+    writer = make()
+    if not writer._changes._pages.available:
+        pytest.skip("this kernel does not offer tracking of writes (Linux 6.7, userfaultfd)")
+    state = {f"w{i}": np.full(100_000, float(i)) for i in range(8)}
+    for seq in range(5):
+        assert submit(writer, seq, state)
+        assert writer.drain(30)
+    assert asked == [8]  # once each was found unchanged by its hash
+    assert len(writer._changes._noted) == 8
+    state["w3"] += 1
+    assert submit(writer, 5, state)
+    assert writer.drain(30)
+    equal(checkpoints, 5, state)
+    assert checkpoints.of("r")[-1].parts["w2"] == checkpoints.of("r")[0].parts["w2"]

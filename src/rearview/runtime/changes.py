@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from rearview.errors import StoreError
@@ -31,6 +31,7 @@ from rearview.runtime.late import (
 )
 from rearview.runtime.pages import Pages, Watch, address_of
 from rearview.runtime.samples import SAMPLE, digest, equal, places, sample
+from rearview.runtime.staged import Staged
 from rearview.store.checkpoints import OBJECT_FROM
 from rearview.store.direct import ALIGN
 from rearview.store.objects import plain
@@ -77,40 +78,6 @@ class _Seen:
     """How often in a row it was found unchanged."""
 
 
-@dataclass(slots=True)
-class Staged:
-    """Changed buffers, copied: those above `TINY` one by one, the others end to end."""
-
-    views: dict[str, memoryview] = field(default_factory=dict)
-    tiny: dict[str, int] = field(default_factory=dict)
-    gathered: memoryview = field(default_factory=lambda: memoryview(b""))
-    nbytes: int = 0
-    lean: dict[str, Staged] = field(default_factory=dict)
-    """Buffers that hold what an earlier checkpoint, still in flight, has copied."""
-    refs: Mapping[str, ObjectRef] | None = None
-    """Where the copies are stored; None until they are, or if they could not be."""
-    late: Late | None = None
-    """Copies that are made after training has gone on."""
-    curious: dict[str, int] = field(default_factory=dict)
-    """Where buffers are of which nobody knows whether they could be copied late."""
-    pause: float = 0.0
-    """Seconds after which to look at those again."""
-
-    def spread(self) -> None:
-        """Give every tiny buffer its view; not done while training waits."""
-        at = 0
-        for key, size in self.tiny.items():
-            self.views[key] = self.gathered[at : at + size]
-            at += size
-        self.tiny = {}
-
-    def release(self) -> None:
-        """Let go of the staging memory."""
-        for view in (*self.views.values(), self.gathered):
-            view.release()
-        self.views = {}
-
-
 class Changes:
     """What was saved last, buffer by buffer.
 
@@ -139,8 +106,9 @@ class Changes:
         lean: dict[str, Staged] = {}
         changed: dict[str, memoryview] = {}
         seen, flying = self._seen, self._flying
-        for key, buffer in buffers.items():
-            view = plain(buffer)
+        views = {key: plain(buffer) for key, buffer in buffers.items()}
+        watches = self._watch_again(views)
+        for key, view in views.items():
             if len(view) >= SMALL:
                 ahead, unwritten = flying.get(key), self._unwritten(key, view)
                 if ahead is not None:
@@ -150,10 +118,13 @@ class Changes:
                     changed[key] = view
                     continue
                 known = seen.get(key)
-                if known is not None and (unwritten or self._unchanged(key, known, view)):
+                if known is not None and (
+                    unwritten or self._unchanged(key, known, view, watches.pop(key, None))
+                ):
                     same[key] = known.ref
                     continue
             changed[key] = view
+        self._pages.forget(*watches.values())
         return same, lean, changed
 
     def copy(
@@ -343,15 +314,28 @@ class Changes:
         self.forget()
         self._pages.close()
 
-    def _unchanged(self, key: str, known: _Seen, view: memoryview) -> bool:
-        if len(view) != known.ref.nbytes:
-            return False
-        if known.hash is None or sample(view) != known.sample:
-            return False
-        # watched before it is hashed: a write in between is then seen the next time; and not at
-        # once, because the first write to each page that is watched costs more than its copy
-        watch = self._pages.watch(view) if known.same else None
-        if digest(view) != known.hash:
+    def _watch_again(self, views: Mapping[str, memoryview]) -> dict[str, Watch]:
+        """Watch what was found unchanged before and may be again, from before it is hashed.
+
+        A write in between is then seen the next time. Not at once: the first write to each page
+        that is watched costs more than its copy.
+        """
+        keys = [
+            key
+            for key, known in self._seen.items()
+            if known.same
+            and key not in self._noted
+            and key in views
+            and _may_hold(known, views[key])
+        ]
+        if not keys:
+            return {}
+        watches = self._pages.watch_all([views[key] for key in keys])
+        return {key: watch for key, watch in zip(keys, watches, strict=True) if watch is not None}
+
+    def _unchanged(self, key: str, known: _Seen, view: memoryview, watch: Watch | None) -> bool:
+        """Say whether a buffer holds what was saved; if so, it stays watched."""
+        if not _may_hold(known, view) or digest(view) != known.hash:
             if watch is not None:
                 self._pages.forget(watch)
             return False
@@ -361,6 +345,13 @@ class Changes:
         known.changes = 0
         known.same += 1
         return True
+
+
+def _may_hold(known: _Seen, view: memoryview) -> bool:
+    """Say whether a buffer may hold what was saved, by a look at some of it."""
+    if len(view) != known.ref.nbytes or known.hash is None:
+        return False
+    return sample(view) == known.sample
 
 
 def _hash(ref: ObjectRef, view: memoryview) -> bytes:

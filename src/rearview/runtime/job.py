@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rearview.model import ObjectRef, Point
-from rearview.runtime.changes import Staged
 from rearview.runtime.device import Fetch
+from rearview.runtime.staged import Staged
 from rearview.runtime.staging import Lease
 
 

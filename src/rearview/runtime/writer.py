@@ -13,12 +13,13 @@ from typing import Any
 from rearview.config import Settings
 from rearview.model import Checkpoint, Part, Point
 from rearview.runtime.background import abandon_in_child, stand_back
-from rearview.runtime.changes import UNKNOWN, Changes, Outlook, Staged, room
+from rearview.runtime.changes import UNKNOWN, Changes, Outlook, room
 from rearview.runtime.costs import Costs
 from rearview.runtime.device import Device
 from rearview.runtime.job import Job
 from rearview.runtime.late import OvertakenError
 from rearview.runtime.setbacks import Setbacks
+from rearview.runtime.staged import Staged
 from rearview.runtime.staging import DEEPEST, Lease, Staging, free
 from rearview.store.checkpoints import Checkpoints
 
