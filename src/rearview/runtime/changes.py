@@ -320,14 +320,12 @@ class Changes:
         A write in between is then seen the next time. Not at once: the first write to each page
         that is watched costs more than its copy.
         """
-        keys = [
-            key
-            for key, known in self._seen.items()
-            if known.same
-            and key not in self._noted
-            and key in views
-            and _may_hold(known, views[key])
-        ]
+        keys = []
+        for key, view in views.items():  # what is known may grow meanwhile, on another thread
+            known = self._seen.get(key)
+            if known is not None and known.same and key not in self._noted:
+                if _may_hold(known, view):
+                    keys.append(key)
         if not keys:
             return {}
         watches = self._pages.watch_all([views[key] for key in keys])
