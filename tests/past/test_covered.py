@@ -117,8 +117,13 @@ def test_an_outer_loop_over_an_enumeration_is_meant_by_what_it_counts(tmp_path):
     assert {row["epoch"] for row in past.table("w")} == {1}
 
 
-def test_a_statement_that_raises_is_named_with_its_line_and_iteration(past, tmp_path):
-    probed(tmp_path, step='rearview.log("ratio", 1 / (epoch - 2))')
+@pytest.mark.parametrize(
+    "value",
+    ["1 / (epoch - 2)", "(lambda: 1 / (epoch - 2))()"],
+    ids=["only computes", "may draw"],
+)
+def test_a_statement_that_raises_is_named_with_its_line_and_iteration(past, tmp_path, value):
+    probed(tmp_path, step=f'rearview.log("ratio", {value})')
     (outcome,) = history(tmp_path).backfill(["ratio"]).outcomes
     assert not outcome.proved
     assert "train.py:7 raised ZeroDivisionError" in outcome.report.error
