@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any
 
 import msgspec
@@ -292,11 +292,8 @@ class Replayer(Session):
             return self.wanted.tail if self.entered else self.wanted.head
         return all(self.in_range(step.loop, step.index) for step in point.steps)
 
-    def note_raised(self, exc: Exception) -> None:
+    def note_raised(self, exc: Exception, trace: TracebackType | None) -> None:
         """Keep that a probe raised, and where: should the program end by it, that is why."""
-        trace = exc.__traceback__
-        while trace is not None and trace.tb_next and _is_ours(trace.tb_frame):
-            trace = trace.tb_next  # the shield around the statement
         line = trace.tb_lineno if trace is not None else 0
         file = Path(trace.tb_frame.f_code.co_filename).name if trace is not None else ""
         where = f" at {point}" if (point := self.point()).steps else ""
@@ -364,7 +361,3 @@ def recorded_values(folder: Path) -> dict[tuple[Any, ...], list[bytes]]:
     for loops, indices, name, value in recorded(folder):
         found.setdefault((loops, indices, name), []).append(msgspec.json.encode(value))
     return found
-
-
-def _is_ours(frame: FrameType) -> bool:
-    return frame.f_globals.get("__package__") == __package__

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rearview.runtime.names import offer
@@ -29,7 +30,8 @@ def install(session: Replayer) -> None:
         try:
             yield
         except Exception as exc:
-            session.note_raised(exc)
+            here = exc.__traceback__  # where this generator stands; the statement comes after
+            session.note_raised(exc, here and here.tb_next)
             raise
         finally:
             session.probing -= 1
@@ -62,9 +64,11 @@ class _Calm:
     def __enter__(self) -> None:
         self.session.probing += 1
 
-    def __exit__(self, kind: object, exc: BaseException | None, _: object) -> None:
+    def __exit__(
+        self, kind: object, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if isinstance(exc, Exception):
-            self.session.note_raised(exc)
+            self.session.note_raised(exc, trace)
         self.session.probing -= 1
 
 
