@@ -47,7 +47,7 @@ class Pulse:
     """Seconds that it lost, about, to what went on beside it."""
     nbytes: int = 0
     """Bytes of state, as far as known."""
-    walked: int = 0
+    size: int = 0
     """Bytes of state when the first loop was entered, in the run before and then in this one."""
     inflight: int = 0
     captured: dict[int, tuple[str, float]] = field(default_factory=dict)
@@ -85,8 +85,8 @@ class Pulse:
             learnt = {}
         budget = Budget(project, run, settings.budget) if settings.budget else None
         policy = Policy.learnt(settings.epsilon, settings.every, learnt)
-        known = learnt.get("walked")
-        return cls(policy, file, budget=budget, walked=known if isinstance(known, int) else 0)
+        known = learnt.get("size")
+        return cls(policy, file, budget=budget, size=known if isinstance(known, int) else 0)
 
     def turn(self, site: str, seconds: float) -> None:
         """Count an iteration of a loop, or a loop as a whole, that took `seconds`.
@@ -191,10 +191,10 @@ class Pulse:
         self._spent = self._over = 0.0  # the set-up does not tell how many cores training uses
         self.paid(seconds)
         if not self._entered:
-            small, large = sorted((self.walked or nbytes, nbytes))
+            small, large = sorted((self.size or nbytes, nbytes))
             if large > _ALIKE * small:
                 self.policy = replace(self.policy, sites={})
-            self._entered, self.walked = True, nbytes
+            self._entered, self.size = True, nbytes
         self.policy = self.policy.wasted(seconds)
         self.nbytes = nbytes
 
@@ -212,7 +212,7 @@ class Pulse:
         self.file.parent.mkdir(parents=True, exist_ok=True)
         if self.budget is not None:
             self.budget.close()
-        learnt = {**self.policy.facts(), "walked": self.walked}
+        learnt = {**self.policy.facts(), "size": self.size}
         publish(self.file, msgspec.json.encode(learnt), durable=False)
 
     def report(self, costs: Costs) -> dict[str, Any]:
