@@ -12,7 +12,11 @@ from typing import Any
 from rearview.errors import UsageError
 
 ENV_PREFIX = "REARVIEW_"
-CHOICES = {"compress": ("auto", "never")}
+CHOICES = {
+    "compress": ("auto", "never"),
+    "shared": ("never", "group"),
+    "trust": ("auto", "yes", "no"),
+}
 """What a setting may be, where that is one of a few words."""
 
 
@@ -33,6 +37,8 @@ class Settings:
     """Size in bytes that checkpoints of a project may take; 0 is no bound."""
     max_source: int = 1_000_000
     """Files larger than this many bytes are not part of a version."""
+    shared: str = "never"
+    """Who besides you may read and write the store: `never` anybody, or the `group` of its folder."""
     autolog: bool = False
     """Log every scalar that is assigned in a loop."""
     heartbeat: float = 10.0
@@ -49,8 +55,11 @@ class Settings:
     """Who is asked about the power in the grid, and for which place; see green.md."""
     compress: str = "auto"
     """Compress large parts of state where that pays, "auto", or "never"; dense floats never are."""
-    trust: bool = True
-    """Unpickle checkpoints of this store; false for stores from strangers."""
+    propagation: float = 0.6
+    """How sure a statement's place in a past version must be, from 0 to 1; less is refused."""
+    trust: str = "auto"
+    """Run and unpickle what is in the store: "auto" if it was made here or `rearview trust` was said,
+    "yes" (only in the environment), or "no"."""
 
     @classmethod
     def read(cls, folder: Path | None = None, env: Mapping[str, str] | None = None) -> Settings:
@@ -65,6 +74,8 @@ class Settings:
                     f"{file} is not valid TOML: {exc}. Correct it or remove it.", slug="config"
                 ) from exc
             found.update(table.get("rearview", table))
+            if _word(found.get("trust")) != "no":
+                found.pop("trust", None)  # a store cannot vouch for itself
         for field in fields(cls):
             text = (os.environ if env is None else env).get(ENV_PREFIX + field.name.upper())
             if text is not None:
@@ -89,12 +100,24 @@ class Settings:
         return replace(self, **out)
 
 
+def _word(value: Any) -> Any:
+    """Return what stands for yes or no in a setting of words.
+
+    >>> _word(False), _word("1"), _word("auto")
+    ('no', 'yes', 'auto')
+    """
+    words = {"1": "yes", "true": "yes", "0": "no", "false": "no"}
+    return words.get(str(value).lower(), value)
+
+
 def _convert(name: str, value: Any, kind: type) -> Any:
     try:
         if kind is bool and isinstance(value, str):
             return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}[
                 value.lower()
             ]
+        if "yes" in CHOICES.get(name, ()):
+            value = _word(value)
         if value not in CHOICES.get(name, (value,)):
             raise UsageError(
                 f"Setting {name} is {value!r}. It may be {' or '.join(CHOICES[name])}.",

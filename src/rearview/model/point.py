@@ -2,9 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 Value = int | str | float | None
+NAMED = "loop:"
+"""How the id of a loop begins that the program names itself, by `rearview.loop`."""
+
+
+def name_of(loop: str) -> str:
+    """Return the name of a loop, given its id.
+
+    >>> name_of("train.py:fit:0:epoch"), name_of("loop:my:loop"), name_of("epoch")
+    ('epoch', 'my:loop', 'epoch')
+    """
+    return loop.removeprefix(NAMED) if loop.startswith(NAMED) else loop.rpartition(":")[2]
+
+
+def columns_of(loops: Iterable[str]) -> list[str]:
+    """Return what people tell the loops of a stack apart by, given their ids or names.
+
+    A loop inside one of the same name is numbered, as the columns of a table are.
+
+    >>> columns_of(["a.py:f:0:i", "a.py:f:1:j", "a.py:g:0:i"])
+    ['i', 'j', 'i_2']
+    """
+    out: list[str] = []
+    for loop in map(name_of, loops):
+        seen = sum(other == loop or other.rpartition("_")[0] == loop for other in out)
+        out.append(f"{loop}_{seen + 1}" if seen else loop)
+    return out
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,11 @@ class Origin(StrEnum):
     REPLAYED = "replayed"
     """Logged by a replay that was proved exact."""
     UNPROVED = "unproved"
-    """Logged by a replay whose proof failed or was impossible."""
+    """Logged by a replay that was interrupted, or that nothing could be compared with."""
+    REDONE = "redone"
+    """Logged by a first try that a second one, from the start of the run, stands in for."""
+    INEXACT = "not exact"
+    """Logged by a replay that differed from the recording."""
 
 
 @dataclass(frozen=True, slots=True)

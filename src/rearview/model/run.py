@@ -20,7 +20,7 @@ class Status(StrEnum):
     """Its process is gone and it never said how it ended."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Run:
     """Facts of one execution, as its folder tells them."""
 
@@ -43,6 +43,24 @@ class Run:
     """Hyper-parameters."""
     facts: dict[str, Any] = field(default_factory=dict)
     """Entropy and environment, as `runtime.entropy` wrote them."""
+    name: str = ""
+    """What the user called it later; empty if nothing."""
+    tags: tuple[str, ...] = ()
+    """Tags that the user gave it later, in the order given."""
+    note: str = ""
+    """What the user wrote about it later, one line or paragraph per note."""
+
+    def __repr__(self) -> str:
+        command = " ".join((self.script, *self.argv))
+        took = "" if self.ended is None else f", {self.ended - self.started:.1f} s"
+        name = f" {self.name!r}" if self.name else ""
+        return f"<Run {self.id}{name}: {command}, {self.status}{took}>"
+
+    @property
+    def source(self) -> str:
+        """The version that the run goes on with: its own, or the last that it was continued with."""
+        continued = self.facts.get("continued")
+        return str(continued[-1]["version"]) if continued else self.version
 
     def home(self, root: str) -> str:
         """Return the folder that the project was in; `root` is where it is now."""

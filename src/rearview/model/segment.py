@@ -5,14 +5,15 @@ These cross a process border as JSON: recording and executing meet here and nowh
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 
 VARIABLE = "REARVIEW_CONTROL"
 """Environment variable that holds a `Control`; the program's own command line stays its own."""
-LAUNCHER = "rearview.runtime.launch"
-"""Module that reads it."""
+LAUNCHER = f"{__file__.removesuffix('model/segment.py')}runtime/process/start.py"
+"""File that a process which reads it is started with."""
 
 
 class Control(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -27,8 +28,12 @@ class Control(msgspec.Struct, frozen=True, omit_defaults=True):
     """File that says what to replay; None records."""
     resume: str | None = None
     """Run to continue; None starts a new one."""
+    source: str | None = None
+    """Version to continue it with, where that is not the one it ran; None: the one it ran."""
     depth: int | None = None
     """Loops deep that the checkpoint to continue from may lie; None: any, 0: start over."""
+    afresh: bool = False
+    """Whether the set-up of a run that continues finds no file that the run has made."""
     run: str | None = None
     """Id that a new run gets, reserved by whoever starts it; None lets it choose."""
     signals: tuple[int, ...] = ()
@@ -88,6 +93,8 @@ class Death(msgspec.Struct, frozen=True, tag=True):
     pid: int
 
 
+DEEPEST = 8
+"""Loops on a stack beyond which recursion is not followed in the text of a program."""
 PROBE_RAISED = "the added statement at"
 """How the report of a replay begins that was ended by a probe; all is said there."""
 TEXTS = "recorded"
@@ -105,17 +112,22 @@ class Wanted(msgspec.Struct, frozen=True, omit_defaults=True):
     """Folder that the replay runs in, laid out like the project."""
     names: tuple[str, ...] = ()
     chains: list[list[str]] = []
-    """Stacks of loop names, outermost first, that probes may run in."""
+    """Stacks of loops (site ids), outermost first, that probes may run in."""
     everywhere: bool = False
     """A probe may be reached from any loop: none is skipped where something is wanted."""
     jump: bool = True
     """Begin from checkpoints; False runs from the start, and only compares with them."""
     levels: int = 99
     """Loops, counted from the outermost, that may be entered in the middle."""
+    main: str = ""
+    """Outermost loop (site id) that is divided among segments; empty: none is."""
     ranges: dict[str, list[tuple[int, int]]] = {}
-    """Iterations wanted, by loop name; a loop that is not named is wanted whole."""
+    """Iterations wanted of the main loop, and of loops directly inside it, by site id; a loop that
+    is not here is wanted whole."""
     spans: dict[str, dict[int, tuple[int, int]]] = {}
-    """Of inner loops by name and iteration of the outermost one: no more than these."""
+    """Of inner loops by site id and iteration of the main one: no more than these."""
+    owed: dict[str, int] = {}
+    """By loop (site id): iterations in which something wanted is logged, as the run counted them."""
     after: bool = False
     """Something is wanted after the outermost loops too."""
     head: bool = True
@@ -128,6 +140,30 @@ class Wanted(msgspec.Struct, frozen=True, omit_defaults=True):
     """By file: line and column of each probe, and the live generators it draws from."""
     ids: dict[str, dict[int, str]] = {}
     """Ids that loops had in the recorded version, by file and line."""
+
+
+def may_hold(chain: Sequence[str], sites: Iterable[str]) -> bool:
+    """Return True if a probe in the loops `chain` may be reached from inside the loops `sites`.
+
+    A loop of the chain may be missing: short loops are not always watched. Loops of libraries, and
+    those that probes bring along, stand in no chain; beyond a chain as long as recursion is followed
+    any loop may stand.
+
+    >>> may_hold(["t.py:f:0:epoch", "t.py:f:1:step"], ["t.py:f:0:epoch"])
+    True
+    >>> may_hold(["t.py:f:0:epoch", "t.py:f:1:step"], ["t.py:f:0:epoch", "t.py:g:0:step"])
+    False
+    """
+    rest = iter(chain)
+    held = all(site in rest for site in sites if not _chainless(site))
+    return held or len(chain) >= DEEPEST
+
+
+def _chainless(site: str) -> bool:
+    if site.count(":") < 3:
+        return False
+    path, _, rest = site.partition(":")
+    return not path.endswith(".py") or rest.split(":")[-2].startswith("+")
 
 
 class Report(msgspec.Struct, omit_defaults=True):
@@ -146,6 +182,8 @@ class Report(msgspec.Struct, omit_defaults=True):
     """Stretches that were executed and ended with nothing recorded to compare them with."""
     written: int = 0
     """New records."""
+    lacking: list[str] = msgspec.field(default_factory=list)
+    """Loops that went round less often than in the run, in words: values are missing."""
     retry: bool = False
     """A checkpoint could not be restored: only a run from the start will tell."""
     difference: str | None = None
@@ -172,7 +210,8 @@ class Report(msgspec.Struct, omit_defaults=True):
         """
         compared = self.states + self.repeated > 0
         checked = compared or (self.restored > 0 and not self.open)
-        return self.finished and checked and self.difference is None and not self.differing
+        same = self.difference is None and not self.differing and not self.lacking
+        return self.finished and checked and same
 
     @property
     def uncompared(self) -> bool:
@@ -181,5 +220,6 @@ class Report(msgspec.Struct, omit_defaults=True):
         >>> Report(finished=True).uncompared, Report(finished=True, difference="w").uncompared
         (True, False)
         """
-        wrong = self.error or self.retry or self.difference is not None or self.differing
+        unequal = self.difference is not None or self.differing or self.lacking
+        wrong = self.error or self.retry or unequal
         return self.finished and not wrong and not self.proved

@@ -1,0 +1,274 @@
+"""The rule for environment variables: which are restored in a replay, which are of today, which are secret.
+
+Three classes, decided by name and, for credentials, also by value:
+
+- *secret*: credentials. Their values are never stored; a run only remembers that it read one.
+- *today*: where this machine has its software, its folders and this user's session. A replay takes
+  them from the environment that it is started in, and names those that differ.
+- *restored*: all others. A replay starts with the value that the run started with.
+
+>>> class_of("HF_TOKEN"), class_of("PATH"), class_of("SEED")
+(<Class.SECRET: 'secret'>, <Class.TODAY: 'today'>, <Class.RESTORED: 'restored'>)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Class(StrEnum):
+    """What becomes of a variable."""
+
+    RESTORED = "restored"
+    TODAY = "today"
+    SECRET = "secret"  # noqa: S105 - the name of a class
+
+
+SECRET_WORDS = frozenset(
+    {
+        *("TOKEN", "SECRET", "SECRETS", "PASSWORD", "PASSWORDS", "PASSWD", "PASS", "PASSPHRASE"),
+        *("KEY", "KEYS", "APIKEY", "CREDENTIAL", "CREDENTIALS", "CREDS", "AUTH", "AUTHORIZATION"),
+        *("COOKIE", "COOKIES", "BEARER", "JWT", "DSN", "SAS", "NETRC", "PWD", "PIN", "OAUTH"),
+    }
+)
+"""A variable is secret if one of the words of its name is among these: `WANDB_API_KEY`, `authToken`."""
+_SECRET_ENDS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "APIKEY", "CREDENTIALS")
+"""Words may be run together: `GITHUBTOKEN`."""
+_SECRET_PHRASES = ("CONNECTION_STRING", "CONN_STR")
+_SECRET_VALUE = re.compile(
+    r"""
+      (?<![A-Za-z0-9]) (?:
+        gh[opusr]_[A-Za-z0-9]{20,} | github_pat_[A-Za-z0-9_]{20,} | glpat-[A-Za-z0-9_-]{16,}
+      | hf_[A-Za-z0-9]{20,} | (?:sk|pk|rk)[-_][A-Za-z0-9_-]{20,} | xox[abeoprs]-[A-Za-z0-9-]{10,}
+      | A(?:KIA|SIA)[0-9A-Z]{16} | AIza[0-9A-Za-z_-]{30,} | ya29\.[0-9A-Za-z_-]{20,}
+      | npm_[A-Za-z0-9]{30,} | pypi-[A-Za-z0-9_-]{30,} | dop_v1_[0-9a-f]{40,}
+      | eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]+
+      )
+    | -----BEGIN\ [A-Z ]*PRIVATE\ KEY-----
+    | \b(?:Bearer|Basic)\ +[A-Za-z0-9._~+/=-]{8,}
+    | [A-Za-z][A-Za-z0-9+.-]*://[^/\s:@]*:[^/\s@]+@
+    """,
+    re.VERBOSE,
+)
+"""Values that are credentials whatever their variable is called: tokens of known services, private
+keys, addresses with a password."""
+
+SESSION = frozenset(
+    {
+        *("_", "PWD", "OLDPWD", "SHLVL", "SHELL", "TERM", "COLORTERM", "COLUMNS", "LINES", "TTY"),
+        *("DISPLAY", "WAYLAND_DISPLAY", "XAUTHORITY", "WINDOWID", "DESKTOP_SESSION", "LS_COLORS"),
+        *("EDITOR", "VISUAL", "PAGER", "LESS", "LESSOPEN", "LESSCLOSE", "MAIL", "PS1", "PS2"),
+        *("NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "HISTFILE", "HISTSIZE"),
+        *("INVOCATION_ID", "JOURNAL_STREAM", "GPG_TTY", "MOTD_SHOWN", "DEBUGINFOD_URLS", "STY"),
+        *("PYCHARM_HOSTED", "PROMPT_COMMAND", "WSLENV"),
+        "PYTHONUNBUFFERED",
+        *("GLIBC_TUNABLES", "PYTHONHASHSEED"),  # which `rearview run` chooses
+    }
+)
+"""The terminal, display and login session: never stored, never named as a difference."""
+SESSION_PREFIXES = (
+    *("REARVIEW_", "TERM_", "SSH_", "DBUS_", "XDG_", "TMUX", "VSCODE_", "BASH_FUNC_", "WSL_"),
+    *("VTE_", "KITTY_", "ITERM_", "GNOME_", "KDE_", "MALLOC_"),
+    *("COV_CORE_", "COVERAGE_", "PYTEST_", "JPY_"),
+)
+
+PLACES = frozenset(
+    {
+        *("PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "LIBRARY_PATH", "CPATH", "C_INCLUDE_PATH"),
+        *("CPLUS_INCLUDE_PATH", "PKG_CONFIG_PATH", "CMAKE_PREFIX_PATH", "MANPATH", "INFOPATH"),
+        *("PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONSTARTUP", "PYTHONPYCACHEPREFIX"),
+        *("PYTHONEXECUTABLE", "PYTHONBREAKPOINT"),
+        *("VIRTUAL_ENV", "VIRTUAL_ENV_PROMPT", "PIPENV_ACTIVE", "POETRY_ACTIVE", "NODE_PATH"),
+        *("HOME", "USER", "LOGNAME", "USERNAME", "USERPROFILE", "HOSTNAME", "HOST", "UID"),
+        *("HOSTTYPE", "MACHTYPE", "OSTYPE", "MODULEPATH", "LOADEDMODULES", "_LMFILES_"),
+        *("TMPDIR", "TEMP", "TMP", "TEMPDIR", "SCRATCH", "_CONDOR_SCRATCH_DIR"),
+        *(
+            "CUDA_HOME",
+            "CUDA_PATH",
+            "CUDA_ROOT",
+            "CUDNN_PATH",
+            "ROCM_HOME",
+            "ROCM_PATH",
+            "JAVA_HOME",
+        ),
+        *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
+        *("NVIDIA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK"),
+        *("HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "ALL_PROXY", "NO_PROXY"),
+        *("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_EDITOR", "GIT_PAGER", "GIT_PREFIX"),
+        *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
+    }
+)
+"""Where this machine has its software, folders and devices, and who uses it: of today, and named if
+the program read them and they differ."""
+PLACE_PREFIXES = ("DYLD_", "CONDA", "_CE_", "_CONDOR_", "PYENV_", "UV_", "PIP_", "LMOD_", "RAY_")
+PLACE_ENDS = ("_TMPDIR", "_TMP_DIR", "_TEMP_DIR", "_SCRATCH_DIR")
+
+JOB_NAMES = frozenset(
+    {
+        *("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK"),
+        *("MASTER_ADDR", "MASTER_PORT", "ROLE_RANK", "ROLE_WORLD_SIZE", "GROUP_WORLD_SIZE"),
+        *("NUM_NODES", "NNODES", "JOB_ID", "ARRAY_TASK_ID", "SGE_TASK_ID"),
+    }
+)
+JOB_PREFIXES = (
+    *("SLURM_", "SLURMD_", "PBS_", "LSB_", "LSF_", "SGE_", "COBALT_", "FLUX_", "JSM_"),
+    *("OMPI_", "PMI_", "PMIX_", "MPI_", "MV2_", "TORCHELASTIC_"),
+)
+"""Which part of which batch job a process is. A replay restores them; a resumed run that is itself part
+of a batch job is part of that one."""
+
+LIBRARY_PREFIXES = (
+    *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "BLIS_", "VECLIB_", "NUMEXPR_", "GOTO_"),
+    *("CUDA_", "CUDNN_", "CUBLAS_", "NVIDIA_", "NVTE_", "TRITON_", "NCCL_", "GLOO_", "UCX_"),
+    *("HIP_", "HSA_", "ROCR_", "MIOPEN_", "ROCBLAS_", "HABANA_", "NEURON_", "ONEDNN_", "DNNL_"),
+    *("TORCH_", "TORCHINDUCTOR_", "TORCHDYNAMO_", "PYTORCH_", "ATEN_", "C10_", "PJRT_", "TPU_"),
+    *("TF_", "XLA_", "JAX_", "KERAS_", "LIGHTNING_", "PL_", "ACCELERATE_", "DEEPSPEED_", "DS_"),
+    *("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "DATASETS_", "TOKENIZERS_", "DIFFUSERS_", "BNB_"),
+    *("NUMBA_", "NUMPY_", "NPY_", "SKLEARN_", "SCIPY_", "JOBLIB_", "LOKY_", "ARROW_", "POLARS_"),
+    *("DUCKDB_", "HDF5_", "OPENCV_", "TBB_", "MXNET_", "DGL_", "TVM_", "XGBOOST_"),
+    *("WANDB_", "MLFLOW_", "COMET_", "NEPTUNE_", "CLEARML_", "PYTHON", "LC_", *JOB_PREFIXES),
+)
+LIBRARY_NAMES = frozenset({"LANG", "LANGUAGE", "TZ", "SOURCE_DATE_EPOCH", *JOB_NAMES})
+"""Libraries read these in C, where nobody sees it: a run is taken to have read them all."""
+
+SET_IN_REPLAYS = frozenset(
+    {"WANDB_SILENT", "MLFLOW_TRACKING_URI", "MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING"}
+)
+"""Variables by which a replay silences trackers."""
+_LONG = 60
+"""Characters of a value above which it is not shown."""
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
+
+
+def is_secret_name(name: str) -> bool:
+    """Return True if a variable, option or setting of this name holds a credential.
+
+    >>> [is_secret_name(name) for name in ("HF_TOKEN", "--api-key", "dbPassword", "GITHUBTOKEN")]
+    [True, True, True, True]
+    >>> [is_secret_name(name) for name in ("TOKENIZERS_PARALLELISM", "GIT_AUTHOR_NAME", "MONKEY")]
+    [False, False, False]
+    """
+    if name in {"PWD", "OLDPWD"}:
+        return False
+    upper = name.upper().replace("-", "_")
+    words = {word.upper() for word in _WORD.findall(name)}
+    return (
+        not SECRET_WORDS.isdisjoint(words)
+        or upper.endswith(_SECRET_ENDS)
+        or any(phrase in upper for phrase in _SECRET_PHRASES)
+    )
+
+
+def is_secret_value(value: str) -> bool:
+    """Return True if a text contains what can only be a credential.
+
+    >>> is_secret_value("postgres://me:hunter2@db/runs"), is_secret_value("https://db/runs")
+    (True, False)
+    """
+    return _SECRET_VALUE.search(value) is not None
+
+
+def class_of(name: str, value: str | None = None) -> Class:
+    """Return what becomes of a variable; without a value, by its name alone."""
+    if is_of_session(name):
+        return Class.TODAY
+    if is_secret_name(name) or (value is not None and is_secret_value(value)):
+        return Class.SECRET
+    upper = name.upper()  # proxies are spelled in both ways
+    if upper in PLACES or upper.startswith(PLACE_PREFIXES) or upper.endswith(PLACE_ENDS):
+        return Class.TODAY
+    return Class.RESTORED
+
+
+def is_restored(name: str) -> bool:
+    """Return True if a replay starts with the value that this variable had."""
+    return class_of(name) is Class.RESTORED
+
+
+def is_of_session(name: str) -> bool:
+    """Return True for a variable of the terminal, the login session or Rearview itself."""
+    return name in SESSION or name.startswith(SESSION_PREFIXES)
+
+
+def is_of_job(name: str) -> bool:
+    """Return True for a variable that says which part of which batch job a process is."""
+    return name in JOB_NAMES or name.startswith(JOB_PREFIXES)
+
+
+def is_read_by_libraries(name: str) -> bool:
+    """Return True for a variable that libraries read in C or when they are imported.
+
+    >>> is_read_by_libraries("OMP_NUM_THREADS"), is_read_by_libraries("DATA_DIR")
+    (True, False)
+    """
+    return name in LIBRARY_NAMES or name.startswith(LIBRARY_PREFIXES)
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What a run read of its environment, as that was when the run started."""
+
+    values: Mapping[str, str | None] = field(default_factory=dict)
+    """By name; None: not set."""
+    secrets: Mapping[str, bool] = field(default_factory=dict)
+    """Credentials that it read: whether they were set."""
+    whole: bool = False
+    """It read all there was: copied it, or started a process that inherits it."""
+
+    def restored(self, now: Mapping[str, str], *, resumes: bool = False) -> dict[str, str]:
+        """Return the environment to start a replay with, or a resumed run, where it is now `now`.
+
+        >>> then = Environment({"SEED": "7", "DEBUG": None})
+        >>> then.restored({"SEED": "1", "DEBUG": "1", "HOME": "/root"})
+        {'SEED': '7', 'HOME': '/root'}
+        """
+        found = dict(now)
+        for name in {*self.values, *self.secrets, *now}:
+            if self._stays(name, now, resumes=resumes):
+                continue
+            value = self.values.get(name)
+            if value is not None:
+                found[name] = value
+            elif self._was_unset(name):
+                found.pop(name, None)
+        return found
+
+    def differences(self, now: Mapping[str, str], *, resumes: bool = False) -> list[str]:
+        """Return which variables that the run read differ now and are not restored, a phrase each.
+
+        >>> Environment({"HOME": "/root"}, {"HF_TOKEN": True}).differences({"HOME": "/home/me"})
+        ['HOME was /root, is /home/me', 'HF_TOKEN was set and its value is not stored']
+        """
+        after = self.restored(now, resumes=resumes)
+        found = [
+            _phrase(name, value, after.get(name))
+            for name, value in sorted(self.values.items())
+            if after.get(name) != value and not is_of_session(name)
+        ]
+        for name, was_set in sorted(self.secrets.items()):
+            if was_set and name not in after:
+                found.append(f"{name} was set and its value is not stored")
+        return found
+
+    def _stays(self, name: str, now: Mapping[str, str], *, resumes: bool) -> bool:
+        """Return True for a variable that is left as it is now."""
+        if class_of(name) is Class.TODAY:
+            return True
+        return resumes and is_of_job(name) and any(is_of_job(other) for other in now)
+
+    def _was_unset(self, name: str) -> bool:
+        if name in self.values:
+            return self.values[name] is None
+        if name in self.secrets:
+            return not self.secrets[name]
+        return (self.whole or is_read_by_libraries(name)) and class_of(name) is Class.RESTORED
+
+
+def _phrase(name: str, then: str | None, now: str | None) -> str:
+    texts = ["not set" if value is None else value for value in (then, now)]
+    if any(len(text) > _LONG for text in texts):
+        return f"{name} is not what it was"
+    return f"{name} was {texts[0]}, is {texts[1]}"

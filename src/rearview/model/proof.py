@@ -1,0 +1,136 @@
+"""How far the values of a replay can be trusted: the one place that decides it.
+
+`replay`, `backfill`, `show`, `table` and SQL all tell what these functions return.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from rearview.model.record import Origin
+from rearview.model.segment import Report
+from rearview.model.wording import in_words
+
+
+class Verdict(StrEnum):
+    """What is known of one replay, or of all replays of a run."""
+
+    EXACT = "exact"
+    """What was compared with the recording was equal to it."""
+    UNPROVED = "unproved"
+    """It ended well, and the run had recorded nothing to compare it with."""
+    INCOMPLETE = "incomplete"
+    """It was interrupted, failed, or has not ended yet."""
+    INEXACT = "not exact"
+    """It differed from the recording."""
+    REDONE = "redone"
+    """A second try, from the start of the run, stands in for it."""
+
+
+ORIGINS = {
+    Verdict.EXACT: Origin.REPLAYED,
+    Verdict.UNPROVED: Origin.UNPROVED,
+    Verdict.INCOMPLETE: Origin.UNPROVED,
+    Verdict.REDONE: Origin.REDONE,
+    Verdict.INEXACT: Origin.INEXACT,
+}
+"""What the values of a replay are called. Of two values of one cell, tables show that of the verdict
+that comes first here."""
+TRUSTED = frozenset({Origin.RECORDED, Origin.REPLAYED})
+"""Origins of values that tables show without a mark."""
+WITHHELD = frozenset({Origin.REDONE, Origin.INEXACT})
+"""Origins of values that tables show only if they are asked to."""
+_WORST = (Verdict.INEXACT, Verdict.INCOMPLETE, Verdict.UNPROVED, Verdict.EXACT)
+_REST = "; after the last of them there was nothing to compare with"
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """A verdict and its reason.
+
+    >>> print(Proof(Verdict.INEXACT, "w at epoch=3: recorded 1, now 2"))
+    not exact: w at epoch=3: recorded 1, now 2
+    """
+
+    verdict: Verdict
+    why: str = ""
+
+    @property
+    def origin(self) -> Origin:
+        """What the values of the replay are called."""
+        return ORIGINS[self.verdict]
+
+    def __str__(self) -> str:
+        return f"{self.verdict}: {self.why}" if self.why else str(self.verdict)
+
+
+def proof_of(report: Report | None, *, proved: bool | None = None, redone: bool = False) -> Proof:
+    """Return what is known of one replay.
+
+    `report` is what it left, None if that is lost; `proved` what was kept of it then (None: it has
+    not ended). A replay that was `redone` counts no more, whatever it found.
+
+    >>> print(proof_of(Report(finished=True, states=2)))
+    exact: 0 states restored, 2 states and 0 recorded values equal
+    >>> print(proof_of(None))
+    incomplete: it has not ended, or was interrupted
+    >>> print(proof_of(Report(finished=True, difference="w: recorded 1, now 2"), redone=True))
+    redone: w: recorded 1, now 2
+    """
+    own = _own(report, proved)
+    return Proof(Verdict.REDONE if redone else own.verdict, in_words(own.why))
+
+
+def _own(report: Report | None, proved: bool | None) -> Proof:
+    if report is None:
+        if proved is None:
+            return Proof(Verdict.INCOMPLETE, "it has not ended, or was interrupted")
+        return Proof(Verdict.EXACT) if proved else Proof(Verdict.INCOMPLETE, "it left no report")
+    about = f"; {'; '.join(report.surroundings)}" if report.surroundings else ""
+    different = [report.difference] if report.difference is not None else []
+    if report.differing:
+        different.append(f"{', '.join(report.differing)} came out differently")
+    if report.lacking:
+        different.append(f"values are missing: the loop {report.lacking[0]}")
+    if different:
+        return Proof(Verdict.INEXACT, "; ".join(different) + about)
+    if report.error is not None:
+        return Proof(Verdict.INCOMPLETE, f"failed: {report.error}{about}")
+    if not report.finished:
+        return Proof(Verdict.INCOMPLETE, "it was interrupted")
+    if report.proved:
+        return Proof(Verdict.EXACT, compared([report]))
+    if report.open:
+        why = "what it computed last left nothing behind to compare with"
+        return Proof(Verdict.UNPROVED, f"{why} ({compared([report])})")
+    return Proof(Verdict.UNPROVED, "the run recorded nothing there to compare with")
+
+
+def compared(reports: Iterable[Report]) -> str:
+    """Return how much replays restored and compared, in words."""
+    reports = list(reports)
+    restored, states, repeated = (
+        sum(getattr(report, name) for report in reports)
+        for name in ("restored", "states", "repeated")
+    )
+    text = f"{restored} states restored, {states} states and {repeated} recorded values equal"
+    proved = all(report.proved for report in reports)
+    return text + _REST * (proved and any(report.open for report in reports))
+
+
+def worst(proofs: Iterable[Proof]) -> Proof | None:
+    """Return the proof that decides for all of these: the first of the worst verdict.
+
+    A replay that was redone does not count: the one that stands in for it does.
+
+    >>> print(worst([Proof(Verdict.EXACT), Proof(Verdict.REDONE, "x"), Proof(Verdict.UNPROVED)]))
+    unproved
+    """
+    every = list(proofs)
+    for verdict in _WORST:
+        for proof in every:
+            if proof.verdict is verdict:
+                return proof
+    return None

@@ -1,0 +1,203 @@
+"""The rule for secrets in files and on command lines; `model.environment` has the words and shapes.
+
+- A *file* is never taken into a version if its name is one that holds credentials, or if its text
+  contains a private key or the token of a known service.
+- An *argument* is stored and shown as `***` if it follows an option whose name is that of a secret, or
+  if it contains what can only be a credential.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from rearview.model.environment import _SECRET_VALUE, is_secret_name, is_secret_value
+
+HIDDEN = "***"
+"""What stands where a secret stood."""
+
+_FILE = re.compile(
+    r"""
+      \.env(\..*)? | .*\.env | \.envrc | \.netrc | _netrc | \.pypirc | \.npmrc | \.pgpass | \.my\.cnf | \.s3cfg
+    | \.boto | \.htpasswd | \.git-credentials | \.dockercfg | \.dockerconfigjson | \.kaggle | kaggle\.json
+    | (.*[._-])?(secret|secrets|credential|credentials|creds|password|passwords|passwd)([._-].*)?
+    | (.*[._-])?(token|tokens|api[._-]?keys?|auth)(\.(txt|json|ya?ml|toml|ini|cfg|conf))?
+    | .*\.(pem|key|p12|pfx|jks|keystore|kdbx|ppk|ovpn|gpg|pgp|asc|keytab|tfvars|kubeconfig)
+    | id_(rsa|dsa|ecdsa|ed25519)(_sk)?(\..*)? | kubeconfig(\..*)? | .*\.kubeconfig | x509up_.*
+    | (.*[._-])?service[._-]?accounts?([._-].*)?\.json | client_secrets?.*\.json
+    | application_default_credentials\.json | adc\.json | \.?vault[._-]?(token|pass).* | wandb_key.*
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+_CODE = re.compile(
+    r".*\.(py|pyi|pyx|ipynb|c|cc|cpp|h|cu|js|ts|rs|go|r|jl|md|rst|html|css)", re.IGNORECASE
+)
+"""Source code is judged by its text, not its name: `tokens.py` and `auth.py` are programs."""
+_FOLDER = frozenset({".aws", ".ssh", ".gnupg", ".kube", ".docker", ".azure", ".gcloud", ".secrets"})
+"""Folders of which nothing is taken."""
+_CONTENT = re.compile(
+    rb"-----BEGIN [A-Z ]*PRIVATE KEY( BLOCK)?-----\s*[A-Za-z0-9+/=\r\n:, -]{32}"
+    rb"|PuTTY-User-Key-File-\d"
+    rb"|\"private_key\"\s*:\s*\"-----BEGIN"
+    rb"|(?<![A-Za-z0-9])(gh[opusr]_[A-Za-z0-9]{36,}|github_pat_[A-Za-z0-9_]{40,}"
+    rb"|glpat-[A-Za-z0-9_-]{20,}|hf_[A-Za-z0-9]{30,}|sk-(?:proj-|ant-)?[A-Za-z0-9_-]{32,}"
+    rb"|xox[abeoprs]-[0-9]+-[A-Za-z0-9-]{20,}|A(?:KIA|SIA)[0-9A-Z]{16}(?![A-Z0-9])"
+    rb"|AIza[0-9A-Za-z_-]{35}|npm_[A-Za-z0-9]{36}|pypi-[A-Za-z0-9_-]{50,})"
+)
+_OPTION = re.compile(r"(--?[^=\s]+|[^=\s/]+)=(.+)", re.DOTALL)
+_PASSWORD = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://[^/\s:@]*:)[^/\s@]+(?=@)")
+_PLAIN = re.compile(r"[-+]?[0-9.]{1,6}|true|false|none|null|yes|no|auto|", re.IGNORECASE)
+"""Values that are no secret whatever their option is called: `--max-tokens 512`, `--auth none`."""
+
+
+_ALWAYS = frozenset({"password", "passwords", "passwd", "passphrase", "secret", "secrets"})
+_OF_SERVICES = frozenset(
+    [
+        "api",
+        "access",
+        "private",
+        "encryption",
+        "signing",
+        "account",
+        "license",
+        "ssh",
+        "wandb",
+        "comet",
+        "neptune",
+        "openai",
+        "aws",
+        "azure",
+        "gcp",
+        "google",
+        "hf",
+        "github",
+        "gitlab",
+        "slack",
+        "service",
+        "auth",
+        "basic",
+        "user",
+        "admin",
+        "db",
+    ]
+)
+"""Words that make a `--…-key` or `--…-auth` one of a service."""
+_RANDOM = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])[A-Za-z0-9_+=-]{16,}")
+
+
+def is_secret_file(path: str) -> bool:
+    """Return True if a file of this path is taken to hold credentials, by its name.
+
+    >>> names = ("credentials.json", ".aws/config", "conf/secrets.yaml", "kubeconfig", "id_rsa")
+    >>> [is_secret_file(name) for name in names]
+    [True, True, True, True, True]
+    >>> [is_secret_file(name) for name in ("train.py", "tokenizer.json", "auth.py", "keys.py")]
+    [False, False, False, False]
+    """
+    *folders, name = path.split("/")
+    if not _FOLDER.isdisjoint(folders):
+        return True
+    return _FILE.fullmatch(name) is not None and _CODE.fullmatch(name) is None
+
+
+def holds_secret(data: bytes) -> bool:
+    """Return True if a text contains a private key or the token of a known service.
+
+    >>> holds_secret(b"key = 'hf_" + b"a" * 34 + b"'"), holds_secret(b"key = os.environ['HF_TOKEN']")
+    (True, False)
+    """
+    return _CONTENT.search(data) is not None
+
+
+def redact(text: str) -> str:
+    """Return a text with every credential in it replaced by `***`.
+
+    >>> redact("postgres://me:hunter2@db/runs")
+    'postgres://me:***@db/runs'
+    """
+    text = _PASSWORD.sub(rf"\1{HIDDEN}", text)
+    return _SECRET_VALUE.sub(lambda found: found[0] if HIDDEN in found[0] else HIDDEN, text)
+
+
+def redact_words(words: Sequence[str]) -> list[str]:
+    """Return the words of a command line without their secrets.
+
+    >>> redact_words(["--lr", "0.1", "--api-key", "abc123", "--token=xyz", "--max-tokens", "512"])
+    ['--lr', '0.1', '--api-key', '***', '--token=***', '--max-tokens', '512']
+    """
+    out: list[str] = []
+    option = ""
+    for word in words:
+        found = _OPTION.fullmatch(word)
+        if option and not word.startswith("--") and _hides(option, word):
+            out.append(HIDDEN)
+        elif found and _hides(found[1], found[2]):
+            out.append(f"{found[1]}={HIDDEN}")
+        else:
+            out.append(redact(word) if is_secret_value(word) else word)
+        option = word if word.startswith("-") and "=" not in word else ""
+    return out
+
+
+def _hides(name: str, value: str) -> bool:
+    """Return True if the value given under a name is a secret.
+
+    >>> [_hides("--password", "1"), _hides("--sort-key", "loss"), _hides("--wandb-key", "8f3a")]
+    [True, False, True]
+    """
+    if not is_secret_name(name):
+        return False
+    words = set(re.findall(r"[a-z0-9]+", name.lower()))
+    if not words.isdisjoint(_ALWAYS) or name.lower().endswith(("password", "secret")):
+        return True
+    if _PLAIN.fullmatch(value):
+        return False
+    # a key may be one of a dictionary, as in `--image-key jpg`
+    clear = words.isdisjoint({"key", "keys", "auth", "pass", "pin", "sas", "pwd"})
+    return clear or not words.isdisjoint(_OF_SERVICES) or _RANDOM.fullmatch(value) is not None
+
+
+def variable_of(words: Sequence[str], index: int) -> str:
+    """Return the environment variable from which a hidden argument is taken when it is needed again.
+
+    >>> words = ["--api-key", "***", "--token=***", "***"]
+    >>> [variable_of(words, index) for index in (1, 2, 3)]
+    ['REARVIEW_ARG_API_KEY', 'REARVIEW_ARG_TOKEN', 'REARVIEW_ARG_4']
+    """
+    name = words[index].partition("=")[0] if words[index].endswith(f"={HIDDEN}") else ""
+    before = words[index - 1] if index else ""
+    if not name and words[index] == HIDDEN and before.startswith("-") and "=" not in before:
+        name = before
+    name = re.sub(r"[^A-Za-z0-9]+", "_", name.lstrip("-")).upper() or str(index + 1)
+    return f"REARVIEW_ARG_{name}"
+
+
+def filled(words: Sequence[str], values: Mapping[str, str]) -> tuple[tuple[str, ...], list[str]]:
+    """Return a stored command line with its secrets put in again, and the variables that lack.
+
+    >>> filled(["--api-key", "***", "7"], {"REARVIEW_ARG_API_KEY": "abc"})
+    (('--api-key', 'abc', '7'), [])
+    >>> filled(["--token=***"], {})
+    (('--token=***',), ['REARVIEW_ARG_TOKEN'])
+    """
+    out, lacking = list(words), []
+    for index, word in enumerate(words):
+        if HIDDEN not in word:
+            continue
+        variable = variable_of(words, index)
+        if variable not in values:
+            lacking.append(variable)
+        elif word.endswith(f"={HIDDEN}"):
+            out[index] = f"{word.removesuffix(HIDDEN)}{values[variable]}"
+        else:
+            out[index] = values[variable]
+    return tuple(out), lacking
+
+
+def redact_value(name: str, value: object) -> object:
+    """Return the value of a named argument, hidden if it is a secret."""
+    if isinstance(value, str) and value:
+        if _hides(name, value):
+            return HIDDEN
+        return redact(value)
+    return value
