@@ -239,7 +239,20 @@ class Checkpoints:
                 "readable.",
                 slug="store-unreadable",
             ) from exc
-        return checkpoint_of(unseal(data, f"{path.parent.name}/{int(path.stem)}"), self.objects.get)
+        name = f"{path.parent.name}/{path.stem.lstrip('0') or 0}"
+        return is_of(path, checkpoint_of(unseal(data, name), self.objects.get))
+
+
+def is_of(path: Path, checkpoint: Checkpoint) -> Checkpoint:
+    """Return a checkpoint that was read from `path`, unless it belongs elsewhere."""
+    run, name = path.parent.name, path.stem
+    if checkpoint.run == run and f"{checkpoint.seq:08d}" == name:
+        return checkpoint
+    raise DamagedError(
+        f"The manifest {path} is that of checkpoint {checkpoint.id}. `rearview verify --repair` sets "
+        "it aside.",
+        slug="manifest-damaged",
+    )
 
 
 def _view(part: Part) -> memoryview:

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Self
 
 from rearview.errors import StoreError
+from rearview.store.private import make_folder, open_file
 
 ALIGN = 4096
 """Alignment of everything large on disk: a page, and no less than any device's block."""
@@ -56,7 +57,7 @@ class Sink:
         try:
             self._fd = self._open()
         except FileNotFoundError:
-            os.makedirs(self.folder, exist_ok=True)  # noqa: PTH103
+            make_folder(self.folder)
             self._fd = self._open()
 
     def write(self, view: memoryview) -> None:
@@ -133,7 +134,7 @@ class Sink:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         if self._direct:
             try:
-                return os.open(self.temporary, flags | _DIRECT, 0o644)
+                return open_file(self.temporary, flags | _DIRECT)
             except OSError as exc:
                 if exc.errno != errno.EINVAL:
                     raise
@@ -141,7 +142,7 @@ class Sink:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(self.temporary)  # noqa: PTH108
                 self._direct = False
-        return os.open(self.temporary, flags, 0o644)
+        return open_file(self.temporary, flags)
 
     def _put(self, view: memoryview) -> int:
         """Write whole blocks at the end of the file; return how many bytes went out."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import stat
 from pathlib import Path
 
 WHOLE = 16 << 20
@@ -13,6 +15,8 @@ def fingerprint(path: Path) -> tuple[int, int, str]:
     import xxhash
 
     about = path.stat()
+    if not stat.S_ISREG(about.st_mode):  # a device or a pipe may have no end
+        raise OSError(errno.EINVAL, "it is not a file", str(path))
     digest = xxhash.xxh3_128()
     with path.open("rb") as file:
         if about.st_size <= WHOLE:

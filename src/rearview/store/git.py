@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rearview.errors import VersionError
+from rearview.store.private import folder_mode, make_folder
+from rearview.store.project import publish
 
 Entry = tuple[str, str]
 """(mode, object name) of one file of a tree."""
@@ -28,6 +30,20 @@ _QUIET = {
     "maintenance.auto": "false",
 }
 """Configuration of the user's that would run something, write something or change bytes."""
+_ALONE = {
+    "GIT_ALLOW_PROTOCOL": "none",  # no object is ever fetched, whatever a remote promises
+    "GIT_NO_LAZY_FETCH": "1",
+    "GIT_NO_REPLACE_OBJECTS": "1",
+    "GIT_GRAFT_FILE": os.devnull,
+    "GIT_PAGER": "cat",
+    "GIT_EDITOR": "false",
+    "GIT_SSH_COMMAND": "false",
+    "GIT_ASKPASS": "false",
+    "GIT_OPTIONAL_LOCKS": "0",
+    "GIT_TERMINAL_PROMPT": "0",
+    "LC_ALL": "C",
+}
+"""Environment in which git reads this one database and starts no other program."""
 
 
 class GitDatabase:
@@ -78,7 +94,7 @@ class GitDatabase:
 
         The work is done in an index of our own, so the user's is neither read nor locked.
         """
-        self._scratch.mkdir(parents=True, exist_ok=True)
+        make_folder(self._scratch)
         with tempfile.TemporaryDirectory(dir=self._scratch, prefix="index-") as folder:
             env = {"GIT_INDEX_FILE": str(Path(folder, "index"))}
             self._git("read-tree", base or "--empty", env=env)
@@ -137,9 +153,26 @@ class GitDatabase:
             yield bytes(out[end + 1 : end + 1 + size])
             at = end + 2 + size
 
-    def diff(self, a: str, b: str, also: Path | None = None) -> str:
-        """Return the unified difference of two trees; `also` is where one of them may lie."""
-        env = {"GIT_ALTERNATE_OBJECT_DIRECTORIES": str(also / "objects")} if also else {}
+    def raw(self, names: Iterable[str]) -> Iterator[tuple[str, bytes] | None]:
+        """Yield kind and bytes of each object in order, None for one that is not there."""
+        names = list(names)
+        if not names:
+            return
+        out = self._git("cat-file", "--batch", stdin="\n".join(names).encode() + b"\n", check=False)
+        at = 0
+        for _ in names:
+            end = out.find(b"\n", at)
+            head = out[at:end].decode("ascii", "replace").split() if end >= 0 else []
+            if len(head) != 3 or not head[2].isdecimal():
+                yield None
+                at = end + 1 if end >= 0 else len(out)
+                continue
+            size = int(head[2])
+            yield head[1], out[end + 1 : end + 1 + size]
+            at = end + 2 + size
+
+    def diff(self, a: str, b: str) -> str:
+        """Return the unified difference of two trees."""
         plain = (
             "--no-ext-diff",
             "--no-textconv",
@@ -147,7 +180,7 @@ class GitDatabase:
             "--src-prefix=a/",
             "--dst-prefix=b/",
         )
-        out = self._git("diff-tree", "-p", "-r", "-M", "--no-commit-id", *plain, a, b, env=env)
+        out = self._git("diff-tree", "-p", "-r", "-M", "--no-commit-id", *plain, a, b)
         return out.decode("utf-8", "replace")
 
     def listed(self) -> Iterator[tuple[bool, bytes]]:
@@ -180,7 +213,8 @@ class GitDatabase:
         extra = dict(env or {})
         if self.own:  # else git finds itself, so that subfolders and linked work trees are right
             extra |= {"GIT_DIR": str(self.git_dir), "GIT_WORK_TREE": str(self.work_tree)}
-        done = run_git(list(args), cwd=self.work_tree, stdin=stdin, env=extra)
+        umask = _umask_of(self.git_dir) if self.own else -1
+        done = run_git(list(args), cwd=self.work_tree, stdin=stdin, env=extra, umask=umask)
         if check and done.returncode:
             said = done.stderr.decode("utf-8", "replace").strip()
             raise VersionError(
@@ -191,14 +225,27 @@ class GitDatabase:
         return done.stdout
 
 
+def _umask_of(git_dir: Path) -> int:
+    """Return the umask with which git writes into a database of ours."""
+    return 0o777 & ~folder_mode(git_dir.parent)
+
+
 def run_git(
-    args: Sequence[str], *, cwd: Path, stdin: bytes = b"", env: Mapping[str, str] | None = None
+    args: Sequence[str],
+    *,
+    cwd: Path,
+    stdin: bytes = b"",
+    env: Mapping[str, str] | None = None,
+    umask: int = -1,
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run one git command on which neither the user's environment nor hooks have any effect."""
+    """Run one git command that starts no other program: no hook, filter, pager or transport.
+
+    The environment has no effect on it, nor has the configuration of the repository on what it runs.
+    """
     clean = {key: text for key, text in os.environ.items() if not key.startswith("GIT_")}
     for role in ("AUTHOR", "COMMITTER"):
         clean.update({f"GIT_{role}_{key}": text for key, text in _WHO.items()})
-    clean.update({"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"})
+    clean.update(_ALONE)
     clean.update(env or {})
     options = [part for key, text in _QUIET.items() for part in ("-c", f"{key}={text}")]
     try:
@@ -209,6 +256,7 @@ def run_git(
             env=clean,
             capture_output=True,
             check=False,
+            umask=umask,
         )
     except FileNotFoundError as exc:
         raise VersionError(
@@ -218,16 +266,47 @@ def run_git(
         ) from exc
 
 
+@contextlib.contextmanager
+def empty_repository(files: Path) -> Iterator[GitDatabase]:
+    """Have git without any configuration but ours, over a folder of `files`, for a moment."""
+    with tempfile.TemporaryDirectory(prefix="rearview-git-") as folder:
+        place = Path(folder)
+        begin_bare(place)
+        yield GitDatabase(place, files, place, own=True)
+
+
+def begin_bare(place: Path) -> None:
+    """Make a folder a bare repository that holds nothing."""
+    for folder in ("objects", "refs/heads"):
+        make_folder(place / folder)
+    config = b"[core]\n\trepositoryformatversion = 0\n\tbare = true\n"
+    publish(place / "config", config, durable=False)
+    publish(place / "HEAD", b"ref: refs/heads/none\n", durable=False)
+
+
+def has_git(cwd: Path) -> bool:
+    """Return True if there is a git to call."""
+    try:
+        return run_git(["--version"], cwd=cwd).returncode == 0
+    except VersionError:
+        return False
+
+
 def repository(root: Path) -> Path | None:
     """Return the git directory of the repository that `root` lies in, or None.
 
     None too when git is missing, refuses the folder, or its database cannot be written.
     """
     with contextlib.suppress(VersionError, OSError):
-        done = run_git(["rev-parse", "--is-inside-work-tree", "--git-common-dir"], cwd=root)
+        asked = ["--is-inside-work-tree", "--git-common-dir", "--show-toplevel"]
+        done = run_git(["rev-parse", *asked], cwd=root)
         lines = done.stdout.split(b"\n")
         if done.returncode == 0 and lines[0] == b"true":
             common = Path(root, os.fsdecode(lines[1])).resolve()
+            # a repository may say that its files are elsewhere: those are not the project's
+            top, here = Path(os.fsdecode(lines[2])).resolve(), root.resolve()
+            if top != here and top not in here.parents:
+                return None
             if os.access(common, os.W_OK) and os.access(common / "objects", os.W_OK):
                 return common
     return None

@@ -7,6 +7,7 @@ ten thousand checkpoints reads ten thousand small files.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -19,6 +20,10 @@ from rearview.store.objects import digest
 FORMAT = 1
 INLINE = 32
 """Up to so many parts stand in the manifest itself."""
+
+_OID = re.compile("[0-9a-f]{64}")
+_PACK = re.compile(r"[^/\0]+/[^/\0]+")
+_LARGEST = 1 << 62
 
 Row = tuple[str, str, int, int | None, int]
 """key, oid, bytes, number of the pack in the table's list, offset"""
@@ -81,15 +86,38 @@ def unseal(data: bytes, name: str) -> Body:
             )
         body = bytes(file.body)
         if digest(body) == file.check:
-            return msgspec.json.decode(body, type=Body)
+            found = msgspec.json.decode(body, type=Body)
+            _check_places(found)
+            return found
         why = "its checksum does not match"
-    except msgspec.MsgspecError as exc:
+    except (msgspec.MsgspecError, ValueError) as exc:
         why = str(exc)
     raise DamagedError(
         f"The manifest of checkpoint {name} is damaged: {why}. `rearview verify --repair` rebuilds "
         "it from the checkpoint's pack, or sets it aside.",
         slug="manifest-damaged",
     )
+
+
+def _check_places(body: Body) -> None:
+    """Refuse a body that names files outside of the store, or places outside of a file."""
+    if body.table is not None:
+        oid, nbytes, pack, offset = body.table
+        _check_pack(pack)
+        _check_part(oid, nbytes, offset, 0, 0)
+    _parts(body.parts)
+
+
+def _check_pack(name: str) -> None:
+    if not _PACK.fullmatch(name) or ".." in name:
+        raise ValueError(f"{name!r} is not the name of a pack")
+
+
+def _check_part(oid: str, nbytes: int, offset: int, pack: int, packs: int) -> None:
+    if not _OID.fullmatch(oid):
+        raise ValueError(f"{oid!r} is not the name of an object")
+    if not (0 <= nbytes < _LARGEST and 0 <= offset < _LARGEST and 0 <= pack <= packs):
+        raise ValueError(f"object {oid[:12]} lies nowhere")
 
 
 def tabulate(parts: Mapping[str, ObjectRef]) -> Table:
@@ -149,7 +177,14 @@ class LazyParts(Mapping[str, ObjectRef]):
     def _load(self) -> dict[str, ObjectRef]:
         if self._found is None:
             data = self._read(self.table)
-            self._found = _parts(msgspec.json.decode(data, type=Table))
+            try:
+                self._found = _parts(msgspec.json.decode(data, type=Table))
+            except (msgspec.MsgspecError, ValueError, IndexError) as exc:
+                raise DamagedError(
+                    f"The list of parts {self.table.oid[:12]} is damaged: {exc}. `rearview verify "
+                    "--repair` sets its checkpoint aside.",
+                    slug="manifest-damaged",
+                ) from exc
         return self._found
 
 
@@ -157,6 +192,10 @@ def _parts(table: Table | None) -> dict[str, ObjectRef]:
     if table is None:
         return {}
     packs, sums = table.packs, table.sums
+    for name in packs:
+        _check_pack(name)
+    for _, oid, nbytes, pack, offset in table.rows:
+        _check_part(oid, nbytes, offset, len(packs) if pack is None else pack, len(packs))
     return {
         key: ObjectRef(
             oid, nbytes, None if pack is None else packs[pack], offset, sums.get(oid, "")

@@ -78,7 +78,19 @@ class Objects:
 
     def get(self, ref: ObjectRef) -> bytearray:
         """Return the bytes of `ref`, checked against its name."""
-        buffer = bytearray(ref.nbytes)
+        fd = self._open(ref)
+        try:
+            there = os.fstat(fd).st_size - ref.offset if ref.pack is not None else _size(fd)
+        except OSError as exc:
+            raise self._damaged(ref, exc.strerror or str(exc)) from exc
+        finally:
+            os.close(fd)
+        if there < ref.nbytes:  # before so much memory is asked for
+            raise self._damaged(ref, f"the file ends after {max(there, 0)} of {ref.nbytes} bytes")
+        try:
+            buffer = bytearray(ref.nbytes)
+        except (MemoryError, OverflowError) as exc:
+            raise self._damaged(ref, f"it says that it has {ref.nbytes} bytes") from exc
         self.read_into(ref, buffer)
         return buffer
 

@@ -11,6 +11,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+from rearview.store.private import make_folder, open_file
 from rearview.store.project import Project
 
 FOREIGN = 86_400.0
@@ -23,10 +24,10 @@ def writing(project: Project) -> Iterator[None]:
     name = f"{_place()}-{os.getpid()}-{_born(os.getpid())}-{os.urandom(4).hex()}"
     path = project.writing / name
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        fd = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     except FileNotFoundError:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        make_folder(path.parent)
+        fd = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     os.close(fd)
     try:
         yield

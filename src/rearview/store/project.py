@@ -7,12 +7,18 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from rearview.config import Settings
 from rearview.errors import StoreError
+from rearview.source.search_path import reaches_up
+from rearview.store import trust
 from rearview.store.direct import sync_folder
+from rearview.store.private import GROUP, OWNER, make_folder, make_top, open_file
 
 FOLDER = ".rearview"
 FORMAT = 2
 """Number of the layout below. A store with a higher number is refused, never guessed at."""
+MARK = "carried"
+"""File in a store that was laid out on a node of a cluster: for whom."""
 PLAIN, COMPRESSED = 1, 2
 """Numbers of a store without compressed objects, as all begin, and of one with them."""
 
@@ -25,6 +31,7 @@ class Project:
 
         .rearview/
           format                       the number above
+          identity.json                which store this is (`store.trust`), and its format again
           .gitignore                   *
           config.toml                  settings (optional)
           objects/ab/cdef…             big parts, named by their BLAKE3 hash; some compressed
@@ -40,6 +47,7 @@ class Project:
           runs/<run>/energy.jsonl      when it was on, and what it used
           runs/<run>/records-*.jsonl   records, one file per process
           runs/<run>/records-*.parquet the same, sealed; the lines are gone then
+          corrections.json             places that the user gave to statements
           versions.git/                source, where the project has no git
           replays/                     outputs of replays
           backfills/                   backfills under way, and how many workers they are to have
@@ -116,20 +124,30 @@ class Project:
                 "ask. Record a run first: `rearview run train.py`.",
                 slug="no-store",
             )
+        trust.check_links(project.store, Settings.read(project.store).trust)
         return project
 
     @classmethod
     def create(cls, root: Path) -> Project:
         """Return the project at `root`, making its store if there is none."""
         project = cls(root.resolve())
+        shared = Settings.read(project.store).shared
+        mode = GROUP if shared == "group" else OWNER
         if (project.store / "format").is_file():
             project.check()
+            trust.check_links(project.store, Settings.read(project.store).trust)
+            with contextlib.suppress(OSError):  # on a file system without modes
+                make_top(project.store, mode)
             return project
         try:
-            project.store.mkdir(parents=True, exist_ok=True)
+            make_top(project.store, mode)
+            # what stood there before may be anybody's, but for settings
+            new = {entry.name for entry in project.store.iterdir()} <= {"config.toml", MARK}
             for folder in (project.objects, project.packs, project.checkpoints, project.runs):
-                folder.mkdir(exist_ok=True)
+                make_folder(folder)
             publish(project.store / ".gitignore", b"*\n", durable=False)
+            if new:
+                trust.begin(project.store, PLAIN)
             publish(project.store / "format", b"%d\n" % PLAIN, durable=False)
         except OSError as exc:
             raise StoreError(
@@ -151,6 +169,14 @@ class Project:
                 "`rearview verify --repair` writes it anew.",
                 slug="store-unreadable",
             ) from exc
+        layout = trust.layout_of(self.store) if number > FORMAT else None
+        if layout is not None and layout <= FORMAT and _differ_in_one_bit(text, str(layout)):
+            raise StoreError(
+                f"The store {self.store} has format {number}; this Rearview reads up to {FORMAT}. "
+                f"Upgrade with `pip install --upgrade rearview`; or, as its {trust.FILE} says "
+                f"{layout}, the number is damaged, and `rearview verify --repair` writes it anew.",
+                slug="store-unreadable",
+            )
         if number > FORMAT:
             raise StoreError(
                 f"The store {self.store} has format {number}; this Rearview reads up to {FORMAT}. "
@@ -162,6 +188,7 @@ class Project:
     def needs(self, number: int) -> None:
         """Have the store say that it takes a Rearview that knows format `number` to read it."""
         if self.check() < number:
+            trust.note_layout(self.store, number)
             publish(self.store / "format", b"%d\n" % number)
             sync_folder(self.store)
 
@@ -170,7 +197,7 @@ def publish(path: Path, data: bytes, *, durable: bool = True) -> None:
     """Put `data` at `path` in one step: it is there whole or not at all, whenever we die."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
     try:
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        fd = open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         try:
             view = memoryview(data)
             while view:
@@ -186,11 +213,22 @@ def publish(path: Path, data: bytes, *, durable: bool = True) -> None:
         raise
 
 
+def _differ_in_one_bit(a: str, b: str) -> bool:
+    """Return True if one text is the other with a single bit of it changed.
+
+    >>> _differ_in_one_bit("3", "1"), _differ_in_one_bit("99", "1")
+    (True, False)
+    """
+    pairs = zip(a.encode(), b.encode(), strict=False)
+    return len(a) == len(b) and sum((x ^ y).bit_count() for x, y in pairs) == 1
+
+
 def root_of(script: Path) -> Path:
     """Return the folder that a script's history belongs to.
 
-    The nearest folder above the script that has a store; else where the user stands, if the
-    script lies below it; else the script's own folder.
+    The nearest folder above the script that has a store; else the git repository, if the script
+    adds a folder above its own to `sys.path`; else where the user stands, if the script lies below
+    it; else the script's own folder.
     """
     chosen = os.environ.get("REARVIEW_ROOT")
     if chosen:
@@ -199,4 +237,29 @@ def root_of(script: Path) -> Path:
     if found is not None:
         return found.root
     here = Path.cwd().resolve()
-    return here if here in script.resolve().parents else script.resolve().parent
+    usual = here if here in script.resolve().parents else script.resolve().parent
+    return _reached(script.resolve(), usual) or usual
+
+
+def _reached(script: Path, below: Path) -> Path | None:
+    """Return the git repository above `below` if the script imports from above it."""
+    top = repository_top(below)
+    if top is None or top == below:
+        return None
+    try:
+        text = script.read_text("utf-8")
+    except (OSError, ValueError):
+        return None
+    return top if reaches_up(text) else None
+
+
+def repository_top(folder: Path) -> Path | None:
+    """Return the top of the git repository that a folder lies in, unless that is a home folder.
+
+    People keep their settings under git in their home; a project is not all of that.
+    """
+    home = Path(os.path.expanduser("~"))  # noqa: PTH111 - `Path.home` raises where there is none
+    for above in (folder, *folder.parents):
+        if (above / ".git").exists():
+            return None if above in {home, Path(above.anchor)} else above
+    return None

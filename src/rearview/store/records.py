@@ -2,16 +2,20 @@
 
 A file is named `records-<pid>-<n>.jsonl`. Its first line says whose it is::
 
-    {"format":1,"run":"…","origin":"recorded","process":"…","attempt":0,"writer":{…}}
+    {"format":2,"run":"…","origin":"recorded","process":"…","attempt":0,"writer":{…},"c":…}
 
 Every further line is one log call: loops (`l`), iterations (`i`) and, where they have other names
 than their numbers, their values (`x`); the number of its first record (`s`), the time (`t`), and
-the names (`n`) and values (`v`) it logged::
+the names (`n`) and values (`v`) it logged, and the checksum (`c`) of all that::
 
-    {"l":["epoch","step"],"i":[3,20],"s":96,"t":1731690000.5,"n":["loss","acc"],"v":[0.25,0.9]}
+    {"l":["epoch"],"i":[3],"s":96,"t":1731690000.5,"n":["loss","acc"],"v":[0.25,0.9],"c":…}
 
-A process that is done with a file says so in its last line, `{"end":true}`. A line is there once the write has returned, whatever becomes of the process; a last line without
-its end was never acknowledged and is not read. After `PART` bytes a process goes on in a new file.
+A process that is done with a file says so in its last line, `{"end":true,"s":98,"c":…}`. A line is
+there once the write has returned, whatever becomes of the process; a last line without its end was
+never acknowledged and is not read. Numbers (`s`) go on from line to line, so a line that is damaged
+or gone leaves a gap; one that a full disk cut off leaves none, for its numbers are given again.
+`{"lost":2,"s":98,"c":…}` stands where a repair took damaged lines out. After `PART` bytes a process
+goes on in a new file. Format 1 has no checksums, and ends in `{"end":true}`.
 """
 
 from __future__ import annotations
@@ -21,21 +25,26 @@ import os
 import threading
 import time
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from zlib import crc32
 
 import msgspec
 
 from rearview.errors import DamagedError, StoreError
 from rearview.model import Origin, Point, Record, Step
+from rearview.model.checksum import add_check, is_intact
 from rearview.store.alive import identity
-from rearview.store.lines import check_format
+from rearview.store.lines import CHECKED, check_format
+from rearview.store.private import open_file
 from rearview.store.values import HIGH, LOW, Put, convert, restore
 
-FORMAT = 1
+FORMAT = 2
 PART = 64 << 20
-END = b'{"end":true}\n'
+PLAIN_END = b'{"end":true}\n'
+"""How a file of format 1 ends."""
 STDOUT = "$stdout"
 """Reserved name under which printed lines are kept; names that begin with `$` are no columns."""
 
@@ -69,8 +78,34 @@ class Header(msgspec.Struct):
     """Identity of the process, as `store.alive` tells whether it still lives."""
     since: int = 0
     """Records of earlier attempts from this number on are repeated here, and do not count there."""
+    first: int = 0
+    """Number of the first record in this file."""
 
 
+class Scanned(NamedTuple):
+    """What a file of records holds that is as it was written."""
+
+    header: Header
+    lines: bytes
+    """Its whole lines of records."""
+    ended: bool
+    """Its process has said that nothing more comes."""
+    lost: int = 0
+    """Records that were there and cannot be read: damage."""
+    repaired: int = 0
+    """Records that a repair took out."""
+
+
+class _Numbers(msgspec.Struct):
+    """Of a line, what shows whether one before it is missing."""
+
+    s: int
+    n: list[msgspec.Raw] = []
+    end: bool = False
+    lost: int = 0
+
+
+_numbers_of = msgspec.json.Decoder(_Numbers).decode
 line_of = msgspec.json.Decoder(Line).decode
 
 
@@ -145,11 +180,11 @@ class RecordFile:
                 self._open()
             body = {"s": self._seq, "t": time.time(), "n": names, "v": values}
             try:
-                line = prefix + _encode(body)[1:] + b"\n"
+                text = prefix + _encode(body)[1:-1]
             except UnicodeEncodeError:  # lone surrogates
                 body |= {"n": [_name(name) for name in names], "v": [_str(v) for v in values]}
-                line = prefix + _encode(body)[1:] + b"\n"
-            self._write(line)
+                text = prefix + _encode(body)[1:-1]
+            self._write(b'%b,"c":%d}\n' % (text, crc32(text)))  # as `add_check`, without a call
             self._seq += len(names)
 
     def close(self) -> None:
@@ -157,9 +192,12 @@ class RecordFile:
         with self._lock:
             if self._fd >= 0 and self._pid == os.getpid():
                 with contextlib.suppress(StoreError):
-                    self._write(END)
+                    self._end()
                 os.close(self._fd)
                 self._fd, self._left = -1, 0
+
+    def _end(self) -> None:
+        self._write(add_check(b'{"end":true,"s":%d}' % self._seq) + b"\n")
 
     def _convert(self, value: Any) -> Any:
         out = convert(value, self._put)
@@ -202,7 +240,7 @@ class RecordFile:
 
     def _open(self) -> None:
         if self._fd >= 0:
-            self._write(END)
+            self._end()
             os.close(self._fd)
         self._fd, n = -1, 0
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
@@ -210,7 +248,7 @@ class RecordFile:
             file = self._folder / f"records-{self._pid}-{n}.jsonl"
             try:
                 if not file.with_suffix(".parquet").exists():
-                    self._fd = os.open(file, flags, 0o644)
+                    self._fd = open_file(file, flags)
             except FileExistsError:
                 pass
             except OSError as exc:
@@ -222,27 +260,118 @@ class RecordFile:
             n += 1
         run, origin, attempt, since = self._about
         process = f"{self._born:020d}-{self._pid}"
-        header = Header(FORMAT, run, origin, process, attempt, identity(), since)
-        self._write(_encode(header) + b"\n")
+        header = Header(FORMAT, run, origin, process, attempt, identity(), since, self._seq)
+        self._write(add_check(_encode(header)) + b"\n")
         self._left = self._part
 
 
-def scan(file: Path) -> tuple[Header, bytes, bool]:
-    """Return whose records a file holds, all its whole lines of records, and whether it is ended."""
-    first, ended, rest = file.read_bytes().partition(b"\n")
+def scan(file: Path) -> Scanned:
+    """Return what is intact of a file of records; an error if its first line is not."""
+    data = file.read_bytes()
+    first, ended, rest = data.partition(b"\n")
     if not ended:  # its process died before the first line was out: nothing was acknowledged
-        return Header(FORMAT, file.parent.name), b"", False
-    try:
-        facts = msgspec.json.decode(first)
-        check_format(facts, FORMAT, file)
-        header = msgspec.convert(facts, Header)
-    except (msgspec.MsgspecError, AttributeError) as exc:
-        raise DamagedError(
-            f"{file} does not begin with a header line ({exc}). `rearview verify` says more.",
-            slug="records-damaged",
-        ) from exc
+        return Scanned(Header(FORMAT, file.parent.name), b"", ended=False)
+    header = _header(first, file)
+    if header.format >= CHECKED:
+        return _checked(header, rest)
     whole = rest[: rest.rfind(b"\n") + 1]
-    return header, whole.removesuffix(END), whole.endswith(END)
+    return Scanned(header, whole.removesuffix(PLAIN_END), whole.endswith(PLAIN_END))
+
+
+def has_end(tail: bytes) -> bool:
+    """Return whether a file that ends in `tail` has been ended by its process."""
+    last = tail.removesuffix(b"\n").rpartition(b"\n")[2]
+    return tail.endswith(PLAIN_END) or (last.startswith(b'{"end":true,') and bool(is_intact(last)))
+
+
+def _header(first: bytes, file: Path) -> Header:
+    why: object = "its checksum does not match"
+    try:
+        intact = is_intact(first)
+        if intact is not False:
+            facts = msgspec.json.decode(first)
+            check_format(facts, FORMAT, file)
+            header = msgspec.convert(facts, Header)
+            if intact or header.format < CHECKED:
+                return header
+    except (msgspec.MsgspecError, UnicodeDecodeError, AttributeError) as exc:
+        why = exc
+    raise DamagedError(
+        f"{file} does not begin with a header line ({why}). `rearview verify` says more.",
+        slug="records-damaged",
+    )
+
+
+def repaired(file: Path) -> bytes | None:
+    """Return a file of records without its damaged lines, which are counted where they stood.
+
+    None if nothing of it can be saved: its first line is damaged.
+    """
+    try:
+        found = scan(file)
+    except DamagedError:
+        return None
+    first = file.read_bytes().partition(b"\n")[0]
+    if found.header.format < CHECKED:
+        good = [raw for raw in found.lines.split(b"\n") if raw and _reads(raw)]
+        return b"\n".join([first, *good, PLAIN_END])
+    out, expected = [first], found.header.first
+    for raw in found.lines.split(b"\n"):
+        if raw:
+            numbers = _numbers_of(raw)
+            out += _loss(numbers.s, numbers.s - expected)
+            out.append(raw)
+            expected = numbers.s + len(numbers.n)
+    counted = sum(_numbers_of(raw).lost for raw in out[1:])
+    unknown = found.lost + found.repaired - counted  # after the last line that is intact
+    out += _loss(expected + unknown, unknown)
+    return b"\n".join([*out, add_check(b'{"end":true,"s":%d}' % (expected + unknown)), b""])
+
+
+def _loss(number: int, lost: int) -> list[bytes]:
+    return [add_check(b'{"lost":%d,"s":%d}' % (lost, number))] if lost > 0 else []
+
+
+def _reads(raw: bytes) -> bool:
+    try:
+        line = line_of(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return False
+    return len(line.n) == len(line.v)
+
+
+def _checked(header: Header, rest: bytes) -> Scanned:
+    """Return the lines whose checksums are right, and how many records the gaps between them held."""
+    *raws, tail = rest.split(b"\n")
+    if is_intact(tail[:-1]):
+        raws.append(tail[:-1])  # whole, but for its line end
+        tail = b""
+    good: list[bytes] = []
+    expected, lost, repaired, bad, ended = header.first, 0, 0, 0, False
+    for raw in raws:
+        if not raw:
+            continue
+        if not is_intact(raw):
+            bad += 1
+            continue
+        try:
+            numbers = _numbers_of(raw)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            bad += 1
+            continue
+        repaired += numbers.lost
+        if numbers.s < expected and good:
+            good.pop()  # all of it but its end was written when the disk was full: not acknowledged
+        lost += max(0, numbers.s - numbers.lost - expected)
+        expected, bad = numbers.s + len(numbers.n), 0
+        ended = numbers.end
+        if numbers.n:
+            good.append(raw)
+    # of lines after the last one that is intact it is not known how many records they held; if
+    # something was cut off behind them, they were too, when the disk was full
+    lost += bad if not tail and not ended else 0
+    lines = b"\n".join(good) + b"\n" if good else b""
+    return Scanned(header, lines, ended, lost, repaired)
 
 
 def read(file: Path) -> Iterator[Record]:
@@ -250,20 +379,43 @@ def read(file: Path) -> Iterator[Record]:
 
     Records of a replay say `unproved`: whether it was proved is known to the run's replays.
     """
-    header, data, _ = scan(file)
+    header, data, *_ = scan(file)
     origin = Origin.RECORDED if header.origin == Origin.RECORDED else Origin.UNPROVED
     for raw in data.splitlines():
         if not raw:
             continue
         try:
             line = line_of(raw)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, UnicodeDecodeError):
             continue  # torn by a full disk, and closed by the line after it
         shown = line.x or [None] * len(line.l)
         steps = zip(line.l, line.i, shown, strict=True)
         point = Point(tuple(Step(loop, index, restore(value)) for loop, index, value in steps))
         for k, (name, value) in enumerate(zip(line.n, line.v, strict=True)):
             yield Record(header.run, line.s + k, point, name, restore(value), origin, line.t)
+
+
+class _Names(msgspec.Struct):
+    n: list[str] = []
+
+
+def count_records(folder: Path, replay: str) -> Counter[str]:
+    """Return how many records of a replay lie in a run's folder, by name.
+
+    Only files that have not been sealed yet are looked at, as those of a replay that just ended.
+    """
+    found: Counter[str] = Counter()
+    for file in folder.glob("records-*.jsonl"):
+        try:
+            with file.open("rb") as lines:
+                if msgspec.json.decode(lines.readline(), type=Header).origin != replay:
+                    continue
+                for line in lines:
+                    with contextlib.suppress(msgspec.MsgspecError):  # a line that a kill has torn
+                        found.update(msgspec.json.decode(line, type=_Names).n)
+        except (OSError, msgspec.MsgspecError):
+            continue  # sealed by a reader meanwhile, or damaged: `verify` says so
+    return found
 
 
 def _name(text: str) -> str:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
+from zlib import crc32
 
 import msgspec
 
+from rearview.model.secrets import holds_secret, is_secret_file
 from rearview.store.git import Entry, GitDatabase
+from rearview.store.private import make_folder
 from rearview.store.project import FOLDER, publish
 
-CACHE_FORMAT = 1
+CACHE_FORMAT = 2
+"""From 2 on, four bytes with the CRC of the rest stand before it."""
 MANY, MUCH = 5_000, 64 << 20
 """More untracked files, or more untracked bytes, than this are data: only code is taken."""
 SETTLED = 1_000_000_000
@@ -26,6 +29,10 @@ CODE = frozenset(
     b".py .pyi .pyx .pxd .ipynb .toml .cfg .ini .yaml .yml .sh .sql .c .cc .cpp .h .hpp .cu .cuh "
     b".jinja .j2 .gin .r .jl .rs .go .js .ts".split()
 )
+CODE_TEXT = frozenset(
+    b".py .pyi .pyx .pxd .ipynb .c .cc .cpp .h .hpp .cu .cuh .r .jl .rs .go".split()
+)
+"""Programs, which are taken whatever they contain."""
 BINARY = frozenset(
     b".npy .npz .pt .pth .ckpt .safetensors .bin .onnx .h5 .hdf5 .parquet .arrow .feather .pkl "
     b".pickle .joblib .zip .gz .bz2 .xz .zst .tar .tgz .7z .jpg .jpeg .png .gif .bmp .webp .tif "
@@ -37,8 +44,6 @@ SKIP_FOLDERS = frozenset(
     b"__pycache__ .venv venv site-packages node_modules .tox .nox .mypy_cache .pytest_cache "
     b".ruff_cache .ipynb_checkpoints .eggs wandb mlruns lightning_logs .git .hg .svn".split()
 ) | {FOLDER.encode()}
-SECRET = re.compile(rb"(\.env(\..*)?|.*\.(pem|key)|\.(netrc|pypirc|npmrc)|id_(rsa|ed25519).*)\Z")
-"""Untracked files that are never copied anywhere."""
 
 
 class Seen(msgspec.Struct, array_like=True):
@@ -65,8 +70,11 @@ class Cache(msgspec.Struct):
     @classmethod
     def read(cls, file: Path, place: str, limit: int) -> Cache:
         """Return what was remembered for this database and size limit, or nothing."""
-        with contextlib.suppress(OSError, msgspec.MsgspecError):
-            cache = msgspec.msgpack.decode(file.read_bytes(), type=cls)
+        with contextlib.suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
+            data = file.read_bytes()
+            if crc32(data[4:]).to_bytes(4, "little") != data[:4]:
+                return cls(place=place, limit=limit)
+            cache = msgspec.msgpack.decode(data[4:], type=cls)
             if (cache.format, cache.place, cache.limit) == (CACHE_FORMAT, place, limit):
                 return cache
         return cls(place=place, limit=limit)
@@ -74,8 +82,9 @@ class Cache(msgspec.Struct):
     def write(self, file: Path) -> None:
         """Remember; losing it costs time only."""
         with contextlib.suppress(OSError):
-            file.parent.mkdir(parents=True, exist_ok=True)
-            publish(file, msgspec.msgpack.encode(self), durable=False)
+            make_folder(file.parent)
+            data = msgspec.msgpack.encode(self)
+            publish(file, crc32(data).to_bytes(4, "little") + data, durable=False)
 
 
 class Database(Protocol):
@@ -128,8 +137,8 @@ def _store(database: Database, found: Look) -> None:
         seen, whole = found.files[path], root + b"/" + path
         try:
             if stat.S_ISLNK(seen.mode):
-                seen.oid = _put_link(database, whole, seen)
-            elif _is_text(path, whole):
+                seen.oid = _put_link(database, whole)
+            elif _is_text(path, whole) and not _is_secret(path, whole):
                 texts.append(path)
         except OSError:  # gone or unreadable since it was listed: not part of this version
             del found.files[path]
@@ -148,14 +157,8 @@ def _put_one(database: Database, whole: bytes) -> str:
         return ""
 
 
-def _put_link(database: Database, whole: bytes, seen: Seen) -> str:
-    """Store a link as a link; one to a text file outside the project as that file."""
-    target = os.path.realpath(whole)
-    inside = target.startswith(os.fsencode(database.work_tree.resolve()) + b"/")
-    if not inside and os.path.isfile(target) and _is_text(target, target):  # noqa: PTH113
-        seen.mode = stat.S_IFREG | 0o644
-        seen.mtime = 0  # the link's own facts do not tell when the target changes
-        return database.put(Path(os.fsdecode(target)).read_bytes())
+def _put_link(database: Database, whole: bytes) -> str:
+    """Store a link as a link, wherever it leads: what lies outside the project is not taken."""
     return database.put(os.readlink(whole))  # noqa: PTH115
 
 
@@ -190,9 +193,9 @@ def _taken(listing: Mapping[bytes, tuple[bool, Seen]]) -> Iterator[bytes]:
     only_code = len(loose) > MANY or sum(size for size in loose if size <= 1 << 20) > MUCH
     for path in sorted(listing):
         name = path.rsplit(b"/", 1)[-1]
+        if is_secret_file(os.fsdecode(path)):
+            continue  # tracked or not: a version may travel further than the repository
         if not listing[path][0]:
-            if SECRET.match(name):
-                continue
             if only_code and not (_suffix(name) in CODE or name.startswith(b"requirements")):
                 continue
         yield path
@@ -203,6 +206,14 @@ def _is_text(path: bytes, whole: bytes) -> bool:
         return False
     with open(whole, "rb") as file:  # noqa: PTH123
         return b"\0" not in file.read(8000)  # git's own rule
+
+
+def _is_secret(path: bytes, whole: bytes) -> bool:
+    """Return True if a file that is not code holds a private key or a token."""
+    if _suffix(path) in CODE_TEXT:
+        return False  # without it the run could not be replayed; the store is its owner's alone
+    with open(whole, "rb") as file:  # noqa: PTH123
+        return holds_secret(file.read())
 
 
 def _suffix(path: bytes) -> bytes:

@@ -25,6 +25,7 @@ from rearview.model import Checkpoint
 from rearview.plan.retention import Held, thin
 from rearview.store.checkpoints import Checkpoints
 from rearview.store.presence import earliest
+from rearview.store.private import make_folder
 from rearview.store.project import Project
 
 GONE = ".gone-"
@@ -54,12 +55,14 @@ def gc(
     referenced: Callable[[], Iterable[str]],
     budget: int | None = None,
     keep: Collection[str] = (),
+    without: Collection[str] = (),
     dry: bool = False,
 ) -> Freed:
     """Free what is not needed, and thin checkpoints until `budget` bytes suffice.
 
     `referenced` returns the oids that records name. `keep` holds ids of runs and checkpoints that
-    are promised: they stay, whatever the budget. With `dry` nothing is changed.
+    are promised: they stay, whatever the budget. Checkpoints of the runs in `without` need nothing;
+    those runs are about to be removed. With `dry` nothing is changed.
     """
     if not dry:
         bring_back(project)
@@ -68,6 +71,7 @@ def gc(
     cutoff = earliest(project, now) - (RECORDING if _recording(project, now) else SLACK)
     checkpoints = Checkpoints(project)
     held = [checkpoint for run in checkpoints.runs() for checkpoint in _readable(checkpoints, run)]
+    held = [checkpoint for checkpoint in held if checkpoint.run not in without]
     uses = {each.id: _uses(checkpoints, each) for each in held}
     recorded = {checkpoints.objects.path(oid) for oid in referenced()}
     gone: list[str] = []
@@ -233,7 +237,7 @@ def _clock(project: Project) -> float:
     """Return the time as the store's file system tells it, which may be another machine's."""
     probe = project.writing / f".clock-{os.getpid()}-{os.urandom(4).hex()}"
     try:
-        probe.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(probe.parent)
         probe.touch()
         moment = probe.stat().st_mtime
         probe.unlink()

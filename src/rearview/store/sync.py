@@ -15,11 +15,17 @@ import msgspec
 from rearview.config import Settings
 from rearview.errors import DamagedError, RemoteError
 from rearview.model import Checkpoint
-from rearview.remote.base import Remote
+from rearview.remote.base import Remote, check_key
 from rearview.store.checkpoints import Checkpoints
+from rearview.store.private import close_to_others, make_folder
 from rearview.store.project import FORMAT, Project, publish
 from rearview.store.runs import Runs
 from rearview.store.versions import Versions
+
+_FOLDERS = frozenset(("runs", "checkpoints", "packs", "objects"))
+"""Folders of a store in which the files of a run are."""
+_ATTEMPTS = 3
+"""How often files are listed anew when one of them went away meanwhile."""
 
 
 class Pointer(msgspec.Struct, frozen=True):
@@ -43,22 +49,59 @@ def command_key(target: str, args: Sequence[str]) -> str:
     return f"commands/{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
 
 
-def push(project: Project, run: str, remote: Remote, key: str) -> int:
-    """Bring everything that `run` needs to go on to `remote`; return the bytes that were new."""
-    version = Runs(project).get(run).version
-    files = sorted({*_of_run(project, run), *_of_checkpoints(project, run)})
-    sent = 0
-    for path in files:
-        local = project.store / path
-        fixed = not path.startswith("runs/")  # objects and manifests never change
-        if fixed and remote.stat(path) is not None:
-            continue
-        sent += remote.put(local, path).size
-    if version and remote.stat(f"versions/{version}") is None:
-        packed = msgspec.msgpack.encode(Versions(project, Settings()).packed(version))
-        sent += _put(remote, f"versions/{version}", packed)
+def push(
+    project: Project, run: str, remote: Remote, key: str, known: dict[str, object] | None = None
+) -> int:
+    """Bring everything that `run` needs to go on to `remote`; return the bytes that were new.
+
+    It may be called again and again while the run goes on; `known` remembers what is there.
+    """
+    known = {} if known is None else known
+    about = Runs(project).get(run)
+    version = about.version
+    for attempt in range(_ATTEMPTS):
+        try:
+            files = sorted({*_of_run(project, run), *_of_checkpoints(project, run)})
+            sent = sum(_send(project, path, remote, known) for path in files)
+            break
+        except FileNotFoundError:  # a sweep removed a checkpoint since it was listed
+            if attempt == _ATTEMPTS - 1:
+                raise
+    for source in {version, about.source} - {"", *known}:
+        if remote.stat(f"versions/{source}") is None:
+            packed = msgspec.msgpack.encode(Versions(project, Settings()).packed(source))
+            sent += _put(remote, f"versions/{source}", packed)
+        known[source] = True
     pointer = Pointer(project.check(), run, version, tuple(files))
     return sent + _put(remote, key, msgspec.json.encode(pointer))
+
+
+def _send(project: Project, path: str, remote: Remote, known: dict[str, object]) -> int:
+    """Bring one file there, unless it is; return the bytes that were new."""
+    local = project.store / path
+    if not path.startswith("runs/"):  # objects and manifests never change
+        if path in known:
+            return 0
+        size = 0 if remote.stat(path) is not None else remote.put(local, path).size
+        known[path] = True
+        return size
+    facts = local.stat()
+    now = (facts.st_size, facts.st_mtime_ns)
+    if known.get(path) == now:
+        return 0
+    # the run may be writing to it: what is compared at the far end must stand still
+    size = _put(remote, path, local.read_bytes())
+    known[path] = now
+    return size
+
+
+def waiting(remote: Remote) -> dict[str, str]:
+    """Return the key by run of what a remote holds, the run that began last at the end."""
+    found = {}
+    for key in remote.list("commands/"):
+        pointer = msgspec.json.decode(_get(remote, key), type=Pointer)
+        found[pointer.run] = key
+    return dict(sorted(found.items()))
 
 
 def pull(project: Project, remote: Remote, key: str) -> str | None:
@@ -72,26 +115,48 @@ def pull(project: Project, remote: Remote, key: str) -> str | None:
             "`pip install --upgrade rearview`.",
             slug="remote-newer",
         )
+    _check_names(pointer, key)
     project.needs(pointer.format)
     # manifests last: a checkpoint is there only when its objects are
     for path in sorted(pointer.files, key=lambda path: path.startswith("checkpoints/")):
+        check_key(path)
         local = project.store / path
         if local.exists() and not path.startswith("runs/"):
             continue
-        local.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(local.parent)
         remote.get(path, local)
+        close_to_others(local)
     if pointer.version:
-        packed = msgspec.msgpack.decode(
-            _get(remote, f"versions/{pointer.version}"), type=dict[str, tuple[str, bytes]]
-        )
-        found = Versions(project, Settings()).adopt(pointer.run, packed)
-        if found != pointer.version:
-            raise DamagedError(
-                f"The source of run {pointer.run} came as version {found[:12]}, not "
-                f"{pointer.version[:12]}. Push it again from where it ran.",
-                slug="damaged",
-            )
+        _adopt(project, remote, pointer.run, pointer.version)
+        source = Runs(project).get(pointer.run).source
+        if source != pointer.version:
+            _adopt(project, remote, f"{pointer.run}-continued", source)
     return pointer.run
+
+
+def _adopt(project: Project, remote: Remote, name: str, version: str) -> None:
+    packed = msgspec.msgpack.decode(
+        _get(remote, f"versions/{version}"), type=dict[str, tuple[str, bytes]]
+    )
+    found = Versions(project, Settings()).adopt(name, packed)
+    if found != version:
+        raise DamagedError(
+            f"The source of run {name} came as version {found[:12]}, not {version[:12]}. Push it "
+            "again from where it ran.",
+            slug="damaged",
+        )
+
+
+def _check_names(pointer: Pointer, key: str) -> None:
+    """Refuse a pointer that names files outside of the folders that a run has."""
+    for name in (*pointer.files, f"runs/{pointer.run}"):
+        parts = name.split("/")
+        if parts[0] not in _FOLDERS or len(parts) < 2 or any(p in {"", ".", ".."} for p in parts):
+            raise RemoteError(
+                f"{key} names {name!r}, which is no file of a run. It was not written by Rearview; do "
+                "not trust that remote.",
+                slug="remote-names",
+            )
 
 
 def _of_run(project: Project, run: str) -> Iterator[str]:

@@ -12,7 +12,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from rearview.errors import RearviewError
@@ -20,6 +20,7 @@ from rearview.model import Status
 from rearview.store.project import Project
 from rearview.store.runs import Runs
 from rearview.store.sweep import Freed, gc
+from rearview.store.tables.duck import quoted
 from rearview.store.views import Tables
 
 
@@ -41,12 +42,16 @@ def fit(project: Project, budget: int, run: str) -> Freed:
         tables.close()
 
 
-def named(tables: Tables) -> list[str]:
-    """Return the objects that records name, alone or inside lists and dictionaries."""
+def named(tables: Tables, without: Collection[str] = ()) -> list[str]:
+    """Return the objects that records name, alone or inside lists and dictionaries.
+
+    Records of the runs in `without` do not count.
+    """
     tables.refresh()
+    besides = "".join(f" AND run <> {quoted(run)}" for run in without)
     rows = tables.sql(
         "SELECT DISTINCT text FROM records WHERE kind IN ('object', 'json') "
-        "AND contains(text, '$object')"
+        f"AND contains(text, '$object'){besides}"
     )
     return [oid for row in rows for oid in _oids(json.loads(row["text"]))]
 

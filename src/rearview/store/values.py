@@ -148,8 +148,17 @@ def _stored(value: Any, put: Put) -> dict[str, Any] | None:
             return None
         data = memoryview(array).cast("B") if array.size and array.dtype.kind in "biufc" else None
         kept = array.tobytes() if data is None else data
-        return _named(put(kept), kind="array", dtype=array.dtype.str, shape=list(array.shape))
+        return _named(put(kept), kind="array", **_dtype(array.dtype), shape=list(array.shape))
     return _image(value, put)
+
+
+def _dtype(dtype: Any) -> dict[str, Any]:
+    """Return the name of a dtype of NumPy; the fields too, if it has some."""
+    if dtype.names is not None:
+        return {"dtype": dtype.str, "descr": dtype.descr}
+    # NumPy's short name of a type that another library adds, such as bfloat16, is that of raw bytes
+    added = dtype.kind == "V" and not dtype.name.startswith("void")
+    return {"dtype": dtype.name if added else dtype.str}
 
 
 def _tensor(value: Any) -> tuple[Any, str, list[int]]:
@@ -204,22 +213,34 @@ def _named(ref: ObjectRef, **facts: Any) -> dict[str, Any]:
     return out
 
 
-def restore(value: Any) -> Any:
+def restore(value: Any, stored: Callable[[dict[str, Any]], Any] | None = None) -> Any:
     """Return the value that `convert` was given, as far as its kind brings it back.
+
+    `stored` is given each description of an object and returns what to put in its place; without it
+    the description stays.
 
     >>> restore(convert([1, float("inf"), {"$odd": b"x"}]))
     [1, inf, {'$odd': b'x'}]
     """
     if isinstance(value, list):
-        return [restore(item) for item in value]
+        return [restore(item, stored) for item in value]
     if not isinstance(value, dict):
         return value
+    if len(value) == 1 and "$json" in value:
+        return restore_json(value["$json"], stored)
     for marker, decode in _DECODE.items():
         if marker in value and len(value) == 1:
             return decode(value[marker])
     if "$object" in value:
-        return value
-    return {key: restore(item) for key, item in value.items()}
+        return value if stored is None else stored(value)
+    return {key: restore(item, stored) for key, item in value.items()}
+
+
+def restore_json(value: Any, stored: Callable[[dict[str, Any]], Any] | None = None) -> Any:
+    """Return a list or dictionary that stood under `$json`: its own keys are never markers."""
+    if isinstance(value, dict):
+        return {key: restore(item, stored) for key, item in value.items()}
+    return restore(value, stored)
 
 
 def _int(text: str) -> int:
@@ -228,18 +249,11 @@ def _int(text: str) -> int:
     return -number if text.startswith("-") else number
 
 
-def _json(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: restore(item) for key, item in value.items()}
-    return restore(value)
-
-
 _DECODE: dict[str, Callable[[Any], Any]] = {
     "$float": float,
     "$int": _int,
     "$str": lambda text: base64.b64decode(text).decode("utf-8", "surrogatepass"),
     "$bytes": base64.b64decode,
-    "$json": _json,
     "$repr": str,
 }
 
@@ -255,7 +269,9 @@ def load(value: Mapping[str, Any], data: bytes) -> Any:
     if kind == "tensor":
         import torch
 
-        dtype = getattr(torch, value["dtype"])
+        dtype = getattr(torch, value["dtype"], None)
+        if not isinstance(dtype, torch.dtype):
+            raise TypeError(f"torch has no dtype {value['dtype']!r}")
         if not data:
             return torch.empty(value["shape"], dtype=dtype)
         return torch.frombuffer(bytearray(data), dtype=dtype).reshape(value["shape"])
@@ -264,4 +280,31 @@ def load(value: Mapping[str, Any], data: bytes) -> Any:
     if kind == "histogram":
         edges, counts = np.split(np.frombuffer(data, "<f8"), [value["shape"][0] + 1])
         return counts, edges
-    return np.frombuffer(data, np.dtype(value["dtype"])).reshape(value["shape"]).copy()
+    return np.frombuffer(data, _numpy_dtype(value)).reshape(value["shape"]).copy()
+
+
+def _numpy_dtype(value: Mapping[str, Any]) -> Any:
+    import numpy as np
+
+    if value.get("descr") is not None:
+        return np.lib.format.descr_to_dtype(fields_of(value["descr"]))
+    try:
+        return np.dtype(value["dtype"])
+    except TypeError:
+        import ml_dtypes
+
+        return np.dtype(getattr(ml_dtypes, value["dtype"]))
+
+
+def fields_of(descr: Any) -> Any:
+    """Return the fields of a structured dtype as NumPy takes them: JSON has no tuples."""
+    if not isinstance(descr, list):
+        return descr
+    return [
+        (_field_name(name), fields_of(kind), *(tuple(shape) for shape in more))
+        for name, kind, *more in descr
+    ]
+
+
+def _field_name(name: Any) -> Any:
+    return tuple(name) if isinstance(name, list) else name

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rearview.errors import RearviewError, StoreError
+from rearview.config import Settings
+from rearview.errors import DamagedError, RearviewError, StoreError, VersionError
 from rearview.model import Checkpoint, ObjectRef
-from rearview.store.checkpoints import Checkpoints
+from rearview.store import printed, readings, trust
+from rearview.store.checkpoints import Checkpoints, is_of
 from rearview.store.direct import unwritable
+from rearview.store.lines import CHECKED, damaged_lines, facts_of, read_facts
+from rearview.store.loose import LooseDatabase
 from rearview.store.manifest import checkpoint_of, seal, unseal
 from rearview.store.objects import Objects
 from rearview.store.packs import body_of
+from rearview.store.private import make_folder
 from rearview.store.project import FORMAT, Project, publish
+from rearview.store.records import repaired
+from rearview.store.runs import ACCOUNT, Runs
+from rearview.store.runs import FORMAT as FACTS
 from rearview.store.sweep import bring_back
+from rearview.store.tables.check import look_at
+from rearview.store.tables.duck import Duck
+from rearview.store.versions import Versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +51,8 @@ class Report:
     runs: int = 0
     nbytes: int = 0
     problems: tuple[Problem, ...] = ()
+    unchecked: int = 0
+    """Files that were written before there were checksums: that they can be read is all we know."""
 
     @property
     def ok(self) -> bool:
@@ -52,24 +64,25 @@ def verify(
     project: Project,
     *,
     repair: bool = False,
-    records: Callable[[Path], Iterable[str]] | None = None,
+    versions: Versions | None = None,
     fetch: Callable[[str], bytes | None] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Report:
     """Check every byte of the store; with `repair` rebuild what can be, set aside what cannot.
 
-    `records` is called with each run's folder and yields what is wrong with its records. `fetch`
-    brings the content of an object from elsewhere by its oid. `progress` is told the bytes checked. Nothing is
+    `versions` are those of the project, which may lie in the user's git. `fetch` brings the content of an object from elsewhere by its oid. `progress` is told the bytes checked. Nothing is
     ever deleted: damaged files move to `.rearview/damaged/`.
     """
-    check = _Check(project, repair, fetch, progress or (lambda _: None))
+    sources = versions or Versions(project, Settings())
+    check = _Check(project, repair, fetch, progress or (lambda _: None), sources)
     try:
         if repair:
             bring_back(project)
         check.format()
-        check.runs(records or (lambda _: ()))
+        check.runs()
         check.objects_of_their_own()
         check.manifests()
+        check.versions()
     except OSError as exc:
         raise unwritable(exc, "A repair", project.store) from exc
     return Report(
@@ -79,6 +92,7 @@ def verify(
         runs=check.seen_runs,
         nbytes=check.nbytes,
         problems=tuple(check.problems),
+        unchecked=check.unchecked,
     )
 
 
@@ -88,11 +102,13 @@ class _Check:
     repair: bool
     fetch: Callable[[str], bytes | None] | None
     progress: Callable[[int], None]
+    sources: Versions
     problems: list[Problem] = field(default_factory=list)
     objects: int = 0
     checkpoints: int = 0
     seen_runs: int = 0
     nbytes: int = 0
+    unchecked: int = 0
     packs: set[str] = field(default_factory=set)
     verdicts: dict[ObjectRef, str] = field(default_factory=dict)
     """What is wrong with a part; empty when it is good."""
@@ -105,27 +121,135 @@ class _Check:
                 raise
             done = ""
             if self.repair:
-                publish(self.project.store / "format", b"%d\n" % FORMAT)
+                self._write_format()
                 done = "written anew"
             self._note(self.project.store / "format", str(exc), done)
-
-    def runs(self, records: Callable[[Path], Iterable[str]]) -> None:
-        if not self.project.runs.is_dir():
             return
-        for folder in sorted(self.project.runs.iterdir()):
-            if not folder.is_dir():
+        layout = trust.layout_of(self.project.store)
+        text = (self.project.store / "format").read_bytes()
+        if not 1 <= int(text) <= FORMAT:
+            what = f"is {text!r}, which is no format of a store"
+            self._note(self.project.store / "format", what, self._write_format())
+        identity = self.project.store / trust.FILE
+        if layout is None and identity.exists():
+            what = "is damaged: the store is not known to have been made here"
+            self._note(identity, what, self._aside(identity))
+
+    def _write_format(self) -> str:
+        if not self.repair:
+            return ""
+        number = trust.layout_of(self.project.store) or FORMAT
+        publish(self.project.store / "format", b"%d\n" % number)
+        return "written anew"
+
+    def runs(self) -> None:
+        duck = Duck(self.project.store)
+        try:
+            for folder in self._folders(self.project.runs):
+                self.seen_runs += 1
+                self._facts(folder)
+                for name in (
+                    "events.jsonl",
+                    "replays.jsonl",
+                    "traces.jsonl",
+                    "environment.jsonl",
+                    ACCOUNT,
+                ):
+                    self._lines(folder / name)
+                self._printed(folder)
+                self._clock(folder)
+                for look in look_at(duck, folder):
+                    self.unchecked += not look.checked
+                    if look.what:
+                        self._note(look.file, look.what, *self._without_damage(look.file))
+        finally:
+            duck.close()
+
+    def _folders(self, place: Path) -> list[Path]:
+        return (
+            sorted(folder for folder in place.iterdir() if folder.is_dir())
+            if place.is_dir()
+            else []
+        )
+
+    def _facts(self, folder: Path) -> None:
+        for name in ("run.json", "end.json"):
+            path = folder / name
+            try:
+                self.unchecked += read_facts(path, FACTS).get("format", 1) < CHECKED
+            except FileNotFoundError:
                 continue
-            self.seen_runs += 1
-            for name in ("run.json", "end.json"):
-                path = folder / name
-                if not path.exists():
-                    continue
-                try:
-                    json.loads(path.read_bytes())
-                except (OSError, ValueError) as exc:
-                    self._note(path, f"cannot be read: {exc}", self._aside(path))
-            for what in records(folder):
-                self._note(folder, what)
+            except DamagedError as exc:
+                done = self._aside(path)
+                lost = "how it ended, its loops and its costs"
+                if name == "run.json" and self.repair:
+                    version = self.sources.names().get(f"runs/{folder.name}", "")
+                    Runs(self.project).rebuild(folder.name, version)
+                    lost = "its command, its arguments and its surroundings"
+                    done += "; written anew with what its id and its version tell"
+                self._note(path, str(exc), f"{done}; {lost} are lost" if done else "")
+
+    def _lines(self, path: Path) -> None:
+        """Check a file of facts, of which each line is apart."""
+        bad = damaged_lines(path, FACTS)
+        if not bad:
+            return
+        done = ""
+        if self.repair:
+            good = [line for line in path.read_bytes().split(b"\n") if facts_of(line, FACTS)]
+            done = f"{self._aside(path)}; what is intact stays"
+            publish(path, b"".join(line + b"\n" for line in good))
+        self._note(path, f"{bad} lines are damaged, or were cut off by a kill", done)
+
+    def _printed(self, folder: Path) -> None:
+        path = folder / printed.FILE
+        good, bad = printed.intact_lines(folder)
+        if good and not printed.is_checked(folder):
+            self.unchecked += 1
+        if not bad:
+            return
+        done = ""
+        if self.repair:
+            done = f"{self._aside(path)}; the lines that are intact stay"
+            publish(path, b"".join(line + b"\n" for line in good))
+        self._note(path, f"{bad} printed lines are damaged", done)
+
+    def _clock(self, folder: Path) -> None:
+        path = folder / readings.FILE
+        try:
+            readings.read_clock(path)
+        except DamagedError as exc:
+            done = self._aside(path)
+            if done:
+                readings.remove_clock(path)
+            lost = "the times it was told are lost: replays of it may differ"
+            self._note(path, str(exc), f"{done}; {lost}" if done else "")
+
+    def _without_damage(self, file: Path) -> tuple[str, tuple[str, ...]]:
+        """Set a file of records aside and put what is intact of it in its place, if repairing."""
+        if not self.repair:
+            return "", ()
+        kept = repaired(file) if file.suffix == ".jsonl" else None
+        done = self._aside(file)
+        if kept is None:
+            return f"{done}; all records in it are lost", ()
+        publish(file, kept)
+        return f"{done}; the records that are intact stay", ()
+
+    def versions(self) -> None:
+        try:
+            for found in self.sources.damage():
+                path, done = found.file, ""
+                lost = found.name.removeprefix("runs/")
+                if self.repair and isinstance(found.home, LooseDatabase):
+                    done = self._aside(path) if path.is_file() else ""
+                    if found.ref.is_file() and path != found.ref:
+                        done += f", {self._aside(found.ref)}"
+                    done += f"; the source of {lost} is lost"
+                what = f"{found.oid[:12]}, part of the source of {lost}, {found.what}"
+                self._note(path, what, done)
+        except (VersionError, OSError) as exc:
+            self._note(self.project.store / "versions.git", str(exc))
 
     def objects_of_their_own(self) -> None:
         store = Objects(self.project)
@@ -153,7 +277,7 @@ class _Check:
     def _manifest(self, store: Checkpoints, path: Path) -> Checkpoint | None:
         name = f"{path.parent.name}/{path.stem}"
         try:
-            return checkpoint_of(unseal(path.read_bytes(), name), store.objects.get)
+            return is_of(path, checkpoint_of(unseal(path.read_bytes(), name), store.objects.get))
         except FileNotFoundError:
             return None
         except RearviewError as exc:
@@ -227,7 +351,7 @@ class _Check:
         if not self.repair:
             return ""
         place = self.project.damaged / path.relative_to(self.project.store)
-        place.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(place.parent)
         number = 0
         while place.exists():
             number += 1

@@ -2,23 +2,81 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
-import shutil
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from rearview.config import Settings
 from rearview.errors import VersionError
 from rearview.store import sources
 from rearview.store.direct import unwritable
-from rearview.store.git import Entry, GitDatabase, repository, run_git
-from rearview.store.loose import LooseDatabase
+from rearview.store.git import REFS, Entry, GitDatabase, empty_repository, has_git, repository
+from rearview.store.loose import LooseDatabase, rows_of, tree_of
+from rearview.store.private import make_folder
 from rearview.store.project import Project
 
 Database = GitDatabase | LooseDatabase
 _LINK = "120000"
+_MODULE = "160000"
+"""Mode of a repository inside, whose commit is not kept here."""
+_NAME = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 MOST_SEEN = 64
 """Versions whose lists of files are remembered."""
+
+
+class Damage(NamedTuple):
+    """An object of a version that is missing or is not what its name says."""
+
+    home: Database
+    name: str
+    """Ref that needs it: `runs/<run>` or `derived/<version>`."""
+    oid: str
+    what: str
+
+    @property
+    def file(self) -> Path:
+        """The file of the object, where it is one of ours; else the database."""
+        if not isinstance(self.home, LooseDatabase):
+            return self.home.git_dir
+        place = self.home.git_dir / "objects" / self.oid[:2] / self.oid[2:]
+        return place if _NAME.fullmatch(self.oid) and place.is_file() else self.ref
+
+    @property
+    def ref(self) -> Path:
+        """The file of the ref."""
+        return self.home.git_dir / REFS / self.name
+
+
+def _first_bad(home: Database, top: str, sound: set[str]) -> tuple[str, str] | None:
+    """Return the first object below `top` that cannot be read as what it is called, and why."""
+    todo = [top]
+    seen: set[str] = set()
+    while todo:
+        names = [name for name in dict.fromkeys(todo) if name not in sound | seen]
+        todo = []
+        for name, found in zip(names, home.raw(names), strict=True):
+            if found is None:
+                return name, "is missing, or cannot be read"
+            kind, data = found
+            if _hash(kind, data, len(name)) != name:
+                return name, "is damaged: its content has another hash"
+            seen.add(name)
+            if kind == "commit":
+                todo.append(tree_of(data))
+            elif kind == "tree":
+                size = len(name) // 2
+                todo += [oid for mode, _, oid in rows_of(data, size) if mode != _MODULE]
+    sound |= seen  # what is above a bad object is not sound, whoever else refers to it
+    return None
+
+
+def _hash(kind: str, data: bytes, length: int) -> str:
+    method = hashlib.sha1 if length == 40 else hashlib.sha256
+    whole = b"%b %d\0%b" % (kind.encode(), len(data), data)
+    return method(whole, usedforsecurity=False).hexdigest()
 
 
 class Versions:
@@ -162,25 +220,40 @@ class Versions:
         entries = sorted(found.items(), key=lambda item: item[1][0] == _LINK)
         blobs = home.blobs(name for _, (_, name) in entries)
         for (path, (mode, _)), data in zip(entries, blobs, strict=True):
-            if not {b"", b".", b"..", b".git"}.isdisjoint(path.split(b"/")):
-                raise VersionError(
-                    f"Version {version[:12]} has a file named {os.fsdecode(path)!r}, which would "
-                    "land outside its folder. It was not written by Rearview; do not trust it.",
-                    slug="version-file",
-                )
             file = folder / os.fsdecode(path)
-            file.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(file.parent)
             file.unlink(missing_ok=True)
             if mode == _LINK:
-                file.symlink_to(os.fsdecode(data))
+                file.symlink_to(self._aim(os.fsdecode(path), os.fsdecode(data)))
             else:
                 file.write_bytes(data)
-                file.chmod(0o755 if mode == "100755" else 0o644)
+                file.chmod(0o700 if mode == "100755" else 0o600)
+
+    def _aim(self, path: str, link: str) -> str:
+        """Return where a link leads from an exported tree: one out of the project leads there still."""
+        target = os.path.normpath(os.path.join(os.path.dirname(path), link))  # noqa: PTH118, PTH120
+        if target.startswith("..") and not os.path.isabs(link):  # noqa: PTH117
+            return os.path.normpath(self._project.root / target)
+        return link
 
     def diff(self, a: str, b: str) -> str:
         """Return what changed from version `a` to version `b` as a unified difference."""
         one, two = self._holding(a), self._holding(b)
-        return one.diff(a, b, also=two.git_dir if two.git_dir != one.git_dir else None)
+        if isinstance(one, GitDatabase) and one is two:
+            return one.diff(a, b)
+        with empty_repository(self._project.root) as git:
+            both = LooseDatabase(git.git_dir, self._project.root)
+            first, second = (
+                both.tree(
+                    None,
+                    {
+                        os.fsencode(path): (mode, both.put(data))
+                        for path, (mode, data) in self.packed(version).items()
+                    },
+                )
+                for version in (a, b)
+            )
+            return (git if has_git(self._project.root) else both).diff(first, second)
 
     def names(self) -> dict[str, str]:
         """Return version by name: `runs/<run>` or `derived/<version>`."""
@@ -189,10 +262,28 @@ class Versions:
             out.update(home.names())
         return out
 
+    def damage(self) -> Iterator[Damage]:
+        """Yield what is wrong with the versions that are kept, having read every object of them."""
+        for home in self._all():
+            if home.own and not (home.git_dir / "HEAD").is_file():
+                continue
+            sound: set[str] = set()
+            refs = home.refs() if isinstance(home, LooseDatabase) else home.names()
+            for name, top in refs.items():
+                bad = _first_bad(home, top, sound)
+                if bad is not None:
+                    yield Damage(home, name, *bad)
+
     def drop(self, run: str) -> None:
         """Let go of a run's version; git frees its space when nothing else needs it."""
         for home in self._all():
             home.drop(f"runs/{run}")
+
+    def drop_derived(self, version: str) -> None:
+        """Let go of a derived version that no replay needs any more."""
+        if _NAME.fullmatch(version):
+            for home in self._all():
+                home.drop(f"derived/{version}")
 
     def _look(self, version: str) -> tuple[Database, dict[bytes, Entry]]:
         """Return the database that holds a version, and its files by path."""
@@ -200,12 +291,15 @@ class Versions:
             if len(self._seen) >= MOST_SEEN:
                 self._seen.clear()
             home = self._holding(version)
-            self._seen[version] = (home, home.entries(version))
+            entries = home.entries(version)
+            for path in entries:
+                _check_path(path, version)
+            self._seen[version] = (home, entries)
         return self._seen[version]
 
     def _holding(self, version: str) -> Database:
         homes = self._all()
-        for home in homes:
+        for home in homes if _NAME.fullmatch(version) else ():
             if home.has(version):
                 return home
         raise VersionError(
@@ -230,37 +324,22 @@ class Versions:
         return self._home
 
     def _begin_own(self) -> Database:
-        root = self._project.root
-        if not _has_git(root):
-            return LooseDatabase(self._own, root)
-        if not (self._own / "HEAD").is_file():
-            # made aside and renamed, so that two runs that start at once do not see half of it
-            aside = self._own.with_name(f".versions.{os.getpid()}.{os.urandom(4).hex()}")
-            done = run_git(["init", "-q", "--bare", "--template=", str(aside)], cwd=root)
-            if done.returncode:
-                shutil.rmtree(aside, ignore_errors=True)
-                raise VersionError(
-                    f"`git init` failed in {self._project.store}: {done.stderr.decode().strip()}. "
-                    "Make the folder writable or free some space.",
-                    slug="version-git",
-                )
-            try:
-                aside.rename(self._own)
-            except OSError:  # the other run was first
-                shutil.rmtree(aside, ignore_errors=True)
-        return GitDatabase(self._own, root, self._scratch, own=True)
+        return LooseDatabase(self._own, self._project.root)
 
 
-def _has_git(cwd: Path) -> bool:
-    try:
-        return run_git(["--version"], cwd=cwd).returncode == 0
-    except VersionError:
-        return False
+def _check_path(path: bytes, version: str) -> None:
+    """Refuse a path that would lie outside the folder of its version."""
+    if not {b"", b".", b"..", b".git"}.isdisjoint(path.lower().split(b"/")):
+        raise VersionError(
+            f"Version {version[:12]} has a file named {os.fsdecode(path)!r}, which would land "
+            "outside its folder. It was not written by Rearview; do not trust it.",
+            slug="version-file",
+        )
 
 
 def _clock(folder: Path) -> int:
     """Return the time by the clock of the file system, which is the one files are stamped with."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     file = folder / f".clock.{os.getpid()}"
     try:
         file.write_bytes(b"")

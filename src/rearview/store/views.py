@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rearview.errors import UsageError
 from rearview.model import Checkpoint
+from rearview.store.objects import Objects
 from rearview.store.project import Project
 from rearview.store.tables.ask import WORD, Ask
 from rearview.store.tables.catalogue import Sources, Virtual
@@ -21,6 +22,7 @@ from rearview.store.tables.relations import (
     load_versions,
     load_views,
 )
+from rearview.store.tables.run_search import known_columns, last_value_sql, matching_sql
 from rearview.store.tables.table import Table, refused
 from rearview.store.versions import Versions
 
@@ -58,6 +60,7 @@ class Tables:
         versions: Versions | None = None,
     ) -> None:
         self._project = project
+        self._objects = Objects(project)
         self._checkpoints = checkpoints
         self._versions = versions
         self._opened: Duck | None = None
@@ -101,17 +104,51 @@ class Tables:
         limit: int | None = None,
         virtual: Virtual = (),
         origins: bool = False,
+        unproved: bool = False,
     ) -> Table:
         """Return one row per point with `names` as columns (none: all), in order of execution.
 
         `where` is SQL over names, loops, arguments and facts of runs; `order` takes columns, with
         `-` in front for falling. A virtual name is a column of nulls where it has no values.
-        `origins` adds a column `<name>.origin` for every logged name.
+        `origins` adds a column `<name>.origin` for every logged name. Values of replays that were
+        not exact are left out, unless `unproved` asks for them. If there may be unproved values
+        among the rest, a last column, `unproved`, names those of each row.
         """
         self._condition(where)
-        ask = Ask(self._sources(runs, virtual), names, origins=origins)
+        ask = Ask(self._sources(runs, virtual, withheld=unproved), names, origins=origins)
         sql = ask.sql(where, order, limit)
-        return self._answer(ask, sql, ask.labels)
+        return self._answer(ask, sql, ask.labels, marked=True)
+
+    def matching(self, where: str) -> list[str]:
+        """Return the runs for which a condition over runs holds, in the order they started."""
+        self._condition(where)
+        sources = self._sources(None, ())
+        sql = matching_sql(sources, where)
+        self._question(sql)
+        try:
+            return [row["run"] for row in Table(self._duck(), sql)]
+        except UsageError as exc:
+            said = (
+                str(exc)
+                .removeprefix("The question cannot be answered: ")
+                .partition("\n")[0]
+                .rstrip("!.")
+            )
+            raise UsageError(
+                f"The condition {where!r} cannot be used: {said}. It may speak of "
+                f"{known_columns(sources)}.",
+                slug="sql",
+            ) from exc
+
+    def last_values(self, runs: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """Return by name the last value that each of `runs` logged; values that are null are left out."""
+        sources = self._sources(runs, ())
+        out: dict[str, dict[str, Any]] = {}
+        for name in sources.catalogue.names:
+            sql, kind = last_value_sql(sources, name)
+            rows = Table(self._duck(), sql, {"v": kind})
+            out[name] = {row["run"]: row["v"] for row in rows if row["v"] is not None}
+        return out
 
     def stretches(self, where: str, runs: Iterable[str]) -> list[Stretch]:
         """Return where in the loops of `runs` a condition holds, by iteration of the outermost.
@@ -144,9 +181,12 @@ class Tables:
             for row in rows
         ]
 
-    def sql(self, query: str) -> Table:
+    def sql(self, query: str, *, unproved: bool = False, values: bool = False) -> Table:
         """Return the answer to one SQL question over the tables of docs/schema.md.
 
+        With `values`, a text that describes a stored array or image comes back as that.
+        The pivoted views hold values of replays that were not exact only if `unproved` asks for
+        them; the table `records` holds all.
         Nothing can be written, and no file outside the store can be read. `EXPLAIN` of a question
         is one, too, and so are `DESCRIBE`, `SHOW`, `SUMMARIZE` and pragmas that only tell.
         """
@@ -164,23 +204,38 @@ class Tables:
         if words & _LISTING:
             deepest = max(map(depth, self._sources(None, ()).catalogue.rank), default=0)
             words |= {*_LEVELS, "full_pivot", *(f"pivot_{k}" for k in range(3, deepest + 1))}
+        doubtful: list[str] = []
         for word in words:
             level = _LEVELS.get(word)
             if word.startswith("pivot_") and word[6:].isdigit():
                 level = int(word[6:])
             if level is not None or word == "full_pivot":
-                ask = Ask(self._sources(None, ()), (), origins=False, level=level)
+                sources = self._sources(None, (), withheld=unproved)
+                ask = Ask(sources, (), origins=False, level=level)
+                doubtful += ask.unproved
                 text = ask.sql(None)
                 if level and ask.bare:  # nothing is logged that deep, so there are no such points
                     text = f"SELECT * FROM ({text}) WHERE false"
                 duck.execute(f"CREATE OR REPLACE VIEW {word} AS {text}")
         question = query.strip().rstrip(";")
-        return explained(duck, how, question) if how else Table(duck, question)
+        if how:
+            return explained(duck, how, question)
+        spoken = "*" in question or {word.lower() for word in doubtful} & words
+        told = sorted(set(doubtful)) if spoken else ()
+        return Table(duck, question, unproved=told, get=self._objects.get if values else None)
 
-    def _answer(self, ask: Ask, sql: str, labels: Sequence[str] = ()) -> Table:
+    def _answer(
+        self, ask: Ask, sql: str, labels: Sequence[str] = (), *, marked: bool = False
+    ) -> Table:
         self._question(sql)
+        mark = ask.mark if marked else ""
         try:
-            return Table(self._duck(), sql, ask.kinds, labels)
+            return Table(
+                *(self._duck(), sql, ask.kinds, labels),
+                mark=mark,
+                unproved=ask.unproved,
+                get=self._objects.get,
+            )
         except UsageError as exc:
             raise ask.explain(str(exc)) or exc from exc
 
@@ -226,7 +281,9 @@ class Tables:
         assert self._opened is not None
         return self._opened
 
-    def _sources(self, runs: Iterable[str] | None, virtual: Virtual) -> Sources:
+    def _sources(
+        self, runs: Iterable[str] | None, virtual: Virtual, *, withheld: bool = False
+    ) -> Sources:
         duck = self._duck()
         chosen = self._shelf.runs
         if runs is not None:
@@ -238,4 +295,4 @@ class Tables:
                     f"There is no run {run!r}. {hint}`rearview runs` lists them all.", slug="no-run"
                 )
             chosen = [run for run in chosen if run.id in wanted]
-        return Sources(self._project, duck, self._shelf, chosen, virtual)
+        return Sources(self._project, duck, self._shelf, chosen, virtual, withheld=withheld)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
 from rearview.errors import UsageError
+from rearview.model.proof import TRUSTED
 from rearview.store.tables.catalogue import Sources
-from rearview.store.tables.duck import ident, key
+from rearview.store.tables.duck import ident, key, quoted
 from rearview.store.tables.pivot import (
     Catalogue,
     Rows,
@@ -21,8 +22,13 @@ from rearview.store.tables.pivot import (
     rows_of,
 )
 
-RUN_COLUMNS = ("status", "script", "version", "started", "ended", "exit_code", "host", "parent")
+RUN_COLUMNS = (
+    *("status", "script", "version", "started", "ended", "exit_code", "host", "parent"),
+    *("name", "tags", "note"),
+)
 """Facts of runs that can be columns."""
+MARK = "unproved"
+"""The column that names the unproved values of each row."""
 WORD = re.compile(r"""'(?:[^']|'')*'|"((?:[^"]|"")+)"|([^\W\d]\w*)""")
 _NEVER = frozenset(
     ("and", "or", "not", "in", "is", "null", "like", "between", "true", "false", "case", "when")
@@ -39,7 +45,7 @@ class Ask:
         self, sources: Sources, names: Iterable[str], *, origins: bool, level: int | None = None
     ) -> None:
         self._sources = sources
-        self._origins = origins
+        self._shows_origins = origins
         self._cat = sources.catalogue if level is None else at_level(sources.catalogue, level)
         self._all_loops = self._cat.loops(self._cat.rank)
         self._logged: list[str] = []
@@ -51,10 +57,22 @@ class Ask:
         for text in wanted:
             # who asks for a column means what was logged, should a loop have the same name
             self._add(f"n:{text}" if text in self._cat.names else self.known(text))
+        self.mark = ""
+        """The column that names the unproved values of each row; empty if there is none."""
         self.kinds: dict[str, str] = {}
         """Kind of every recorded column, by its label."""
         self.labels: list[str] = []
         """The columns of the answer, each as it was logged."""
+
+    @property
+    def unproved(self) -> list[str]:
+        """The columns of the answer that may hold unproved values."""
+        return [name for name in self._logged if name in self._sources.unproved]
+
+    @property
+    def _origins(self) -> Collection[str]:
+        """Names whose origins are needed."""
+        return self._logged if self._shows_origins else self.unproved
 
     @property
     def bare(self) -> bool:
@@ -142,6 +160,10 @@ class Ask:
         facts = [*self._facts, *(c for c in extra if c[:2] in ("a:", "r:"))]
         deepest = max((depth(path) for path in rows.paths), default=0)
         place = [f"$r{k}" for k in range(1, deepest + 1)], [f"$i{k}" for k in range(1, deepest + 1)]
+        speaks = any(MARK in match.groups() for match in WORD.finditer(where or ""))
+        self.mark = ""
+        if speaks or (self.unproved and not self._shows_origins):
+            self.mark = self._free_label(rows)
         columns = dict(self._visible(rows))
         names = _distinct(columns)
         self.labels = list(columns)
@@ -165,7 +187,7 @@ class Ask:
             for t in order
         ]
         steps = [ident(c) for pair in zip(*place, strict=True) for c in pair]
-        by = ", ".join([*ranked, ident("$ord"), *steps, ident("$occ")])
+        by = ", ".join([*ranked, ident("$ord"), *_in_order([*steps, ident("$occ")])])
         end = f" LIMIT {int(limit)}" if limit is not None else ""
         return f"SELECT {shown} FROM ({text}) ORDER BY {by}{end}"
 
@@ -174,7 +196,7 @@ class Ask:
         if not self._logged:
             return self._sources
         sources = self._sources.first(limit, self._logged)
-        if len({path.split("/")[0] for path in rows.paths if path}) != 1:
+        if len({path.split("/")[0] for path in rows.paths if path}) != 1 or not sources.plain:
             return sources
         leaf = max(rows.paths, key=depth)
         here = {n: self._cat.kind(n) for n in self._logged if leaf in self._cat.names[n]}
@@ -199,10 +221,27 @@ class Ask:
         for name in self._logged:
             label = self._label(name, loops)
             yield label, (f"b.{key('n', name)}", self._cat.kind(name))
-            if self._origins:
+            if self._shows_origins:
                 yield f"{label}.origin", (f"b.{key('o', name)}", "")
         for column in self._facts:
             yield self._fact(column, loops)
+        if self.mark:
+            yield self.mark, (self._marks(loops), "")
+
+    def _marks(self, loops: Iterable[str]) -> str:
+        """Return the SQL of the names of the unproved values of a row; null if it has none."""
+        trusted = ", ".join(map(quoted, sorted(TRUSTED)))
+        found = [
+            f"CASE WHEN b.{key('o', name)} NOT IN ({trusted}) "
+            f"THEN {quoted(self._label(name, loops))} END"
+            for name in self.unproved
+        ]
+        return f"nullif(concat_ws(', ', {', '.join(found)}), '')" if found else "NULL::VARCHAR"
+
+    def _free_label(self, rows: Rows) -> str:
+        """Return a name for the column of marks that no other column has."""
+        taken = {label.lower() for label, _ in self._visible(rows)}
+        return next(label for k in range(len(taken) + 1) if (label := MARK + "_" * k) not in taken)
 
     def _label(self, name: str, loops: Iterable[str]) -> str:
         return f"{name}_logged" if name in loops or name == "run" else name
@@ -237,7 +276,7 @@ class Ask:
         deepest = max((depth(path) for path in rows.paths), default=0)
         place = ", ".join(f"b.{ident(column)}" for column in hidden(deepest))
         return (
-            f"SELECT {cells}, {place}, r.ord AS {ident('$ord')} FROM ({text}) b "
+            f"SELECT {cells}, {place}, b.{ident('$s')}, r.ord AS {ident('$ord')} FROM ({text}) b "
             "JOIN own.runs r ON r.run = b.run LEFT JOIN own.args a ON a.run = b.run"
         )
 
@@ -269,6 +308,22 @@ class Ask:
                 found = next(filter(None, map(self._find, same)), None)
                 if found is not None:
                     yield found
+
+
+def _in_order(steps: list[str]) -> list[str]:
+    """Return what rows of one run are ordered by: when they were logged.
+
+    What a replay logged stands where its point is: behind the last row that the run logged itself
+    before it, by the iterations of the loops, in the same outermost loop; where the run logged
+    nothing there, behind all that it logged.
+    """
+    own, outermost = ident("$s"), steps[0] if len(steps) > 1 else "NULL"
+    near = (
+        f"last_value({own} IGNORE NULLS) OVER (PARTITION BY {ident('$ord')}, {outermost} ORDER BY "
+        f"{', '.join(steps)} ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)"
+    )
+    first = f"min({own}) OVER (PARTITION BY {ident('$ord')}, {outermost})"
+    return [f"coalesce({own}, {near}, {first} - 1) NULLS LAST", f"{own} IS NULL", *steps]
 
 
 def at_level(catalogue: Catalogue, level: int) -> Catalogue:

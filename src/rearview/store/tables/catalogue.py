@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 
-from rearview.model import Run
+from rearview.model import Origin, Run
+from rearview.model.proof import TRUSTED, WITHHELD
 from rearview.store.project import Project
 from rearview.store.tables.duck import Duck, files, key, quoted
 from rearview.store.tables.kinds import TYPES, encode, recast, unify
@@ -36,9 +37,20 @@ class Sources:
     """The records of some runs, by depth."""
 
     def __init__(
-        self, project: Project, duck: Duck, shelf: Shelf, runs: Sequence[Run], virtual: Virtual
+        self,
+        project: Project,
+        duck: Duck,
+        shelf: Shelf,
+        runs: Sequence[Run],
+        virtual: Virtual,
+        *,
+        withheld: bool = False,
     ) -> None:
         self.runs = [run.id for run in runs]
+        self.unproved: set[str] = set()
+        """Names of which some values may be unproved."""
+        self._withheld = withheld
+        self._parts = {run.id: self._given_out(shelf, run.id) for run in runs}
         self.catalogue = Catalogue()
         self._project, self._duck, self._shelf = project, duck, shelf
         places = {(name, "/".join(loops)) for name, loops in virtual}
@@ -47,7 +59,7 @@ class Sources:
         self._upto: int | None = None
         kinds: dict[str, set[str]] = {}
         for run in runs:
-            for part in shelf.parts.get(run.id, []):
+            for part in self._parts[run.id]:
                 for found in part.summary.names:
                     if not found.name.startswith("$"):
                         self.catalogue.add(found.path, found.name, found.kinds)
@@ -60,6 +72,23 @@ class Sources:
                 self.catalogue.add(path, name, ())
         self.args = {name: unify(found) for name, found in kinds.items()}
 
+    def _given_out(self, shelf: Shelf, run: str) -> list[Part]:
+        """Return the records of a run that a table may hold; note which are unproved.
+
+        This is the one place that withholds values of replays that were not exact.
+        """
+        origins = {replay.id: replay.proof.origin for replay in shelf.replays.get(run, [])}
+        out = []
+        for part in shelf.parts.get(run, []):
+            replay = part.summary.replay
+            origin = origins.get(replay, Origin.UNPROVED) if replay else Origin.RECORDED
+            if origin in WITHHELD and not self._withheld:
+                continue
+            out.append(part)
+            if origin not in TRUSTED:
+                self.unproved.update(found.name for found in part.summary.names)
+        return out
+
     def _lacking(self, name: str, path: str) -> set[str]:
         """Return the runs that may lack values of a name at the place where the source logs it.
 
@@ -68,7 +97,7 @@ class Sources:
         """
         out = set()
         for run in self.runs:
-            parts = self._shelf.parts.get(run, [])
+            parts = self._parts[run]
             paths = {one.path for part in parts for one in part.summary.names if one.name == name}
             if not paths or path in paths:
                 out.add(run)
@@ -78,7 +107,7 @@ class Sources:
         """Return the sources of as many runs, from the first on, as surely have that many rows."""
         wanted, found = set(names), 0
         for n, run in enumerate(self.runs[:-1], 1):
-            parts = self._shelf.parts.get(run, [])
+            parts = self._parts[run]
             sure = [0]
             if not any(part.summary.attempt for part in parts):
                 # each value of one name that nothing lies inside of has a row
@@ -104,6 +133,11 @@ class Sources:
             for other in self.catalogue.names.get(name, ())
         )
 
+    @property
+    def plain(self) -> bool:
+        """Whether all that these runs hold was logged by themselves, each name once at a point."""
+        return all(plain(self._shelf.parts.get(run, [])) for run in self.runs)
+
     def until(self, path: str, rows: int, names: dict[str, str]) -> Sources:
         """Return the sources up to the outermost iteration at which `path` has that many rows.
 
@@ -112,7 +146,7 @@ class Sources:
         held = self._opened()
         if len(self.runs) != 1 or not held.pivoted or self._upto is not None or not path:
             return self
-        for stored in self._stored(path, names, origins=False):
+        for stored in self._stored(path, names, origins=()):
             sql = f"SELECT i1 FROM ({stored}) ORDER BY i1 LIMIT 1 OFFSET {max(0, rows - 1)}"
             found = self._duck.execute(sql).fetchone()
             if found is not None:
@@ -125,19 +159,19 @@ class Sources:
         if self._files is None:
             self._files = Files([], [], [])
             for run in self.runs:
-                parts = self._shelf.parts.get(run, [])
-                if run not in self._shelf.pivoted:
+                parts, which = self._parts[run], (run, self._withheld)
+                if which not in self._shelf.pivoted:
                     replays = self._shelf.replays.get(run, [])
                     made = points(self._project, self._duck, run, parts, replays)
-                    self._shelf.pivoted[run] = made
-                pivoted = self._shelf.pivoted[run]
+                    self._shelf.pivoted[which] = made
+                pivoted = self._shelf.pivoted[which]
                 if pivoted is not None:
                     self._files.pivoted.append(pivoted)
                 else:
                     (self._files.simple if plain(parts) else self._files.ranked).extend(parts)
         return self._files
 
-    def wide(self, path: str, names: dict[str, str], *, origins: bool) -> str:
+    def wide(self, path: str, names: dict[str, str], *, origins: Collection[str]) -> str:
         """Return one row per point and occurrence at `path`, with the named values as columns.
 
         With a virtual name among them, every known point at or below `path` has a row, in the runs
@@ -148,7 +182,7 @@ class Sources:
         for parts, form in ((held.simple, PLAIN), (held.ranked, WINNERS)):
             if parts:
                 source = form.format(source=long(parts))
-                out.append(wide(source, path, names, names if origins else ()))
+                out.append(wide(source, path, names, origins))
         out += self._stored(path, names, origins=origins)
         found = " UNION ALL BY NAME ".join(out) or self._nothing(path, names, origins=origins)
         lacking = set().union(*(self._virtual.get((name, path), ()) for name in names))
@@ -158,16 +192,16 @@ class Sources:
         keys = [f"i{k}" for k in range(1, depth(path) + 1)]
         labels = [f"x{k}" for k in range(1, depth(path) + 1)]
         columns = [key("n", name) for name in names]
-        columns += [key("o", name) for name in names] if origins else []
+        columns += [key("o", name) for name in names if name in origins]
         shown = ", ".join(
-            ["u.run", *(f"u.{key}" for key in (*keys, *labels)), "coalesce(w.occ, 0) AS occ"]
+            ["u.run", *(f"u.{key}" for key in (*keys, *labels)), "coalesce(w.occ, 0) AS occ", "w.s"]
             + [f"w.{column}" for column in columns]
         )
         on = " AND ".join(f"u.{key} = w.{key}" for key in ("run", *keys))
         rows = f"u.run IN ({', '.join(map(quoted, sorted(lacking)))}) OR w.run IS NOT NULL"
         return f"SELECT {shown} FROM ({self._known(path)}) u LEFT JOIN ({found}) w ON {on} WHERE {rows}"
 
-    def _stored(self, path: str, names: dict[str, str], *, origins: bool) -> list[str]:
+    def _stored(self, path: str, names: dict[str, str], *, origins: Collection[str]) -> list[str]:
         """Return the scans of runs that were pivoted before, those of equal columns in one."""
         groups: dict[str, list[Path]] = {}
         keys = "".join(f", i{k}, x{k}" for k in range(1, depth(path) + 1))
@@ -185,11 +219,13 @@ class Sources:
                 cells += f", CAST({value} AS {TYPES[kind]}) AS {column}"
                 if name in held.kinds:
                     present.append(there)
-                if origins:
+                if name in origins:
                     known = f"CASE WHEN {there} THEN {source} END" if name in held.kinds else "NULL"
                     cells += f", CAST({known} AS VARCHAR) AS {origin}"
+            own = ", ".join(key("s", name) for name in names if name in held.kinds)
+            first = f"least({own})"
             near = f" AND i1 <= {self._upto}" if path and self._upto is not None else ""
-            text = f"SELECT run{keys}, occ{cells} FROM {{}} WHERE ({' OR '.join(present)}){near}"
+            text = f"SELECT run{keys}, occ, {first} AS s{cells} FROM {{}} WHERE ({' OR '.join(present)}){near}"
             groups.setdefault(text, []).append(file)
         return [
             text.replace("{}", f"read_parquet({files(paths)})", 1) for text, paths in groups.items()
@@ -218,19 +254,19 @@ class Sources:
                 if inside(other, path)
             ]
         if not texts:
-            return self._nothing(path, {}, origins=False)
+            return self._nothing(path, {}, origins=())
         merged = " UNION ALL ".join(texts)
         by = "run" + "".join(f", i{k}" for k in n)
         some = "".join(f", any_value(x{k}) AS x{k}" for k in n)
         return f"SELECT {by}{some} FROM ({merged}) GROUP BY {by}"
 
     @staticmethod
-    def _nothing(path: str, names: dict[str, str], *, origins: bool) -> str:
+    def _nothing(path: str, names: dict[str, str], *, origins: Collection[str]) -> str:
         n = range(1, depth(path) + 1)
-        text = "SELECT NULL::VARCHAR AS run, 0 AS occ" + "".join(
+        text = "SELECT NULL::VARCHAR AS run, 0 AS occ, NULL::BIGINT AS s" + "".join(
             f", NULL::BIGINT AS i{k}, NULL::VARCHAR AS x{k}" for k in n
         )
         for name, kind in names.items():
             text += f", NULL::{TYPES[kind]} AS {key('n', name)}"
-            text += f", NULL::VARCHAR AS {key('o', name)}" if origins else ""
+            text += f", NULL::VARCHAR AS {key('o', name)}" if name in origins else ""
         return text + " WHERE false"

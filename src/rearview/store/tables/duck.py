@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from rearview.store.private import make_folder
+
 
 class Duck:
     """A DuckDB in memory: nothing is downloaded, and only `store` and a folder of its own are seen.
@@ -34,12 +36,14 @@ class Duck:
         spill = self.folder
         if store is not None:  # where there is room for records there is room to sort them
             with contextlib.suppress(OSError):
-                (store / "cache").mkdir(exist_ok=True)
+                make_folder(store / "cache")
                 spill = Path(tempfile.mkdtemp(prefix="spill-", dir=store / "cache"))
         self._finish = weakref.finalize(self, _remove, self.folder, spill)
+        with contextlib.suppress(duckdb.Error):  # in a notebook without ipywidgets there is none
+            self.con.execute("SET enable_progress_bar = false")
         seen = files(f"{folder}/" for folder in (self.folder, store) if folder is not None)
         self.con.execute(
-            f"SET memory_limit = '{_memory()}MB'; SET enable_progress_bar = false; "
+            f"SET memory_limit = '{_memory()}MB'; "
             f"SET TimeZone = 'UTC'; SET temp_directory = {quoted(spill)}; "
             f"SET allowed_directories = {seen}; SET enable_external_access = false; "
             "SET lock_configuration = true; CREATE SCHEMA own"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from rearview.store.values import restore
+from rearview.store.values import restore, restore_json
 
 TYPES = {
     "float": "DOUBLE",
@@ -96,8 +96,11 @@ def recast(column: str, kind: str, to: str) -> str:
     return f"CAST({column} AS {TYPES[to]})"
 
 
-def decode(value: Any, kind: str) -> Any:
-    """Return the Python value of what a column of that kind holds."""
+def decode(value: Any, kind: str, stored: Callable[[dict[str, Any]], Any] | None = None) -> Any:
+    """Return the Python value of what a column of that kind holds.
+
+    `stored` returns what to put in the place of an array, tensor, image or histogram.
+    """
     if value is None or kind in {"float", "int", "bool", "str"}:
         return value
     if kind == "bytes":
@@ -105,9 +108,7 @@ def decode(value: Any, kind: str) -> Any:
     if kind == "bigint":
         return restore({"$int": value})
     out = json.loads(value)
-    if kind == "json" and isinstance(out, dict):
-        return {key: restore(item) for key, item in out.items()}
-    return restore(out)
+    return restore_json(out, stored) if kind == "json" else restore(out, stored)
 
 
 def encode(value: Any) -> tuple[str, str | None]:

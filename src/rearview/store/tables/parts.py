@@ -11,17 +11,20 @@ from typing import Any
 
 import msgspec
 
-from rearview.errors import RearviewError
+from rearview.errors import DamagedError, RearviewError
 from rearview.model import Run
 from rearview.store.alive import gone
 from rearview.store.lines import check_format
 from rearview.store.project import Project
-from rearview.store.records import END
+from rearview.store.records import has_end
 from rearview.store.runs import Replay, Runs
-from rearview.store.tables.duck import Duck, files
+from rearview.store.sealed import checked
+from rearview.store.tables.duck import Duck, quoted
 from rearview.store.tables.seal import Loaded, load, seal
-from rearview.store.tables.summary import FORMAT, MARK, Summary
+from rearview.store.tables.summary import FORMAT, Summary
 
+_TAIL = 256
+"""Bytes at the end of a file that hold its last line, if that says that it is the end."""
 LONG = (
     "run VARCHAR, process VARCHAR, attempt INTEGER, replay VARCHAR, seq BIGINT, time DOUBLE, "
     "path VARCHAR, indices BIGINT[], labels VARCHAR, name VARCHAR, kind VARCHAR, number DOUBLE, "
@@ -45,7 +48,7 @@ class Shelf:
     runs: list[Run] = field(default_factory=list)
     replays: dict[str, list[Replay]] = field(default_factory=dict)
     parts: dict[str, list[Part]] = field(default_factory=dict)
-    pivoted: dict[str, Any] = field(default_factory=dict)
+    pivoted: dict[tuple[str, bool], Any] = field(default_factory=dict)
     """What `store.points` has of each run that was asked about."""
     problems: list[str] = field(default_factory=list)
     """Files that could not be read, one sentence each."""
@@ -55,6 +58,7 @@ def gather(project: Project, con: Duck) -> Shelf:
     """Find all records, sealing what is complete; open files go into the table `own.live`."""
     runs = Runs(project)
     shelf = Shelf(runs.all())
+    shelf.problems += [str(run.facts["damaged"]) for run in shelf.runs if "damaged" in run.facts]
     con.execute(f"CREATE OR REPLACE TABLE own.live ({LONG})")
     sealed: list[Path] = []
     complete: list[Path] = []
@@ -69,8 +73,7 @@ def gather(project: Project, con: Duck) -> Shelf:
                 sealed.append(file)
             elif file.suffix == ".jsonl" and f"{file.stem}.parquet" in found:
                 # a reader died between sealing and removing the lines
-                with contextlib.suppress(OSError):
-                    file.unlink()
+                _remove_sealed(file, complete)
             elif file.suffix == ".jsonl":
                 try:
                     (complete if _complete(file) else growing).append(file)
@@ -80,7 +83,7 @@ def gather(project: Project, con: Duck) -> Shelf:
         sealed += _bring(con, shelf, batch, growing=False)
     for batch in _batches(growing):
         sealed += _bring(con, shelf, batch, growing=True)
-    for file, summary in _summaries(con, sealed):
+    for file, summary in _summaries(con, shelf, dict.fromkeys(sealed)):
         shelf.parts[file.parent.name].append(Part(file, summary, file.stat().st_size))
     for parts in shelf.parts.values():
         parts.sort(key=lambda part: (part.summary.process, str(part.file)))
@@ -124,37 +127,87 @@ def _bring(con: Duck, shelf: Shelf, batch: list[Path], *, growing: bool) -> list
 
 
 def _take(con: Duck, shelf: Shelf, loaded: list[Loaded], *, growing: bool) -> list[Path]:
-    if not growing:
-        try:
-            return seal(con, loaded)
-        except Exception as exc:  # a store that cannot be written to can still be read
-            shelf.problems.append(f"Records could not be sealed: {exc}")
-    con.execute("INSERT INTO own.live SELECT * EXCLUDE (file) FROM own.loaded")
+    # what is damaged stays as it is, so that it can be looked at and repaired
+    whole = [one for one in loaded if not growing and not one.lost]
+    shelf.problems += [
+        f"{one.file} has lost at least {one.lost} of its records: they are damaged. What is left of "
+        "it is given; `rearview verify` says more."
+        for one in loaded
+        if one.lost
+    ]
+    sealed: list[Path] = []
+    try:
+        sealed = seal(con, whole) if whole else []
+    except Exception as exc:  # a store that cannot be written to can still be read
+        shelf.problems.append(f"Records could not be sealed: {exc}")
+        whole = []
     for one in loaded:
-        shelf.parts[one.file.parent.name].append(Part(None, one.summary))
-    return []
+        if one not in whole:
+            live = f"SELECT * EXCLUDE (file) FROM own.loaded WHERE file = {one.number}"
+            con.execute(f"INSERT INTO own.live {live}")
+            shelf.parts[one.file.parent.name].append(Part(None, one.summary))
+    return sealed
+
+
+def _remove_sealed(file: Path, complete: list[Path]) -> None:
+    """Remove lines that stand in a sealed file too; if that is damaged, they are sealed again."""
+    try:
+        checked(file.with_suffix(".parquet"))
+        file.unlink()
+    except DamagedError:
+        complete.append(file)
+    except OSError:
+        pass  # a store that cannot be written to
 
 
 def _complete(file: Path) -> bool:
     """Say whether nobody writes to a file any more: its writer said so, or is dead beyond doubt."""
     with file.open("rb") as lines:
         first = lines.readline()
-        lines.seek(max(0, lines.seek(0, os.SEEK_END) - len(END)))
-        if lines.read() == END:
+        lines.seek(max(0, lines.seek(0, os.SEEK_END) - _TAIL))
+        if has_end(lines.read()):
             return True
     try:
         writer = msgspec.json.decode(first).get("writer") or {}
-    except (msgspec.MsgspecError, AttributeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, AttributeError):
         return False
     return gone(writer, file.with_name("heartbeat"))
 
 
-def _summaries(con: Duck, sealed: Iterable[Path]) -> list[tuple[Path, Summary]]:
+def _summaries(con: Duck, shelf: Shelf, sealed: Iterable[Path]) -> list[tuple[Path, Summary]]:
+    """Return the sealed files that are intact; of the others a sentence goes to the problems."""
     out = []
-    known = {str(file): file for file in sealed}
-    if known:
-        sql = f"SELECT file_name, value FROM parquet_kv_metadata({files(known)}) WHERE key = ?"
-        for name, value in con.execute(sql, [MARK.encode()]).fetchall():
-            check_format(msgspec.json.decode(value), FORMAT, known[name])
-            out.append((known[name], msgspec.json.decode(value, type=Summary)))
+    for file in sealed:
+        try:
+            out.append((file, summary_of(con, file)))
+        except FileNotFoundError:
+            continue  # set aside by a repair meanwhile
+        except DamagedError as exc:
+            shelf.problems.append(str(exc))
     return out
+
+
+def summary_of(con: Duck, file: Path) -> Summary:
+    """Return the summary of a sealed file, every byte of which was looked at; an error if damaged."""
+    import duckdb
+
+    found = checked(file)
+    check_format(found, FORMAT, file)
+    try:
+        summary = msgspec.convert({"check": "", **found}, Summary)
+        if not summary.check:  # without a checksum, that it can be read is all that can be known
+            whole = f"SELECT count(*), bit_xor(hash(COLUMNS(*))) FROM read_parquet({quoted(file)})"
+            rows = con.execute(whole).fetchone()[0]
+    except (msgspec.MsgspecError, UnicodeDecodeError, duckdb.Error) as exc:
+        raise _unreadable(file, str(exc).splitlines()[0]) from exc
+    if not summary.check and rows != summary.rows:
+        raise _unreadable(file, f"it has {rows} records, not {summary.rows}")
+    return summary
+
+
+def _unreadable(file: Path, why: str) -> DamagedError:
+    return DamagedError(
+        f"{file} cannot be read: {why}. `rearview verify --repair` sets it aside and says what is "
+        "lost.",
+        slug="records-damaged",
+    )

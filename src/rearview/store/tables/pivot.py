@@ -12,15 +12,18 @@ from dataclasses import dataclass, field
 from rearview.store.tables.duck import ident, key, quoted
 from rearview.store.tables.kinds import TYPES, cell, unify
 
+ORIGIN = "CASE WHEN l.replay IS NULL THEN 'recorded' ELSE coalesce(r.origin, 'unproved') END"
+"""Where a record `l` comes from, given the row `r` of its replay."""
 WINNERS = """
   SELECT *, row_number() OVER (PARTITION BY run, path, indices, name ORDER BY process, seq) - 1 AS occ
-  FROM (SELECT l.*, CASE WHEN l.replay IS NULL THEN 'recorded' WHEN r.proved THEN 'replayed'
-        ELSE 'unproved' END AS origin
+  FROM (SELECT l.*, {origin} AS origin
     FROM ({source}) l LEFT JOIN own.replays r ON l.run = r.run AND l.replay = r.replay
     QUALIFY rank() OVER (PARTITION BY l.run, path, indices, name ORDER BY l.replay IS NULL DESC,
-      attempt DESC, coalesce(r.proved, false) DESC, r.ord DESC NULLS LAST, l.replay) = 1)"""
+      attempt DESC, r.rank NULLS LAST, r.ord DESC NULLS LAST, l.replay) = 1)""".replace(
+    "{origin}", ORIGIN
+)
 """Of several values at one point: the run's own before replays, its last attempt before earlier
-ones, proved replays before unproved, newer before older. Those of one source are all kept."""
+ones, by the verdict on the replay (exact first), newer before older. Those of one source are all kept."""
 
 PLAIN = "SELECT *, 'recorded' AS origin, 0 AS occ FROM ({source})"
 """The same where nothing was logged twice and nothing was replayed."""
@@ -111,10 +114,18 @@ def hidden(deepest: int) -> list[str]:
     return ["$path", *(f"${c}{k}" for k in range(1, deepest + 1) for c in "rix"), "$occ"]
 
 
-def wide(source: str, path: str, names: Mapping[str, str], origins: Container[str]) -> str:
+def wide(
+    source: str,
+    path: str,
+    names: Mapping[str, str],
+    origins: Container[str],
+    *,
+    numbered: bool = False,
+) -> str:
     """Return one row per point and occurrence of `path`, with the named values as columns.
 
-    Names in `origins` have their origin as a column too.
+    Names in `origins` have their origin as a column too; `s` is the number that the run gave to the
+    first of them, null where replays alone logged. With `numbered`, each name has such a column.
     """
     n = range(1, depth(path) + 1)
     keys = "".join(f", indices[{k}] AS i{k}" for k in n)
@@ -125,10 +136,14 @@ def wide(source: str, path: str, names: Mapping[str, str], origins: Container[st
         cells += f", any_value({cell(kind)}) {only} AS {key('n', name)}"
         if name in origins:
             cells += f", any_value(origin) {only} AS {key('o', name)}"
+        if numbered:
+            own = f"FILTER (WHERE replay IS NULL AND name = {quoted(name)})"
+            cells += f", min(seq) {own} AS {key('s', name)}"
     wanted = f" AND name IN ({', '.join(map(quoted, names))})" if names else " AND false"
     group = ", ".join(["run", "occ", *(f"indices[{k}]" for k in n)])
     return (
-        f"SELECT run{keys}{labels}, occ{cells} FROM ({source}) "
+        f"SELECT run{keys}{labels}, occ, min(seq) FILTER (WHERE replay IS NULL) AS s{cells} "
+        f"FROM ({source}) "
         f"WHERE path = {quoted(path)}{wanted} GROUP BY {group}"
     )
 
@@ -170,12 +185,12 @@ def branches(
     rows: Rows,
     source: Callable[[str], str],
     *,
-    origins: bool,
+    origins: Container[str],
 ) -> str:
     """Return the union of the rows of all paths: hidden order columns, loops, names.
 
     `columns` gives the paths of each name with the kind it has there; `source(path)` is a
-    relation as `wide` makes it.
+    relation as `wide` makes it. Names in `origins` have their origin as a column too.
     """
     deepest = max((depth(path) for path in rows.paths), default=0)
     loops = catalogue.loops(rows.paths)
@@ -184,7 +199,8 @@ def branches(
         deeper = [q for q in rows.paths if q != path and inside(q, path)]
         n = depth(path)
         text = [
-            f"SELECT k.run AS run, k.occ AS {ident('$occ')}, {quoted(path)} AS {ident('$path')}"
+            f"SELECT k.run AS run, k.occ AS {ident('$occ')}, k.s AS {ident('$s')}",
+            f", {quoted(path)} AS {ident('$path')}",
         ]
         for k in range(1, deepest + 1):
             prefix = "/".join(path.split("/")[:k])
@@ -202,7 +218,7 @@ def branches(
         for name, paths in columns.items():
             here = [p for p in sorted(tables, key=depth, reverse=True) if p in paths]
             for letter, missing in (("n", TYPES[unify_kind(paths)]), ("o", "VARCHAR")):
-                if letter == "o" and not origins:
+                if letter == "o" and name not in origins:
                     continue
                 cells = [f"{tables[p]}.{key(letter, name)}" for p in here]
                 value = f"coalesce({', '.join(cells)})" if cells else f"NULL::{missing}"
@@ -238,12 +254,12 @@ def _on(a: str, b: str, n: int) -> str:
     return " AND ".join([f"{a}.run = {b}.run", *(f"{a}.i{k} = {b}.i{k}" for k in range(1, n + 1))])
 
 
-def _last(source: str, path: str, names: Iterable[str], *, origins: bool) -> str:
+def _last(source: str, path: str, names: Iterable[str], *, origins: Container[str]) -> str:
     """Return one row per point: what was logged last there is what deeper rows repeat."""
     keys = "".join(f", i{k}" for k in range(1, depth(path) + 1))
     cells = ""
     for name in names:
         value = key("n", name)
-        for column in (value, key("o", name))[: 1 + origins]:
+        for column in (value, key("o", name))[: 1 + (name in origins)]:
             cells += f", arg_max({column}, occ) FILTER (WHERE {value} IS NOT NULL) AS {column}"
     return f"SELECT run{keys}{cells} FROM ({source}) GROUP BY run{keys}"

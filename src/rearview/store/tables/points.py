@@ -14,7 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+import xxhash
 
+from rearview.model.checksum import add_check, is_intact
+from rearview.store.private import make_folder
 from rearview.store.project import Project, publish
 from rearview.store.runs import Replay
 from rearview.store.tables.duck import Duck, files, quoted
@@ -22,7 +25,8 @@ from rearview.store.tables.kinds import unify
 from rearview.store.tables.parts import Part
 from rearview.store.tables.pivot import PLAIN, WINNERS, depth, wide
 
-FORMAT = 1
+FORMAT = 2
+"""From 2 on, rows stand in the order of logging, and the index and the files carry checksums."""
 ENOUGH = 5_000
 """Records from which on a run is worth pivoting once."""
 
@@ -36,6 +40,8 @@ class Depth(msgspec.Struct, frozen=True):
     """Kind of the column by name."""
     origins: list[str]
     """Names that have a column of origins: there, a null was logged or a value replayed."""
+    check: str = ""
+    """Hash of the file."""
 
 
 class Points(msgspec.Struct, frozen=True):
@@ -58,14 +64,33 @@ def points(
         return None
     folder = project.cache / "points" / run / _fingerprint(parts, replays)
     try:
-        if not (folder / "points.json").is_file():
+        found = _opened(folder)
+        if found is None:
+            shutil.rmtree(folder, ignore_errors=True)  # damaged: it is made again
             _make(folder, con, parts)
-        found = msgspec.json.decode((folder / "points.json").read_bytes(), type=Points)
-    except (OSError, msgspec.MsgspecError):  # a read-only or full store: group as we go
+            found = _opened(folder)
+    except OSError:  # a read-only or full store: group as we go
         return None
-    if found.format != FORMAT:
+    if found is None:
         return None
-    return {one.path: (folder / one.file, one) for one in found.depths}
+    return {one.path: (folder / Path(one.file).name, one) for one in found.depths}
+
+
+def _opened(folder: Path) -> Points | None:
+    """Return what stands in a folder; None if it is not there or not as it was written."""
+    try:
+        text = (folder / "points.json").read_bytes()
+        found = msgspec.json.decode(text, type=Points) if is_intact(text) else None
+        if found is None or found.format != FORMAT:
+            return None
+        same = all(_hash(folder / Path(one.file).name) == one.check for one in found.depths)
+    except (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    return found if same else None
+
+
+def _hash(file: Path) -> str:
+    return str(xxhash.xxh3_128_hexdigest(file.read_bytes()))
 
 
 def long(parts: Sequence[Part]) -> str:
@@ -103,20 +128,22 @@ def _make(folder: Path, con: Duck, parts: Sequence[Part]) -> None:
                 kinds.update(found.kinds)
     replayed = any(part.summary.replay is not None for part in parts)
     aside = folder.with_name(f".{folder.name}.{os.getpid()}.{os.urandom(4).hex()}")
-    aside.mkdir(parents=True)
+    make_folder(aside)
     try:
         depths = []
         for k, (path, columns) in enumerate(names.items()):
             kinds_of = {name: unify(kinds) for name, kinds in columns.items()}
             origins = [name for name in columns if replayed or "null" in columns[name]]
-            sql = wide(source, path, kinds_of, origins)
+            sql = wide(source, path, kinds_of, origins, numbered=True)
             keys = ", ".join([*(f"i{n}" for n in range(1, depth(path) + 1)), "occ"])
             con.execute(
                 f"COPY ({sql} ORDER BY {keys}) TO {quoted(aside / f'{k}.parquet')} (FORMAT parquet, "
                 "COMPRESSION zstd, PARQUET_VERSION v2)"
             )
-            depths.append(Depth(path, f"{k}.parquet", kinds_of, origins))
-        publish(aside / "points.json", msgspec.json.encode(Points(FORMAT, depths)), durable=False)
+            check = _hash(aside / f"{k}.parquet")
+            depths.append(Depth(path, f"{k}.parquet", kinds_of, origins, check))
+        index = add_check(msgspec.json.encode(Points(FORMAT, depths)))
+        publish(aside / "points.json", index, durable=False)
         for old in folder.parent.iterdir():
             # another reader may still be asking what it found a while ago
             if old not in (aside, folder) and time.time() - old.stat().st_mtime > 600:
@@ -132,7 +159,11 @@ def _make(folder: Path, con: Duck, parts: Sequence[Part]) -> None:
 def _fingerprint(parts: Sequence[Part], replays: Sequence[Replay]) -> str:
     facts = [
         FORMAT,
-        sorted((part.file.name, part.size) for part in parts if part.file is not None),
-        [(replay.id, replay.proved) for replay in replays],
+        sorted(
+            (part.file.name, part.size, part.summary.check)
+            for part in parts
+            if part.file is not None
+        ),
+        [(replay.id, replay.proof.verdict) for replay in replays],
     ]
     return hashlib.sha256(msgspec.json.encode(facts)).hexdigest()[:16]

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from rearview.model import Checkpoint
+from rearview.model.proof import ORIGINS
 from rearview.store.tables import schema
 from rearview.store.tables.duck import Duck, fold
 from rearview.store.tables.kinds import TYPES, encode, unify
 from rearview.store.tables.parts import Shelf
+from rearview.store.tables.pivot import ORIGIN
 from rearview.store.tables.points import long
 from rearview.store.values import convert
 from rearview.store.versions import Versions
@@ -32,13 +34,17 @@ def load_runs(duck: Duck, shelf: Shelf) -> None:
         for run, found in values.items()
     )
     duck.load("own.args", {"run": "VARCHAR", **columns}, rows)
+    ranks = {verdict: k for k, verdict in enumerate(ORIGINS)}
     replays = [
         {"replay": r.id, "run": r.run, "version": r.version, "started": r.started,
-         "ended": r.ended, "proved": r.proved, "names": list(r.names), "ord": k}
+         "ended": r.ended, "proved": r.proved, "names": list(r.names), "ord": k,
+         "verdict": r.proof.verdict, "why": r.proof.why, "redoes": r.redoes or None,
+         "origin": r.proof.origin, "rank": ranks[r.proof.verdict]}
         for found in shelf.replays.values()
         for k, r in enumerate(found)
     ]  # fmt: skip
-    duck.load("own.replays", {"ord": "BIGINT", **_columns("replays")}, replays)
+    own = {"ord": "BIGINT", "origin": "VARCHAR", "rank": "BIGINT"}
+    duck.load("own.replays", {**own, **_columns("replays")}, replays)
 
 
 def load_views(duck: Duck, shelf: Shelf) -> None:
@@ -60,10 +66,11 @@ def load_views(duck: Duck, shelf: Shelf) -> None:
     columns = ", ".join(f"l.{c}" for c in _columns("records") if c != "origin")
     order = ", ".join(_columns("records"))
     duck.execute(
-        f"CREATE VIEW records AS SELECT {order} FROM (SELECT {columns}, CASE WHEN l.replay IS NULL "
-        "THEN 'recorded' WHEN r.proved THEN 'replayed' ELSE 'unproved' END AS origin FROM "
+        f"CREATE VIEW records AS SELECT {order} FROM (SELECT {columns}, {ORIGIN} AS origin FROM "
         f"({long(parts)}) l LEFT JOIN own.replays r ON l.run = r.run AND l.replay = r.replay)"
     )
+    for macro, (about, _) in schema.FUNCTIONS.items():
+        duck.execute(f"CREATE MACRO {macro}(value) AS {about}")
     duck.execute(
         "CREATE VIEW points AS SELECT run, path, indices, any_value(labels) AS labels, count(*) AS "
         "records FROM records GROUP BY run, path, indices"

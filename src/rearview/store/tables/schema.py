@@ -12,9 +12,16 @@ _ASK = (
     "written and no other file can be read. The dialect is DuckDB's.\n"
 )
 _PIVOTED = (
-    "Each has the column `run`, one column per loop, one per logged name and one per argument, rows "
-    "in the order of execution. Where a name was logged several times at one point, each has its "
-    "row; where a value was replayed although it was recorded, the recorded one is shown. A name "
+    "Each has the column `run`, one column per loop, one per logged name and one per argument. Rows "
+    "come run by run, in the order in which the run logged the first of the columns asked for there "
+    "(`records.seq`). A row that only replays logged has the place of its point: behind the last row "
+    "that the run logged itself in an earlier or the same iteration of the same outermost loop, and "
+    "behind all of them where the run logged nothing in that loop. Where a name was logged several "
+    "times at one point, each has its row; where a value was replayed although it was recorded, the "
+    "recorded one is shown, and of several replays that of the best verdict. Values of replays that "
+    "were not exact are left out unless they are asked for (`--unproved`, `unproved=True`). Where "
+    "some may be unproved, a last column, `unproved`, holds the names of those of the row, separated "
+    "by commas, or null. A name "
     "that is also a loop's is shown as `name_logged`, an argument that is also a name as "
     "`name_arg`.\n"
 )
@@ -34,6 +41,9 @@ TABLES: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {
             "pid": ("BIGINT", "process"),
             "cwd": ("VARCHAR", "folder it was started in"),
             "parent": ("VARCHAR", "the run it came from, if any"),
+            "name": ("VARCHAR", "the name it was given; empty if none"),
+            "tags": ("VARCHAR[]", "the tags it was given: `where 'baseline' in tags`"),
+            "note": ("VARCHAR", "what was noted about it; empty if nothing"),
         },
     ),
     "versions": (
@@ -96,7 +106,10 @@ TABLES: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {
             "number": ("DOUBLE", "the value of float, int, long and bool"),
             "whole": ("BIGINT", "the exact value of int and long"),
             "text": ("VARCHAR", "the value of all other kinds"),
-            "origin": ("VARCHAR", "recorded, replayed (proved exact) or unproved"),
+            "origin": (
+                "VARCHAR",
+                "recorded, replayed (proved exact), unproved, redone (a first try) or not exact",
+            ),
             "replay": ("VARCHAR", "`replays.replay`; null if recorded"),
             "attempt": ("INTEGER", "how often the run had been resumed before"),
             "process": ("VARCHAR", "start time and number of the process; orders processes"),
@@ -126,7 +139,10 @@ TABLES: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {
             "version": ("VARCHAR", "the source it ran, with the probes in it"),
             "started": ("DOUBLE", "seconds since 1970"),
             "ended": ("DOUBLE", "seconds since 1970; null while it runs"),
-            "proved": ("BOOLEAN", "whether its end state was the recorded one"),
+            "proved": ("BOOLEAN", "whether it was found equal to the run"),
+            "verdict": ("VARCHAR", "exact, unproved, incomplete, not exact or redone"),
+            "why": ("VARCHAR", "what it compared, or what was wrong"),
+            "redoes": ("VARCHAR", "the first try that it stands in for, if there was one"),
             "names": ("VARCHAR[]", "what it was asked for"),
         },
     ),
@@ -139,6 +155,36 @@ PIVOTS = {
     "pivot_N": "The same for loops N deep, for any N: `pivot_3`.",
     "full_pivot": "One row per point at any depth; outer values are repeated on inner rows.",
 }
+
+FUNCTIONS = {
+    name: (f"CASE WHEN starts_with(value, '{{\"$object\":') THEN {sql} END", about)
+    for name, sql, about in (
+        ("value_kind", "json_extract_string(value, '$.kind')", "array, tensor, image or histogram"),
+        (
+            "value_dtype",
+            "json_extract_string(value, '$.dtype')",
+            "`float32` (tensor), `<f4` (array)",
+        ),
+        (
+            "value_shape",
+            "CAST(json_extract(value, '$.shape') AS BIGINT[])",
+            "sizes, outermost first; of an image height and width; of a histogram its bins",
+        ),
+        ("value_bytes", "CAST(json_extract(value, '$.nbytes') AS BIGINT)", "bytes in the store"),
+        (
+            "value_oid",
+            """json_extract_string(value, '$."$object"')""",
+            "the object that holds it: equal content, equal oid",
+        ),
+    )
+}
+"""Functions of SQL over a column of stored values or over `records.text`: how, and what they return."""
+
+_FUNCTIONS = """\
+A tensor, array, image, figure or histogram is a text of SQL that says what it is and which object of the \
+store holds it. These functions read it, from a column of a pivoted view or from `records.text`; of any \
+other text they return null: `SELECT epoch, value_shape(w), value_dtype(w) FROM full_pivot`.
+"""
 
 _PICTURE = """\
 ```mermaid
@@ -165,7 +211,8 @@ JSON cannot say has a marker, `{"$float": "nan"}`.
 `history().table(...)` gives such values back as they were: in its rows, in `.pandas()` as a column of \
 Python objects, and in `.polars()`, for columns of several types, as one of `pl.Object`. An Arrow column has \
 one type, so `.arrow()` keeps the text; so does `history().sql(...)`, of which nobody knows what it \
-computed.
+computed. Arrays, tensors, images and histograms come back as what they were from both \
+([values.md](values.md)).
 """
 
 
@@ -186,7 +233,9 @@ def markdown() -> str:
         "| view | rows |\n|---|---|",
     ]
     out += [f"| {name} | {about} |" for name, about in PIVOTS.items()]
-    out += ["\n## Types\n", _TYPED.rstrip()]
+    out += ["\n## Types\n", _TYPED]
+    out += ["## Functions\n", _FUNCTIONS, "| function | returns |\n|---|---|"]
+    out += [f"| {name}(value) | {about} |" for name, (_, about) in FUNCTIONS.items()]
     return "\n".join(out) + "\n"
 
 

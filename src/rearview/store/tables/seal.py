@@ -17,9 +17,12 @@ from pathlib import Path
 import msgspec
 
 from rearview.errors import DamagedError
+from rearview.store.lines import CHECKED
+from rearview.store.private import close_to_others
 from rearview.store.records import Line, scan
+from rearview.store.sealed import MARK, stamp
 from rearview.store.tables.duck import Duck, files, quoted
-from rearview.store.tables.summary import MARK, Summary, summaries
+from rearview.store.tables.summary import Summary, summaries
 
 _EXACT = 2**53
 _BIG = 16 << 20
@@ -79,6 +82,8 @@ class Loaded:
     file: Path
     number: int
     summary: Summary
+    lost: int = 0
+    """Records that were there and cannot be read: the file is damaged, and is not sealed."""
 
 
 def load(
@@ -86,26 +91,28 @@ def load(
 ) -> list[Loaded]:
     """Bring records files into the table `own.loaded`; a torn end is left out.
 
-    Files that are still `growing` are read as they are now. With `clean`, lines that cannot be
-    read are left out and counted; without, they are an error.
+    Files that are still `growing` are read as they are now. Damaged lines are left out and
+    counted. In files without checksums, lines that cannot be read are an error, but with `clean`.
     """
     import duckdb
 
-    headers, rows, damaged, since, longest = [], [], [], [], 0
+    headers, rows, damaged, lost, since, longest = [], [], [], [], [], 0
     with tempfile.TemporaryDirectory(dir=con.folder) as folder:
         for k, path in enumerate(paths):
-            header, data, _ = scan(path)
-            bad = 0
-            if clean:
+            found = scan(path)
+            header, data, bad = found.header, found.lines, found.repaired
+            old = header.format < CHECKED
+            if clean and old:
                 data, bad = _clean(data)
             source = path
-            if growing or clean or not _whole(path):
+            if growing or clean or not old or not _whole(path):
                 source = Path(folder, f"{k}.jsonl")
                 source.write_bytes(data)
             if len(data) > _BIG:
                 longest = max(longest, *map(len, data.split(b"\n")))
-            rows.append(_count(data) if clean else _expected(data))
+            rows.append(_expected(data) if old and not clean else _count(data))
             damaged.append(bad)
+            lost.append(found.lost)
             origin = None if header.origin == "recorded" else header.origin
             headers.append({"filename": str(source), "k": k, "run": header.run, "replay": origin,
                             "process": header.process, "attempt": header.attempt})  # fmt: skip
@@ -121,12 +128,12 @@ def load(
             con.execute(f"CREATE OR REPLACE TABLE own.loaded AS {sql}")
         except duckdb.Error as exc:
             raise _unsound(paths, str(exc)) from exc
-    found = dict(con.execute("SELECT file, count(*) FROM own.loaded GROUP BY file").fetchall())
-    if [found.get(k, 0) for k in range(len(paths))] != rows:
-        raise _unsound(paths, f"it has {list(found.values())} records, not {rows}")
+    counts = dict(con.execute("SELECT file, count(*) FROM own.loaded GROUP BY file").fetchall())
+    if [counts.get(k, 0) for k in range(len(paths))] != rows:
+        raise _unsound(paths, f"it has {list(counts.values())} records, not {rows}")
     found_in = summaries(con, headers, rows, damaged)
     return [
-        Loaded(path, k, msgspec.structs.replace(found_in[k], since=since[k]))
+        Loaded(path, k, msgspec.structs.replace(found_in[k], since=since[k]), lost[k])
         for k, path in enumerate(paths)
     ]
 
@@ -158,6 +165,7 @@ def seal(con: Duck, loaded: Sequence[Loaded]) -> list[Path]:
                 f"path, name, seq) TO {quoted(new)} (FORMAT parquet, COMPRESSION zstd, "
                 f"PARQUET_VERSION v2, KV_METADATA {{{MARK}: {about}}})"
             )
+            stamp(new)
         wanted = con.execute("SELECT file, " + check.format("file", "own.loaded")).fetchall()
         source = f"read_parquet({files(aside.values())}, filename = true)"
         read = con.execute("SELECT filename, " + check.format("filename", source)).fetchall()
@@ -169,7 +177,7 @@ def seal(con: Duck, loaded: Sequence[Loaded]) -> list[Path]:
                 raise _unsound([one.file], f"{name} does not hold what was written; check the disk")
             _publish(aside[one.file], one.file.with_suffix(".parquet"))
             if one.summary.damaged:
-                shutil.copyfile(one.file, one.file.with_suffix(".damaged"))
+                shutil.copy(one.file, one.file.with_suffix(".damaged"))
             one.file.unlink(missing_ok=True)
     finally:
         for new in aside.values():
@@ -181,6 +189,7 @@ def _publish(new: Path, target: Path) -> None:
     """Rename a file into place so that it is on the disk before anything is removed."""
     with new.open("rb") as written:
         os.fsync(written.fileno())
+    close_to_others(new)
     new.replace(target)
     folder = os.open(target.parent, os.O_RDONLY)
     try:
@@ -207,13 +216,13 @@ def _expected(data: bytes) -> int:
     try:
         first = _decode(lines[: lines.find(b"\n")] if b"\n" in lines else lines)
         last = _decode(lines[lines.rfind(b"\n") + 1 :])
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         return -1
     return last.s + len(last.n) - first.s
 
 
 def unreadable(data: bytes) -> int:
-    """Return how many lines cannot be read."""
+    """Return how many lines of a file without checksums cannot be read."""
     return _clean(data)[1]
 
 
@@ -226,7 +235,7 @@ def _clean(data: bytes) -> tuple[bytes, int]:
                 line = _decode(raw)
                 bad += len(line.n) != len(line.v)
                 good.append(raw)
-            except msgspec.MsgspecError:
+            except (msgspec.MsgspecError, UnicodeDecodeError):
                 bad += 1
     return b"\n".join(good) + b"\n", bad
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
+from rearview.store.sealed import NO_CHECK
 from rearview.store.tables.duck import Duck
 
-FORMAT = 1
-MARK = "rearview"
-"""Key under which a Parquet file carries its `Summary`."""
+FORMAT = 2
+"""From 2 on, a summary ends in the checksum of the whole file."""
 
 
 class Name(msgspec.Struct, frozen=True):
@@ -34,12 +34,14 @@ class Summary(msgspec.Struct, frozen=True):
     unique: bool
     """No name was logged twice at one point."""
     damaged: int
-    """Lines that could not be read."""
+    """Records, or in files of format 1 lines, that were lost before it was sealed."""
     names: list[Name]
     since: int = 0
     """Where in the earlier attempts this one began."""
     labels: dict[str, list[str]] = {}
     """By path, what the values of its loops are where they differ from the iteration number."""
+    check: str = NO_CHECK
+    """Hash of the file, as `store.sealed` takes it; the last field."""
 
 
 def summaries(

@@ -1,0 +1,260 @@
+"""Arrays, tensors, images and histograms that were logged: what each is, and its value again.
+
+Their bytes are objects of the store. Reading one never unpickles anything: an array is its raw bytes
+with a dtype and a shape, an image is a PNG.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import re
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rearview.errors import DamagedError, StoreError, UsageError
+from rearview.model import ObjectRef
+from rearview.store.values import fields_of, load
+
+Get = Callable[[ObjectRef], Any]
+
+KINDS = ("array", "tensor", "image", "histogram")
+TEXT = '{"$object":"'
+"""How the text of a stored value begins in a column of SQL."""
+_OID = re.compile(r"[0-9a-f]{64}")
+_PACK = re.compile(r"(?!\.)[\w.\-]+/(?!\.)[\w.\-]+")
+_NUMPY = {
+    "float16": "<f2", "float32": "<f4", "float64": "<f8", "complex64": "<c8", "complex128": "<c16",
+    "int8": "|i1", "int16": "<i2", "int32": "<i4", "int64": "<i8", "bool": "|b1",
+    "uint8": "|u1", "uint16": "<u2", "uint32": "<u4", "uint64": "<u8",
+}  # fmt: skip
+"""NumPy's name of each dtype of torch that NumPy has, too."""
+_NAMES = {text[1:]: name for name, text in _NUMPY.items()}
+_LONG_HEAD = 60_000
+_PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class StoredValue:
+    """A logged array, tensor, image or histogram that is still in the store.
+
+    `load()` returns it as what it was; `raw()` needs no library at all.
+    """
+
+    kind: str
+    """array, tensor, image or histogram."""
+    dtype: str
+    """As its library writes it: `bfloat16` of a tensor, `<f4` of an array; empty for an image."""
+    shape: tuple[int, ...]
+    """Of an image: height and width, where they are known; of a histogram: the number of bins."""
+    oid: str
+    nbytes: int
+    facts: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """All that is recorded of it, as JSON."""
+    _get: Get | None = field(default=None, compare=False)
+
+    def __repr__(self) -> str:
+        return f"<{self.kind} {self.describe()}, {self.nbytes} bytes>"
+
+    def __str__(self) -> str:
+        return self.describe()
+
+    def describe(self) -> str:
+        """Return what it is in a few words.
+
+        >>> StoredValue("tensor", "bfloat16", (64, 10), "", 1280).describe()
+        'bfloat16[64, 10]'
+        >>> StoredValue("histogram", "float64", (8,), "", 136).describe()
+        'histogram of 8 bins'
+        """
+        if self.kind == "image":
+            size = f" {self.shape[1]}\u00d7{self.shape[0]}" if len(self.shape) == 2 else ""
+            return f"image{size}"
+        if self.kind == "histogram":
+            return f"histogram of {self.shape[0]} bins" if self.shape else "histogram"
+        name = _NAMES.get(self.dtype.lstrip("<|>="), self.dtype)
+        return f"{name}{list(self.shape)}"
+
+    def raw(self) -> bytes:
+        """Return its raw bytes, checked against their hash: of an image, the PNG file."""
+        if self._get is None or not _OID.fullmatch(self.oid):
+            raise self._damaged("its record names no object")
+        pack = self.facts.get("pack")
+        if pack is not None and not _PACK.fullmatch(str(pack)):
+            raise self._damaged("its record names no pack")
+        offset = int(self.facts.get("offset") or 0)
+        return bytes(self._get(ObjectRef(self.oid, self.nbytes, pack, offset)))
+
+    def load(self) -> Any:
+        """Return it as what it was, or itself where the library that it needs is not installed.
+
+        A tensor is a torch tensor on the CPU, an array a NumPy array, a histogram the pair of counts
+        and edges, an image a PIL image, or the bytes of its PNG file without Pillow.
+        """
+        if self.kind == "image":
+            return self._image()
+        data = self.raw()
+        try:
+            return load(self.facts, data)
+        except ImportError:
+            return self
+        except (ValueError, TypeError, AttributeError, RuntimeError, KeyError) as exc:
+            raise self._damaged(f"{len(data)} bytes are no {self.describe()}: {exc}") from exc
+
+    def numpy(self) -> Any:
+        """Return an array or tensor as a NumPy array; one of bfloat16 or float8 as float32."""
+        if self.kind in {"image", "histogram"}:
+            raise UsageError(
+                f"A value of the kind {self.kind} is no single array. `load()` returns it as what it "
+                "was, `raw()` its bytes.",
+                slug="not-an-array",
+            )
+        try:
+            import numpy as np
+        except ImportError as exc:
+            raise UsageError(
+                "numpy is not installed, so there is no array. Install it with `pip install numpy`, or "
+                "take `raw()`, `dtype` and `shape`.",
+                slug="missing-library",
+            ) from exc
+        return np.load(io.BytesIO(self.npy()), allow_pickle=False)
+
+    def npy(self) -> Any:
+        """Return an array or tensor as the bytes of an `.npy` file; this needs no library.
+
+        NumPy has no bfloat16 and no float8: those are widened to float32, which holds each of their
+        values exactly. float8 needs torch for that.
+        """
+        data, dtype = self.raw(), self.dtype
+        if self.kind == "tensor":
+            if dtype == "bfloat16":
+                data, dtype = _widened(data), "float32"
+            if dtype not in _NUMPY:
+                loaded = self.load()
+                if loaded is self:
+                    raise UsageError(
+                        f"NumPy has no {dtype}, and torch, which has, is not installed. Install torch, "
+                        "or take `raw()`.",
+                        slug="missing-library",
+                    )
+                data, dtype = loaded.float().numpy().tobytes(), "float32"
+            descr: Any = _NUMPY[dtype]
+        else:
+            descr = fields_of(self.facts.get("descr")) or dtype
+            if descr not in _NUMPY.values() and isinstance(descr, str):
+                descr, data = self._odd_array(descr, data)
+        head = f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {self.shape!r}, }}"
+        # version 1 of the format, unless a field has a name beyond Latin-1 or there are very many
+        old = len(head) < _LONG_HEAD and max(head) <= "\xff"
+        text = head.encode("latin1" if old else "utf-8")
+        text += b" " * (-(len(text) + (11 if old else 13)) % 64) + b"\n"
+        version = b"\x01\x00" if old else b"\x03\x00"
+        return b"\x93NUMPY" + version + struct.pack("<H" if old else "<I", len(text)) + text + data
+
+    def _odd_array(self, descr: str, data: bytes) -> tuple[str, bytes]:
+        """Return an array of a dtype that only a library adds, such as bfloat16, as float32."""
+        if re.fullmatch(r"[<>|=][A-Za-z]\d*(\[\w+\])?", descr):
+            return descr, data
+        if descr == "bfloat16":
+            return "<f4", _widened(data)
+        loaded = self.load()
+        if loaded is self:
+            raise UsageError(
+                f"NumPy itself has no {descr}. Install ml_dtypes, or take `raw()`.",
+                slug="missing-library",
+            )
+        return "<f4", loaded.astype("<f4").tobytes()
+
+    def histogram(self) -> tuple[list[float], list[float]]:
+        """Return counts and edges of a histogram as lists; this needs no library."""
+        data = self.raw()
+        bins = self.shape[0] if self.shape else 0
+        if self.kind != "histogram" or len(data) != 8 * (2 * bins + 1):
+            raise self._damaged(f"{len(data)} bytes are no {self.describe()}")
+        numbers = struct.unpack(f"<{2 * bins + 1}d", data)
+        return list(numbers[bins + 1 :]), list(numbers[: bins + 1])
+
+    def _image(self) -> Any:
+        data = self.raw()
+        try:
+            from PIL import Image
+        except ImportError:
+            return data
+        try:
+            image = Image.open(io.BytesIO(data), formats=["PNG"])
+            image.load()
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+            return data
+        return image
+
+    def _damaged(self, why: str) -> StoreError:
+        return DamagedError(
+            f"The {self.kind} {self.oid[:12]} cannot be read: {why}. `rearview verify` tells what is "
+            "damaged.",
+            slug="value-damaged",
+        )
+
+
+def stored_value(facts: Any, get: Get | None = None) -> StoredValue | None:
+    """Return the value that a record describes by `$object`, or None if it is no such description.
+
+    What a stranger's store says is checked: nothing here is trusted to be of the right type.
+    """
+    if not isinstance(facts, dict) or not isinstance(facts.get("$object"), str):
+        return None
+    kind, dtype, shape = facts.get("kind"), facts.get("dtype", ""), facts.get("shape", [])
+    nbytes: Any = facts.get("nbytes")
+    if kind not in KINDS or not isinstance(dtype, str) or not _counts(shape):
+        return None
+    if not _counts([nbytes]) or not _counts([facts.get("offset") or 0]):
+        return None
+    return StoredValue(kind, dtype, tuple(shape), facts["$object"], nbytes, dict(facts), get)
+
+
+def in_text(cell: Any, get: Get | None = None) -> StoredValue | None:
+    """Return the value that a cell of SQL is the text of, or None."""
+    if not (isinstance(cell, str) and cell.startswith(TEXT)):
+        return None
+    try:
+        found = stored_value(json.loads(cell), get)
+    except ValueError:
+        return None
+    return found if found is not None and _OID.fullmatch(found.oid) else None
+
+
+def is_png(data: Any) -> bool:
+    """Return True if bytes begin as those of a PNG file do."""
+    return bytes(data[: len(_PNG)]) == _PNG
+
+
+def drawing(counts: list[float], width: int = 96, height: int = 32) -> str:
+    """Return bars for the counts of a histogram as SVG.
+
+    >>> drawing([1.0, 2.0]).count("<rect")
+    2
+    """
+    most = max((count for count in counts if math.isfinite(count)), default=0.0)
+    step = width / max(1, len(counts))
+    bars = "".join(
+        f'<rect x="{k * step:.2f}" y="{height - tall:.2f}" width="{step:.2f}" height="{tall:.2f}"/>'
+        for k, count in enumerate(counts)
+        for tall in [height * count / most if most > 0 and math.isfinite(count) else 0.0]
+    )
+    return f'<svg width="{width}" height="{height}" fill="currentColor">{bars}</svg>'
+
+
+def _counts(values: Any) -> bool:
+    """Return True for a list of whole numbers from 0 on."""
+    return isinstance(values, list) and all(
+        type(value) is int and 0 <= value < 2**62 for value in values
+    )
+
+
+def _widened(data: bytes) -> bytes:
+    """Return numbers of bfloat16 as float32: the same bits, with zeros below them."""
+    out = bytearray(2 * len(data))
+    out[2::4], out[3::4] = data[0::2], data[1::2]
+    return bytes(out)
