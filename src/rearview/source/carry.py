@@ -1,19 +1,21 @@
 """One statement of the newest source, put where it belongs in older ones, or a refusal."""
 
 import ast
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from rearview.source.gaps import comment_above, idle, line_at, step
 from rearview.source.match import Matching, match
-from rearview.source.names import Votes, absent_members, imports_for, overwritten, resolve
-from rearview.source.place import anywhere, locate
+from rearview.source.names import Votes, imports_for, members, overwritten, resolve
+from rearview.source.place import anywhere, locate, place_at
 from rearview.source.splice import indent_of, put, render
 from rearview.source.spot import Nowhere, Place, Spot
 from rearview.source.text import Parsed, newline, parse
 from rearview.source.tree import Node, Tree, blocks_of, first_line, grow, last_line
 from rearview.source.uses import uses
 
-SURE = 0.5  # below this a place is a guess, and a guess is refused
+BY_HAND = "put there by hand"
+SURE = 0.6  # below this a place is a guess, and a guess is refused, unless the user says otherwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +45,24 @@ class _Asked:
     statements: list[ast.stmt]
 
 
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """A place given by hand: its line, and what names of the statement are called there."""
+
+    line: int
+    renames: Mapping[str, str]
+
+
 def refuse(reason: str, *reasons: str, confidence: float = 0.0) -> Carried:
     """Return a refusal with its reason."""
     return Carried(None, "", confidence, reasons, reason)
 
 
-def carry(new: str, lines: tuple[int, int], old: str) -> Carried:
+def carry(new: str, lines: tuple[int, int], old: str, sure: float = SURE) -> Carried:
     r"""Return where the statements on `lines` of the new text belong in the old one, and as what text.
 
-    Lines are 1-based and inclusive. Every other byte of the old text stays. Where a variable is not
+    Lines are 1-based and inclusive. Every other byte of the old text stays. A place that is less
+    likely right than `sure` is refused. Where a variable is not
     there, two places are equally good, or the code around it did not exist yet, the answer is a
     refusal that says so.
 
@@ -63,27 +74,71 @@ def carry(new: str, lines: tuple[int, int], old: str) -> Carried:
     >>> carry(new, (3, 3), "for x in data:\n    pass\n").reason
     'the statements around it did not exist yet'
     """
-    here, there = parse(new), parse(old)
-    if isinstance(here, str):
-        return refuse(f"the new text cannot be read: {here}")
-    if isinstance(there, str):
-        return refuse(f"the old text cannot be read: {there}")
-    chosen = chosen_statements(here, lines)
-    if isinstance(chosen, str):
-        return refuse(chosen)
-    if is_notebook(old):
-        return refuse("the old text is a notebook; carry into the text of its cells")
-    one = grow(here, without=lines)
-    two = grow(there)
-    found = match(one, two)
-    spot = Spot(*_spot(one, chosen[0]), uses(chosen), comment_above(here, lines))
+    read = _read(new, lines, old)
+    if isinstance(read, str):
+        return refuse(read)
+    asked, found, spot = read
     place = locate(found, spot)
     if isinstance(place, Nowhere):
-        loose = anywhere(chosen, spot, two)
+        loose = anywhere(asked.statements, spot, found.old)
         if loose is None:
             return refuse(place.reason)
         place = loose
-    return _write(_Asked(here, lines, chosen), found, spot, place)
+    return _write(asked, found, spot, place, sure=sure)
+
+
+def carry_to(
+    new: str,
+    lines: tuple[int, int],
+    old: str,
+    line: int,
+    *,
+    after: bool = False,
+    renames: Mapping[str, str] | None = None,
+) -> Carried:
+    r"""Return the statements on `lines` of the new text as they read at a line given by hand.
+
+    They go before `line` of the old text, or with `after` behind the statement on it, in the old
+    text's names; `renames` (new name to old name) are taken as given.
+
+    >>> new = "for x in data:\n    cost = f(x)\n    print(cost)\n    step(cost)\n"
+    >>> old = "for x in data:\n    loss = f(x)\n    loss = loss / 2\n    step(loss)\n"
+    >>> carry_to(new, (3, 3), old, 4).text
+    '    print(loss)\n'
+    """
+    read = _read(new, lines, old)
+    if isinstance(read, str):
+        return refuse(read)
+    asked, found, spot = read
+    place = place_at(found.old, line, after=after)
+    if isinstance(place, Nowhere):
+        return refuse(place.reason)
+    block, index, at = place
+    by_hand = Place(block, index, 1.0, (BY_HAND,))
+    return _write(asked, found, spot, by_hand, _Given(at, renames or {}))
+
+
+def _read(new: str, lines: tuple[int, int], old: str) -> tuple[_Asked, Matching, Spot] | str:
+    """Return the statements, how the two texts match, and their place; or why they cannot be read."""
+    here, there = parse(new), parse(old)
+    if isinstance(here, str):
+        return f"the new text cannot be read: {here}"
+    if isinstance(there, str):
+        return f"the old text cannot be read: {there}"
+    chosen = chosen_statements(here, lines)
+    if isinstance(chosen, str):
+        return chosen
+    if is_notebook(old):
+        return "the old text is a notebook; carry into the text of its cells"
+    one = grow(here, without=lines)
+    found = match(one, grow(there))
+    spot = Spot(*_spot(one, chosen[0]), uses(chosen), comment_above(here, lines))
+    return _Asked(here, lines, chosen), found, spot
+
+
+def unsure(confidence: float, sure: float) -> str:
+    """Return the reason of a refusal for lack of certainty."""
+    return f"the best place is only {confidence:.0%} sure, less than {sure:.0%}"
 
 
 def chosen_statements(parsed: Parsed, lines: tuple[int, int]) -> list[ast.stmt] | str:
@@ -131,36 +186,53 @@ def _spot(tree: Tree, stmt: ast.stmt) -> tuple[Node, int]:
     raise AssertionError("a statement stands in some block")
 
 
-def _write(asked: _Asked, found: Matching, spot: Spot, place: Place) -> Carried:
+def _write(
+    asked: _Asked,
+    found: Matching,
+    spot: Spot,
+    place: Place,
+    given: _Given | None = None,
+    sure: float = SURE,
+) -> Carried:
     here, lines, chosen = asked.parsed, asked.lines, asked.statements
     used = spot.used
     old = found.old
-    names = resolve(found, Votes(found), used, (spot.block, spot.index), (place.block, place.index))
+    renames = given.renames if given is not None else {}
+    free = replace(used, reads=used.reads - renames.keys())
+    votes = Votes(found)
+    names = resolve(found, votes, free, (spot.block, spot.index), (place.block, place.index))
     imports = imports_for(names.missing, found)
     unknown = [name for name in names.missing if name not in imports]
     if unknown:
         return refuse(_absent([f"`{name}`" for name in unknown]), *place.reasons)
-    absent = absent_members(found, used)
+    attributes, absent = members(found, votes, used)
     if absent:
         return refuse(_absent([f"`{root}.{member}`" for root, member in absent]), *place.reasons)
     clash = overwritten(used, found, (spot.block, place.block))
     if clash:
         return refuse(f"it would overwrite `{clash}`, which the old text uses for something else")
-    confidence = place.confidence * names.certainty
-    if confidence < SURE:
-        return refuse("no place is certain enough", *place.reasons, confidence=confidence)
+    certainty = names.certainty * (0.9 if attributes else 1.0)
+    confidence = place.confidence * certainty if given is None else 1.0
+    if confidence < sure:
+        return refuse(unsure(confidence, sure), *place.reasons, confidence=confidence)
     block, index = place.block, place.index
     indent = _indent(old, block, index)
     if indent is None:
         return refuse("a place inside a one-line block would change that line")
-    line = line_at(here, lines, old.parsed, block, index)
+    line = given.line if given else line_at(here, lines, old.parsed, block, index)
     if line == 1 and old.parsed.text.startswith("\ufeff"):
         return refuse("it would stand before the byte order mark")
     there = old.parsed.lines
     end = newline(there, min(line, len(there)) - 1)
     text = "".join(f"{indent}{each}{end}" for each in sorted(set(imports.values())))
     text += render(
-        here, lines, chosen, renamed=names.renamed, indent=indent, unit=step(old), end=end
+        here,
+        lines,
+        chosen,
+        renamed={**names.renamed, **renames, **{f".{a}": b for a, b in attributes.items()}},
+        indent=indent,
+        unit=step(old),
+        end=end,
     )
     if line == len(there) + 1 and there and not there[-1].endswith(("\n", "\r")):
         text = end + text.removesuffix(end)
@@ -170,6 +242,8 @@ def _write(asked: _Asked, found: Matching, spot: Spot, place: Place) -> Carried:
     reasons = (
         *place.reasons,
         *names.reasons,
+        *(f"`.{one}` is called `.{two}` there" for one, two in attributes.items()),
+        *(f"`{one}` is called `{two}` there" for one, two in sorted(renames.items())),
         *(f"`{each}` comes with it" for each in imports.values()),
     )
     return Carried(line, text, confidence, reasons)

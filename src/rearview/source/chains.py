@@ -3,38 +3,57 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
-from rearview.source.loops import FUNCTIONS, LOOPS, MODULE, loop_name, unique_name
+from rearview.model.point import name_of
+from rearview.model.segment import DEEPEST
+from rearview.source.loops import FUNCTIONS, LOOPS, MODULE, loop_ids
 
 Chains = Mapping[tuple[str, str], tuple[tuple[str, ...], ...]]
-"""(path, function) -> stacks of loop names, outermost first."""
-DEEPEST = 8
-"""Loops on a stack beyond which recursion is not followed."""
+"""(path, function) -> stacks of loops, outermost first, by name or by id."""
 
 
-def chains(trees: Mapping[str, ast.Module], *, limit: int = 16) -> Chains:
+def chains(trees: Mapping[str, ast.Module], *, limit: int = 64) -> Chains:
     r"""Return, for each (path, function), the loops that may be running when it is entered.
 
     Calls are followed by name: `fit(...)` and `anything.fit(...)` may both mean any function
     called `fit`. A function that nobody calls by name (a callback, `forward`) is not listed, nor
-    is one that is also handed on as a value (`opt.step(closure)`), nor what such functions call:
-    nothing is known about them.
+    is one that is also handed on as a value (`opt.step(closure)`), nor a generator, whose body runs
+    inside whichever loop draws from it, nor what such functions call: nothing is known about them.
 
     >>> text = "def step(): pass\ndef fit():\n  for i in x: step()\nfor epoch in y: fit()"
     >>> chains({"t.py": ast.parse(text)})["t.py", "step"]
     (('epoch', 'i'),)
     """
+    return {key: names_of(found) for key, found in paths(trees, limit=limit).items()}
+
+
+def names_of(found: Iterable[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
+    """Return the names of the loops of some paths, each stack of names once."""
+    return tuple(sorted({tuple(map(name_of, path)) for path in found}))
+
+
+def paths(trees: Mapping[str, ast.Module], *, limit: int = 64) -> Chains:
+    r"""Return the same by the ids of the loops: two loops of one name are two loops.
+
+    A function is not listed either if more stacks lead to it than `limit`. Of a stack that is deeper
+    than recursion is followed, the outermost loops are given.
+
+    >>> text = "def f():\n  for i in x: g()\nfor i in y: f()\ndef g(): pass"
+    >>> paths({"t.py": ast.parse(text)})["t.py", "g"]
+    (('t.py:<module>:0:i', 't.py:f:0:i'),)
+    """
     calls: dict[str, set[tuple[str, str, tuple[str, ...]]]] = {}
     functions: set[tuple[str, str]] = set()
     for path, tree in trees.items():
-        finder = _Finder()
+        finder = _Finder({line: str(one) for line, one in loop_ids(tree, path).items()})
         functions |= {(path, function) for function in (MODULE, *finder.functions(tree))}
         for name, function, around in finder.calls(tree, MODULE, "", ()):
             calls.setdefault(name, set()).add((path, function, around))
     known: dict[tuple[str, str], set[tuple[str, ...]]] = {
         key: {()} for key in functions if key[1] == MODULE
     }
+    endless: set[tuple[str, str]] = set()
     changed = True
     while changed:
         changed = False
@@ -43,12 +62,17 @@ def chains(trees: Mapping[str, ast.Module], *, limit: int = 16) -> Chains:
             for path, caller, around in calls.get(_called_as(key[1]), ()):
                 for chain in known.get((path, caller), ()):
                     longer = (chain + around)[:DEEPEST]
-                    if longer not in mine and len(mine) < limit:
-                        mine = mine | {longer}
-                        changed = True
+                    if longer in mine:
+                        continue
+                    if len(mine) >= limit:
+                        endless.add(key)
+                        continue
+                    mine = mine | {longer}
+                    changed = True
             if mine:
                 known[key] = mine
-    unknown = {key for key in functions if key not in known} | _handed_on(trees, functions)
+    unknown = {key for key in functions if key not in known} | endless
+    unknown |= _handed_on(trees, functions) | set(_generators(trees))
     grown = True
     while grown:
         more = {
@@ -95,6 +119,35 @@ def _handed_on(
     return found - {key for key in found if key[1] == MODULE}
 
 
+def _generators(trees: Mapping[str, ast.Module]) -> Iterator[tuple[str, str]]:
+    """Yield (path, function) of each generator and coroutine."""
+    for path, tree in trees.items():
+        todo: list[tuple[ast.AST, str]] = [(tree, "")]
+        while todo:
+            node, prefix = todo.pop()
+            for child in ast.iter_child_nodes(node):
+                if isinstance(child, FUNCTIONS):
+                    name = prefix + child.name
+                    if isinstance(child, ast.AsyncFunctionDef) or _yields(child):
+                        yield path, name
+                    todo.append((child, f"{name}.<locals>."))
+                elif isinstance(child, ast.ClassDef):
+                    todo.append((child, f"{prefix}{child.name}."))
+                else:
+                    todo.append((child, prefix))
+
+
+def _yields(function: ast.FunctionDef) -> bool:
+    todo: list[ast.AST] = list(function.body)
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.Yield | ast.YieldFrom):
+            return True
+        if not isinstance(node, (*FUNCTIONS, ast.Lambda, ast.ClassDef)):
+            todo.extend(ast.iter_child_nodes(node))
+    return False
+
+
 def loopers(trees: Mapping[str, ast.Module]) -> frozenset[str]:
     r"""Return the names of functions that run a loop, in themselves or in what they call.
 
@@ -137,6 +190,9 @@ def _called_as(function: str) -> str:
 
 
 class _Finder:
+    def __init__(self, ids: Mapping[int, str]) -> None:
+        self.ids = ids
+
     def functions(self, node: ast.AST, prefix: str = "") -> Iterator[str]:
         """Yield the qualified name of each function below a node."""
         for child in ast.iter_child_nodes(node):
@@ -164,7 +220,7 @@ class _Finder:
             elif isinstance(child, ast.ClassDef):
                 yield from self.calls(child, function, f"{prefix}{child.name}.", around)
             elif isinstance(child, LOOPS):
-                chain = (*around, unique_name(loop_name(child, function), around))
+                chain = (*around, self.ids[child.lineno])
                 first: ast.expr = child.test if isinstance(child, ast.While) else child.iter
                 yield from self.calls(ast.Expr(first), function, prefix, around)
                 for block, inside in ((child.body, chain), (child.orelse, around)):

@@ -8,11 +8,14 @@ from itertools import pairwise
 CELLS = 250_000  # beyond this product of lengths only items that occur once are aligned
 
 
-def align(ones: Sequence[int], twos: Sequence[int]) -> list[tuple[int, int]]:
+def align(
+    ones: Sequence[int], twos: Sequence[int], weights: Sequence[int] | None = None
+) -> list[tuple[int, int]]:
     """Return the pairs of positions that hold the same items, in order.
 
-    Items that occur once on both sides decide first (patience); what is left between them is
-    aligned by the longest common subsequence.
+    Items that occur once on both sides decide first (patience), where they cross the heavier run
+    of them by `weights` of the first sequence; what is left between them is aligned by the longest
+    common subsequence.
 
     >>> align([1, 2, 3, 2], [2, 3, 1, 2])
     [(1, 0), (2, 1), (3, 3)]
@@ -29,7 +32,7 @@ def align(ones: Sequence[int], twos: Sequence[int]) -> list[tuple[int, int]]:
             found.append((k, m))
         if i == k or j == m:
             continue
-        anchors = _unique(ones, twos, (i, k), (j, m))
+        anchors = _unique(ones, twos, (i, k), (j, m), weights)
         if not anchors:
             if (k - i) * (m - j) <= CELLS:
                 found.extend(_longest(ones, twos, (i, k), (j, m)))
@@ -41,7 +44,11 @@ def align(ones: Sequence[int], twos: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _unique(
-    ones: Sequence[int], twos: Sequence[int], here: tuple[int, int], there: tuple[int, int]
+    ones: Sequence[int],
+    twos: Sequence[int],
+    here: tuple[int, int],
+    there: tuple[int, int],
+    weights: Sequence[int] | None,
 ) -> list[tuple[int, int]]:
     (i, k), (j, m) = here, there
     once, also = Counter(ones[i:k]), Counter(twos[j:m])
@@ -49,18 +56,22 @@ def _unique(
     pairs = [
         (at, place[ones[at]]) for at in range(i, k) if once[ones[at]] == 1 and ones[at] in place
     ]
-    # the longest run of pairs whose second positions rise
-    tails: list[int] = []
+    # the heaviest run of pairs whose second positions rise: the runs kept end later the heavier
+    # they are; a run that ends later and is not heavier is of no use
+    ends: list[int] = []
+    totals: list[int] = []
     last: list[int] = []
     before = [-1] * len(pairs)
-    for at, (_, second) in enumerate(pairs):
-        spot = bisect_left(tails, second)
-        if spot == len(tails):
-            tails.append(second)
-            last.append(at)
-        else:
-            tails[spot], last[spot] = second, at
+    for at, (first, second) in enumerate(pairs):
+        spot = bisect_left(ends, second)
         before[at] = last[spot - 1] if spot else -1
+        total = (totals[spot - 1] if spot else 0) + (weights[first] if weights else 1)
+        stop = spot
+        while stop < len(ends) and totals[stop] <= total:
+            stop += 1
+        ends[spot:stop] = [second]
+        totals[spot:stop] = [total]
+        last[spot:stop] = [at]
     chain: list[tuple[int, int]] = []
     at = last[-1] if last else -1
     while at >= 0:

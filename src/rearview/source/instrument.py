@@ -1,6 +1,6 @@
 """Rewrite the loops of a module so that the runtime sees every iteration.
 
-`for x in xs` becomes `for x in __rearview__("id", xs)`, and `while test` becomes a `for` over an
+`for x in xs` becomes `for x in __rearview__("id", iter(xs))`, and `while test` becomes a `for` over an
 endless iterator whose body first tests. A loop over a `range` becomes two, over its parts and over the
 numbers of each, so that nothing at all stands between Python and the numbers. Positions are kept, so
 tracebacks, debuggers, coverage and profilers see the user's own lines.
@@ -9,8 +9,14 @@ tracebacks, debuggers, coverage and profilers see the user's own lines.
 from __future__ import annotations
 
 import ast
+import dis
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
+from inspect import CO_OPTIMIZED
+from itertools import pairwise
+from opcode import opmap
+from types import CodeType
 from typing import TypeVar
 
 from rearview.source.loops import MODULE, Loop, loop_ids, loop_name
@@ -19,6 +25,9 @@ _Node = TypeVar("_Node", bound=ast.AST)
 
 HOOK = "__rearview__"
 """Name of the runtime's entry. It ends in underscores: not mangled in classes."""
+ITER = "__rearview_iter__"
+"""Name of Python's own `iter`. The program asks for the iterator itself, so that nothing of ours stands
+in the traceback, and the runtime is given the iterator alone."""
 PARTS = "__rearview_parts__"
 """Name of the entry for loops over a `range`: it gives the range in parts."""
 TURN = "__rearview_turn__"
@@ -79,7 +88,9 @@ def instrument(
     """
     sites: list[Site] = []
     known = {line: str(one) for line, one in loop_ids(tree, path).items()} if ids is None else ids
-    _Rewriter(path, known, sites, autolog=autolog, only=only).visit(tree)
+    rewriter = _Rewriter(path, known, sites, autolog=autolog, only=only)
+    rewriter.parts = not any(map(_names_range, ast.walk(tree)))
+    rewriter.visit(tree)
     if sites:
         ast.fix_missing_locations(tree)
     return sites
@@ -94,6 +105,7 @@ class _Rewriter(ast.NodeTransformer):
         self.sites = sites
         self.autolog = autolog
         self.only = only
+        self.parts = True
         self.scope: list[str] = []
         self.loose = [False]
         self.generator = [False]
@@ -107,7 +119,9 @@ class _Rewriter(ast.NodeTransformer):
         self.scope.append(node.name)
         yields = _yields(node) and not self.only
         self.loose.append(isinstance(node, ast.AsyncFunctionDef) or yields)
-        self.generator.append(isinstance(node, ast.FunctionDef) and yields)
+        # what `types.coroutine` decorates may `yield from` a coroutine, which is not iterable
+        plain = not any(_name(one) == "coroutine" for one in node.decorator_list)
+        self.generator.append(isinstance(node, ast.FunctionDef) and yields and plain)
         self.depth.append(0)
         # Left alone: torch.compile and torch.jit trace `forward`, and no training loop lives there.
         traced = node.name == "forward" and not _talks(node.body)
@@ -160,11 +174,14 @@ class _Rewriter(ast.NodeTransformer):
         site = self._site(node)
         suspends = self._suspends(node)
         self._body(node)
+        where = node.iter
         if suspends:
-            node.iter = _walked(site.id, node.iter, node.iter)
-        elif not site.loose and self.depth[-1] < _DEEP and _is_range(node.iter):
+            items: ast.expr = _walked(site.id, _iterator(node.iter, node), where)
+        elif not site.loose and self.depth[-1] < _DEEP and self.parts and _is_range(node.iter):
             return _in_parts(node, site)
-        node.iter = _call(HOOK, site.id, node.iter)
+        else:
+            items = _iterator(node.iter, node)
+        node.iter = _at(where, _call(HOOK, site.id, items))
         return node
 
     def _suspends(self, node: Loop) -> bool:
@@ -177,7 +194,7 @@ class _Rewriter(ast.NodeTransformer):
         if isinstance(node.value, ast.YieldFrom) and self.generator[-1]:
             inner = node.value.value
             name = f"{self.function}:{node.lineno}:"
-            node.value.value = _walked(name, inner, inner)
+            node.value.value = _walked(name, _iterator(inner, node.value), inner)
         return node
 
     def visit_AsyncFor(self, node: ast.AsyncFor) -> ast.AST:
@@ -219,6 +236,15 @@ def _is_range(iterable: ast.expr) -> bool:
     )
 
 
+def _names_range(node: ast.AST) -> bool:
+    """Return True if a node gives the name `range` to something of the program's own."""
+    if isinstance(node, ast.Name):
+        return node.id == "range" and isinstance(node.ctx, ast.Store)
+    if isinstance(node, ast.alias):
+        return (node.asname or node.name) == "range"
+    return "range" in (getattr(node, "name", None), getattr(node, "arg", None))
+
+
 def _in_parts(node: ast.For, site: Site) -> ast.For:
     """Return a loop over the parts of a range, around the loop over the numbers of one.
 
@@ -240,13 +266,37 @@ def _in_parts(node: ast.For, site: Site) -> ast.For:
 
 
 def _call(hook: str, site: str, argument: ast.expr) -> ast.Call:
-    call = ast.Call(ast.Name(hook, ast.Load()), [ast.Constant(site), argument], [])
-    return _at(argument, call)
+    return ast.Call(ast.Name(hook, ast.Load()), [ast.Constant(site), argument], [])
+
+
+def _iterator(iterable: ast.expr, user: ast.AST) -> ast.Call:
+    """Return a call that asks for the iterator, placed where Python's own asking for `user` is."""
+    name = _at(iterable, ast.Name(ITER, ast.Load()))
+    return _at(
+        user if _asks_as_whole(loop=isinstance(user, ast.For)) else iterable,
+        ast.Call(name, [iterable], []),
+    )
+
+
+@cache
+def _asks_as_whole(*, loop: bool) -> bool:
+    """Return True if this Python notes the whole statement as the place where it asks for an iterator.
+
+    Others note the expression. Tracebacks underline that place.
+    """
+    text = "for x in y: pass" if loop else "def f(): yield from y"
+    code = compile(text, "", "exec")
+    if not loop:
+        code = next(one for one in code.co_consts if isinstance(one, CodeType))
+    asks = ("GET_ITER", "GET_YIELD_FROM_ITER")
+    placed = next(one.positions for one in dis.get_instructions(code) if one.opname in asks)
+    return placed is None or placed.col_offset != text.rindex("y")
 
 
 def _walked(site: str, iterable: ast.expr, where: ast.AST) -> ast.NamedExpr:
     """Return an expression that keeps the iterator in a local variable named by the loop."""
-    ordinal = site.rsplit(":", 2)[1].strip("+")
+    # a loop that a probe brought is numbered by its line: no other loop has that variable
+    ordinal = site.rsplit(":", 2)[1].replace("+", "line_")
     name = ast.Name(f"{WALK}{ordinal}", ast.Store())
     call = ast.Call(ast.Name(WALK, ast.Load()), [iterable], [])
     return _at(where, ast.NamedExpr(name, call))
@@ -276,8 +326,11 @@ def _compiles(decorator: ast.expr) -> bool:
         if any(map(_compiles, decorator.args)):  # functools.partial(jax.jit, …)
             return True
         decorator = decorator.func
-    name = decorator.attr if isinstance(decorator, ast.Attribute) else getattr(decorator, "id", "")
-    return name in COMPILERS
+    return _name(decorator) in COMPILERS
+
+
+def _name(called: ast.expr) -> str:
+    return called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
 
 
 def _yields(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> bool:
@@ -309,9 +362,7 @@ def _own_breaks(loop: Loop) -> list[ast.Break]:
 def _talks(body: list[ast.stmt]) -> bool:
     for node in _own(body):
         if isinstance(node, ast.Call):
-            called = node.func
-            name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
-            if name in TALKERS:
+            if _name(node.func) in TALKERS:
                 return True
     return False
 
@@ -336,3 +387,58 @@ def _with_logs(body: list[ast.stmt]) -> Iterator[ast.stmt]:
             value = ast.Name(name, ast.Load())
             call = ast.Call(attribute, [ast.Constant(name), value], [])
             yield _at(statement, ast.Expr(call))
+
+
+_STORES = {opmap[name] for name in ("STORE_FAST", "STORE_NAME")}
+_LOADS = {opmap[name] for name in ("LOAD_FAST", "LOAD_NAME", "LOAD_FAST_BORROW") if name in opmap}
+_BOTH = opmap.get("STORE_FAST_LOAD_FAST", -1)
+"""One instruction for a store and the load after it, from Python 3.13 on."""
+
+
+def without_targets(code: CodeType) -> CodeType:
+    r"""Return the code with the targets of our own loops off the list of its variables.
+
+    `locals()`, `vars()`, `dir()` and class bodies show every name that is bound. Our targets need none:
+    the part of a range is stored only to be loaded at once, so it can stay on the stack; the target of
+    a rewritten `while` is never read, so it can be dropped. Where Python compiles them in another way
+    than is known here, they stay.
+
+    >>> tree = ast.parse("def f():\n  for i in range(2): x = i\n  return locals()")
+    >>> _ = instrument(tree, "t.py")
+    >>> space = {PARTS: lambda site, numbers: (numbers,), ITER: iter}
+    >>> exec(without_targets(compile(tree, "t.py", "exec")), space)
+    >>> space["f"]()
+    {'i': 1, 'x': 1}
+    """
+    kept = tuple(
+        without_targets(each) if isinstance(each, CodeType) else each for each in code.co_consts
+    )
+    data = bytearray(code.co_code)
+    names = code.co_varnames if code.co_flags & CO_OPTIMIZED else code.co_names
+    for name in (PART, TURN):
+        if name in names:
+            _drop(data, names.index(name), pairs=name == PART)
+    return code.replace(co_code=bytes(data), co_consts=kept)
+
+
+def _drop(data: bytearray, number: int, *, pairs: bool) -> None:
+    """Replace each store of variable `number` by nothing, with its load, or by taking it off the stack."""
+    words = [*_words(data)]
+    for (at, store, first), (then, load, second) in pairwise(words):
+        if store == _BOTH and pairs and first == number << 4 | number:
+            data[at] = opmap["NOP"]
+        elif store in _STORES and first == number:
+            if not pairs:
+                data[at] = opmap["POP_TOP"]
+            elif load in _LOADS and second == number:
+                data[at] = data[then] = opmap["NOP"]
+
+
+def _words(data: bytearray) -> Iterator[tuple[int, int, int]]:
+    """Yield (position, instruction, argument) of bytecode, without prefixes and caches."""
+    high = 0
+    for at in range(0, len(data), 2):
+        instruction, argument = data[at], data[at + 1] | high
+        high = argument << 8 if instruction == opmap["EXTENDED_ARG"] else 0
+        if instruction not in (opmap["EXTENDED_ARG"], opmap["CACHE"]):
+            yield at, instruction, argument

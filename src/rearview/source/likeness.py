@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from rearview.source.tree import Node
 
 _SIMPLE = {"Assign", "Expr", "AugAssign"}
+_REWRITTEN = {"If", "For", "While", "With", "Try", "Assert"}
+_KEYWORDS = {"if", "for", "while", "with", "try", "in", "as", "assert", "raise", "not", ":"}
 _SETS = {"=", "+=", "-=", "*=", "/="}
 
 
@@ -22,7 +24,28 @@ def likeness(one: Node, two: Node) -> float:
         return value
     if {one.kind, two.kind} <= _SIMPLE:
         return 0.9 * _dice(_tail(one), _tail(two))
+    if one.is_block or two.is_block or one.is_scope or two.is_scope:
+        return 0.0
+    if {one.kind, two.kind} & _REWRITTEN:
+        # a loop or a check that was written with another keyword says most of the same words
+        ones, twos = whole_words(one), whole_words(two)
+        if max(len(ones), len(twos)) <= 120:
+            value = _dice(ones, twos)
+            return 0.85 * value if value >= 0.7 else 0.0
     return 0.0
+
+
+def whole_words(node: Node) -> list[str]:
+    """Return the words of a statement and of all below it, keywords left out."""
+    return [word for each in node.walk() for word in each.words if word not in _KEYWORDS]
+
+
+def value_of(node: Node) -> tuple[str, ...]:
+    """Return what a simple assignment computes; empty if it computes next to nothing."""
+    if node.kind != "Assign" or not lead(node):
+        return ()
+    value = node.words[len(lead(node)) + 1 :]
+    return value if len(value) >= 5 else ()
 
 
 def lead(node: Node) -> tuple[str, ...]:

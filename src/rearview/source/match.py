@@ -6,12 +6,12 @@ functions and classes are paired first, so that the rest is many small problems.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 from rearview.source.common import align
-from rearview.source.likeness import likeness
+from rearview.source.likeness import lead, likeness, value_of
 from rearview.source.tree import Node, Tree
 
 LIKE = 0.5  # two statements less alike than this are two statements
@@ -75,6 +75,7 @@ class _Matcher:
         self.whole: dict[Node, int] = {}  # the statement with all below it
         self.size: dict[Node, int] = {}
         self.count: dict[Node, int] = {}  # statements, blocks not counted
+        self.words_below: dict[Node, Counter[str]] = {}
         for tree in (new, old):
             for node in reversed(tree.nodes):
                 self.head[node] = self.number((node.kind, node.role, node.words))
@@ -99,10 +100,13 @@ class _Matcher:
             for gap in self.inside(new, old)
         ]
         self.moved()
+        self.same_in_scope(self.telling)
+        self.same_in_scope(value_of)
         for news, olds in gaps:
             self.alike(news, olds)
         self.containers()
         self.rest()
+        self.same_in_scope(_sets)
         return found
 
     def same_below(self, new: Node) -> bool:
@@ -178,7 +182,11 @@ class _Matcher:
     def inside(self, new: Node, old: Node) -> list[tuple[list[Node], list[Node]]]:
         """Pair the same statements of two paired scopes, in order; return what is left between."""
         ones, twos = self.items(new), self.items(old)
-        pairs = align([self.key(node) for node in ones], [self.key(node) for node in twos])
+        pairs = align(
+            [self.key(node) for node in ones],
+            [self.key(node) for node in twos],
+            [1 + min(len(node.words), 9) + 4 * bool(node.children) for node in ones],
+        )
         for one, two in pairs:
             self.offer(ones[one], twos[two])
         edges = [(-1, -1), *pairs, (len(ones), len(twos))]
@@ -226,7 +234,29 @@ class _Matcher:
 
     def gain(self, one: Node, two: Node) -> float:
         value = likeness(one, two)
+        if value < LIKE:
+            return 0.0
+        if (
+            one.children
+            and two.children
+            and one.kind == two.kind
+            and self.head[one] != self.head[two]
+        ):
+            # two headers that differ are of one statement only if what is below is alike, too
+            value = 0.45 * value + 0.55 * self.shared_below(one, two)
         return value if value >= LIKE else 0.0
+
+    def shared_below(self, one: Node, two: Node) -> float:
+        """Return how many of the words below two statements are the same, from 0 to 1."""
+        ones, twos = self.below(one), self.below(two)
+        shared = (ones & twos).total()
+        return 2 * shared / max(1, ones.total() + twos.total())
+
+    def below(self, node: Node) -> Counter[str]:
+        if node not in self.words_below:
+            inner = (each for each in node.walk() if each is not node)
+            self.words_below[node] = Counter(word for each in inner for word in each.words)
+        return self.words_below[node]
 
     def moved(self) -> None:
         """Pair what is the same, and the only one of its kind, wherever it went."""
@@ -244,6 +274,28 @@ class _Matcher:
                 telling = least > 1 or len(ones[0].words) >= 5
                 if len(ones) == len(twos) == 1 and telling and self.free(ones[0], twos[0]):
                     self.pair_subtrees(ones[0], twos[0])
+
+    def same_in_scope(self, key: Callable[[Node], Hashable | None]) -> None:
+        """Pair statements of paired scopes that have the same key, and are the only ones that do."""
+        found = self.found
+        for new_scope, old_scope in [(n, o) for n, o in found.there.items() if n.is_scope]:
+            there: dict[Hashable, list[Node]] = defaultdict(list)
+            back: dict[Hashable, list[Node]] = defaultdict(list)
+            for scope, done, keyed in (
+                (new_scope, found.there, there),
+                (old_scope, found.back, back),
+            ):
+                for node in self.items(scope):
+                    if node not in done and not node.is_scope and (own := key(node)):
+                        keyed[own].append(node)
+            for own, ones in there.items():
+                twos = back.get(own, [])
+                if len(ones) == len(twos) == 1 and not (ones[0].children or twos[0].children):
+                    found.pair(ones[0], twos[0])
+
+    def telling(self, node: Node) -> Hashable | None:
+        """Return what identifies a simple statement within its function; None if it is too short."""
+        return (self.whole[node], "same") if len(node.words) >= 3 else None
 
     def free(self, new: Node, old: Node) -> bool:
         return not any(each in self.found.there for each in new.walk()) and not any(
@@ -292,9 +344,12 @@ class _Matcher:
             if not new.is_block:
                 continue
             old = self.found.block(new)
+            if old is not None:
+                self.found.pair(new, old)
+            else:
+                old = self.stood_in(new)
             if old is None:
                 continue
-            self.found.pair(new, old)
             news = [each for each in new.children if each not in self.found.there]
             if not news:
                 continue
@@ -310,6 +365,23 @@ class _Matcher:
                     self.alike(pending, old.children[edges_old + 1 : stop])
                 pending = []
                 edges_old = max(edges_old, stop)
+
+    def stood_in(self, new: Node) -> Node | None:
+        """Return the old block from which most statements of a block without a partner came."""
+        homes = Counter(
+            partner.parent
+            for each in new.children
+            if (partner := self.found.there.get(each)) is not None
+        )
+        best = homes.most_common(1)
+        if not best or best[0][1] < 2 or best[0][1] * 2 < homes.total():
+            return None
+        return best[0][0]
+
+
+def _sets(node: Node) -> Hashable | None:
+    """Return what an assignment sets: the only one in a function that does is still that one."""
+    return ("sets", *lead(node)) if node.kind == "Assign" and lead(node) else None
 
 
 def _name(node: Node) -> str:

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-from rearview.source.flow import definition, visible
+from rearview.source.flow import binds, definition, visible
 from rearview.source.match import Matching
-from rearview.source.tree import Node
-from rearview.source.uses import BUILTINS, Uses
+from rearview.source.tree import Node, Tree
+from rearview.source.uses import BUILTINS, Uses, parameters, uses
 
 _NAME = re.compile(r"^[^\W\d]\w*$")
 
@@ -38,6 +38,8 @@ class Votes:
             if new.words == old.words:
                 self.kept.update(set(new.words))
                 continue
+            if _trivial(new) and not similar(new.words[0], old.words[0]):
+                continue  # one `x = []` is as good as another
             for one, two in aligned(new.words, old.words):
                 if one == two:
                     self.kept[one] += 1
@@ -75,47 +77,150 @@ def resolve(
 
     `here` and `there` are (block, index) in the new and the old tree.
     """
-    seen = visible(*there)
-    at_home = visible(*here)
+    resolver = _Resolver(found, votes, here, there)
     renamed: dict[str, str] = {}
     missing: list[str] = []
-    reasons: list[str] = []
     certainty = 1.0
     for name in sorted(used.reads):
-        if name not in at_home:
+        called, sure = resolver.called(name, set(renamed.values()))
+        certainty *= sure
+        if called is None:
+            missing.append(name)
+        elif called != name:
+            renamed[name] = called
+    reasons = [f"`{one}` is called `{two}` there" for one, two in sorted(renamed.items())]
+    return Names(renamed, tuple(missing), certainty, tuple(reasons))
+
+
+class _Resolver:
+    """Finds what names are called at one place of the old text."""
+
+    def __init__(
+        self, found: Matching, votes: Votes, here: tuple[Node, int], there: tuple[Node, int]
+    ) -> None:
+        self.found = found
+        self.votes = votes
+        self.here = here
+        self.seen = visible(*there)
+        self.at_home = visible(*here)
+        self.modules = imported_names(found.old)
+        self.new_modules = imported_names(found.new)
+        self.free = free_names(found.old)
+
+    def called(self, name: str, taken: set[str]) -> tuple[str | None, float]:
+        """Return a name's old name, None if there is none, and how sure that is."""
+        votes, seen = self.votes, self.seen
+        if name not in self.at_home:
             # a builtin, or unknown in the new text as well: nothing to follow
-            if name not in BUILTINS and name not in seen and "*" not in at_home:
-                certainty *= 0.9
-            continue
-        home = definition(*here, name)
-        partner = found.there.get(home) if home is not None else None
+            lost = name not in BUILTINS and name not in seen and "*" not in self.at_home
+            return name, 0.9 if lost else 1.0
+        home = definition(*self.here, name)
+        partner = self.found.there.get(home) if home is not None else None
         target = _target(home, partner, name)
+        if target == "*":  # the same module, of which all was imported then
+            return name, 0.95
         if name in seen:
             if target in {None, name} or votes.kept[name] > votes.table[name][target or ""]:
-                continue
-            if target in seen and not votes.kept[name]:
-                renamed[name] = target or name
-                certainty *= 0.8
-            continue
-        if target is not None and target in seen:
-            renamed[name] = target
-            certainty *= 0.95
-            continue
+                return name, 1.0
+            exchanged = target in seen and not votes.kept[name]
+            return (target, 0.8) if exchanged else (name, 1.0)
+        if target is not None and votes.table[name] and not votes.table[name][target]:
+            target = None  # wherever it is read, another name stands there
+        defined = target in seen and (not _trivial(home) or bool(votes.table[name][target or ""]))
+        if defined:
+            return target, 0.95
+        return self.renamed(name, home, target, taken)
+
+    def renamed(
+        self, name: str, home: Node | None, target: str | None, taken: set[str]
+    ) -> tuple[str | None, float]:
+        """Return what a name that the place does not know is called, by what stands for it."""
+        votes, seen = self.votes, self.seen
         options = [
             (other, count)
             for other, count in votes.best(name)
-            if other in seen and not (other in at_home and votes.kept[other])
+            if other in seen
+            and not (other in self.at_home and votes.kept[other])
+            and (other not in self.modules or name in self.new_modules)
         ]
         total = sum(votes.table[name].values())
         if options and options[0][1] * 2 > total:
-            renamed[name] = options[0][0]
-            certainty *= 0.9 if options[0][1] > 1 else 0.75
-        elif "*" in seen:
-            certainty *= 0.8
-        else:
-            missing.append(name)
-    reasons += [f"`{one}` is called `{two}` there" for one, two in sorted(renamed.items())]
-    return Names(renamed, tuple(missing), certainty, tuple(reasons))
+            return options[0][0], 0.9 if options[0][1] > 1 else 0.75
+        hits = votes.best(name)
+        if len(hits) == 1 and not votes.kept[name] and hits[0][0] in seen - self.modules:
+            return hits[0][0], 0.8  # the only one that ever stands where a name born since does
+        fresh = seen - self.at_home - self.modules - taken
+        alike = [each for each in fresh if similar(name, each)]
+        if len(alike) == 1:
+            return alike[0], 0.75
+        if target in fresh and not votes.table[name] and _exchanged(self.found, home):
+            return target, 0.7
+        if name in self.free:  # nothing binds it, and the old text reads it all the same
+            return name, 0.9
+        return None, 1.0
+
+
+def free_names(tree: Tree) -> set[str]:
+    """Return the names that a text reads and nothing in it binds: from a star import, or injected."""
+    bound: set[str] = set()
+    for node in tree.nodes:
+        bound |= binds(node)
+        if isinstance(node.tree, (ast.FunctionDef, ast.AsyncFunctionDef)) and not node.is_block:
+            bound |= parameters(node.tree.args)
+    return set(uses(tree.parsed.tree.body).reads) - bound
+
+
+def _exchanged(found: Matching, home: Node | None) -> bool:
+    """Return True if a definition stands between the same two statements in both texts."""
+    partner = found.there.get(home) if home is not None else None
+    if home is None or partner is None or home.parent is None or partner.parent is None:
+        return False
+    for step in (-1, 1):
+        sides = []
+        for node in (home, partner):
+            at = node.index + step
+            siblings = node.parent.children if node.parent is not None else []
+            sides.append(siblings[at] if 0 <= at < len(siblings) else None)
+        new, old = sides
+        if (found.there.get(new) if new is not None else None) is not old:
+            return False
+    return True
+
+
+def similar(one: str, two: str) -> bool:
+    """Return True if two names share most of their parts, or nearly all of their letters.
+
+    >>> similar("has_any_unknown_label", "has_unknown_label"), similar("texts", "lengths")
+    (True, False)
+    """
+    ones, twos = (set(filter(None, each.lower().split("_"))) for each in (one, two))
+    if 2 * len(ones & twos) > max(len(ones), len(twos)):
+        return True
+    return len(one) > 3 and SequenceMatcher(None, one, two).ratio() >= 0.85
+
+
+def imported_names(tree: Tree) -> set[str]:
+    """Return the names that imports bind anywhere in a text."""
+    return {
+        (each.asname or each.name).split(".")[0]
+        for node in tree.nodes
+        if isinstance(node.tree, (ast.Import, ast.ImportFrom)) and not node.is_block
+        for each in node.tree.names
+    }
+
+
+def _trivial(node: Node | None) -> bool:
+    """Return True if a statement sets names to next to nothing: `x = []`, `n = 0`."""
+    value = getattr(node.tree, "value", None) if node is not None else None
+    if isinstance(value, ast.UnaryOp):
+        value = value.operand
+    if isinstance(value, (ast.List, ast.Tuple, ast.Set)):
+        return not value.elts
+    if isinstance(value, ast.Dict):
+        return not value.keys
+    if isinstance(value, ast.Call):
+        return not value.args and not value.keywords and isinstance(value.func, ast.Name)
+    return isinstance(value, ast.Constant)
 
 
 def _target(new: Node | None, old: Node | None, name: str) -> str | None:
@@ -136,6 +241,9 @@ def _target(new: Node | None, old: Node | None, name: str) -> str | None:
     ones, twos = _bound_list(new.tree), _bound_list(old.tree)
     if name in twos:
         return name
+    if twos == ["*"]:
+        same = getattr(new.tree, "module", None) == getattr(old.tree, "module", None)
+        return "*" if same else None
     if name in ones and len(ones) == len(twos):
         other = twos[ones.index(name)]
         return other if other not in ones else None
@@ -162,15 +270,36 @@ def _bound_list(tree: ast.AST) -> list[str]:
     ]
 
 
-def absent_members(found: Matching, used: Uses) -> list[tuple[str, str]]:
-    """Return attributes that the new text defines and the old one never mentions."""
-    if not used.members:
-        return []
-    asked = {member for _, member in used.members}
-    known = {word.lstrip("'") for node in found.old.nodes for word in node.words}
-    asked -= known
+def members(
+    found: Matching, votes: Votes, used: Uses
+) -> tuple[dict[str, str], list[tuple[str, str]]]:
+    """Return attributes by what they are called in the old text, and those that are not there.
+
+    An attribute that the old text never mentions is renamed where another one stands in its place
+    wherever both texts have the statement; it is not there if the new text defines it.
+    """
+    asked = set(used.attributes)
     if not asked:
-        return []
+        return {}, []
+    known = {word.lstrip("'") for node in found.old.nodes for word in node.words}
+    still = {word.lstrip("'") for node in found.new.nodes for word in node.words}
+    asked -= known
+    renamed: dict[str, str] = {}
+    for member in sorted(asked):
+        every = votes.best(member)
+        hits = [(other, n) for other, n in every if other not in still]
+        if len(hits) == 1 or (hits and hits[0][1] > 2 * hits[1][1]):
+            renamed[member] = hits[0][0]
+            continue
+        if len(every) == 1 and every[0][1] > 1 and not votes.kept[member]:
+            renamed[member] = every[0][0]
+            continue
+        plain = {each for each in known - still if each.strip("_") == member.strip("_")}
+        if len(plain) == 1:  # made private, or public, since
+            renamed[member] = plain.pop()
+    asked -= renamed.keys()
+    if not asked:
+        return renamed, []
     defined: set[str] = set()
     for node in found.new.nodes:
         if node.is_block or asked.isdisjoint(word.lstrip("'") for word in node.words):
@@ -187,7 +316,7 @@ def absent_members(found: Matching, used: Uses) -> list[tuple[str, str]]:
                 defined.add(each.id)
             elif isinstance(each, ast.Constant) and isinstance(each.value, str):
                 defined.add(each.value.lstrip("-").replace("-", "_"))
-    return sorted(pair for pair in used.members if pair[1] in asked & defined)
+    return renamed, sorted(pair for pair in used.members if pair[1] in asked & defined)
 
 
 def imports_for(missing: tuple[str, ...], found: Matching) -> dict[str, str]:

@@ -9,6 +9,7 @@ from rearview.source.between import between
 from rearview.source.flow import definition
 from rearview.source.likeness import likeness
 from rearview.source.match import Matching
+from rearview.source.splice import indent_of
 from rearview.source.spot import REACH, Nowhere, Place, Spot, child_of, siblings
 from rearview.source.tree import Node, Tree
 from rearview.source.uses import Uses, uses
@@ -20,6 +21,7 @@ class _Anchor:
     before: bool
     weight: float
     near: bool  # the very next sibling itself
+    far: int  # siblings between
     gives: bool  # it sets what the statement reads
 
 
@@ -32,10 +34,12 @@ def locate(found: Matching, spot: Spot) -> Place | Nowhere:
         target = home
     if target is None:
         return Nowhere(_why_nowhere(spot.block))
+    target = _beside_definition(found, spot, target)
     spots = {a: at for a in anchors if (at := child_of(a.old, target)) is not None}
     if not spots:
         return _at_edge(found, spot, target)
     low, high, agree = _range(spots, len(target.children))
+    low, high = _beside_neighbour(spots, low, high, len(target.children))
     low = max([low, *_after_definitions(found, spot, target)])
     if low > high:
         return Nowhere("what it reads is set only after the place where it would stand")
@@ -78,10 +82,10 @@ def _anchors(found: Matching, spot: Spot) -> list[_Anchor]:
             gives = before and bool(uses([new.tree]).writes & spot.used.reads)
             if old is not None:
                 alike = max(likeness(new, old), 0.6) if new.children else likeness(new, old)
-                anchors.append(_Anchor(old, before, alike / (1 + far), far == 0, gives))
+                anchors.append(_Anchor(old, before, alike / (1 + far), far == 0, far, gives))
             elif new.children and (inner := _edge(found, new, last=before)) is not None:
                 # a block put around statements that stood there before
-                anchors.append(_Anchor(inner, before, 0.7 / (1 + far), False, gives))
+                anchors.append(_Anchor(inner, before, 0.7 / (1 + far), False, far, gives))
     return anchors
 
 
@@ -120,6 +124,41 @@ def _block(anchors: list[_Anchor], home: Node | None) -> Node | None:
     return best
 
 
+def _beside_definition(found: Matching, spot: Spot, target: Node) -> Node:
+    """Return the block, or the deeper one in which what the statement reads is set.
+
+    Beyond a loop a name holds the value of the last turn only; beyond a branch it may hold none.
+    """
+    around = {target, *target.above()}
+    for name in sorted(spot.used.reads):
+        home = definition(spot.block, spot.index, name)
+        partner = found.there.get(home) if home is not None and not home.is_scope else None
+        if home is None or partner is None or partner.scope() is not _scope_of(target):
+            continue
+        if home.parent is not spot.block or partner.parent is None:
+            continue  # it was set in another block already
+        between = [n for n in partner.above() if n not in around and not n.is_block]
+        if not between:
+            continue
+        outermost = between[-1]
+        if outermost.parent is not target:
+            continue
+        branches = any(isinstance(n.tree, (ast.If, ast.Match)) for n in between)
+        if any(map(_is_loop, between)) or (
+            branches and definition(target, outermost.index, name) is None
+        ):
+            return partner.parent
+    return target
+
+
+def _scope_of(block: Node) -> Node:
+    return block if block.parent is None else block.scope()
+
+
+def _is_loop(node: Node) -> bool:
+    return not node.is_block and isinstance(node.tree, (ast.For, ast.AsyncFor, ast.While))
+
+
 def _edge_of_home(
     anchors: list[_Anchor], spot: Spot, target: Node | None, home: Node | None
 ) -> bool:
@@ -135,7 +174,9 @@ def _split_neighbours(
     anchors: list[_Anchor], target: Node, home: Node | None, used: Uses
 ) -> Nowhere | None:
     """Refuse where the two neighbours now stand in branches that run at different times."""
-    near = {a.before: a.old for a in anchors if a.near}
+    near = {
+        a.before: a.old for a in anchors if a.near and a.old.scope() is _scope_of(target)
+    }  # one that went to another function does not tell
     if len(near) < 2 or near[True].parent is near[False].parent:
         return None
     follows = any(a.near and a.gives and a.old.parent is target for a in anchors)
@@ -173,6 +214,23 @@ def _range(spots: dict[_Anchor, int], count: int) -> tuple[int, int, float]:
     return first, last, best / total
 
 
+def _beside_neighbour(
+    spots: dict[_Anchor, int], low: int, high: int, count: int
+) -> tuple[int, int]:
+    """Return the place beside the nearest statement where farther ones, which moved, lead away."""
+    close = [(a, at) for a, at in spots.items() if a.far < 3 and a.weight * (1 + a.far) >= 0.5]
+    nearest = min((a.far for a, _ in close), default=0)
+    giving = [(a, at) for a, at in close if a.gives]
+    held = [
+        (at + 1, at + 1 + a.far) if a.before else (at - a.far, at)
+        for a, at in giving[:1] or [each for each in close if each[0].far == nearest]
+    ]
+    if not held or any(first <= high and low <= last for first, last in held):
+        return low, high
+    first, last = held[0]
+    return max(0, first), min(last, count)
+
+
 def _after_definitions(found: Matching, spot: Spot, target: Node) -> Iterable[int]:
     """Yield the least index for each name read whose setting stands in the same block."""
     for name in spot.used.reads:
@@ -192,6 +250,13 @@ def _at_edge(found: Matching, spot: Spot, target: Node) -> Place | Nowhere:
         return Place(target, 0, 0.8, ("the block is empty there",))
     if owner is not None and found.same(owner) and not owner.is_scope and spot.index == 0:
         return Place(target, 0, 0.7, ("it is the first of the same block",))
+    if owner is not None and found.same(owner) and not owner.is_scope:
+        last = len(target.children)
+        leaves = isinstance(
+            target.children[-1].tree, (ast.Return, ast.Raise, ast.Continue, ast.Break)
+        )
+        if spot.index == len(spot.block.children) and not leaves:
+            return Place(target, last, 0.8, ("it is the last of the same block",))
     return Nowhere("the statements around it did not exist yet")
 
 
@@ -224,3 +289,47 @@ def anywhere(chosen: list[ast.stmt], spot: Spot, old: Tree) -> Place | None:
     ):
         at = 1  # the module's docstring stays first
     return Place(old.root, at, 0.9, ("it can stand anywhere among the module's definitions",))
+
+
+def place_at(old: Tree, line: int, *, after: bool = False) -> tuple[Node, int, int] | Nowhere:
+    """Return the block, the index in it and the line that a line given by hand means.
+
+    A statement goes before `line`, at that line's depth; with `after`, behind the statement that
+    stands on it.
+    """
+    lines = old.parsed.lines
+    around = [n for n in old.nodes if not n.is_block and n.leads and n.start <= line <= n.end]
+    if after:
+        inside = [n for n in around if not n.children or n.start == line]
+        if not inside:
+            return Nowhere(f"no statement stands on line {line} to go behind")
+        node = inside[-1]
+        assert node.parent is not None
+        return node.parent, node.index + 1, node.end + 1
+    starts = next((node for node in around if node.start == line), None)
+    if starts is not None:
+        assert starts.parent is not None
+        return starts.parent, starts.index, line
+    cut = next((node for node in around if not node.children), None)
+    if cut is not None:
+        return Nowhere(f"line {line} is inside the statement that starts on line {cut.start}")
+    model = lines[line - 1] if line <= len(lines) else lines[-1] if lines else ""
+    depth = len(indent_of(model)) if model.strip() else None
+    found: list[tuple[Node, int]] = []
+    last = max((n.start for n in old.nodes if not n.is_block and n.start < line), default=0)
+    for block in (node for node in old.nodes if node.is_block and node.children):
+        before = [child for child in block.children if child.end < line]
+        index = len(before)
+        if index < len(block.children) and block.children[index].start < line:
+            continue
+        if block.parent is not None and not (index and block.end >= last):
+            continue  # the line is not next to a statement of this block
+        found.append((block, index))
+    following = next((n for n in old.nodes if not n.is_block and n.start >= line and n.leads), None)
+    for block, index in reversed(found):
+        own = len(indent_of(lines[block.children[0].start - 1]))
+        if depth is None and following is not None and following.parent is not block:
+            continue
+        if depth is None or own == depth:
+            return block, index, line
+    return (*found[0], line) if found else (old.root, 0, line)

@@ -59,6 +59,10 @@ class Probe:
     """How many of `loops` replay may enter in the middle; START: begin with the program."""
     feeds: tuple[tuple[str, ...], ...] = ()
     """Loops of its function, besides its own, whose iterations must run for it."""
+    paths: tuple[tuple[str, ...], ...] = ()
+    """The same as `chains`, by the ids of the loops: names may be shared."""
+    fed_by: tuple[tuple[str, ...], ...] = ()
+    """The same as `feeds`, by ids, callers' loops included."""
     generators: tuple[str, ...] = ()
     """Live random generators that it draws from, to be shielded with the global ones."""
     cautions: tuple[str, ...] = ()

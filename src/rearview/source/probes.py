@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from rearview.errors import ProbeError, SourceError
 from rearview.source.align import compare
 from rearview.source.blocks import parse
-from rearview.source.chains import Chains, called_name, chains, loopers
+from rearview.source.chains import Chains, called_name, loopers, names_of, paths
 from rearview.source.comparison import Added, Comparison
 from rearview.source.edits import (
     class_refusal,
@@ -111,7 +111,7 @@ class _Context:
     def __init__(self, trees: Mapping[str, ast.Module]) -> None:
         self.trees = trees
         self.facts: Facts = facts(list(trees.values()))
-        self.chains: Chains = chains(trees)
+        self.paths: Chains = paths(trees)
         self.loopers = loopers(trees)
         self.loose = loose(trees.values())
         self.functions: dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef]] = {}
@@ -226,7 +226,10 @@ class _Work:
     ) -> Probe:
         node, path = item.node, judge.path
         function, loops = enclosing(item.parents)
-        outer = self.context.chains.get((path, function), ())
+        outer = self.context.paths.get((path, function), ())
+        ids = self.loops[path]
+        own = _path(item.parents, ids)
+        found = tuple(sorted({path + own for path in outer}))
         calls = calls_in(node, aliases)
         decorators = getattr(node, "decorator_list", ())
         return Probe(
@@ -240,9 +243,11 @@ class _Work:
             function=function,
             loops=loops,
             place=_place(item, added, self.context.loopers),
-            chains=tuple(sorted({chain + loops for chain in outer})),
+            chains=tuple(sorted({names + loops for names in names_of(outer)})),
             depth=need.depth,
             feeds=tuple(_chain_names(item.parents, chain) for chain in need.feeds),
+            paths=found,
+            fed_by=tuple(path + _path(chain, ids) for path in outer for chain in need.feeds),
             generators=tuple(ast.unparse(e) for e in judge.generators.get(node.lineno, ())),
             cautions=tuple(judge.cautions.get(node.lineno, ())),
         )
@@ -281,6 +286,17 @@ def _kind(node: ast.stmt, *, logs: bool, prints: bool) -> Kind:
     if logs:
         return Kind.LOG
     return Kind.PRINT if prints else Kind.VALUE
+
+
+def _path(parents: tuple[ast.AST, ...], ids: Mapping[int, LoopId]) -> tuple[str, ...]:
+    """Return the recorded loops among the nodes around a statement, in its function, by id."""
+    own: tuple[str, ...] = ()
+    for node in parents:
+        if isinstance(node, FUNCTIONS):
+            own = ()
+        elif isinstance(node, LOOPS) and node.lineno in ids:
+            own = (*own, str(ids[node.lineno]))
+    return own
 
 
 def _chain_names(parents: tuple[ast.AST, ...], chain: tuple[ast.AST, ...]) -> tuple[str, ...]:

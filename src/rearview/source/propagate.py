@@ -4,6 +4,6 @@
 """
 
 from rearview.source.carry import Carried, carry
-from rearview.source.through import Outcome, Placed, Statement, through
+from rearview.source.through import HandPlace, Outcome, Placed, Statement, through
 
-__all__ = ["Carried", "Outcome", "Placed", "Statement", "carry", "through"]
+__all__ = ["Carried", "HandPlace", "Outcome", "Placed", "Statement", "carry", "through"]

@@ -89,7 +89,9 @@ def _reindent(inner: str, own: str, unit: str) -> str:
 
 
 def rename(text: str, names: Mapping[str, str]) -> str:
-    """Return code with names replaced, in f-strings too, attributes and keywords left alone.
+    """Return code with names replaced, in f-strings too; keywords are left alone.
+
+    An attribute is replaced where `names` has it with its dot: `{".loss": "cost"}`.
 
     >>> rename("log(loss=loss, v=f'{loss:.2f} loss', w=a.loss)", {"loss": "cost"})
     "log(loss=cost, v=f'{cost:.2f} loss', w=a.loss)"
@@ -109,7 +111,9 @@ def rename(text: str, names: Mapping[str, str]) -> str:
             out.append(piece)
             continue
         at = found.end()
-        if found["word"] and piece in names and before != ".":
+        if found["word"] and before == "." and f".{piece}" in names:
+            out.append(names[f".{piece}"])
+        elif found["word"] and piece in names and before != ".":
             keyword = depth and before in {"(", ","} and re.match(r"\s*=(?!=)", text[at:])
             out.append(piece if keyword else names[piece])
         else:

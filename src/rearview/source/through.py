@@ -1,10 +1,19 @@
 """Statements carried through a chain of versions of a project, straight and step by step."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import unified_diff
 
-from rearview.source.carry import SURE, Carried, carry, chosen_statements, refuse
+from rearview.source.carry import (
+    SURE,
+    Carried,
+    carry,
+    carry_to,
+    chosen_statements,
+    refuse,
+    unsure,
+)
 from rearview.source.elsewhere import candidates
 from rearview.source.naming import Naming, name_in
 from rearview.source.splice import put
@@ -30,6 +39,17 @@ class Placed:
     path: str
     line: int
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class HandPlace:
+    """A place given by hand: before a 1-based line of a file, or behind the statement on it."""
+
+    path: str
+    line: int
+    after: bool = False
+    renames: Mapping[str, str] = field(default_factory=dict)
+    """What names that the statement reads are called there, where the user said so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +80,8 @@ class _Source:
     namings: tuple[Naming, ...] = ()
 
 
+_Puts = list[tuple[int, int]]
+"""Lines that were put into a text, in that order: before which line, and how many."""
 _Where = tuple[tuple[Statement, ...], tuple[Naming, ...]]
 
 
@@ -67,59 +89,59 @@ def through(
     new: Files,
     statements: Sequence[Statement],
     chain: Sequence[Files],
-    corrections: Mapping[int, Sequence[Placed]] | None = None,
+    corrections: Mapping[int, Mapping[int, HandPlace]] | None = None,
     namings: Sequence[Naming] = (),
+    sure: float = SURE,
 ) -> tuple[Outcome, ...]:
     """Return for each version of a chain, newest first, the statements' place or a refusal.
 
-    A version gets all statements or none. `corrections` gives, for a version's index, where the
-    statements go by hand (one `Placed` per statement, in the same order); versions nearer to it than
-    to the newest source are carried from there. `namings` are the recorded statements of the newest
-    source that give their values names for the statements; they do so in every version.
+    A version gets all statements or none. `corrections` gives, for a version's index, the places of
+    statements (by their number) that the user chose; versions nearer to it than to the newest
+    source are carried from there, unless that gives no place and the newest source does. `namings`
+    are the recorded statements of the newest source that give their values names for the
+    statements; they do so in every version. Places less likely right than `sure` are refused.
     """
-    given = {-1: _Source(new, tuple(statements), 1.0, tuple(namings))}
+    newest = _Source(new, tuple(statements), 1.0, tuple(namings))
+    given = {-1: newest}
     done: dict[int, Outcome] = {}
     reached: dict[int, _Source] = {}
-    for at, placed in (corrections or {}).items():
-        start = _name_all(given[-1], chain[at])
-        if isinstance(start, str):
-            done[at] = Outcome(at, {}, (), "", 0.0, (), start)
-            continue
-        texts, names = start
-        pushed = _below(placed, names)
-        files, spots = _by_hand(texts, pushed)
-        for each in sorted(pushed, key=lambda p: -p.line):
-            count = len(split(each.text.strip("\r\n")))
-            names = tuple(one.pushed(each.path, each.line, count) for one in names)
-        files = {path: text for path, text in {**texts, **files}.items() if text != chain[at][path]}
-        given[at] = reached[at] = _Source({**chain[at], **files}, spots, 1.0, names)
-        diff = difference(chain[at], files)
-        done[at] = Outcome(at, files, tuple(placed), diff, 1.0, ("put there by hand",))
-    origins = {at: min(given, key=lambda g: (abs(g - at), g)) for at in range(len(chain))}
-    for at in sorted(origins, key=lambda k: (abs(k - origins[k]), k)):
-        if at in done:
-            continue
-        origin = origins[at]
-        toward = 1 if at > origin else -1
-        near = next((k for k in range(at - toward, origin, -toward) if k in reached), None)
-        outcome, where = _version(
-            at, given[origin], reached[near] if near is not None else None, chain[at]
-        )
+
+    def keep(at: int, outcome: Outcome, where: _Where | None) -> None:
         done[at] = outcome
         if where is not None:
             texts = {**chain[at], **outcome.files}
             reached[at] = _Source(texts, where[0], outcome.confidence, where[1])
+
+    for at, places in (corrections or {}).items():
+        corrected = _carry_all(newest, chain[at], places)
+        keep(at, corrected.outcome(at, chain[at]), corrected.where)
+        if at in reached:
+            given[at] = reached[at]
+    origins = {at: min(given, key=lambda g: (abs(g - at), g)) for at in range(len(chain))}
+    for at in sorted(origins, key=lambda k: (abs(k - origins[k]), k)):
+        if at in done:
+            continue
+        for origin in dict.fromkeys((origins[at], -1)):
+            toward = 1 if at > origin else -1
+            near = next((k for k in range(at - toward, origin, -toward) if k in reached), None)
+            outcome, where = _version(
+                at, given[origin], reached[near] if near is not None else None, chain[at], sure
+            )
+            if at not in done or not outcome.refused:
+                keep(at, outcome, where)
+            if not outcome.refused:
+                break
     return tuple(done[at] for at in range(len(chain)))
 
 
 def _version(
-    at: int, origin: _Source, near: _Source | None, old: Files
+    at: int, origin: _Source, near: _Source | None, old: Files, sure: float
 ) -> tuple[Outcome, _Where | None]:
     """Return the outcome for one version, asked straight and, where that helps, step by step."""
-    straight = _carry_all(origin, old)
+    straight = _carry_all(origin, old, sure=sure)
     if near is None or (not straight.reason and straight.confidence >= CLEAR):
         return straight.outcome(at, old), straight.where
-    step = _carry_all(near, old)
+    step = _carry_all(near, old, sure=sure)
     stepped = min(step.confidence, near.confidence)
     if straight.reason and step.reason:
         return straight.outcome(at, old), None
@@ -138,8 +160,8 @@ def _version(
         better = step.but(stepped, "carried step by step")
     else:
         better = straight
-    if not better.reason and better.confidence < SURE:
-        better = _Try({}, (), None, better.confidence, (), "no place is certain enough")
+    if not better.reason and better.confidence < sure:
+        better = _Try({}, (), None, better.confidence, (), unsure(better.confidence, sure))
     return better.outcome(at, old), better.where
 
 
@@ -173,21 +195,38 @@ def difference(old: Files, files: Files) -> str:
     return "".join(parts)
 
 
-def _carry_all(source: _Source, old: Files) -> _Try:
-    """Carry every statement, those that define what others read first."""
+def _carry_all(
+    source: _Source,
+    old: Files,
+    by_hand: Mapping[int, HandPlace] | None = None,
+    sure: float = SURE,
+) -> _Try:
+    """Carry every statement, those that define what others read first.
+
+    `by_hand` has the places that the user gave to statements, in lines of the version as it is.
+    """
     start = _name_all(source, old)
     if isinstance(start, str):
         return _Try({}, (), None, 0.0, (), start)
     texts, names = start
     placed: dict[int, Placed] = {}
     where: dict[int, Statement] = {}
+    puts: dict[str, _Puts] = defaultdict(list)
+    for each in sorted(names, key=lambda naming: naming.line):
+        if each.into is not None:  # it has a line of its own
+            puts[each.path].append((each.line, 1))
     confidence, reasons = 1.0, []
     order = _order(source)
     for turn, number in enumerate(order):
         statement = source.statements[number]
         later = [source.statements[k] for k in order[turn + 1 :]]
         new = _without(source.files[statement.path], statement.path, later)
-        path, found = _carry_one(source.files, new, statement, texts)
+        place = by_hand.get(number) if by_hand else None
+        if place is not None:
+            path = place.path
+            found = _put_by_hand(new, statement, texts.get(path), place, puts[path])
+        else:
+            path, found = _carry_one(source.files, new, statement, texts, sure)
         if found.line is None:
             return _Try({}, (), None, found.confidence, found.reasons, found.reason)
         confidence = min(confidence, found.confidence)
@@ -203,6 +242,7 @@ def _carry_all(source: _Source, old: Files) -> _Try:
             if other.path == path and other.lines[0] >= found.line:
                 where[k] = Statement(path, (other.lines[0] + count, other.lines[1] + count))
         texts[path] = put(texts[path], found.line, found.text)
+        puts[path].append((found.line, count))
         names = tuple(each.pushed(path, found.line, count) for each in names)
         placed[number] = Placed(path, found.line, found.text)
         where[number] = Statement(path, (found.line, found.line + count - 1))
@@ -273,19 +313,19 @@ def _without(text: str, path: str, later: Sequence[Statement]) -> str:
 
 
 def _carry_one(
-    files: Files, new: str, statement: Statement, old: Mapping[str, str]
+    files: Files, new: str, statement: Statement, old: Mapping[str, str], sure: float
 ) -> tuple[str, Carried]:
     """Carry into the same file, or into the one its surroundings came from."""
     path = statement.path
     found = refuse(f"{path} is not in that version")
     if path in old:
-        found = carry(new, statement.lines, old[path])
+        found = carry(new, statement.lines, old[path], sure)
         if found.line is not None:
             return path, found
     hits: list[tuple[str, Carried]] = []
     for other in candidates(files, new, statement.path, statement.lines, old):
         moved = carry(new, statement.lines, old[other])
-        if moved.line is not None and moved.confidence >= 0.8:
+        if moved.line is not None and moved.confidence >= max(sure, 0.8):
             hits.append((other, moved))
     if len(hits) > 1:
         names = " and ".join(name for name, _ in hits)
@@ -310,30 +350,16 @@ def _present(old: str, line: int, text: str) -> tuple[int, int] | None:
     return None
 
 
-def _below(placed: Sequence[Placed], namings: Sequence[Naming]) -> list[Placed]:
-    """Return the places given by hand as they are after values got lines of their own."""
-    found = []
-    for each in placed:
-        line = each.line
-        for naming in sorted(namings, key=lambda one: one.line):
-            if naming.into is not None and naming.path == each.path and naming.line <= line:
-                line += 1
-        found.append(Placed(each.path, line, each.text))
-    return found
-
-
-def _by_hand(old: Files, placed: Sequence[Placed]) -> tuple[dict[str, str], tuple[Statement, ...]]:
-    texts = {each.path: old[each.path] for each in placed}
-    where: list[Statement] = []
-    # later ones first, so that the lines given stay true while texts grow
-    for each in sorted(placed, key=lambda p: p.line)[::-1]:
-        texts[each.path] = put(texts[each.path], each.line, each.text)
-    for at, each in enumerate(placed):
-        shift = sum(
-            len(split(other.text.strip("\r\n")))
-            for k, other in enumerate(placed)
-            if other.path == each.path and (other.line, k) < (each.line, at)
-        )
-        count = len(split(each.text.strip("\r\n")))
-        where.append(Statement(each.path, (each.line + shift, each.line + shift + count - 1)))
-    return texts, tuple(where)
+def _put_by_hand(
+    new: str, statement: Statement, text: str | None, place: HandPlace, put_before: _Puts
+) -> Carried:
+    """Return a statement at the place that the user gave, below what was put there already."""
+    if text is None:
+        return refuse(f"{place.path} is not in that version")
+    line = place.line
+    for at, count in put_before:
+        line += count * (at <= line)
+    if place.after:
+        while beyond := next((n for at, n in put_before if at == line + 1), 0):
+            line += beyond
+    return carry_to(new, statement.lines, text, line, after=place.after, renames=place.renames)

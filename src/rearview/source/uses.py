@@ -33,7 +33,10 @@ class Uses:
     writes: frozenset[str]  # bound
     changes: frozenset[str]  # objects that may be changed in place
     members: frozenset[tuple[str, str]]  # attributes read of a name
+    attributes: frozenset[str]  # every attribute that is read, also of attributes
     leaves: bool  # control may leave the block
+    sets: frozenset[str] = frozenset()  # dotted names that are assigned, such as `self.rate`
+    gets: frozenset[str] = frozenset()  # dotted names that are read
 
 
 def uses(trees: Iterable[ast.AST]) -> Uses:
@@ -51,7 +54,10 @@ def uses(trees: Iterable[ast.AST]) -> Uses:
         frozenset(reader.writes),
         frozenset(reader.changes),
         frozenset(reader.members),
+        frozenset(reader.attributes),
         reader.leaves,
+        frozenset(reader.sets),
+        frozenset(reader.gets),
     )
 
 
@@ -61,6 +67,9 @@ class _Reader:
         self.writes: set[str] = set()
         self.changes: set[str] = set()
         self.members: set[tuple[str, str]] = set()
+        self.attributes: set[str] = set()
+        self.sets: set[str] = set()
+        self.gets: set[str] = set()
         self.leaves = False
         self.hidden: list[set[str]] = []
 
@@ -88,6 +97,7 @@ class _Reader:
             elif root:
                 self.read(root)
                 self.changes.add(root)
+                self.gets.add(dotted(tree.target))
             self.all([tree.value, tree.target])
         elif isinstance(tree, (ast.For, ast.AsyncFor)):
             self.all([tree.iter, tree.target, *tree.body, *tree.orelse])
@@ -122,6 +132,11 @@ class _Reader:
         root = root_name(tree)
         if root and not isinstance(tree.ctx, ast.Load):
             self.changes.add(root)
+            self.sets.add(dotted(tree))
+        elif root:
+            self.gets.add(dotted(tree))
+        if isinstance(tree, ast.Attribute):
+            self.attributes.add(tree.attr)
         if isinstance(tree, ast.Attribute) and isinstance(tree.value, ast.Name):
             self.members.add((tree.value.id, tree.attr))
         self.children(tree)
@@ -164,6 +179,8 @@ class _Reader:
         for each in inner.reads:
             self.read(each)
         self.members |= inner.members
+        self.attributes |= inner.attributes
+        self.gets |= inner.gets
         if name:
             self.writes.add(name)
 
@@ -179,6 +196,43 @@ def root_name(tree: ast.AST) -> str:
     while isinstance(tree, (ast.Attribute, ast.Subscript, ast.Starred)):
         tree = tree.value
     return tree.id if isinstance(tree, ast.Name) else ""
+
+
+def dotted(tree: ast.AST) -> str:
+    """Return `a.b` of `a.b`, `a.b[i]` and `a.b[i].c`: as far as attributes alone lead.
+
+    >>> dotted(ast.parse("a.b[0].c", mode="eval").body)
+    'a.b'
+    """
+    parts: list[str] = []
+    while isinstance(tree, (ast.Attribute, ast.Subscript, ast.Starred)):
+        if isinstance(tree, ast.Attribute):
+            parts.append(tree.attr)
+        else:
+            parts.clear()
+        tree = tree.value
+    return ".".join([getattr(tree, "id", ""), *reversed(parts)])
+
+
+def rebinds(used: Uses, other: Uses) -> bool:
+    """Return True if code surely gives another value to what a statement reads.
+
+    An attribute counts if the statement reads that one, or the whole object; an object that is
+    only passed to a call, or of which a method is called, does not.
+    """
+    if other.writes & used.reads:
+        return True
+    for target in other.sets:
+        root = target.partition(".")[0]
+        if root not in used.reads:
+            continue
+        of_root = [each for each in used.gets if each.partition(".")[0] == root]
+        if not of_root or any(
+            f"{each}.".startswith(f"{target}.") or f"{target}.".startswith(f"{each}.")
+            for each in of_root
+        ):
+            return True
+    return False
 
 
 def conflict(one: Uses, two: Uses) -> bool:
