@@ -7,10 +7,13 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from rearview.energy.outlook import Outlook, Sample
+from rearview.model.checksum import add_check, is_intact
 
-FORMAT = 1
+FORMAT = 2
+"""From 2 on, every line carries a checksum."""
 _GAP = 0.001
 """Seconds between two notes of one execution: none, but for rounding."""
 
@@ -101,13 +104,12 @@ class Account:
         samples: dict[float, Sample] = {}
         sources: dict[str, str] = {}
         try:
-            lines = self.path.read_text("utf-8").splitlines()
+            lines = self.path.read_bytes().split(b"\n")
         except FileNotFoundError:
             lines = []
         for line in lines:
-            try:
-                row = json.loads(line)
-            except ValueError:
+            row = _row(line)
+            if row is None:
                 continue
             if "asked" in row and asked is None:
                 asked = row["asked"]
@@ -128,12 +130,28 @@ class Account:
 
     def _append(self, row: dict[str, object]) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        line = json.dumps({"format": FORMAT, **row}) + "\n"
-        fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        line = add_check(json.dumps({"format": FORMAT, **row}).encode()) + b"\n"
+        # for whom the folder is: its owner, or also its group
+        mode = 0o660 if self.path.parent.stat().st_mode & 0o020 else 0o600
+        fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, mode)
+        if mode != 0o600 and os.fstat(fd).st_uid == os.geteuid():
+            os.fchmod(fd, mode)
         try:
-            os.write(fd, line.encode())
+            os.write(fd, line)
         finally:
             os.close(fd)
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    """Return what a line says; None if it was cut off or is damaged. Format 1 has no checksums."""
+    intact = is_intact(line)
+    try:
+        row = json.loads(line) if intact is not False else None
+    except ValueError:
+        return None
+    if not isinstance(row, dict) or (intact is None and row.get("format") != 1):
+        return None
+    return row
 
 
 def report(

@@ -61,7 +61,7 @@ def measure(folder: Path) -> Measured | None:
             check=True,
         )
         return msgspec.json.decode(done.stdout, type=Measured)
-    except (OSError, subprocess.SubprocessError, msgspec.MsgspecError):
+    except (OSError, subprocess.SubprocessError, msgspec.MsgspecError, UnicodeDecodeError):
         return None
 
 

@@ -119,7 +119,7 @@ def origin_of(head: bytes) -> str:
     """Return whose records a file holds, by its first line."""
     try:
         return str(msgspec.json.decode(head).get("origin", ""))
-    except (msgspec.MsgspecError, AttributeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, AttributeError):
         return ""
 
 

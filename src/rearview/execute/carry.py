@@ -196,6 +196,6 @@ def _differs(report: Path | None) -> bool:
         return False
     try:
         said = msgspec.json.decode(report.read_bytes(), type=Report)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return False
     return said.retry or said.difference is not None

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from rearview.store.alive import alive, identity
+from rearview.store.private import make_folder
 from rearview.store.project import Project, publish
 
 EVERY = 0.5
@@ -57,7 +58,7 @@ def under_way(project: Project) -> list[Crew]:
     for file in sorted(folder_of(project).glob("*.json")):
         try:
             crew = msgspec.json.decode(file.read_bytes(), type=Crew)
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
             continue
         if crew.format == FORMAT and alive({**crew.process, "heartbeat": BEAT}, file):
             found.append(crew)
@@ -142,7 +143,7 @@ class Post:
         )
         # nobody can look at it then, and it goes on
         with contextlib.suppress(OSError):
-            self._file.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(self._file.parent)
             publish(self._file, msgspec.json.encode(crew), durable=False)
 
 

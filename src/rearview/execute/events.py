@@ -30,8 +30,9 @@ class Event:
 
     kind: str
     """`started`; `progress`, several times a second; `rows`, when records have come; then one of
-    `proved` and `failed`, or `filled`: another backfill has done it. Also `lost`: its worker is gone; `returned`: its worker was taken away;
-    `workers`: their number has changed."""
+    `proved` and `failed`, or `filled`: another backfill has done it. Also `again`: it differed or
+    could not be restored, and runs once more from the start of the run; `lost`: its worker is gone;
+    `returned`: its worker was taken away; `workers`: their number has changed."""
     segment: int
     total: int
     """How many segments there are."""

@@ -14,6 +14,7 @@ from functools import partial
 from rearview.execute.executor import Job, Task
 from rearview.execute.nursery import Key, Parent, SharedJob, key_of
 from rearview.execute.places import environment_of, pin
+from rearview.store.private import open_file
 
 MOST = 4
 """Processes to fork segments from that are kept at once."""
@@ -83,7 +84,8 @@ class Local:
         return job
 
     def _fresh(self, task: Task, slot: int) -> LocalJob:
-        with task.log.open("wb") as log:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        with open(open_file(task.log, flags), "wb") as log:  # noqa: PTH123
             process = subprocess.Popen(
                 task.command,
                 cwd=task.folder,

@@ -2,13 +2,14 @@
 
 A replay must compute with as many threads as the run did, since other counts give other bits, and
 libraries count the cores that they may use. So a process is pinned only if the run was told how
-many threads to use: then the count does not depend on where it is pinned to.
+many threads to use, and loaded no library that counts cores all the same: then the count does not
+depend on where it is pinned to.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +17,27 @@ from rearview.execute.executor import Task
 from rearview.store.hardware import gpus
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+COUNTERS = frozenset(
+    {"jax", "jaxlib", "mxnet", "numba", "onnxruntime", "paddle", "polars", "tensorflow"}
+)
+"""Libraries whose pools have as many threads as the process may use cores, whatever OMP is told."""
 _CPUS = Path("/sys/devices/system/cpu")
 
 
-def threads_of(told: Mapping[str, str]) -> int | None:
-    """Return how many threads a run was told to use; None if not all libraries were told the same.
+def threads_of(told: Mapping[str, str], loaded: Collection[str] = ()) -> int | None:
+    """Return how many threads a run was told to use; None if not all libraries follow that.
 
-    >>> threads_of({"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"})
+    `loaded` names the libraries that the run had loaded.
+
+    >>> threads_of({"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"}, ["torch"])
     2
     >>> threads_of({"MKL_NUM_THREADS": "2"}), threads_of({"OMP_NUM_THREADS": "2,1"})
     (None, None)
+    >>> threads_of({"OMP_NUM_THREADS": "1"}, ["jax", "numpy"]) is None
+    True
     """
     counts = set(told.values())
-    if "OMP_NUM_THREADS" not in told or len(counts) > 1:
+    if "OMP_NUM_THREADS" not in told or len(counts) > 1 or not COUNTERS.isdisjoint(loaded):
         return None
     text = counts.pop()
     return int(text) if text.isdecimal() and int(text) > 0 else None

@@ -81,7 +81,8 @@ class Pool:
     elsewhere: set[int] = field(default_factory=set)
     """Numbers of the pieces that another backfill has filled, wholly or in part."""
     _lost: dict[int, int] = field(default_factory=dict)
-    _again: set[int] = field(default_factory=set)
+    _again: dict[int, str] = field(default_factory=dict)
+    """Why segments run from the start, by number."""
     _alone: bool = False
     """Segments share nothing any more: one that did was lost, or came out otherwise."""
     _raised: bool = False
@@ -124,6 +125,7 @@ class Pool:
         finally:
             for one in self._running.values():
                 one.job.stop()
+                self.replays.interrupt(self._pieces[one.number].run, one.job.task)
             self.executor.close()
         return [one for number in sorted(self._outcomes) for one in self._outcomes[number]]
 
@@ -183,7 +185,7 @@ class Pool:
             task = turn.task
             if number in self._again:
                 self.replays.abandon(piece.run, task, "it runs from the start")
-                task = self.replays.from_the_start(piece.run, task)
+                task = self.replays.from_the_start(piece.run, task, self._again[number])
         self._start(number, task)
 
     def _leave(self, number: int, *, rest: bool) -> None:
@@ -234,7 +236,9 @@ class Pool:
             seconds=spent,
             worker=slot,
             rows=report.written,
-            message=report.error or report.difference or ", ".join(report.differing),
+            message=report.error
+            or report.difference
+            or ", ".join(report.lacking or report.differing),
         )
 
     def _settled(self, slot: int, one: _Running, code: int, spent: float) -> bool:
@@ -246,14 +250,16 @@ class Pool:
             self._tell("lost", one.number, worker=slot, message=f"it ended with {code}")
             self._put_back(one, "its worker was lost")
             return False
-        outcome = self.replays.judge(run, task, code, spent)
+        outcome = self.replays.judge(run, task, code, spent, self._again.get(one.number, ""))
         pinned = task.threads is not None
         raised = (outcome.report.error or "").startswith(PROBE_RAISED)
         shared = task.imports is not None and not (raised and self._raised)
         doubt = doubtful(outcome.report, pinned=pinned, shared=shared)
         if doubt and one.number not in self._again:
-            self._again.add(one.number)
-            self._waiting.appendleft((one.number, self.replays.from_the_start(run, task)))
+            why = self._again[one.number] = outcome.proof.why
+            self._tell("again", one.number, seconds=spent, worker=slot, message=why)
+            again = self.replays.from_the_start(run, task, why)
+            self._waiting.appendleft((one.number, again))
             return False
         if one.number in self._again:
             self._alone = self._alone or outcome.proved  # perhaps that was it

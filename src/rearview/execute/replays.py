@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -16,10 +17,13 @@ import msgspec
 from rearview.execute.executor import Task
 from rearview.execute.places import seen_of, threads_of
 from rearview.execute.scratch import keep_texts, lay_out
-from rearview.execute.start import start
-from rearview.model import Control, Report, Run, Segment, Wanted
+from rearview.execute.start import arguments, given_of, start
+from rearview.model import Control, Proof, Report, Run, Segment, Verdict, Wanted, proof_of
 from rearview.model.segment import PROBE_RAISED, VARIABLE
+from rearview.store.environment import environment_of
+from rearview.store.private import make_folder
 from rearview.store.project import Project, publish
+from rearview.store.records import count_records
 from rearview.store.runs import Runs
 from rearview.store.versions import Versions
 
@@ -27,6 +31,9 @@ _KEPT = frozenset(
     ("covered", "only", "operator", "head", "tail", "limits", "inner", "same", "crew")
 )
 """What a replay from the start takes over from the one that it stands in for."""
+
+_OWN_ERROR = re.compile(r"rearview\.errors\.(?:State|Replay)Error: (.+)")
+"""The last line of a traceback if a replay itself stopped the program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +49,18 @@ class Outcome:
     """Where it ran, with the files it wrote."""
     seconds: float = 0.0
     """From its start to its end, the interpreter's included."""
+    redone: str = ""
+    """Why a first try was run again from the start of the run; empty: it was not."""
+
+    @property
+    def proof(self) -> Proof:
+        """How far its values can be trusted, and why."""
+        return proof_of(self.report)
 
     @property
     def proved(self) -> bool:
         """Whether the replay was found equal to the run."""
-        return self.report.proved
+        return self.proof.verdict is Verdict.EXACT
 
 
 def doubtful(report: Report, *, pinned: bool = False, shared: bool = False) -> bool:
@@ -58,7 +72,7 @@ def doubtful(report: Report, *, pinned: bool = False, shared: bool = False) -> b
     (True, True)
     """
     differs = report.difference is not None
-    wrong = differs or report.error is not None
+    wrong = differs or bool(report.lacking) or report.error is not None
     begun = wrong or bool(report.differing) or not report.finished
     return (
         report.retry
@@ -111,20 +125,20 @@ class Replays:
             root=str(self.project.root),
             target=str(facts.get("target", run.script)),
             module=bool(facts.get("module")),
-            args=run.argv,
+            args=arguments(run),
             segment=str(file),
-            given=dict(facts.get("given", {})),
+            given=given_of(run),
         )
         home = run.home(os.path.realpath(self.project.root))
         relative = os.path.relpath(run.cwd or home, home)
         inside = not relative.startswith("..")
         how = start(
             control,
-            {**self.environment, **facts.get("threads", {})},
+            environment_of(run, self.runs.folder(run.id), self.environment),
             tree / relative if inside else Path(run.cwd),
             hash_seed=str(facts.get("hash_seed", "0")),
         )
-        how.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(how.folder)
         return Task(
             id=wanted.replay,
             command=how.command,
@@ -133,24 +147,31 @@ class Replays:
             log=folder / "output.txt",
             report=folder / "report.json",
             seconds=segment.seconds,
-            threads=threads_of(facts.get("threads", {})),
+            threads=threads_of(
+                facts.get("threads", {}), facts.get("end", {}).get("surroundings", ())
+            ),
             accelerators=seen_of(facts.get("hardware", {})),
             imports=imports,
             beside=how.folder if control.module else (tree / script_of(run, home)).parent,
         )
 
     def _lay_out(self, run: Run, version: str, tree: Path) -> None:
-        lay_out(self.project.root, self.versions, version, run.started, tree)
+        made = self.runs.made(run.id)
+        lay_out(self.project.root, self.versions, version, run.started, tree, made)
         keep_texts(self.versions, run.version, version, tree)
 
-    def from_the_start(self, run: Run, task: Task) -> Task:
-        """Return a task that replays the same without trusting any checkpoint."""
+    def from_the_start(self, run: Run, task: Task, because: str) -> Task:
+        """Return a task that replays the same without trusting any checkpoint.
+
+        `because` says why; it is kept with the replay.
+        """
         old = self.project.replays / task.id
         wanted = msgspec.json.decode((old / "segment.json").read_bytes(), type=Wanted)
         folder = self.project.replays / f"{task.id}-again"
         about = next(one for one in self.runs.replays(run.id) if one.id == task.id)
         told = {k: v for k, v in about.facts.items() if k in _KEPT}
         told |= {"version": about.version, "names": list(about.names)}
+        told |= {"redoes": task.id, "because": because}
         self.runs.start_replay(run.id, folder.name, told)
         tree = folder / "tree"  # not that of the first: it holds what that one wrote
         self._lay_out(run, about.version, tree)
@@ -186,18 +207,26 @@ class Replays:
         for part in ("tree", "elsewhere"):
             shutil.rmtree(self.project.replays / task.id / part, ignore_errors=True)
 
-    def judge(self, run: Run, task: Task, code: int, seconds: float) -> Outcome:
+    def interrupt(self, run: Run, task: Task) -> None:
+        """Keep it that a task was stopped in the middle; what it logged so far stays."""
+        report = msgspec.to_builtins(Report(written=self._logged(run, task)))
+        self.runs.end_replay(run.id, task.id, proved=False, facts={"report": report})
+
+    def _logged(self, run: Run, task: Task) -> int:
+        """Return how many records a task left, its child processes included."""
+        return sum(count_records(self.runs.folder(run.id), task.id).values())
+
+    def judge(self, run: Run, task: Task, code: int, seconds: float, redone: str = "") -> Outcome:
         """Read what a task reports and keep the verdict with the run."""
         try:
             report = msgspec.json.decode(task.report.read_bytes(), type=Report)
-        except (OSError, msgspec.DecodeError):
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             report = Report(error=f"the replay ended with exit code {code} and said nothing")
         if report.error and not report.error.startswith(PROBE_RAISED) and task.log.is_file():
-            lines = task.log.read_text("utf-8", "replace").splitlines()
-            last = [text for line in lines if (text := line.strip(" ~^\t"))][-3:]
-            report.error += ": " + " / ".join(last)
+            report.error = _explain(report.error, task.log.read_text("utf-8", "replace"))
         self._check_room(report)
-        outcome = Outcome(run.id, task.id, report, task.log, task.folder, seconds)
+        report.written = max(report.written, self._logged(run, task))
+        outcome = Outcome(run.id, task.id, report, task.log, task.folder, seconds, redone)
         if outcome.proved:
             tidy(self.project.replays / task.id / "tree")
         self.runs.end_replay(
@@ -212,6 +241,20 @@ class Replays:
                 raise OSError(number, os.strerror(number), str(self.project.store))
 
 
+def _explain(error: str, log: str) -> str:
+    r"""Return `error` with the last lines of the log, or alone what our own exception says there.
+
+    >>> _explain("exit code 1", "File a.py, line 3\n    f(x)\n    ^^^^\nValueError: x is 0")
+    'exit code 1: File a.py, line 3 / f(x) / ValueError: x is 0'
+    >>> _explain("exit code 1", "    f(x)\nrearview.errors.StateError: x was not saved.")
+    'x was not saved.'
+    """
+    lines = [text for line in log.splitlines() if (text := line.strip(" ~^\t"))]
+    if lines and (own := _OWN_ERROR.match(lines[-1])):
+        return own[1]
+    return error + ": " + " / ".join(lines[-3:])
+
+
 def script_of(run: Run, home: str) -> str:
     """Return the path of a run's script in the project, whose folder was `home`."""
     script = Path(run.cwd or home, str(run.facts.get("target", run.script)))
@@ -222,7 +265,7 @@ def _moved(path: Path, old: Path, new: Path) -> Path:
     if not path.is_relative_to(old):
         return path
     moved = new / path.relative_to(old)
-    moved.mkdir(parents=True, exist_ok=True)
+    make_folder(moved)
     return moved
 
 

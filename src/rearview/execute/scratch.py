@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from rearview.model.segment import TEXTS
+from rearview.store.private import close_to_others, make_folder
 from rearview.store.project import FOLDER
 from rearview.store.versions import Versions
 
@@ -15,21 +16,30 @@ _MOST = 100_000
 """Files to link before folders are linked whole."""
 
 
-def lay_out(root: Path, versions: Versions, version: str, before: float, tree: Path) -> None:
+def lay_out(
+    root: Path,
+    versions: Versions,
+    version: str,
+    before: float,
+    tree: Path,
+    made: tuple[Collection[str], Collection[str]] = ((), ()),
+) -> None:
     """Make `tree` look like the project at `root` when a run started at time `before`.
 
     A file that has not been touched since is linked: neither the run nor anybody later wrote it.
-    What the run wrote itself is not there, as it was not there then.
+    What the run wrote itself is not there, as it was not there then: `made` names the files and the
+    folders that it made, whatever time they carry (those of an archive carry that of its maker).
     """
-    tree.mkdir(parents=True, exist_ok=True)
+    files, folders = made
+    make_folder(tree)
     versions.export(version, tree)
     count = 0
     for relative, entry in _files(root):
         target = tree / relative
-        if os.path.lexists(target):
+        if os.path.lexists(target) or relative in files or _is_below(relative, folders):
             continue
         if _is_older(entry, before):
-            target.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(target.parent)
             target.symlink_to(_aim(entry, root, tree))
             count += 1
             if count >= _MOST:
@@ -47,13 +57,18 @@ def keep_texts(versions: Versions, recorded: str, version: str, tree: Path) -> N
     for path, name in versions.hashes(version).items():
         if then.get(path, name) != name:
             target = texts_of(tree) / path
-            target.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(target.parent)
             target.write_bytes(versions.read(recorded, path))
+            close_to_others(target)
 
 
 def texts_of(tree: Path) -> Path:
     """Return the folder of recorded texts of a tree."""
     return tree.parent / TEXTS
+
+
+def _is_below(relative: str, folders: Collection[str]) -> bool:
+    return bool(folders) and any(str(above) in folders for above in Path(relative).parents)
 
 
 def _is_older(entry: os.DirEntry[str], before: float) -> bool:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from rearview.model import Checkpoint, Wanted
+from rearview.model.segment import may_hold
 
 START = "start"
 END = "end"
@@ -47,15 +49,15 @@ def touched(wanted: Wanted, checkpoints: Sequence[Checkpoint]) -> list[Touch]:
         site, ordinal, _ = one.meta["path"][0]
         loops.setdefault((str(site), int(ordinal)), []).append(one)
     for (site, _), group in loops.items():
-        out += _of_loop(wanted, _name(site), group)
+        out += _of_loop(wanted, site, group)
     return sorted(out, key=lambda touch: touch.checkpoint.seq)
 
 
-def _of_loop(wanted: Wanted, name: str, group: Sequence[Checkpoint]) -> Iterator[Touch]:
-    ranges = wanted.ranges.get(name)
+def _of_loop(wanted: Wanted, site: str, group: Sequence[Checkpoint]) -> Iterator[Touch]:
+    ranges = wanted.ranges.get(site) if site == wanted.main else None
     begins: set[int] = set()
     spans = [(0, FAR)]
-    if ranges is not None and _reached(wanted, [name]):
+    if ranges is not None and _reached(wanted, [site]):
         starts = sorted(
             _index(one)
             for one in group
@@ -97,38 +99,33 @@ def _spans(
 def _restored(wanted: Wanted, one: Checkpoint, begins: set[int]) -> bool:
     """Say whether a replay may put this state back, rather than only compare with it."""
     path = one.meta["path"]
-    names = [_name(str(site)) for site, _, _ in path]
+    sites = [str(site) for site, _, _ in path]
+    limited = len(path) == 2 and sites[0] == wanted.main and sites[1] in wanted.ranges
     if not wanted.jump:
         return False
     if one.edge == START:
         if len(path) == 1:
             return _index(one) in begins
-        return names[-1] in wanted.ranges and len(path) <= wanted.levels
-    around = zip(names[:-1], path[:-1], strict=True)
-    needed = all(_in_range(wanted, name, int(step[2])) for name, step in around)
-    if not needed or not _reached(wanted, names):
+        return limited and len(path) <= wanted.levels
+    needed = all(_in_range(wanted, path, level) for level in range(len(path) - 1))
+    if not needed or not _reached(wanted, sites):
         return True
-    return wanted.after if len(path) == 1 else names[-1] in wanted.ranges
+    return wanted.after if len(path) == 1 else limited
 
 
-def _reached(wanted: Wanted, names: Sequence[str]) -> bool:
-    """Say whether something wanted may stand inside the loops `names`."""
-
-    def within(chain: Sequence[str]) -> bool:
-        rest = iter(chain)
-        return all(name in rest for name in names)
-
-    return wanted.everywhere or any(within(chain) for chain in wanted.chains)
+def _reached(wanted: Wanted, sites: Sequence[str]) -> bool:
+    """Return True if something wanted may stand inside the loops `sites`."""
+    return wanted.everywhere or any(may_hold(chain, sites) for chain in wanted.chains)
 
 
-def _in_range(wanted: Wanted, loop: str, index: int) -> bool:
-    ranges = wanted.ranges.get(loop)
+def _in_range(wanted: Wanted, path: Sequence[Sequence[Any]], level: int) -> bool:
+    """Return True if the iteration of one loop of a path is wanted."""
+    if str(path[0][0]) != wanted.main or level > 1:
+        return True
+    ranges = wanted.ranges.get(str(path[level][0]))
+    index = int(path[level][2])
     return ranges is None or any(first <= index < last for first, last in ranges)
 
 
 def _index(one: Checkpoint) -> int:
     return int(one.meta["path"][0][2])
-
-
-def _name(site: str) -> str:
-    return site.rpartition(":")[2]

@@ -65,7 +65,7 @@ class Watch:
                 continue  # it is being written
             try:
                 mine = msgspec.json.decode(head, type=_Head).origin == self.replay
-            except msgspec.MsgspecError:
+            except (msgspec.MsgspecError, UnicodeDecodeError):
                 mine = False
             if mine:
                 self._files[name] = len(head)
@@ -83,7 +83,7 @@ class Watch:
         for line in reversed(lines):
             try:
                 at = msgspec.json.decode(line, type=_Where)
-            except msgspec.MsgspecError:
+            except (msgspec.MsgspecError, UnicodeDecodeError):
                 continue
             if at.l and at.l[0] == self.loop and self.wanted:
                 place = bisect_left(self.wanted, at.i[0])

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from operator import lt
 
 from rearview.model import Operator, Plan, Segment
+from rearview.model.point import columns_of, name_of
 from rearview.plan.at import At
 from rearview.plan.balance import schedule
 from rearview.plan.facts import Question, Shown, Wanted
@@ -147,7 +148,11 @@ def _fewer(all_work: Sequence[Work]) -> list[Cheaper]:
         return replace(wanted, missing=frozenset(some))
 
     last = main.values[middle] if main.values is not None and middle < len(main.values) else middle
-    how = f"`--at {main.name}=:{last}`, or with `--where`" if _rising(main.values) else "`--where`"
+    how = (
+        f"`--at {name_of(main.name)}=:{last}`, or with `--where`"
+        if _rising(main.values)
+        else "`--where`"
+    )
     text = f"Ask for part of the iterations only: {how}."
     return [Cheaper(_saved(iterated, half), text)]
 
@@ -179,12 +184,14 @@ def _deep(all_work: Sequence[Work]) -> list[Cheaper]:
     if step < 0 or not _rising(facts.values):
         return []
 
-    def first_few(work: Work, wanted: Wanted) -> Wanted:
+    def first_few(_: Work, wanted: Wanted) -> Wanted:
         if len(wanted.loops) < 2:
             return wanted
-        return replace(wanted, at=(*wanted.at, At(_inner_name(work), first, last)))
+        return replace(wanted, at=(*wanted.at, At(columns_of(wanted.loops)[1], first, last)))
 
-    text = f"Ask for the beginning of the inner loop only: `--at {facts.name}={first:g}:{last:g}`."
+    loops = next(wanted.loops for wanted in _wanted(inner[0]) if len(wanted.loops) > 1)
+    asked = columns_of(loops)[1]
+    text = f"Ask for the beginning of the inner loop only: `--at {asked}={first:g}:{last:g}`."
     return [Cheaper(_saved(inner, first_few), text)]
 
 

@@ -68,6 +68,7 @@ class LoopFacts:
     """A loop of a run, over all its iterations."""
 
     name: str
+    """Its id: two loops may share what people call them by."""
     seconds: Sequence[float]
     """Of each iteration: of the whole iteration for the outermost loop; for an inner loop, of all
     its iterations together within each iteration of the loop around it."""
@@ -101,7 +102,7 @@ class RunFacts:
     loops: tuple[LoopFacts, ...] = ()
     """The outermost loop, then those directly inside it in the order the program comes to them."""
     deep: Mapping[tuple[str, ...], DeepFacts] = field(default_factory=dict)
-    """By the names of the loops from the inner one down: loops inside of those."""
+    """By the ids of the loops from the inner one down (names in older runs): loops inside of those."""
     start: float = 0.0
     """Seconds of interpreter start and imports."""
     setup: float = 0.0
@@ -151,7 +152,7 @@ class Within:
 class Wanted:
     """Names wanted of a run, and where they are logged.
 
-    `loops` are all loops around the log statement, callers' included, outermost first.
+    `loops` are the ids of all loops around the log statement, callers' included, outermost first.
     """
 
     names: tuple[str, ...]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from rearview.model.point import columns_of, name_of
 from rearview.plan.axis import Axis
 from rearview.plan.facts import DeepFacts, LoopFacts, RunFacts, Shown, Wanted, Within
 
@@ -51,7 +52,7 @@ class Needs:
             if not self.facts.finished:
                 return (
                     f"run {self.facts.run} never finished, so what follows "
-                    f"its loop `{self.axis.name}` was never reached"
+                    f"its loop `{name_of(self.axis.name)}` was never reached"
                 )
             self.after = True
             self.whole |= wanted.depth is not None and wanted.depth < 0
@@ -64,10 +65,11 @@ class Needs:
         axis = self.axis
         if axis.name != wanted.loops[0]:
             return (
-                f"run {self.facts.run} has no loop `{wanted.loops[0]}` "
-                f"(its outermost loop is `{axis.name}`)"
+                f"run {self.facts.run} has no loop `{name_of(wanted.loops[0])}` "
+                f"(its outermost loop is `{name_of(axis.name or '')}`)"
             )
-        outer = next((at for at in wanted.at if at.loop == axis.name), None)
+        shown = columns_of(wanted.loops)
+        outer = next((at for at in wanted.at if at.loop == shown[0]), None)
         chosen: Iterable[int] = range(axis.count)
         if outer is not None:
             values = self.facts.loops[0].values
@@ -79,13 +81,11 @@ class Needs:
                 )
         if wanted.missing is not None:
             chosen = [k for k in chosen if k in wanted.missing]
-        strange = [
-            at.loop for at in wanted.at if at.loop not in wanted.loops and at.loop != axis.name
-        ]
+        strange = [at.loop for at in wanted.at if at.loop not in shown]
         if strange:
             return _elsewhere(wanted, strange[0])
         self.whole |= wanted.depth is not None and wanted.depth < 1 and bool(chosen)
-        inner = [at for at in wanted.at if at.loop != axis.name]
+        inner = [at for at in wanted.at if at.loop != shown[0]]
         if len(wanted.loops) == 1:
             need = {"before": HEAD, "after": TAIL, "between": TAIL}.get(wanted.place, RUN)
             self._note(chosen, RUN if wanted.feeds else need, wanted)
@@ -116,9 +116,11 @@ class Needs:
             return sum(1 for _ in chosen)
         named = [loop for loop in self.facts.loops[1:] if loop.name == wanted.loops[1]]
         inner: LoopFacts | DeepFacts | None = named[0] if named else None
-        deep = self.facts.deep.get(wanted.loops[1:]) if depth > 2 else inner
+        deep = inner
+        if depth > 2:
+            below = wanted.loops[1:]
+            deep = self.facts.deep.get(below) or self.facts.deep.get(tuple(map(name_of, below)))
         self.least |= deep is None
-        self.about |= len(named) > 1  # it stands in one of several loops of this name
         found = deep or inner
         if found is None:
             return sum(1 for _ in chosen)
@@ -132,7 +134,8 @@ class Needs:
 
     def _inner(self, chosen: Iterable[int], wanted: Wanted) -> str:
         loop = wanted.loops[1]
-        at = next((a for a in wanted.at if a.loop == loop), None)
+        shown = columns_of(wanted.loops)
+        at = next((a for a in wanted.at if a.loop == shown[1]), None)
         facts = next((f for f in self.facts.loops if f.name == loop), None)
         values = facts.values if facts is not None else None
         # where the target held something else each time, every iteration may be meant
@@ -165,14 +168,13 @@ class Needs:
             self.nbytes += wanted.cell_bytes * cells
             if wanted.depth == 1:
                 self.fenced.add(k)
-            for other in wanted.at:
-                if other.loop != self.axis.name:
-                    bound = high if some and (some.single or some.last is not None) else None
-                    self._limit(other.loop, (low, bound) if other.loop == loop else (0, None))
+            if at is not None:
+                bound = high if some and (some.single or some.last is not None) else None
+                self._limit(loop, (low, bound))
         if not (met or at is None or any(at.indices(n, values) for n in set(self.axis.counts))):
             return (
                 f"run {self.facts.run} has no iteration {at}: "
-                f"`{loop}` has at most {most} in each `{self.axis.name}`{_listed(values)}"
+                f"`{shown[1]}` has at most {most} in each `{shown[0]}`{_listed(values)}"
             )
         return ""
 
