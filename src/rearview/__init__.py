@@ -44,3 +44,13 @@ def __getattr__(name: str) -> Any:
     value = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    """List the public names only."""
+    return [*__all__, "__version__"]
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Answer `%load_ext rearview` in a notebook or IPython."""
+    importlib.import_module("rearview.notebook").load(shell)

@@ -7,11 +7,14 @@ Under `rearview run` these speak to the session that is there; in a script start
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar, overload
 
-from rearview.errors import UsageError
+from rearview.errors import StoreError, UsageError
+from rearview.model.printable import printable
 from rearview.runtime.session import Explicit, Session
 
 T = TypeVar("T")
@@ -26,7 +29,12 @@ def current() -> Session:
     if _session is None:
         from rearview.runtime.begin import attach
 
-        _session = attach()
+        try:
+            _session = attach()
+        except (StoreError, OSError) as exc:
+            from rearview.runtime.unrecorded import go_unrecorded
+
+            _session = go_unrecorded(Path.cwd(), {}, exc)
     return _session
 
 
@@ -48,19 +56,80 @@ def log(name: str | Mapping[str, Any], value: Any = None) -> Any:
     """
     session = _session or current()
     if type(name) is str:
-        session.log({name: value})
+        if name in _KNOWN or _is_name(name):
+            session.log({name: value})
         return value
-    if type(name) is dict and all(type(key) is str for key in name):
-        session.log(name)
-        return None
     if not isinstance(name, Mapping):
-        raise UsageError(
-            f"rearview.log was given {name!r} as the name. Names are strings: "
-            'log("loss", loss), or log({"loss": loss, "acc": acc}).',
-            slug="log-name",
-        )
-    session.log({str(key): item for key, item in name.items()})
+        _refuse(name, "a name is a string")
+        return value
+    items = {key if type(key) is str else _text(key): item for key, item in name.items()}
+    session.log({key: item for key, item in items.items() if key in _KNOWN or _is_name(key)})
     return None
+
+
+LONGEST = 1000
+"""Characters that a name may have."""
+_KNOWN: set[str] = set()
+"""Names that were found good."""
+_REFUSED: set[str] = set()
+"""Names of which that was said."""
+
+
+def _is_name(name: str) -> bool:
+    """Return True if values can be kept under `name`; else warn, once for each name."""
+    why = ""
+    if not name.strip():
+        why = "it is empty"
+    elif name.startswith("$"):
+        why = "names that begin with $ are Rearview's own"
+    elif "\0" in name or not _is_encodable(name):
+        why = "it holds characters that cannot be stored"
+    elif len(name) > LONGEST:
+        why = f"it has {len(name)} characters, and {LONGEST} are the most"
+    if why:
+        _refuse(name, why)
+        return False
+    if len(_KNOWN) < 10_000:
+        _KNOWN.add(name)
+    return True
+
+
+def _is_encodable(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _text(key: object) -> str:
+    """Return a key of a mapping as a name; one whose text cannot be had is an empty name."""
+    try:
+        return str(key)
+    except Exception:
+        return ""
+
+
+def _refuse(name: object, why: str) -> None:
+    try:
+        shown = printable(repr(name), line=True)
+    except Exception:
+        shown = f"<{type(name).__name__}>"
+    shown = shown if len(shown) <= _SHOWN else shown[:_SHOWN] + "…"
+    if shown in _REFUSED or len(_REFUSED) >= _MOST_REFUSED:
+        return
+    _REFUSED.add(shown)
+    problem = UsageError(
+        f"rearview.log was given {shown} as a name, and its values are not kept: {why}. Write "
+        'log("loss", loss), or log({"loss": loss, "acc": acc}).',
+        slug="log-name",
+    )
+    # a warning: a name is no reason to end a training
+    warnings.warn(f"{problem} (docs/errors.md#{problem.slug})", RuntimeWarning, stacklevel=4)
+
+
+_SHOWN, _MOST_REFUSED = 60, 20
+"""Characters of a refused name that a warning shows, and how many of them are warned of."""
 
 
 def arg(name: str, default: V) -> V:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 import weakref
@@ -10,6 +11,28 @@ from typing import Protocol
 
 NICE = 10
 """How far background threads stand back behind training when cores are short."""
+
+
+PREFIX = "rearview-"
+"""How the name of every background thread begins."""
+
+
+def hide_background_threads() -> None:
+    """Leave our threads out of `threading.enumerate()` and `active_count()`.
+
+    Programs wait for their threads by these numbers; ours would make them wait for ever.
+    """
+    listed = threading.enumerate
+
+    @functools.wraps(listed)
+    def enumerate() -> list[threading.Thread]:  # noqa: A001 - the name that a program sees
+        return [thread for thread in listed() if not thread.name.startswith(PREFIX)]
+
+    @functools.wraps(threading.active_count)
+    def active_count() -> int:
+        return len(enumerate())
+
+    threading.enumerate, threading.active_count = enumerate, active_count
 
 
 class Abandons(Protocol):

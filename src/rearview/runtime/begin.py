@@ -10,19 +10,26 @@ import signal
 import sys
 import threading
 import warnings
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from rearview.config import Settings
 from rearview.energy import Account, Used
 from rearview.errors import VersionError
-from rearview.model import Checkpoint, Control
+from rearview.model import Checkpoint, Control, Run
+from rearview.model.printable import printable
+from rearview.model.secrets import redact_value, redact_words
 from rearview.remote.base import open_remote
 from rearview.runtime import api, children, clocks, entropy, imports
+from rearview.runtime.bring import Bringer
 from rearview.runtime.clocks import Clock
+from rearview.runtime.environment import EnvironmentReads
 from rearview.runtime.inputs import Inputs
 from rearview.runtime.jumps import Jumps
+from rearview.runtime.leaving import leave_at_once
 from rearview.runtime.loading import Loading
+from rearview.runtime.mending import Mending
 from rearview.runtime.outputs import Outputs
 from rearview.runtime.printing import Printing
 from rearview.runtime.pulse import Pulse
@@ -34,6 +41,7 @@ from rearview.runtime.signals import Signals
 from rearview.runtime.state.refusal import REFUSING
 from rearview.runtime.traces import Traces, allow_again
 from rearview.runtime.writer import Writer
+from rearview.source.mend import mend
 from rearview.store.checkpoints import Checkpoints
 from rearview.store.hardware import hardware
 from rearview.store.project import Project, root_of
@@ -60,15 +68,16 @@ def begin(control: Control) -> Session:
     if control.exit_every is not None:
         _leave_after(session, control.exit_every)
     if control.remote is not None:
-        session.bring = functools.partial(_push, session, control)
+        key, known = command_key(control.target, control.args), dict[str, object]()
+        remote = open_remote(control.remote)
+        bring = functools.partial(push, session.project, session.run, remote, key, known)
+        session.bring = Bringer(bring, share=session.settings.epsilon, warn=_warn)
+        session.writer.saved = session.bring.saved
     return session
 
 
-def _push(session: Recorder, control: Control) -> None:
-    """Bring the run to the remote, so that any machine can go on with it."""
-    assert control.remote is not None
-    key = command_key(control.target, control.args)
-    push(session.project, session.run, open_remote(control.remote), key)
+INTERACTIVE = "<interactive>"
+"""What a run is called whose program is typed at a prompt."""
 
 
 def attach() -> Session:
@@ -80,10 +89,17 @@ def attach() -> Session:
     replaying = children.parent()
     if replaying is not None:
         return _join(replaying)
-    script = Path(sys.argv[0] or "<interactive>")
-    root = root_of(script) if script.is_file() else Path.cwd()
-    control = Control(root=str(root), target=str(script), args=tuple(sys.argv[1:]))
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    if main is None:  # a kernel or a prompt: its argv names the kernel's own launcher
+        script = os.environ.get("JPY_SESSION_NAME", INTERACTIVE)
+        control = Control(root=str(Path.cwd()), target=script)
+    else:
+        script = sys.argv[0] or INTERACTIVE
+        root = root_of(Path(script)) if Path(script).is_file() else Path.cwd()
+        control = Control(root=str(root), target=script, args=tuple(sys.argv[1:]))
     session = _record(control, watched=False, run=os.environ.get(RUN_VARIABLE))
+    if main is None:
+        sys.stderr.write(f"rearview: recording into {session.project.store} as run {session.run}\n")
     atexit.register(lambda: session.finish(None))
     return session
 
@@ -122,6 +138,11 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
     if run is None:
         run = control.run or runs.reserve()
         runs.start(run, facts(control, project, settings, run, key, watched=watched))
+        reads = EnvironmentReads(runs.folder(run))
+        if watched:
+            reads.install()
+        else:
+            reads.read_all()  # what it has read so far is not known
         os.environ[RUN_VARIABLE] = run
     checkpoints = Checkpoints(project, Worth.of(settings.compress))
     pulse = Pulse.begin(settings, project, run, control.target)
@@ -146,6 +167,7 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
         if not joins:
             session.clock = Clock(runs.folder(run) / clocks.FILE, replays=False)
             session.declared[clocks.ROOT] = session.clock.place
+            session.clock.in_loop = lambda: bool(session.stack)
             session.clock.install()
         session.inputs = Inputs()
         _watch_arguments(session)
@@ -164,9 +186,10 @@ def _resume(control: Control) -> Resumer:
     assert control.resume is not None
     retreat = Retreat(control)
     project = Project.open(Path(control.root))
-    settings = Settings.read(project.store).changed(control.settings)
     runs = Runs(project)
     run = runs.get(control.resume)
+    settings = _settings_of(run, control, project)
+    runs.claim(run.id)
     checkpoints = Checkpoints(project, Worth.of(settings.compress))
     saved = checkpoints.of(run.id)
     usable = [one for one in saved if _deep(one) <= (control.depth or 0)]
@@ -182,6 +205,7 @@ def _resume(control: Control) -> Resumer:
         )
     lived = _lived(folder / "heartbeat", float(run.facts.get("heartbeat", settings.heartbeat)))
     runs.resume(run.id, {"heartbeat": settings.heartbeat, "since": since})
+    EnvironmentReads(folder).install()
     os.environ[RUN_VARIABLE] = run.id
     put = checkpoints.objects.put
     session = Resumer(
@@ -196,21 +220,26 @@ def _resume(control: Control) -> Resumer:
         pulse=pulse,
         seq=max((one.seq for one in saved), default=0),
         target=target,
-        retreat=retreat,
+        retreat=None if control.source else retreat,
     )
     session.jumps = Jumps.of(session, checkpoints, run.id, control.depth)
     REFUSING.append(session.refusing)
-    sources = Versions(project, settings).files(run.version) if run.version else {}
-    session.compiler = imports.Compiler(session, autolog=settings.autolog, sources=sources)
+    session.compiler = imports.Compiler(session, autolog=settings.autolog)
+    _use_source(session, run, control.source, Versions(project, settings))
     api.use(session)
     os.register_at_fork(after_in_child=session.forked)
     chance = entropy.install(bytes.fromhex(run.facts["entropy"]))
     session.declared[entropy.ROOT] = chance.stream.place
-    session.clock = Clock(folder / clocks.FILE, replays=target is not None)
+    rule = int(run.facts.get("clock", 1))
+    session.clock = Clock(folder / clocks.FILE, replays=target is not None, rule=rule)
     session.declared[clocks.ROOT] = session.clock.place
+    session.clock.in_loop = lambda: bool(session.stack)
     session.clock.install()
     traces = _traces(session)
-    allow_again(traces.take_away(data=target is None, lived=lived), session.root)
+    afresh = target is None or control.afresh
+    allow_again(traces.take_away(data=afresh, lived=lived), session.root)
+    if not afresh and traces.data():
+        session.afresh = retreat.afresh
     session.shared = frozenset(traces.shared)
     session.outputs = Outputs(session.root, session.deleted, traces)
     session.outputs.install()
@@ -218,6 +247,46 @@ def _resume(control: Control) -> Resumer:
     session.printing.install()
     _beat(runs, session)
     return session
+
+
+def _use_source(session: Resumer, run: Run, source: str | None, versions: Versions) -> None:
+    """Let the program run the text that it goes on with, its loops known as they were recorded."""
+    version = source or run.source
+    if not version:
+        return
+    texts = versions.files(version)
+    session.compiler.sources = texts
+    if version == run.version:
+        return
+    recorded = versions.files(run.version)
+    old = recorded if run.source == run.version else versions.files(run.source)
+    change = mend(recorded, old, texts)
+    session.compiler.ids = change.ids
+    if source and session.target is not None:
+        leave = functools.partial(_refuse_source, session, run)
+        session.continues = source
+        session.mending = Mending(change, session.root, str(session.target.point), leave)
+        session.mending.start()
+
+
+def _refuse_source(session: Resumer, run: Run, why: str) -> NoReturn:
+    """Say why a run does not go on with a mended source, and leave it as it was found."""
+    session.finished = True
+    if session.mending is not None:
+        session.mending.stop()
+    session.writer.close()
+    session.records.close()
+    session.printing.close()
+    end = run.facts.get("end")
+    if end is not None:
+        facts = {k: v for k, v in end.items() if k not in {"format", "time", "exit_code"}}
+        session.runs.end(run.id, int(end["exit_code"]), facts)
+    sys.stderr.write(
+        f"rearview: Run {run.id} cannot go on with the mended source: {why}. Resume it with the "
+        "source that it ran (`rearview resume`), or start anew (`rearview run`). "
+        "(docs/errors.md#mend-too-early)\n"
+    )
+    leave_at_once(2)
 
 
 def _lived(heartbeat: Path, seconds: float) -> float:
@@ -230,6 +299,16 @@ def _lived(heartbeat: Path, seconds: float) -> float:
 
 def _deep(checkpoint: Checkpoint) -> int:
     return len(checkpoint.meta["path"])
+
+
+def _settings_of(run: Run, control: Control, project: Project) -> Settings:
+    """Return the settings with which a run is resumed: options it was started with still hold.
+
+    Options given now come first, except for --autolog: it decides which columns the run has.
+    """
+    options = {**run.facts.get("settings", {}), **control.settings}
+    settings = Settings.read(project.store).changed(options)
+    return replace(settings, autolog=bool(run.facts.get("autolog", settings.autolog)))
 
 
 def _traces(session: Recorder) -> Traces:
@@ -248,16 +327,18 @@ def facts(
     return {
         "version": version,
         "script": f"-m {control.target}" if control.module else control.target,
-        "argv": list(control.args),
+        "argv": redact_words(control.args),
         "root": os.path.realpath(project.root),
         "cwd": os.getcwd(),  # noqa: PTH109 - as the program sees it
         "heartbeat": settings.heartbeat,
         "target": control.target,
         "module": control.module,
-        "given": control.given,
+        "given": {name: redact_value(name, one) for name, one in control.given.items()},
         "watched": watched,
         "autolog": settings.autolog,
+        "settings": dict(control.settings),
         "entropy": key.hex(),
+        "clock": clocks.RULE,
         "hash_seed": os.environ.get("PYTHONHASHSEED", "random"),
         "python": platform.python_version(),
         "executable": sys.executable,
@@ -268,7 +349,7 @@ def facts(
 
 
 def _warn(message: str) -> None:
-    warnings.warn(message, RuntimeWarning, stacklevel=2)
+    warnings.warn(printable(message), RuntimeWarning, stacklevel=2)
 
 
 def _beat(runs: Runs, session: Recorder) -> None:

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from rearview.runtime.state.streams import transforms
+
 _KINDS = frozenset({io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom})
 _SEARCHES = 20
 """Times that all objects are looked through for files that are not known yet."""
@@ -45,7 +47,8 @@ class Buffers:
                 file = known()
                 if file is not None and _number(file) == number:
                     with contextlib.suppress(OSError, ValueError):
-                        file.flush()
+                        if not transforms(file):
+                            file.flush()
 
 
 def open_for_writing() -> Iterator[tuple[int, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import multiprocessing
+import operator
 import os
 import signal
 import threading
@@ -13,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, SupportsIndex
 
 from rearview.errors import RemoteError, StoreError, UsageError
 from rearview.remote.base import Remote
@@ -132,8 +133,12 @@ class Checkpointer:
         self._clock = clock
         self._watch = Stopwatch(clock)
         self._failures = 0
+        self._index: int | None = None
+        """Number of the step as the program counts it, where it says so."""
         self._rearm_at = clock()
         self._courier = Courier(f"save {self.local_checkpoint_file.name}")
+        self._carrier = Courier(f"transfer {self.local_checkpoint_file.name}")
+        """Saves are written by the one and brought away by the other: a slow transfer delays no save."""
         self.departed = False
         """Whether the save that a signal asked for is done."""
         self.thread = threading.current_thread()
@@ -146,11 +151,13 @@ class Checkpointer:
 
     # the loop
 
-    def step(self, value: Any, metric: float | None = None) -> None:
+    def step(self, value: Any, metric: Any = None) -> None:
         """Say that `value` is whole now: save it if that is due, or if a signal asked to leave.
 
-        `metric` ranks the save for `keep_best`.
+        `metric` ranks the save for `keep_best`. The published `step(i, model)`, with a number first
+        and a value that is no number second, saves `model` as that of step `i`.
         """
+        value, metric, self._index = _published_order(value, metric)
         self.checkpoint_value = value
         self.thread = threading.current_thread()
         _STEPPING.add(self)
@@ -171,16 +178,21 @@ class Checkpointer:
             return
         self._check_courier()
         if self._interval.due(self._watch.pace(self.step_counter)) and not self._courier.busy:
-            with self._watch.saving():
+            with self._watch.saving(), self.signals.saving():
                 self._save(value, metric, background=self._asynchronous)
             if self._exit_due():
+                self.signals.absorb()
                 self._finish_courier()
                 self.close()
                 leave(self.checkpoint_exit_code)
         self.step_counter += 1
 
-    def checkpoint(self, value: Any = None, metric: float | None = None) -> None:
-        """Save `value` (or the last one given) and transfer it, now and in the foreground."""
+    def checkpoint(self, value: Any = None, metric: Any = None) -> None:
+        """Save `value` (or the last one given) and transfer it, now and in the foreground.
+
+        `checkpoint(i, model)` is understood as `step(i, model)` is.
+        """
+        value, metric, self._index = _published_order(value, metric)
         if value is None:
             value = self.checkpoint_value
         if value is None:
@@ -195,7 +207,7 @@ class Checkpointer:
             _STEPPING.add(self)
             self._depart(metric)
             return
-        with self._watch.saving():
+        with self._watch.saving(), self.signals.saving():
             self._save(value, metric, background=False)
 
     def restore(self, default: Any = None) -> Any:
@@ -240,7 +252,7 @@ class Checkpointer:
 
     def close(self) -> None:
         """Finish what is under way and give the signals back."""
-        self._courier.wait()
+        self._wait_for_couriers()
         self.signals.stop()
         _STEPPING.discard(self)
 
@@ -253,7 +265,7 @@ class Checkpointer:
     # saving
 
     def _save(self, value: Any, metric: float | None, *, background: bool | str) -> None:
-        step = self.step_counter
+        step = self.step_counter if self._index is None else self._index
         try:
             counter = self._archive.next_counter()
         except RemoteError as exc:
@@ -270,18 +282,22 @@ class Checkpointer:
                 metric=metric,
             )
 
-        def deliver(save: Save) -> None:
+        def write_and_send() -> None:
+            write()
             self._failures = 0
-            self._archive.deliver(save)
+            self._archive.prune()
+            if self._archive.mirror is not None:
+                self._carrier.send(self._archive.deliver_kept)
 
         try:
             if background is True:
-                self._courier.send(lambda: deliver(write()))
+                self._courier.send(write_and_send)
             elif background == "transfer":
-                save = write()
-                self._courier.send(lambda: deliver(save))
+                write_and_send()
             else:
-                deliver(write())
+                save = write()
+                self._failures = 0
+                self._archive.deliver(save)
         except Exception as exc:
             self._failed(exc)
 
@@ -317,15 +333,20 @@ class Checkpointer:
             stacklevel=4,
         )
 
+    def _wait_for_couriers(self) -> None:
+        self._courier.wait()  # first: what it saves is brought away by the other
+        self._carrier.wait()
+
     def _finish_courier(self) -> None:
-        self._courier.wait()
+        self._wait_for_couriers()
         self._check_courier()
 
     def _check_courier(self) -> None:
-        try:
-            self._courier.check()
-        except Exception as exc:
-            self._failed(exc)
+        for courier in (self._courier, self._carrier):
+            try:
+                courier.check()
+            except Exception as exc:
+                self._failed(exc)
 
     # leaving
 
@@ -336,6 +357,7 @@ class Checkpointer:
         number = self.signals.requested or signal.SIGTERM
         if not self.departed:
             self.signals.settle()
+            self.signals.absorb()
             self.departed = True
             self._last_save_before_leaving(metric)
             others = [
@@ -383,9 +405,35 @@ class Checkpointer:
         if in_notebook():
             return
         try:
-            self._courier.wait()
+            self._wait_for_couriers()
             self._archive.push_newest()
         except (RemoteError, StoreError, OSError) as exc:
             warnings.warn(f"At the deadline: {exc}", CheckpointerWarning, stacklevel=1)
         finally:
             leave_at_once(self._code(number))
+
+
+def _published_order(value: Any, metric: Any) -> tuple[Any, float | None, int | None]:
+    """Return value, metric and step number of `step(value, metric)` or of `step(i, value)`.
+
+    >>> _published_order({"w": 1}, 0.5), _published_order(7, {"w": 1}), _published_order(7, None)
+    (({'w': 1}, 0.5, None), ({'w': 1}, None, 7), (7, None, None))
+    """
+    if metric is None:
+        return value, None, None
+    try:
+        return value, _number(metric), None
+    except (TypeError, ValueError, RuntimeError):
+        if isinstance(value, SupportsIndex) and not isinstance(value, bool):
+            return metric, None, operator.index(value)
+        raise UsageError(
+            f"The metric is {type(metric).__name__}, which is not a number. Call step(value), "
+            "step(value, metric=loss), or step(i, value) with the number of the step first.",
+            slug="checkpointer-metric",
+        ) from None
+
+
+def _number(metric: Any) -> float:
+    if isinstance(metric, str | bytes):
+        raise TypeError
+    return float(metric)

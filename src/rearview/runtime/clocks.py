@@ -22,13 +22,22 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
-from rearview.runtime.entropy import after_import, asked_by_tracker
+from rearview.runtime.entropy import after_import, asked_by_tracker, library_being_loaded
+from rearview.runtime.state.bystanders import BARS
+from rearview.runtime.state.programs import Standin
+from rearview.store import readings
+from rearview.store.private import open_file
+from rearview.store.readings import read_clock, remove_clock, write_sum
 
-FILE = "clock.bin"
-"""Readings of a run in its folder, eight bytes each."""
+FILE = readings.FILE
+
 ROOT = "$clock"
 """Root under which it is part of the state how far the clock was read."""
+RULE = 2
+"""Which readings are the program's, as runs recorded now keep it. By rule 1 those were too that
+libraries took while they were being imported inside a loop, and those of progress bars."""
 FLOATS = ("time", "perf_counter", "monotonic", "process_time", "thread_time")
 BREAKERS = (("localtime", 0), ("gmtime", 0), ("ctime", 0), ("strftime", 1), ("asctime", 0))
 """Functions of `time` that take the time now where none is given, after so many arguments."""
@@ -54,25 +63,45 @@ _DEPRECATED = (
 class Clock:
     """The readings of one run."""
 
-    def __init__(self, file: Path, *, replays: bool) -> None:
+    def __init__(self, file: Path, *, replays: bool, rule: int = RULE) -> None:
         self.place = [0]
         """How many readings were taken: part of the state, so it is a plain list."""
         self._file = file
+        self._rule = rule
         self._replays = replays
-        self._kept = file.read_bytes() if replays and file.is_file() else b""
+        self._kept = read_clock(file) if replays else b""
+        self._sum = crc32(self._kept)
         self._fresh: list[bytes] = []
         if not replays:
-            file.unlink(missing_ok=True)  # of an attempt that left nothing to go on from
+            remove_clock(file)  # of an attempt that left nothing to go on from
         self._thread = threading.get_ident()
         self._pid = os.getpid()
         self.readers: set[str] = set()
         """Modules that read it beyond what was kept, in a replay."""
+        self.in_loop: Callable[[], bool] = lambda: False
+        """Whether a loop of the program is running."""
 
-    def follow(self, file: Path) -> None:
+    def follow(self, file: Path, rule: int) -> None:
         """Go on with the readings of a run, in a process forked from the one that installed it."""
-        self._file = file
-        self._kept = file.read_bytes() if file.is_file() else b""
+        self._file, self._rule = file, rule
+        self._kept = read_clock(file)
+        self._sum = crc32(self._kept)
         self._pid = os.getpid()
+
+    def _is_apart(self, frame: types.FrameType | None) -> bool:
+        """Return True if a progress bar looks at the clock, or a library imported inside a loop.
+
+        How often a bar looks depends on how fast it was redrawn; and an import inside a loop comes later
+        in a replay that begins in the middle. Libraries imported during the set-up read the clock as
+        part of the program: what they keep of it may be what the program computes with.
+        """
+        while frame is not None and frame.f_globals is _OURS:
+            frame = frame.f_back
+        if frame is None:
+            return False
+        if _is_bar(str(frame.f_globals.get("__name__"))):
+            return True
+        return self.in_loop() and bool(library_being_loaded(frame))
 
     def install(self) -> None:
         """Let the functions of `time` speak through this clock; our own code goes on with the real."""
@@ -111,7 +140,7 @@ class Clock:
             caller = sys._getframe(1)
             if own() != self._thread or _is_timer(str(caller.f_globals.get("__name__"))):
                 return real()
-            if asked_by_tracker(caller):
+            if asked_by_tracker(caller) or (self._rule > 1 and self._is_apart(caller)):
                 return real()
             at = place[0] * 8
             place[0] += 1
@@ -126,21 +155,27 @@ class Clock:
                     self.flush()
             return now
 
-        told: Callable[[], Any] = _named(read, real)
-        return told
+        return Standin(read, real)
 
     def flush(self) -> None:
         """Write the readings that are not on disk yet."""
         fresh, self._fresh = self._fresh, []
         if fresh and os.getpid() == self._pid:
-            with open(self._file, "ab") as file:  # noqa: PTH123 - before a replay redirects it
-                file.write(b"".join(fresh))
+            data = b"".join(fresh)
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+            with open(open_file(self._file, flags), "ab") as file:  # noqa: PTH123
+                file.write(data)
+                size = file.tell()
+            self._sum = crc32(data, self._sum)
+            write_sum(self._file, size, self._sum)
 
     def go_on(self) -> None:
         """Record from here: a run that was stopped has come to where it goes on."""
         self._replays = False
         self._kept = self._kept[: self.place[0] * 8]
         self._file.write_bytes(self._kept)
+        self._sum = crc32(self._kept)
+        write_sum(self._file, len(self._kept), self._sum)
 
 
 def _asking(frame: types.FrameType | None) -> str:
@@ -150,16 +185,17 @@ def _asking(frame: types.FrameType | None) -> str:
     return str(frame.f_globals.get("__name__")) if frame is not None else ""
 
 
+_OURS = globals()
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_bar(module: str) -> bool:
+    return f"{module}.".startswith(BARS)
+
+
 @functools.lru_cache(maxsize=1024)
 def _is_timer(module: str) -> bool:
     return f"{module}.".startswith(TIMERS)
-
-
-def _named(told: Any, real: Any) -> Any:
-    """Return `told` under the name of `real`, so that it is pickled as `time.time` is."""
-    told.__module__, told.__name__, told.__qualname__ = "time", real.__name__, real.__name__
-    told.__doc__ = real.__doc__
-    return told
 
 
 def _broken_down(real: Any, before: int, now: Callable[[], float], local: Any) -> Any:
@@ -174,7 +210,7 @@ def _broken_down(real: Any, before: int, now: Callable[[], float], local: Any) -
 
     parts = real.__name__ in {"strftime", "asctime"}
 
-    return _named(read, real)
+    return Standin(read, real)
 
 
 def tell_dates(now: Callable[[], int]) -> bool:

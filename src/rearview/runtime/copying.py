@@ -31,7 +31,9 @@ def copy(stretches: Sequence[Stretch]) -> None:
     helpers = []
     if sum(each.nbytes for each in stretches) >= ALONE:
         for _ in range(min(MOST, cores()) - 1):
-            helper = threading.Thread(target=_work, args=(pieces,), daemon=True)
+            helper = threading.Thread(
+                target=_work, args=(pieces,), name="rearview-copy", daemon=True
+            )
             try:
                 helper.start()
             except RuntimeError:  # the interpreter is ending, or there are no more threads to have

@@ -22,6 +22,8 @@ from importlib.machinery import ModuleSpec
 from types import FrameType, ModuleType
 from typing import Any
 
+from rearview.runtime.state.programs import Standin
+
 ROOT = "$chance"
 """Root under which the position in the stream of chance is part of the state."""
 FIRST = 32
@@ -107,7 +109,8 @@ def install(key: bytes) -> Chance:
         asking = sys._getframe(1)
         if get_ident() != thread or _asked_by_us(asking):
             return _real_urandom(size)
-        library = _library_being_loaded(asking) if _imports() else ""
+        library = library_being_loaded(asking)
+        library = library or ("tempfile" if _names_files(asking) else "")
         if library:
             return loaded.setdefault(library, Stream(_key_of(stream.key, library))).read(size)
         return stream.read(size)
@@ -123,11 +126,11 @@ def install(key: bytes) -> Chance:
         return int.from_bytes(stream.read(size), "big") >> (size * 8 - bits)
 
     acts = {
-        "tempfile": functools.partial(_renew_names, stream=stream),
+        "tempfile": functools.partial(_renew_names, stream=stream, loaded=loaded),
         "torch": functools.partial(_seed_torch, stream=stream),
         "numpy.random": functools.partial(_seed_numpy, stream=stream, read_bits=read_bits),
     }
-    chance = Chance(stream, loaded, acts, read)
+    chance = Chance(stream, loaded, acts, Standin(read, _real_urandom))
     os.register_at_fork(after_in_child=remove)
     watch_trackers()
     chance.begin()
@@ -142,7 +145,10 @@ def _key_of(key: bytes, library: str) -> bytes:
 
 
 _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
-_TRACKERS = ("wandb", "mlflow", "tensorboard", "tensorboardX")
+_TRACKERS = (
+    *("aim", "clearml", "codecarbon", "comet_ml", "dvclive", "mlflow", "neptune", "swanlab"),
+    *("tensorboard", "tensorboardX", "wandb"),
+)
 _WRITERS = "torch.utils.tensorboard"
 _tracking: list[str] = []
 """The trackers that were imported."""
@@ -150,7 +156,7 @@ _tracking: list[str] = []
 
 def watch_trackers() -> None:
     """Let `asked_by_tracker` look closer once the program has imported a tracker."""
-    for name in ("wandb", "mlflow", _WRITERS, "tensorboardX"):
+    for name in (*_TRACKERS, _WRITERS):
         after_import(name, lambda module: _tracking.append(module.__name__))
 
 
@@ -179,9 +185,20 @@ def _asked_by_us(frame: FrameType | None) -> bool:
     while frame is not None:
         ours = _of_us(str(frame.f_globals.get("__name__", "")))
         if ours is not None:
-            return ours
+            return ours or _named_for_processes(frame)
         frame = frame.f_back
     return False
+
+
+def _named_for_processes(frame: FrameType | None) -> bool:
+    """Return True if `multiprocessing` called the library that `frame` belongs to.
+
+    joblib, which scikit-learn imports, names the semaphores that `multiprocessing` makes.
+    """
+    while frame is not None and _INSTALLED.search(frame.f_code.co_filename):
+        frame = frame.f_back
+    name = str(frame.f_globals.get("__name__", "")) if frame is not None else ""
+    return name.startswith("multiprocessing")
 
 
 _PASSING = (__name__, "rearview.runtime.outside", "rearview.runtime.state.programs")
@@ -206,13 +223,16 @@ def _standard(name: str) -> bool:
     return name != "__main__" and name.partition(".")[0] in sys.stdlib_module_names
 
 
-def _library_being_loaded(frame: FrameType | None) -> str:
-    """Return the name of the installed module that draws while it is being imported, if one does.
+def library_being_loaded(frame: FrameType | None) -> str:
+    """Return the name of the installed module that asks while it is being imported, if one does.
 
     When a library imports another is a matter of its own, and may be earlier in a replay: a probe
-    can be the first to need it. So what is drawn then is no part of what the program draws.
+    can be the first to need it. So what it draws then, and when it looks at the clock, is no part
+    of what the program does.
     """
     asking = ""
+    if not _imports():
+        return asking
     while frame is not None:
         name = str(frame.f_globals.get("__name__", ""))
         if name.startswith("importlib."):
@@ -226,16 +246,32 @@ def _library_being_loaded(frame: FrameType | None) -> str:
     return ""
 
 
+def _names_files(frame: FrameType | None) -> bool:
+    """Return True if `tempfile` draws, which it does once: when the first name is needed.
+
+    That may be in an iteration that a replay skips. So these bytes are not the program's.
+    """
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__", ""))
+        if name == "tempfile":
+            return True
+        if name not in {__name__, "random"}:
+            return False
+        frame = frame.f_back
+    return False
+
+
 def _imports() -> bool:
     """Say whether a module may be being imported: then Python holds a lock for it."""
     return bool(getattr(_bootstrap, "_module_locks", True))
 
 
-def _renew_names(tempfile: ModuleType, *, stream: Stream) -> None:
+def _renew_names(tempfile: ModuleType, *, stream: Stream, loaded: dict[str, Stream]) -> None:
     """Let names of temporary files be drawn anew, whoever drew some before the program began."""
     before = list(stream.place)
     tempfile.gettempdir()  # found by trying out a name, unless somebody asked already
     stream.place[:] = before
+    loaded.pop("tempfile", None)
     vars(tempfile)["_name_sequence"] = None
 
 
@@ -321,6 +357,7 @@ def remove() -> None:
 
 def _use(urandom: Callable[[int], bytes]) -> None:
     os.urandom = urandom
+    vars(sys.modules[_real_urandom.__module__])["urandom"] = urandom  # where a pickle finds it
     random._urandom = urandom  # type: ignore[attr-defined]  # SystemRandom, hence secrets
     for name in ("uuid", "secrets", "tempfile"):
         module = sys.modules.get(name)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import islice
@@ -67,6 +68,10 @@ def project_frames(
     return found
 
 
+ALIAS = "__mp_main__"
+"""Second name that `multiprocessing` gives to `__main__`, as soon as something imports it."""
+
+
 @dataclass(slots=True)
 class Modules:
     """The project's loaded modules. There are thousands of others, so they are looked through once."""
@@ -80,7 +85,11 @@ class Modules:
         """Yield them by name, `__main__` first, then sorted."""
         seen = (len(sys.modules), next(reversed(sys.modules)))
         if seen != self.seen:
-            names = [name for name in list(sys.modules) if self._ours(sys.modules.get(name))]
+            names = [
+                name
+                for name in list(sys.modules)
+                if name != ALIAS and self._ours(sys.modules.get(name))
+            ]
             self.names = sorted(names, key=lambda name: (name != "__main__", name))
             self.seen = seen
         for name in self.names:
@@ -119,6 +128,32 @@ def qualified(code: CodeType) -> str:
     return code.co_qualname
 
 
+def as_recorded(found: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Return the roots in `found` that a recorded state has, in its order.
+
+    Older recordings hold the globals of `__main__` a second time, under `__mp_main__`.
+
+    >>> as_recorded({"global:__main__:lr": 1, "new": 2}, ["global:__mp_main__:lr", "gone"])
+    {'global:__mp_main__:lr': 1}
+    """
+    head = f"global:{ALIAS}:"
+    under = {
+        n: f"global:__main__:{n.removeprefix(head)}" if n.startswith(head) else n for n in names
+    }
+    return {name: found[own] for name, own in under.items() if own in found}
+
+
+def load_modules(names: Iterable[str]) -> None:
+    """Import the project modules that the globals in `names` belong to.
+
+    The run may have imported them in iterations that are skipped.
+    """
+    for key in names:
+        kind, place, _ = key.split(":", 2)
+        if kind == "global" and place != ALIAS and place not in sys.modules:
+            importlib.import_module(place)
+
+
 def rebind(values: Mapping[str, Any], before: Mapping[str, Any], frames: list[FrameType]) -> None:
     """Bind the names of `values` (as `roots` spells them) in their modules and frames.
 
@@ -128,6 +163,8 @@ def rebind(values: Mapping[str, Any], before: Mapping[str, Any], frames: list[Fr
     for key, value in values.items():
         kind, place, rest = key.split(":", 2)
         if kind == "global":
+            if place == ALIAS:
+                continue  # `__main__` itself is among them
             space = vars(sys.modules[place])
             if space.get(rest, _ABSENT) is not value:
                 space[rest] = value
@@ -135,7 +172,7 @@ def rebind(values: Mapping[str, Any], before: Mapping[str, Any], frames: list[Fr
             by_frame.setdefault(int(place), {})[rest.rpartition(":")[2]] = value
     for key in before:
         kind, place, name = key.split(":", 2)
-        if kind == "global" and key not in values:
+        if kind == "global" and key not in values and place != ALIAS:
             vars(sys.modules[place]).pop(name, None)
     for depth, names in by_frame.items():
         if depth < len(frames):

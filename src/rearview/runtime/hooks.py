@@ -35,7 +35,7 @@ class Hooks:
         chance = clock = None
         if watched:
             chance = entropy.install(b"")
-            clock = clocks.Clock(Path(os.devnull), replays=True)
+            clock = clocks.Clock(Path(os.devnull), replays=True, rule=1)
             clock.install()
             watch_streams()
         view = View(_NOWHERE, _NOWHERE)
@@ -43,8 +43,10 @@ class Hooks:
         for_native_paths(lambda path, mode: view.real(path, outside.use_of(mode)))
         return cls(view, chance, clock)
 
-    def point(self, view: View, key: bytes, readings: Path) -> dict[str, list[Any]]:
+    def point(self, view: View, key: bytes, readings: Path, rule: int) -> dict[str, list[Any]]:
         """Speak of one run from now on: see `view`, draw by `key`, tell the time of its `readings`.
+
+        `rule` says which readings those are.
 
         Returns how far chance and clock are, by root: that is part of the state.
         """
@@ -53,7 +55,7 @@ class Hooks:
             self.chance.follow(key)
             found[entropy.ROOT] = self.chance.stream.place
         if self.clock is not None:
-            self.clock.follow(readings)
+            self.clock.follow(readings, rule)
             found[clocks.ROOT] = self.clock.place
         self.view.become(view)
         return found

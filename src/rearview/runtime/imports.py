@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from pathlib import Path
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +21,13 @@ from rearview.runtime import names
 from rearview.runtime.entropy import after_import
 from rearview.runtime.libraries import LOOPS, loops_of
 from rearview.runtime.loading import Loading
-from rearview.runtime.loops import Habit
+from rearview.runtime.loops import Habit, untouched
 from rearview.runtime.names import furnish, offer
 from rearview.runtime.state.anchors import letting_go
 from rearview.runtime.state.iterators import Walk
 from rearview.runtime.state.loaders import watch_loaders
 from rearview.runtime.view import Use, View
-from rearview.source.instrument import HOOK, PARTS, WALK, instrument
+from rearview.source.instrument import HOOK, ITER, PARTS, WALK, instrument, without_targets
 from rearview.source.shield import Places, shield_tree
 
 if TYPE_CHECKING:
@@ -64,12 +65,12 @@ class Compiler:
             ids = self.ids.get(relative)
             for site in instrument(tree, relative, ids=ids, autolog=self.autolog):
                 self.session.habits.setdefault(site.id, Habit(site))
-        if self.view is not None:
+        if self.view is not None or relative in self.sources:
             # Tracebacks show the text that runs, which is not the one in the user's tree.
             lines = importlib.util.decode_source(data).splitlines(keepends=True)
             linecache.cache[path] = (len(data), None, lines, path)
         code: CodeType = compile(tree, path, "exec", dont_inherit=True)
-        return code
+        return without_targets(code) if self.watched else code
 
     def compile_library(self, data: bytes, path: str, module: str) -> CodeType:
         """Return the code of a library's module whose training loops are watched."""
@@ -79,7 +80,7 @@ class Compiler:
                 self.session.habits.setdefault(site.id, Habit(site))
             self.session.loop_files.add(path)
         code: CodeType = compile(tree, path, "exec", dont_inherit=True)
-        return code
+        return without_targets(code) if self.watched else code
 
 
 def _parse(data: bytes, path: str) -> ast.Module:
@@ -90,23 +91,40 @@ def _parse(data: bytes, path: str) -> ast.Module:
 
 
 class _Loader(SourceFileLoader):
-    """Compiles a project file each time; our code never enters the user's bytecode cache."""
+    """Compiles a project file each time; our code never enters the user's bytecode cache.
+
+    Plain Python's own code does: what a recorded program leaves there is what it would leave. A text that
+    cannot be compiled is refused on that way too, by Python itself and with its traceback.
+    """
 
     def __init__(self, fullname: str, path: str, compiler: Compiler) -> None:
         super().__init__(fullname, path)
         self._compiler = compiler
 
-    def exec_module(self, module: ModuleType) -> None:
-        furnish(vars(module))
-        super().exec_module(module)
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = ModuleType(spec.name)
+        furnish(module)
+        return module
 
     def get_code(self, fullname: str) -> CodeType | None:
+        if self._compiler.view is None:
+            super().get_code(fullname)
         path = self.get_filename(fullname)
         return self._compiler.compile(self.get_data(path), path)
 
     def get_data(self, path: str) -> bytes:
         view = self._compiler.view
         return super().get_data(path if view is None else view.real(path, Use.RUN))
+
+
+# A program sees the name of what loads its modules in `__spec__` and in reprs. Python leaves the frames of
+# its own import system out of tracebacks, by the name of their file.
+_Loader.__name__ = _Loader.__qualname__ = SourceFileLoader.__name__
+_Loader.__module__ = SourceFileLoader.__module__
+for _method in (_Loader.get_code, _Loader.get_data):
+    _method.__code__ = _method.__code__.replace(
+        co_filename=SourceFileLoader.get_filename.__code__.co_filename
+    )
 
 
 class _LibraryLoader(_Loader):
@@ -154,6 +172,7 @@ def install(compiler: Compiler) -> None:
     _hook(compiler.session, _never)
     names.install()
     offer(WALK, Walk)
+    names.lend(ITER, iter)
     after_import("torch.utils", _let_swap)
     after_import("torch.utils.data.dataloader", watch_loaders)
     after_import("torch.compiler", lambda found: _hook(compiler.session, found.is_dynamo_compiling))
@@ -163,6 +182,23 @@ def install(compiler: Compiler) -> None:
     )
     finder: Any = Finder(compiler)
     sys.meta_path.insert(position, finder)
+    sys.meta_path.append(Published())
+
+
+class Published:
+    """Finds `checkpointer` in Rearview for programs written for that package, if nobody else has it."""
+
+    folder = str(Path(__file__).parent.parent / "checkpointer" / "published")
+
+    @classmethod
+    def find_spec(
+        cls,
+        name: str,
+        path: Sequence[str] | None = None,  # noqa: ARG003
+        target: ModuleType | None = None,
+    ) -> ModuleSpec | None:
+        """Return where the published package is found, or None for any other name."""
+        return PathFinder.find_spec(name, [cls.folder], target) if name == "checkpointer" else None
 
 
 def _let_swap(utils: ModuleType) -> None:
@@ -190,15 +226,17 @@ def _hook(session: Session, compiling: Callable[[], bool]) -> None:
     """
     quiet = session.quiet
 
-    def fast(site: str, iterable: Any) -> Any:
+    def fast(site: str, items: Any) -> Any:
         if site in quiet:
-            return itertools.repeat(None) if iterable is None else iterable
-        return session.hook(site, iterable, sys._getframe(1))
+            return itertools.repeat(None) if items is None else untouched(items)
+        return session.hook(site, items, sys._getframe(1))
 
-    def careful(site: str, iterable: Any) -> Any:
-        if compiling() or site in quiet:
-            return itertools.repeat(None) if iterable is None else iterable
-        return session.hook(site, iterable, sys._getframe(1))
+    def careful(site: str, items: Any) -> Any:
+        if compiling():
+            return itertools.repeat(None) if items is None else items
+        if site in quiet:
+            return itertools.repeat(None) if items is None else untouched(items)
+        return session.hook(site, items, sys._getframe(1))
 
     def fast_parts(site: str, numbers: Any) -> Any:
         if site in quiet:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +42,17 @@ class Inputs:
         else:
             self._written.add(path)
 
-    def facts(self) -> dict[str, list[Any]]:
-        """Return size, time and hash of each file that was read, as they are now."""
+    def facts(self, made: Collection[str] = ()) -> dict[str, list[Any]]:
+        """Return size, time and hash of each file that was read, as they are now.
+
+        Files that the run `made` are not inputs: it had written them before it read them.
+        """
         self.active = False
         found: dict[str, list[Any]] = {}
         for name in self._read:
             path = os.path.realpath(name)
             skip = name in self._written or FOLDER in path or path.endswith((".py", ".pyc", ".so"))
-            if skip or path.startswith(self._not):
+            if skip or path in made or path.startswith(self._not):
                 continue
             try:
                 if os.path.isfile(path):  # noqa: PTH113 - a path of any spelling

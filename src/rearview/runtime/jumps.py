@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_right, insort
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from time import perf_counter
 from types import FrameType
 from typing import Any
@@ -14,13 +14,14 @@ import msgspec
 
 from rearview.errors import ReplayError
 from rearview.model import Checkpoint
-from rearview.runtime.frames import qualified, rebind
+from rearview.runtime.frames import as_recorded, load_modules, qualified, rebind
 from rearview.runtime.held import Held, How
 from rearview.runtime.loops import Entry
 from rearview.runtime.outputs import put_back
 from rearview.runtime.session import Session
 from rearview.runtime.state.capture import capture
 from rearview.runtime.state.compare import Difference, differences
+from rearview.runtime.state.iterators import drawn
 from rearview.runtime.state.restore import restore
 from rearview.runtime.view import Use
 from rearview.store.checkpoints import Checkpoints
@@ -93,14 +94,14 @@ class Jumps:
                 loaded = self.store.load(checkpoint)
                 then = msgspec.json.decode(loaded["anchors"])
                 found, _ = self.session.roots(frame)
-                missing = [name for name in then["names"] if name not in found]
+                mine = as_recorded(found, then["names"])
+                missing = [name for name in then["names"] if name not in mine]
                 if missing:
                     raise ReplayError(
                         f"{_plain(missing[0])} existed when the run entered the loop {entry.site.name}, "
                         "and does not exist now. The program took another way; was an input changed?",
                         slug="anchors",
                     )
-                mine = {name: found[name] for name in then["names"]}
                 self.session.anchor(nest, index, mine, then["signature"]).check(then["signature"])
                 return
 
@@ -147,7 +148,7 @@ class Jumps:
 
     def advance(self, source: Iterator[Any], count: int, frame: FrameType) -> None:
         """Draw and drop `count` items, then restore the pending checkpoint."""
-        next(islice(source, count, count), None)
+        deque(drawn(source, count), maxlen=0)
         assert self.pending is not None
         self.restore(self.pending, frame)
         self.pending = None
@@ -159,8 +160,9 @@ class Jumps:
         assert nest is not None
         assert nest.anchors is not None
         loaded = self.store.load(checkpoint)
-        found, frames = self.session.roots(frame)
         then = self._started_from(loaded)
+        load_modules(then["names"])
+        found, frames = self.session.roots(frame)
         functions = [qualified(one.f_code) for one in frames]
         if functions != then["frames"]:
             raise ReplayError(
@@ -168,7 +170,7 @@ class Jumps:
                 f"the program is now in {' → '.join(functions)}.",
                 slug="frames",
             )
-        now = {name: found[name] for name in then["names"] if name in found}
+        now = as_recorded(found, then["names"])
         put_back(
             checkpoint.parts,
             lambda key: loaded[key],
@@ -205,7 +207,7 @@ class Jumps:
         loaded = self.store.load(checkpoint)
         then = self._started_from(loaded)
         found, _ = self.session.roots(frame)
-        now = {name: found[name] for name in then["names"] if name in found}
+        now = as_recorded(found, then["names"])
         captured = capture(nest.anchors, now)
 
         def same(key: str, here: str) -> bool:

@@ -1,35 +1,52 @@
 """Run the user's script or module as `python` would, with a session around it.
 
-Started as `python -P -m rearview.runtime.launch`; what to do stands in one environment variable,
-so that the script's own command line stays its own.
+Started by `process/start.py`; what to do stands in one environment variable, so that the script's own
+command line stays its own.
 """
 
 from __future__ import annotations
 
 import atexit
-import importlib.util
+import linecache
 import os
+import runpy
 import signal
 import sys
-from collections.abc import Sequence
-from importlib.machinery import SourceFileLoader
+import traceback
+from collections.abc import Callable, Sequence
+from importlib.machinery import PathFinder, SourceFileLoader
 from pathlib import Path
-from types import CodeType, ModuleType, TracebackType
+from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from rearview.errors import RearviewError, UsageError
+from rearview.errors import RearviewError, StoreError, UsageError
+from rearview.model.printable import printable
 from rearview.model.segment import VARIABLE, Control
+from rearview.runtime.background import hide_background_threads
+from rearview.runtime.bottom_frame import run_at_bottom
+from rearview.runtime.names import furnish, retire
+from rearview.runtime.state.programs import Standin
 
 if TYPE_CHECKING:
     from rearview.runtime.hooks import Shared
 
+_INTERRUPTED = 130
+_KILLED = object()
+"""What a program leaves that was interrupted: the interpreter kills itself when it has ended."""
+_LAST = ("last_type", "last_value", "last_traceback", "last_exc")[
+    : 4 if sys.version_info >= (3, 12) else 3
+]
+"""Names in `sys` under which Python keeps the exception that ended the program."""
 _HERE = str(Path(__file__).resolve().parent.parent) + os.sep
 
 
-def main() -> None:
-    """Do what the control variable says; ends the process."""
+def main(plain: frozenset[str] | None = None) -> None:
+    """Do what the control variable says; ends the process.
+
+    `plain` are the modules that Python itself had loaded before ours; None: not known.
+    """
     control = msgspec.json.decode(os.environ.pop(VARIABLE), type=Control)
     _give_back(control)
     shared = None
@@ -44,7 +61,10 @@ def main() -> None:
         refuse(exc)
         raise SystemExit(2) from None
     guard_exit(session)
-    sys.exit(run(control, session))
+    hide_background_threads()
+    code = run(control, session, plain)
+    if code is not _KILLED:
+        sys.exit(code)
 
 
 def _give_back(control: Control) -> None:
@@ -59,16 +79,25 @@ def _begin(control: Control, shared: Shared | None) -> Any:
         return replay(control, shared)
     from rearview.runtime.begin import begin
 
-    return begin(control)
+    try:
+        return begin(control)
+    except (StoreError, OSError) as exc:
+        if control.resume is not None:
+            raise
+        from rearview.runtime.unrecorded import go_unrecorded
+
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, control.signals)
+        return go_unrecorded(Path(control.root), control.given, exc)
 
 
 def refuse(exc: RearviewError) -> None:
     """Say on the error stream why nothing is run, and where that is explained."""
-    sys.stderr.write(f"rearview: {exc} (docs/errors.md#{exc.slug})\n")
+    sys.stderr.write(f"rearview: {printable(str(exc))} (docs/errors.md#{exc.slug})\n")
 
 
 def guard_exit(session: Any) -> None:
     """Let every way out of the process but a kill bring the session to its end."""
+    atexit.register(retire)  # runs after the program's own handlers and the end of the session
     atexit.register(lambda: session.finish(None))
     real = os._exit
 
@@ -77,35 +106,51 @@ def guard_exit(session: Any) -> None:
             session.finish(status)
         real(status)
 
-    os._exit = leave  # type: ignore[assignment]
+    standin: Any = Standin(leave, real)
+    for home in {os, sys.modules[real.__module__]}:
+        vars(home)["_exit"] = standin
 
 
-def run(control: Control, session: Any) -> int:
-    """Execute the user's program and return its exit code."""
+def run(control: Control, session: Any, plain: frozenset[str] | None = None) -> Any:
+    """Execute the user's program and return what to exit with: a code, or what it gave `sys.exit`."""
     try:
         try:
-            code, module = prepare(control, session)
+            program = prepare(control, session, plain)
         except UsageError as exc:
             session.code = 2
             refuse(exc)
             return 2
-        exec(code, vars(module))  # noqa: S102 - this is what we are for
+        run_at_bottom(*program)
     except SystemExit as exc:
         session.code = exit_code(exc)
-        return _leave(exc)
-    except KeyboardInterrupt as exc:
-        session.code = 130
-        show(exc)
-        session.finish(130)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGINT)
-        return 130
+        return exc.code  # Python itself knows what to do with it, whatever it is
     except BaseException as exc:
-        session.code = 1
-        show(exc)
-        return 1
-    session.code = 0
-    return 0
+        failure = exc  # shown when it is handled: a hook that fails has no context then
+    else:
+        session.code = 0
+        return 0
+    interrupted = type(failure) is KeyboardInterrupt
+    session.code = show(failure, _INTERRUPTED if interrupted else 1)
+    if interrupted and session.code == _INTERRUPTED:
+        _die_interrupted()
+        return _KILLED
+    del failure  # its frames know this one: they would stay until garbage is collected
+    return int(session.code)
+
+
+def _die_interrupted() -> None:
+    """Let the interpreter, when it has come to its end, kill itself as after a plain Ctrl-C.
+
+    It does so after an interrupt that was raised in what it runs itself, as this is, unless the
+    process is ended by `SystemExit`.
+    """
+    import ctypes  # needed by the few programs that are interrupted
+
+    hook, last = sys.excepthook, {name: vars(sys)[name] for name in _LAST if name in vars(sys)}
+    sys.excepthook = lambda *_: None
+    ctypes.pythonapi.PyRun_SimpleString(b"raise KeyboardInterrupt")
+    sys.excepthook = hook
+    vars(sys).update(last)
 
 
 def _leave(exc: SystemExit) -> int:
@@ -125,58 +170,150 @@ def exit_code(exc: SystemExit) -> int:
     return exc.code if isinstance(exc.code, int) else 1
 
 
-def prepare(control: Control, session: Any) -> tuple[CodeType, ModuleType]:
-    """Return the program's code and a fresh `__main__`, with argv and path as under `python`."""
-    from rearview.runtime.names import furnish
+def prepare(
+    control: Control, session: Any, plain: frozenset[str] | None = None
+) -> tuple[Callable[..., Any], *tuple[Any, ...]]:
+    """Make a fresh `__main__`, set argv and path as `python` does, and return the call that runs it."""
     from rearview.runtime.view import Use
 
     known = sys.modules["__main__"]
     # one without a file is there for us, and libraries know it already
     module = ModuleType("__main__") if hasattr(known, "__file__") else known
+    for name in ("__file__", "__cached__"):
+        vars(module).pop(name, None)
+    if sys.version_info < (3, 14):
+        module.__annotations__ = {}
+    module.__dict__["__builtins__"] = sys.modules["builtins"]
+    furnish(module)
+    sys.modules["__main__"] = module
+    way = ["-m"] if control.module else []
+    sys.orig_argv[1:] = [*sys.orig_argv[1:-1], *way, control.target, *control.args]
     if control.module:
-        sys.path.insert(0, session.real(os.getcwd()))  # noqa: PTH109 - patched in a replay
-        spec = _find_main(control.target)
-        sys.argv = [str(spec.origin), *control.args]
-        module.__spec__ = spec
-        module.__package__ = spec.parent
-        module.__loader__ = spec.loader
-        file = str(spec.origin)
-        module.__dict__["__cached__"] = spec.cached
-        if not session.belongs(file):
+        folder = session.real(os.getcwd())  # noqa: PTH109 - patched in a replay
+        _insert(folder, plain)
+        file = _origin(control.target)
+        if file is not None and not session.belongs(_seen(session, file)):
             raise UsageError(
                 f"Module {control.target} lies at {file}, outside the project {session.root}, of "
                 "which only files below it are watched. Start it in a folder above its source.",
                 slug="outside-project",
             )
-    else:
-        file = os.path.abspath(control.target)  # noqa: PTH100 - as Python itself spells it
-        sys.path.insert(0, session.real(os.path.dirname(os.path.realpath(file))))  # noqa: PTH120
-        sys.argv = [control.target, *control.args]
-        module.__spec__ = None
-        module.__package__ = None
-        module.__loader__ = SourceFileLoader("__main__", file)
-        module.__dict__["__cached__"] = None
+        sys.argv = ["-m", *control.args]
+        return runpy._run_module_as_main, control.target  # type: ignore[attr-defined]
+    file = control.target
+    if not os.path.isabs(file):  # noqa: PTH117
+        file = f"{os.getcwd()}{os.sep}{file}"  # noqa: PTH109 - as Python itself spells it
+    _insert(session.real(os.path.dirname(os.path.realpath(file))), plain)  # noqa: PTH120
+    sys.argv = [control.target, *control.args]
+    module.__spec__ = None
+    module.__package__ = None
+    module.__loader__ = SourceFileLoader("__main__", file)
     module.__file__ = file
-    if sys.version_info < (3, 14):
-        module.__annotations__ = {}
-    module.__dict__["__builtins__"] = sys.modules["builtins"]
-    furnish(vars(module))
-    sys.modules["__main__"] = module
+    module.__dict__["__cached__"] = None
     data = Path(session.real(file, Use.RUN)).read_bytes()
-    return session.compiler.compile(data, file), module
+    try:
+        code = session.compiler.compile(data, file)
+    except (SyntaxError, ValueError):
+        if control.segment is None:
+            _run_unrecorded(control, session)
+        raise
+    return exec, code, vars(module)
 
 
-def _find_main(name: str) -> Any:
-    spec = importlib.util.find_spec(name)
-    if spec is not None and spec.submodule_search_locations is not None:
-        spec = importlib.util.find_spec(f"{name}.__main__")
-    if spec is None or spec.origin is None:
-        raise ImportError(f"No module named {name}")
-    return spec
+def _run_unrecorded(control: Control, session: Any) -> None:
+    """Let plain Python say what is wrong with a script that cannot be compiled; does not return.
+
+    It reads a file in another way than `compile` reads bytes, and words errors of encoding otherwise.
+    """
+    from rearview.runtime.begin import RUN_VARIABLE
+
+    session.code = 1
+    session.finish(1)
+    os.environ.pop(RUN_VARIABLE, None)
+    command = (sys.executable, control.target, *control.args)
+    os.execve(command[0], command, os.environ)  # noqa: S606 - no shell
 
 
-def show(exc: BaseException) -> None:
-    """Print a traceback as plain Python would: the user's frames only."""
+def _insert(folder: str, plain: frozenset[str] | None) -> None:
+    if sys.flags.safe_path:
+        return
+    sys.path.insert(0, folder)
+    if plain is not None:
+        _make_way(folder, plain)
+
+
+def _make_way(folder: str, plain: frozenset[str]) -> None:
+    """Forget the modules that we loaded and the program has of its own, such as a `secrets.py`.
+
+    Our code keeps those it has imported; the program finds its own, as it does under plain Python.
+    """
+    loaded = {name.partition(".")[0] for name in sys.modules.keys() - plain} - {
+        "__main__",
+        "rearview",
+    }
+    for name in sorted(loaded):
+        spec = PathFinder.find_spec(name, [folder])
+        if spec is not None and spec.origin is not None:
+            for other in [one for one in sys.modules if f"{one}.".startswith(f"{name}.")]:
+                del sys.modules[other]
+
+
+def _seen(session: Any, file: str) -> str:
+    return file if session.view is None else str(session.view.seeming(file))
+
+
+def _origin(name: str) -> str | None:
+    """Return the file that `-m name` would run, without importing anything; None: there is none."""
+    path: Sequence[str] | None = None
+    spec = None
+    prefix = ""
+    for part in [*name.split("."), "__main__"]:
+        prefix = f"{prefix}.{part}".lstrip(".")
+        found = PathFinder.find_spec(prefix, path)
+        if found is None:
+            break
+        spec, path = found, found.submodule_search_locations
+        if path is None:
+            break
+    return None if spec is None else spec.origin
+
+
+def show(exc: BaseException, code: int = 1) -> int:
+    """Print a traceback as plain Python would: the user's frames only. Returns the exit code.
+
+    A hook of the program's own may fail, or ask for another exit code.
+    """
+    _strip_all(exc)
+    told = (type(exc), exc, exc.__traceback__)
+    vars(sys).update(zip(_LAST, (*told, exc), strict=False))
+    hook = sys.excepthook
+    if hook is sys.__excepthook__ and _runs_kept_text(exc.__traceback__):
+        hook = traceback.print_exception  # which shows that; the other reads the work tree
+    try:
+        hook(*told)
+    except SystemExit as wish:
+        return _leave(wish)
+    except BaseException as failed:
+        _strip_all(failed)
+        sys.stderr.write("Error in sys.excepthook:\n")
+        sys.__excepthook__(type(failed), failed, failed.__traceback__)
+        sys.stderr.write("\nOriginal exception was:\n")
+        sys.__excepthook__(*told)
+    return code
+
+
+def _runs_kept_text(trace: TracebackType | None) -> bool:
+    """Return True if a frame runs the text of a version, which the work tree need not hold."""
+    while trace is not None:
+        entry = linecache.cache.get(trace.tb_frame.f_code.co_filename)
+        if entry is not None and len(entry) > 1 and entry[1] is None:
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _strip_all(exc: BaseException) -> None:
+    """Strip the traceback of an exception and of all that it was raised from."""
     seen: set[int] = set()
     todo: list[BaseException | None] = [exc]
     while todo:
@@ -187,20 +324,15 @@ def show(exc: BaseException) -> None:
         one.__traceback__ = strip(one.__traceback__)
         todo += [one.__cause__, one.__context__]
         todo += getattr(one, "exceptions", ())
-    sys.excepthook(type(exc), exc, exc.__traceback__)
 
 
 def strip(trace: TracebackType | None) -> TracebackType | None:
     """Return a traceback without the frames that are ours."""
     kept: Sequence[TracebackType] = []
     while trace is not None:
-        if not trace.tb_frame.f_code.co_filename.startswith((_HERE, "<frozen runpy")):
+        if not trace.tb_frame.f_code.co_filename.startswith(_HERE):
             kept = [*kept, trace]
         trace = trace.tb_next
     for one, following in zip(kept, [*kept[1:], None], strict=False):
         one.tb_next = following
     return kept[0] if kept else None
-
-
-if __name__ == "__main__":
-    main()

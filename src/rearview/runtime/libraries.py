@@ -16,8 +16,9 @@ from typing import Any
 
 from rearview.source.loops import walk_loops
 
-Names = Mapping[str, tuple[str, ...]]
-"""By function: the name of each of its loops in the order of the text; an empty one is left alone."""
+Names = Mapping[str, tuple[str, ...] | Mapping[str, str]]
+"""By function: the name of each of its loops in the order of the text; an empty one is left alone.
+Or, by a word in the head of a loop, its name: where releases of the library have other loops before."""
 
 _STEPS = {"_TrainingEpochLoop.run": ("step",)}
 _EVALUATED = {"_EvaluationLoop.run": ("eval_step",)}
@@ -54,6 +55,10 @@ LOOPS: Mapping[str, Names] = {
         "Engine._internal_run_as_gen": ("epoch",),
         "Engine._run_once_on_dataset_as_gen": ("step",),
     },
+    "lightgbm.engine": {
+        "train": {"num_boost_round": "round"},
+        "cv": {"num_boost_round": "round"},
+    },
     "optuna.study._optimize": {"_optimize_sequential": ("trial",)},
     "xgboost.training": {"train": ("", "round"), "cv": ("round",)},
     "sklearn.neural_network._multilayer_perceptron": {
@@ -77,10 +82,19 @@ def loops_of(module: str, tree: ast.Module) -> dict[int, str]:
     found: dict[int, str] = {}
     for node, function, _ in walk_loops(tree):
         ordinal = counts[function] = counts.get(function, -1) + 1
-        names = wanted.get(function, ())
-        if ordinal < len(names) and names[ordinal]:
-            found[node.lineno] = f"{module}:{function}:{ordinal}:{names[ordinal]}"
+        name = _name_of(node, ordinal, wanted.get(function, ()))
+        if name:
+            found[node.lineno] = f"{module}:{function}:{ordinal}:{name}"
     return found
+
+
+def _name_of(node: ast.AST, ordinal: int, names: tuple[str, ...] | Mapping[str, str]) -> str:
+    """Return the name of a loop of a function; empty if it is left alone."""
+    if isinstance(names, tuple):
+        return names[ordinal] if ordinal < len(names) else ""
+    head = getattr(node, "iter", None) or getattr(node, "test", None)
+    words = {one.id for one in ast.walk(head) if isinstance(one, ast.Name)} if head else set()
+    return next((name for word, name in names.items() if word in words), "")
 
 
 def _keras_state() -> Any:
@@ -90,26 +104,52 @@ def _keras_state() -> Any:
 
 
 def settle(frames: Iterable[FrameType], files: Collection[str]) -> None:
-    """Let watched loops drop what nobody will read again, so that nobody has to save it."""
+    """Clear references that watched loops no longer need, and wait for what they have in flight."""
     for frame in frames:
         if frame.f_code.co_filename in files and "epoch_iterator" in frame.f_code.co_varnames:
-            _settle_keras(frame.f_locals.get("epoch_iterator"))
+            held = frame.f_locals
+            _settle_keras(held.get("epoch_iterator"))
+            _settle_keras(getattr(held.get("self"), "_eval_epoch_iterator", None))
+            _await_keras(held.get("callbacks"))
 
 
 def _settle_keras(iterator: Any) -> None:
-    """Between two epochs Keras holds a loader's iterator that it replaces before using it."""
+    """Drop a loader's iterator that Keras holds between two epochs and replaces before using it."""
     running = getattr(iterator, "_epoch_iterator", None)
     over = isinstance(running, GeneratorType) and running.gi_frame is None
     if over and getattr(iterator, "steps_per_epoch", 0) is None:
         vars(iterator)["_current_iterator"] = None
 
 
-_KEPT_BY: Mapping[str, Callable[[], Any]] = {"keras": _keras_state}
+def _await_keras(callbacks: Any) -> None:
+    """Wait until the callbacks that Keras runs in threads have seen the batches so far.
+
+    Keras itself waits for them at the end of an epoch; whether one is done at a boundary would be
+    a matter of timing, and what it changes is state.
+    """
+    futures = getattr(callbacks, "_futures", None)
+    if futures:
+        import concurrent.futures
+
+        concurrent.futures.wait(list(futures))
 
 
-def library_roots() -> Iterator[tuple[str, Any]]:
-    """Yield the state that libraries keep outside everything that the program holds, by name."""
-    for name, state in _KEPT_BY.items():
+def _pyro_state() -> Any:
+    """Return the parameters of Pyro's models: one store for all of them, and no model holds it."""
+    return getattr(sys.modules.get("pyro.poutine.runtime"), "_PYRO_PARAM_STORE", None)
+
+
+_KEPT_BY: Mapping[str, Callable[[], Any]] = {"pyro": _pyro_state}
+_KEPT_IN_LOOPS_BY: Mapping[str, Callable[[], Any]] = {"keras": _keras_state}
+"""The same, for libraries whose own loops train: their state matters only there."""
+
+
+def library_roots(*, loops: bool) -> Iterator[tuple[str, Any]]:
+    """Yield the state that libraries keep outside everything that the program holds, by name.
+
+    `loops` is True if a loop of a library is watched.
+    """
+    for name, state in {**_KEPT_BY, **(_KEPT_IN_LOOPS_BY if loops else {})}.items():
         held = state()
         if held is not None:
             yield f"library::{name}", held

@@ -6,18 +6,19 @@ index within a slice is read from a counter when somebody asks.
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain, compress, islice, repeat
+from itertools import chain, compress, repeat
 from operator import length_hint
 from time import perf_counter
-from types import FrameType
+from types import FrameType, GeneratorType
 from typing import TYPE_CHECKING, Any
 
 from rearview.model import Step
 from rearview.runtime.frames import position
-from rearview.runtime.state.iterators import Walk
+from rearview.runtime.state.iterators import Walk, drawn
 from rearview.source.instrument import Site
 
 if TYPE_CHECKING:
@@ -31,7 +32,10 @@ longer in the processor's cache, and a boundary takes 30 microseconds."""
 _LARGEST = 1 << 20
 _HELD = 1000
 """Items of a loop that are remembered, to be asked for by what they are."""
-_END = object()
+_OVER_ITEMS: tuple[type, ...] = (type(iter([])), type(iter(())))
+_OVER_NUMBERS = (type(iter(range(0))), type(iter(range(1 << 100))))
+_PYTHON_CLASS = 1 << 9
+"""Flag of a type that was made at run time, as a `class` statement makes it (`Py_TPFLAGS_HEAPTYPE`)."""
 
 
 @dataclass(slots=True)
@@ -56,6 +60,7 @@ class Habit:
             "iterations": self.iterations,
             "seconds": self.seconds,
             "outermost": self.outermost,
+            "loose": self.site.loose,
         }
 
 
@@ -72,7 +77,10 @@ class Entry:
     value: Any = None
     started: float = 0.0
     counter: Any = None
+    """Knows how many items of a slice are still to be asked for."""
     sliced: int = 0
+    given: Any = None
+    """Knows how many of them are still to be given to the body, where they have to be made."""
     sequence: range | None = None
     span: tuple[int, int] | None = None
     """First number and step of what the target counts, where that is known."""
@@ -86,8 +94,8 @@ class Entry:
     """Counts the items of a loop in a generator, which may be set forward under the loop."""
     ordinals: dict[str, int] = field(default_factory=dict)
     """Entries of loops inside, in one iteration."""
-    counted: int = -1
-    """Which iteration that is."""
+    counted: tuple[int, bool] = (-1, False)
+    """Which iteration that is, and whether its item was being made."""
 
     @property
     def site(self) -> Site:
@@ -104,9 +112,13 @@ class Entry:
         return self.index + self.sliced - length_hint(self.counter)
 
     def inside(self) -> dict[str, int]:
-        """Return how often loops inside were entered in the iteration under way."""
-        if self.counted != (now := self.now):
-            self.counted, self.ordinals = now, {}
+        """Return how often loops inside were entered in the iteration under way.
+
+        Loops that run while its item is made are counted apart from those of its body.
+        """
+        making = self.given is not None and length_hint(self.given) > length_hint(self.counter)
+        if self.counted != (here := (self.now, making)):
+            self.counted, self.ordinals = here, {}
         return self.ordinals
 
     def label(self, index: int) -> Any:
@@ -119,15 +131,22 @@ class Entry:
             value = self.value
         return None if value == index else value
 
-    def look(self, iterable: Any, *, remember: bool) -> None:
+    def look(self, source: Any, *, remember: bool) -> None:
         """See how the target will count, or what it will hold; if need be take note as it comes."""
-        self.span = _span(iterable)
+        self.span = _span(source)
         if not remember or self.span is not None:
             return
-        if type(iterable) in (list, tuple):
-            self.held = _held(iterable)
+        if type(source) in _OVER_ITEMS:
+            self.held = _held(*_items(source))
         else:
             self.held, self.noting = [], True
+
+    def hold(self, item: Any) -> Any:
+        """Return `item`, having taken note of what the target holds now."""
+        self.value = _scalar(item)
+        if self.noting:
+            self.note(self.index)
+        return item
 
     def note(self, index: int) -> None:
         """Take note of what the target holds in iteration `index`, until one cannot be known."""
@@ -135,6 +154,17 @@ class Entry:
             self.held, self.noting = None, False
         else:
             self.held.append(self.value)
+
+    def slice_of(self, source: Iterator[Any], size: int) -> Iterator[Any]:
+        """Return the next `size` items of `source`, which is asked for each when its turn comes."""
+        self.value, self.sliced = None, size - 1
+        self.counter, self.given = repeat(source, size), repeat(True, size)
+        items = compress(map(next, self.counter), self.given)
+        if size == 1:
+            return map(self.hold, items)
+        if self.noting:
+            self.held, self.noting = None, False
+        return items
 
     def values(self) -> list[Any] | None:
         """Return what the target held in all iterations so far, where that is known."""
@@ -147,15 +177,17 @@ class Entry:
         return Step(self.site.name, index, self.label(index))
 
 
-def iterate(session: Session, entry: Entry, iterable: Any) -> Generator[Iterable[Any], None, None]:
-    """Yield the items of `iterable` in slices; the session acts before each.
+def iterate(session: Session, entry: Entry, items: Any) -> Generator[Iterable[Any], None, None]:
+    """Yield the items of a loop in slices; the session acts before each.
 
-    `iterable` is None for a `while` loop, whose items nobody looks at.
+    `items` is the iterator that the loop draws from, or the `range` it runs over, or None for a
+    `while` loop, whose items nobody looks at. An iterator is never asked for an iterator again; its
+    items are drawn by the slices, in the frame of the loop, and never ahead of the body.
     """
-    sequence = entry.sequence = iterable if isinstance(iterable, range) else None
-    simple = sequence is not None or iterable is None
-    entry.look(iterable, remember=not simple and len(session.stack) < 2)
-    source: Iterator[Any] = iter(()) if simple else iter(iterable)
+    sequence = entry.sequence = items if type(items) is range else None
+    simple = sequence is not None or items is None
+    entry.look(items, remember=not simple and len(session.stack) < 2)
+    source: Iterator[Any] = iter(()) if simple else items
     entry.source = source
     size = 1
     ended = False
@@ -170,18 +202,13 @@ def iterate(session: Session, entry: Entry, iterable: Any) -> Generator[Iterable
                 return
             if target > index:
                 index = session.advance(entry, source, index, target, sys._getframe(1))
-            entry.index = index  # what is logged while the item is made belongs to it
-            item = None if simple else next(source, _END)
-            if item is _END or (sequence is not None and index >= len(sequence)):
+            if sequence is not None and index >= len(sequence):
                 entry.index = index - 1
                 ended = session.exhausted(entry, index, sys._getframe(1))
                 return
-            entry.value = None if simple else _scalar(item)
-            if entry.noting:
-                entry.note(index)
-            entry.counted = -1  # loops that ran while the item was made are not of its iteration
+            entry.index = index  # what is logged while the item is made belongs to it
             size = session.slice(entry, size)
-            entry.sliced = size - 1
+            over = False
             if simple:
                 part = None if sequence is None else sequence[index : index + size]
                 entry.sliced = (size if part is None else len(part)) - 1
@@ -189,14 +216,20 @@ def iterate(session: Session, entry: Entry, iterable: Any) -> Generator[Iterable
                 entry.counter = repeat(None, size) if part is None else iter(part)
                 yield entry.counter
                 index = entry.now + 1
-            elif size == 1:
-                yield (item,)
-                index += 1
             else:
-                entry.counter = repeat(True, size - 1)
-                yield chain((item,), compress(islice(source, size - 1), entry.counter))
-                index = entry.now + 1
-            entry.index, entry.counter = index - 1, None
+                yield entry.slice_of(source, size)
+                left = length_hint(entry.given)
+                over = left > 0
+                index += size - left
+            entry.counter = entry.given = None
+            entry.index = index - 1
+            if over:
+                if left < size and session.boundary(entry, index, sys._getframe(1)) is None:
+                    ended = True
+                else:
+                    entry.index = index - 1
+                    ended = session.exhausted(entry, index, sys._getframe(1))
+                return
             now = perf_counter()
             size = _next_size(size, now - last, session.apart)
             last = now
@@ -204,15 +237,32 @@ def iterate(session: Session, entry: Entry, iterable: Any) -> Generator[Iterable
         session.leave(entry, sys._getframe(1), ended=ended)
 
 
-def suspended(session: Session, entry: Entry, walk: Walk) -> Iterator[Any]:
-    """Yield the items of a loop in a generator or coroutine, which counts them itself."""
+def watched(items: Any) -> bool:
+    """Return True if `items` are those of a loop that the session is told of already."""
+    return type(items) is chain and any(
+        type(one) is GeneratorType and one.gi_code is iterate.__code__
+        for one in gc.get_referents(items)
+    )
+
+
+def untouched(source: Any) -> Any:
+    """Return what a `for` loop can iterate over without asking `source` for an iterator again.
+
+    The iterators of Python itself return themselves; they are the fastest way to their items.
+    """
+    if type(source).__flags__ & _PYTHON_CLASS and type(source) is not Walk:
+        return drawn(source)
+    return source
+
+
+def suspended(session: Session, entry: Entry, walk: Walk) -> Generator[Iterable[Any], None, None]:
+    """Yield a loop in a generator or coroutine, which counts its items itself, as one slice."""
     entry.walk = walk
     entry.source = walk.source
     entry.started = perf_counter()
     session.push(entry)
     try:
-        for item in walk:  # noqa: UP028 - `yield from` would close a generator that others hold
-            yield item
+        yield walk
     finally:
         session.leave(entry, None, ended=True)
 
@@ -230,18 +280,31 @@ def _next_size(size: int, seconds: float, apart: float = SLICE) -> int:
     return size
 
 
-def _span(iterable: Any) -> tuple[int, int] | None:
+def _span(source: Any) -> tuple[int, int] | None:
     """Return what a loop's target begins with and goes on by.
 
-    >>> _span(range(1, 9, 2)), _span(enumerate("ab", 1)), _span("ab")
-    ((1, 2), (1, 1), None)
+    >>> _span(range(1, 9, 2)), _span(iter(range(1, 9, 2))), _span(enumerate("ab", 1)), _span(iter("ab"))
+    ((1, 2), (1, 2), (1, 1), None)
     """
-    if type(iterable) is range:
-        return iterable.start, iterable.step
-    if type(iterable) is enumerate:
-        made: Any = iterable.__reduce__()
+    if type(source) is range:
+        return source.start, source.step
+    if type(source) in _OVER_NUMBERS:
+        numbers, begun = _items(source)
+        return numbers.start + begun * numbers.step, numbers.step
+    if type(source) is enumerate:
+        made: Any = source.__reduce__()
         return made[1][1], 1
     return None
+
+
+def _items(source: Any) -> tuple[Any, int]:
+    """Return what an iterator of Python runs over, and how far it has come.
+
+    >>> _items(iter([7, 8])), _items(iter(range(3)))
+    (([7, 8], 0), (range(0, 3), 0))
+    """
+    _, (over, *_), *begun = source.__reduce__()
+    return over, begun[0] or 0 if begun else 0
 
 
 def _scalar(item: Any) -> Any:
@@ -253,15 +316,17 @@ def _scalar(item: Any) -> Any:
     return None
 
 
-def _held(items: list[Any] | tuple[Any, ...]) -> list[Any] | None:
+def _held(items: list[Any] | tuple[Any, ...], begun: int = 0) -> list[Any] | None:
     """Return what a loop's target will hold, where that can be shown.
 
-    >>> _held([0.1, 0.01]), _held((("a", 1), ("b", 2))), _held([object()])
-    ([0.1, 0.01], ['a', 'b'], None)
+    >>> _held([0.1, 0.01]), _held((("a", 1), ("b", 2))), _held([object()]), _held([1, 2, 3], 1)
+    ([0.1, 0.01], ['a', 'b'], None, [2, 3])
     """
-    if not items or len(items) > _HELD or _scalar(items[0]) is None:
+    if type(items) not in (list, tuple) or not begun < len(items) <= _HELD:
         return None
-    found = [_scalar(item) for item in items]
+    if _scalar(items[begun]) is None:
+        return None
+    found = [_scalar(item) for item in items[begun:]]
     return None if None in found else found
 
 

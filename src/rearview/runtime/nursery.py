@@ -28,6 +28,7 @@ from rearview.runtime.hooks import Hooks, Shared
 from rearview.runtime.libraries import LOOPS
 from rearview.runtime.state.randomness import read_global
 from rearview.runtime.timeline import age
+from rearview.store.private import open_file
 
 _CLOCKED = frozenset(
     {"dateutil.parser._parser", "numpy.f2py.rules", "lightning_utilities.__about__"}
@@ -203,7 +204,7 @@ def _fork() -> int:
 
 def _become(asked: Birth, loaded: _Loaded) -> Control:
     """Take on output, folder, processors and environment of a segment; return what it is told."""
-    log = os.open(asked.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    log = open_file(asked.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
@@ -221,7 +222,7 @@ def _become(asked: Birth, loaded: _Loaded) -> Control:
 
 def _start_fresh(environment: Mapping[str, str]) -> NoReturn:
     """Become a fresh process in place of this one."""
-    command = (sys.executable, "-P", "-m", LAUNCHER)
+    command = (sys.executable, LAUNCHER)
     os.execve(sys.executable, command, environment)  # noqa: S606
 
 

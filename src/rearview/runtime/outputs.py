@@ -23,11 +23,10 @@ from rearview.runtime.entropy import after_import
 from rearview.runtime.foreign import foreign
 from rearview.runtime.traces import Traces
 from rearview.store.project import FOLDER
+from rearview.store.run_files import PREFIX
 
 LIMIT = 64 << 20
 """Bytes of written files that a checkpoint takes along; larger ones are named, not kept."""
-PREFIX = "file:"
-"""Begins the key of a part that holds a file."""
 NATIVE = {
     "torch": ("save:1", "load:0"),
     "safetensors.torch": ("save_file:1", "load_file:0"),

@@ -14,9 +14,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, ClassVar
 
-import msgspec
-
-from rearview.store.printed import FILE, FORMAT
+from rearview.store.printed import FILE, FORMAT, encode
+from rearview.store.private import open_file
 
 SHARE = 0.01
 """Share of the time that looking at what is printed may take."""
@@ -114,12 +113,12 @@ class Printing:
         self._written = perf_counter()
         if not rows or os.getpid() != self._pid:
             return
-        data = b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
+        data = b"".join(encode(row) for row in rows)
         self._size += len(data)
         if self._size > LARGEST:
             self.remove()
-            data += msgspec.json.encode({"dropped": f"only {LARGEST >> 20} MB are kept"}) + b"\n"
-        fd = os.open(self._file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            data += encode({"dropped": f"only {LARGEST >> 20} MB are kept"})
+        fd = open_file(self._file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         try:
             os.write(fd, data)
         finally:

@@ -18,6 +18,7 @@ from rearview.runtime.paces import Paces
 from rearview.runtime.policy import RUNNING, Decision, Facts, Policy
 from rearview.runtime.sites import Iteration, Saved
 from rearview.store.hardware import cores
+from rearview.store.private import make_folder
 from rearview.store.project import Project, publish
 
 _TELLING = 0.05
@@ -81,7 +82,7 @@ class Pulse:
         file = folder / f"{hashlib.sha256(script.encode()).hexdigest()[:16]}.json"
         try:
             learnt = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
-        except (OSError, msgspec.DecodeError):
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             learnt = {}
         budget = Budget(project, run, settings.budget) if settings.budget else None
         policy = Policy.learnt(settings.epsilon, settings.every, learnt)
@@ -209,7 +210,7 @@ class Pulse:
     def keep(self) -> None:
         """Keep what was learnt for the next run of the same script."""
         self._count()
-        self.file.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.file.parent)
         if self.budget is not None:
             self.budget.close()
         learnt = {**self.policy.facts(), "size": self.size}

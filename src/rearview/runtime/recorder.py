@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from time import perf_counter, process_time
 from types import FrameType
@@ -17,12 +18,15 @@ import msgspec
 from rearview.energy import Used
 from rearview.errors import UsageError
 from rearview.model import Point, Step
+from rearview.model.printable import printable
+from rearview.runtime.bring import Bringer
 from rearview.runtime.changes import Outlook
 from rearview.runtime.clocks import Clock
 from rearview.runtime.frames import position, qualified
 from rearview.runtime.inputs import Inputs
 from rearview.runtime.leaving import leave_at_once
 from rearview.runtime.loops import SLICE, STRIDE, Entry, untried
+from rearview.runtime.observers import unobserved
 from rearview.runtime.outputs import Outputs
 from rearview.runtime.policy import INNER_LEAST
 from rearview.runtime.prefixes import Prefixes
@@ -68,7 +72,7 @@ class Recorder(Session):
     inputs: Inputs | None = None
     signals: Signals | None = None
     """Notices when somebody asks the program to leave; None: nobody may."""
-    bring: Callable[[], object] | None = None
+    bring: Bringer | None = None
     """Brings what was saved to another place."""
     outputs: Outputs | None = None
     """The files that the program writes, which are part of its state."""
@@ -119,14 +123,16 @@ class Recorder(Session):
         """Note how often an inner loop went round, in this iteration of the outermost one."""
         outer, *between = self.stack
         count = max(0, entry.now + 1)
+        self.timeline.count(entry.site.id, outer.now, count)
         if between:
-            names = "/".join([*(one.site.name for one in between), entry.site.name])
-            self.timeline.below(names, entry.site.id, outer.now, count)
+            path = [*(one.site.id for one in between), entry.site.id]
+            self.timeline.below(path, outer.now, count)
         else:
             took = perf_counter() - entry.started
             held = entry.values()
             self.timeline.inside(entry.site.id, outer.now, took, count, entry.span, held)
 
+    @unobserved
     def boundary(self, entry: Entry, index: int, frame: FrameType) -> int:
         """Consider a checkpoint before iteration `index`."""
         nest = self.nest
@@ -172,23 +178,20 @@ class Recorder(Session):
         nest = self.nest
         assert nest is not None
         assert self.signals is not None
+        self.signals.absorb()
         if nest.anchors is not None and index:
             try:
                 if not self.save(entry, index, START, frame, wait=True) and nest.entry is not entry:
+                    self.signals.heed()
                     return
             except Exception as exc:
                 self.fail(exc)
         elif nest.anchors is not None and nest.entry is not entry:
+            self.signals.heed()
             return
         self.signals.settle()
         self.code = PAUSED
         self.finish(PAUSED)
-        if self.bring is not None:
-            try:
-                self.bring()
-            except Exception as exc:
-                self.code = 1
-                sys.stderr.write(f"rearview: saved, but not brought to the remote: {exc}\n")
         leave_at_once(self.code)
 
     def _may_walk(self, entry: Entry) -> bool:
@@ -208,6 +211,7 @@ class Recorder(Session):
         if position(frame) in entry.site.breaks:
             self.ended(entry, entry.now, frame)
 
+    @unobserved
     def ended(self, entry: Entry, index: int, frame: FrameType) -> None:
         """Consider a checkpoint after a loop that ended where its exhaustion would lead."""
         nest = self.nest
@@ -345,12 +349,14 @@ class Recorder(Session):
 
     def fail(self, exc: BaseException) -> None:
         """Say once that recording has a problem; the program goes on as if it were not recorded."""
+        if _raised_by_handler(exc):
+            raise exc  # the program's own: it came while we were at work
         if not self.failed:
             self.failed = True
             if os.environ.get("REARVIEW_DEBUG"):
                 traceback.print_exception(exc)
             warnings.warn(
-                f"rearview could not go on recording ({type(exc).__name__}: {exc}). Your program "
+                f"rearview could not go on recording ({type(exc).__name__}: {printable(str(exc))}). Your program "
                 "runs on; what was recorded so far is kept.",
                 RuntimeWarning,
                 stacklevel=2,
@@ -378,6 +384,25 @@ class Recorder(Session):
             self.runs.end(self.run, final or 0, self.summary())
         except Exception as exc:
             self.fail(exc)
+        self._bring_last()
+
+    def _bring_last(self) -> None:
+        """Bring the run's end to the remote, or say that it is not there."""
+        if self.bring is None or self.joins:
+            return
+        try:
+            self.bring.finish()
+        except Exception as exc:
+            if self.code == PAUSED:
+                self.code = 1  # who continues it elsewhere would not find it
+            sys.stderr.write(
+                f"rearview: saved, but not brought to the remote: {printable(str(exc))}\n"
+            )
+
+    def _made(self) -> frozenset[str]:
+        """Return the files that the run made, also those that C code wrote."""
+        traces = self.outputs.traces if self.outputs is not None else None
+        return frozenset(traces.absent() if traces is not None else ())
 
     def summary(self) -> dict[str, Any]:
         """Return what the run measured, for planning and for `rearview show`."""
@@ -391,7 +416,19 @@ class Recorder(Session):
             "main": self.timeline.facts(),
             "imports": loading.facts() if (loading := self.compiler.loading) is not None else {},
             "surroundings": surroundings(),
-            "inputs": self.inputs.facts() if self.inputs is not None else {},
+            "inputs": self.inputs.facts(self._made()) if self.inputs is not None else {},
             "loops": {k: h.facts() for k, h in self.habits.items() if h.entries and not h.quiet},
             "files": sorted({os.path.relpath(file, self.root) for file in files}),
         }
+
+
+def _raised_by_handler(exc: BaseException) -> bool:
+    """Return True if a signal handler of the program raised `exc`."""
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    codes = {getattr(getattr(one, "__func__", one), "__code__", None) for one in handlers}
+    trace = exc.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code in codes:
+            return True
+        trace = trace.tb_next
+    return False

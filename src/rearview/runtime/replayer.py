@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -15,11 +15,13 @@ import msgspec
 
 from rearview.errors import RearviewError
 from rearview.model import Checkpoint, Point, Report, Wanted
-from rearview.model.segment import PROBE_RAISED
+from rearview.model.point import name_of
+from rearview.model.segment import PROBE_RAISED, may_hold
 from rearview.runtime.frames import position
 from rearview.runtime.jumps import END, START, Jumps
 from rearview.runtime.leaving import leave_at_once
 from rearview.runtime.loops import Entry
+from rearview.runtime.observers import unobserved
 from rearview.runtime.session import Session
 from rearview.runtime.surroundings import changed_inputs, changes, surroundings
 from rearview.store.project import publish
@@ -43,6 +45,8 @@ class Replayer(Session):
     """What the run stood on."""
     inputs: Mapping[str, list[Any]] = field(default_factory=dict)
     """Fingerprints of the files that it read."""
+    made: Collection[str] = ()
+    """Files that the run made, which were not there before."""
     recorded: Mapping[tuple[Any, ...], list[bytes]] = field(kw_only=True)
     report: Report = field(default_factory=Report)
     seen: Counter[tuple[Any, ...]] = field(default_factory=Counter)
@@ -61,6 +65,10 @@ class Replayer(Session):
     probing: int = 0
     raised: str = ""
     """What the last probe said that raised something."""
+    visited: Counter[str] = field(default_factory=Counter)
+    """Iterations that ran of loops in which something is wanted, by site."""
+    since: int = 0
+    """Iteration of the main loop from which on they are not counted yet."""
     entered: bool = False
     """The loop that is divided among segments was entered."""
     closed: bool = False
@@ -69,12 +77,13 @@ class Replayer(Session):
         super().__post_init__()
         self.began = perf_counter()
 
+    @unobserved
     def boundary(self, entry: Entry, index: int, frame: FrameType) -> int | None:
         """Skip, jump or go on, by what is wanted."""
         if entry.site.loose or self.nest is None:
             return index
         outermost = self.nest.entry is entry
-        if outermost and entry.site.name in self.wanted.ranges:
+        if outermost and entry.site.id == self.wanted.main:
             self.entered = True
         if outermost and index == 0 and not self.report.setup:
             self.report.setup = perf_counter() - self.began
@@ -84,6 +93,8 @@ class Replayer(Session):
             self.jumps.anchor(entry, index, frame)
         except Exception as exc:
             self.give_up(exc)
+        if outermost and self.in_main:
+            self.gone_on(index)
         path = self.path(entry, index)
         goal = self.goal(entry, index)
         idle = index == 0 and not self.needed(entry)
@@ -126,7 +137,41 @@ class Replayer(Session):
     def learn(self, entry: Entry) -> None:
         """Take in what a loop took; one that was skipped tells nothing, and may be skipped again."""
         if entry.now >= 0:
+            self.count(entry)
             super().learn(entry)
+
+    def leave(self, entry: Entry, frame: FrameType | None, *, ended: bool) -> None:
+        """Count the last iterations of the main loop."""
+        if self.in_main and self.nest is not None and self.nest.entry is entry:
+            self.gone_on(entry.now + 1)
+        super().leave(entry, frame, ended=ended)
+
+    def gone_on(self, index: int) -> None:
+        """Count the wanted iterations of the main loop that have run, up to `index`."""
+        ranges = self.wanted.ranges.get(self.wanted.main, [])
+        for first, last in ranges:
+            self.visited[self.wanted.main] += max(0, min(last, index) - max(first, self.since))
+        self.since = index
+
+    def count(self, entry: Entry) -> None:
+        """Count the iterations of a loop that has ended, as far as they are this segment's."""
+        if entry.site.id not in self.wanted.owed:
+            return
+        if self.wanted.main:
+            if entry.site.id == self.wanted.main and not self.stack:
+                return  # counted as it went on
+            if not (all(map(self.in_range, self.stack)) if self.in_main else self.wanted.tail):
+                return
+        self.visited[entry.site.id] += entry.now + 1
+
+    def lacking(self) -> list[str]:
+        """Return the loops that went round less often than in the run, each in words."""
+        return [
+            f"`{name_of(site)}` ({site.partition(':')[0]}) went round {self.visited[site]} times, "
+            f"in the run {owed}"
+            for site, owed in self.wanted.owed.items()
+            if self.visited[site] < owed and site not in self.quiet
+        ]
 
     def due(self) -> bool:
         """Say whether to compare although execution goes on: a later comparison covers this one.
@@ -143,23 +188,38 @@ class Replayer(Session):
     def needed(self, entry: Entry) -> bool:
         """Say whether something inside this loop is wanted, at the current iterations around it."""
         around = [other for other in self.stack if other is not entry]
-        if not all(self.in_range(other.site.name, other.now) for other in around):
+        if not all(map(self.in_range, around)):
             return False
         if self.wanted.everywhere:
             return True
-        names = [other.site.name for other in (*around, entry)]
-        return any(_within(names, chain) for chain in self.wanted.chains)
+        sites = [other.site.id for other in (*around, entry)]
+        return any(may_hold(chain, sites) for chain in self.wanted.chains)
 
-    def in_range(self, loop: str, index: int) -> bool:
-        """Say whether an iteration is wanted."""
-        ranges = self.ranges_of(loop)
-        return ranges is None or any(first <= index < last for first, last in ranges)
+    @property
+    def in_main(self) -> bool:
+        """Whether the program is in the loop that is divided among segments."""
+        return self.nest is not None and self.nest.entry.site.id == self.wanted.main
 
-    def ranges_of(self, loop: str) -> list[tuple[int, int]] | None:
-        """Return which iterations of a loop are wanted in this one of the outermost; None: all."""
-        ranges = self.wanted.ranges.get(loop)
-        spans = self.wanted.spans.get(loop)
-        span = spans.get(self.nest.entry.now) if spans and self.nest is not None else None
+    def in_range(self, entry: Entry) -> bool:
+        """Return True if the iteration that a loop is in is wanted."""
+        ranges = self.ranges_of(entry)
+        return ranges is None or any(first <= entry.now < last for first, last in ranges)
+
+    def ranges_of(self, entry: Entry) -> list[tuple[int, int]] | None:
+        """Return which iterations of a loop are wanted in this one of the main loop; None: all.
+
+        Only the main loop and those directly inside it have ranges: the same lines of the program
+        may run elsewhere as well, under another loop or by recursion.
+        """
+        if not self.in_main or not any(entry is other for other in self.stack[:2]):
+            return None
+        ranges = self.wanted.ranges.get(entry.site.id)
+        spans = self.wanted.spans.get(entry.site.id)
+        if entry is self.stack[0]:
+            return ranges
+        if entry.site.id == self.wanted.main:  # it calls itself
+            return None
+        span = spans.get(self.stack[0].now) if spans else None
         if span is None:
             return ranges
         low, high = span
@@ -170,7 +230,7 @@ class Replayer(Session):
         """Return the next wanted iteration from `index` on; None if there is none."""
         if not self.needed(entry):
             return index
-        ranges = self.ranges_of(entry.site.name)
+        ranges = self.ranges_of(entry)
         if ranges is None:
             return index
         return min((max(first, index) for first, last in ranges if last > index), default=None)
@@ -203,9 +263,13 @@ class Replayer(Session):
         except Exception as exc:
             self.give_up(exc)
         self.moved = True
-        self.report.iterations += self.nest is not None and self.nest.entry is entry
+        outermost = self.nest is not None and self.nest.entry is entry
+        self.report.iterations += outermost
+        if outermost:
+            self.since = target
         return target
 
+    @unobserved
     def exhausted(self, entry: Entry, index: int, frame: FrameType) -> bool:
         """Prove the state after the loop; leave if nothing is wanted any more."""
         if entry.site.loose or self.nest is None:
@@ -216,10 +280,11 @@ class Replayer(Session):
         if outermost or self.due():
             self.prove(self.jumps.proof(END, self.path(entry, index)), frame)
         if outermost and self.needed(entry) and not self.wanted.after:
-            if not self.wanted.ranges or entry.site.name in self.wanted.ranges:
+            if not self.wanted.main or entry.site.id == self.wanted.main:
                 self.leave_program()
         return True
 
+    @unobserved
     def broken(self, entry: Entry, frame: FrameType) -> None:
         """Prove the state after a loop that was left by `break`."""
         if position(frame) in entry.site.breaks:
@@ -271,8 +336,13 @@ class Replayer(Session):
                 fresh.append((name, value))
                 continue
             occurrence = self.seen[key]
-            self.seen[key] += 1
             now = msgspec.json.encode(convert(value, self.put))
+            if self.report.skipped or self.jumps.restored:
+                # loops of one name share their points, and those that were passed by logged first
+                occurrence = next(
+                    (k for k in range(occurrence, len(before)) if before[k] == now), occurrence
+                )
+            self.seen[key] = occurrence + 1
             if occurrence < len(before) and before[occurrence] == now:
                 self.report.repeated += 1
             elif name not in self.report.differing:
@@ -287,10 +357,9 @@ class Replayer(Session):
         Outside the loop that is divided among segments, the first writes what comes before it and
         the one that goes on to the end what comes after.
         """
-        ranges = self.wanted.ranges
-        if ranges and not any(step.loop in ranges for step in point.steps):
+        if self.wanted.main and not (point.steps and self.in_main):
             return self.wanted.tail if self.entered else self.wanted.head
-        return all(self.in_range(step.loop, step.index) for step in point.steps)
+        return all(map(self.in_range, self.stack))
 
     def note_raised(self, exc: Exception, trace: TracebackType | None) -> None:
         """Keep that a probe raised, and where: should the program end by it, that is why."""
@@ -301,6 +370,13 @@ class Replayer(Session):
             f"{PROBE_RAISED} {file}:{line} raised {type(exc).__name__}: {exc}{where}. Let it "
             "log only where it can (`if …:`, or `try:` around it), and ask again"
         )
+
+    def _read_by_run(self) -> dict[str, list[Any]]:
+        """Return the files that the run read and had not made itself.
+
+        A replay that ended before it wrote one of its own would miss it.
+        """
+        return {path: about for path, about in self.inputs.items() if path not in self.made}
 
     def argument(self, values: Mapping[str, Any]) -> None:
         """Leave arguments as they were recorded."""
@@ -325,6 +401,8 @@ class Replayer(Session):
         final = code if code is not None else self.code
         if not self.report.finished:
             self.report.finished = final == 0
+        if self.report.finished and not self.report.retry and self.report.error is None:
+            self.report.lacking = self.lacking()
         if final and self.report.error is None:
             self.report.error = self.raised or f"the program ended with exit code {final}"
         self.report.seconds = perf_counter() - self.began
@@ -333,7 +411,7 @@ class Replayer(Session):
         if not self.report.proved:
             self.report.surroundings = [
                 *changes(self.surroundings, surroundings()),
-                *changed_inputs(self.inputs, self.real),
+                *changed_inputs(self._read_by_run(), self.real),
             ]
         self.records.close()
         publish(Path(self.wanted.report), msgspec.json.encode(self.report))
@@ -341,18 +419,6 @@ class Replayer(Session):
 
 def _said(exc: Exception) -> str:
     return str(exc) if isinstance(exc, RearviewError) else f"{type(exc).__name__}: {exc}"
-
-
-def _within(names: list[str], chain: list[str]) -> bool:
-    """Say whether a probe in `chain` may be reached from inside the loops `names`.
-
-    A loop of the chain may be missing from the stack: short loops are not always watched.
-
-    >>> _within(["epoch"], ["epoch", "step"]), _within(["epoch", "val"], ["epoch", "step"])
-    (True, False)
-    """
-    rest = iter(chain)
-    return all(name in rest for name in names)
 
 
 def recorded_values(folder: Path) -> dict[tuple[Any, ...], list[bytes]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -10,7 +11,7 @@ import msgspec
 from rearview.config import Settings
 from rearview.model import Control, Wanted
 from rearview.model.segment import TEXTS
-from rearview.runtime import api, children, clocks, imports, shield, trackers
+from rearview.runtime import api, children, clocks, environment, imports, shield, trackers
 from rearview.runtime.foreign import foreign, libraries, temporary
 from rearview.runtime.hooks import Hooks, Shared
 from rearview.runtime.jumps import Jumps
@@ -33,7 +34,9 @@ def replay(control: Control, shared: Shared | None = None) -> Replayer:
     run = runs.get(wanted.run)
     checkpoints = Checkpoints(project)
     folder = runs.folder(run.id)
-    view = _view(project, wanted, run.home(os.path.realpath(project.root)), folder)
+    home = run.home(os.path.realpath(project.root))
+    made = Traces.of(folder, home + os.sep, lambda: False).absent()
+    view = _view(project, wanted, home, made)
     session = Replayer(
         project,
         run.id,
@@ -46,6 +49,7 @@ def replay(control: Control, shared: Shared | None = None) -> Replayer:
         recorded=recorded_values(folder),
         surroundings=run.facts.get("end", {}).get("surroundings", {}),
         inputs=run.facts.get("end", {}).get("inputs", {}),
+        made=made,
         put=checkpoints.objects.put,
     )
     session.jumps = Jumps.of(session, checkpoints, run.id)
@@ -65,20 +69,25 @@ def replay(control: Control, shared: Shared | None = None) -> Replayer:
     hooks = shared.hooks if shared else Hooks.install(watched=session.compiler.watched)
     session.report.spared = shared.seconds if shared else 0.0
     key = bytes.fromhex(run.facts.get("entropy", ""))
-    session.declared |= hooks.point(view, key, folder / clocks.FILE)
+    session.declared |= hooks.point(view, key, folder / clocks.FILE, int(run.facts.get("clock", 1)))
+    if hooks.clock is not None:
+        hooks.clock.in_loop = lambda: bool(session.stack)
     view = session.view = session.compiler.view = hooks.view
     imports.install(session.compiler)
     belonging = children.Replaying(str(project.root), run.id, wanted.replay, wanted.names)
     children.install(belonging, view)
+    environment.look_like(folder)
     shield.install(session)
     trackers.silence(Path(wanted.tree).parent)
     return session
 
 
-def _view(project: Project, wanted: Wanted, root: str, folder: Path) -> View:
-    """Return the view of a program that takes the project to be where it was, at `root`."""
+def _view(project: Project, wanted: Wanted, root: str, made: Sequence[str]) -> View:
+    """Return the view of a program that takes the project to be where it was, at `root`.
+
+    `made` are the files that the run made.
+    """
     spared = (os.path.realpath(project.store) + os.sep, *foreign())
-    made = Traces.of(folder, root + os.sep, lambda: False).absent()
     named = (f"{resolved(str(Path(one).parent))}{os.sep}{Path(one).name}" for one in made)
     places = {one for one in named if not one.startswith((root + os.sep, *spared))}
     tree = os.path.realpath(wanted.tree)

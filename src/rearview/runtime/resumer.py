@@ -13,6 +13,8 @@ from rearview.errors import RearviewError, StateError
 from rearview.model import Checkpoint
 from rearview.runtime.jumps import END, Jumps
 from rearview.runtime.loops import Entry
+from rearview.runtime.mending import Mending
+from rearview.runtime.observers import unobserved
 from rearview.runtime.recorder import Recorder
 
 
@@ -34,6 +36,12 @@ class Resumer(Recorder):
     jumps: Jumps = field(init=False)
     retreat: Callable[[Checkpoint, RearviewError], None] | None = None
     """Begins anew from an earlier checkpoint than the one that turned out to be of no use."""
+    mending: Mending | None = None
+    """Set while a run goes on with another source than it had, until the checkpoint is reached."""
+    continues: str = ""
+    """The version that it goes on with then."""
+    afresh: Callable[[RearviewError], None] | None = None
+    """Sets up again without the files that the run has made; None if that was done, or there are none."""
     origin: Checkpoint | None = None
     """Where the run went on from."""
 
@@ -42,13 +50,14 @@ class Resumer(Recorder):
         """Whether the program is still on its way: what it logs now was recorded before."""
         return self.target is not None
 
+    @unobserved
     def boundary(self, entry: Entry, index: int, frame: FrameType) -> int | None:  # type: ignore[override]
         """Jump towards the target; record once it is reached."""
         if self.target is None:
             return super().boundary(entry, index, frame)
         if entry.site.loose or self.nest is None:
             return index
-        self.jumps.anchor(entry, index, frame)
+        self._anchor(entry, index, frame)
         path = self.path(entry, index)
         wanted = self.target.meta["path"]
         depth = len(path)
@@ -70,6 +79,16 @@ class Resumer(Recorder):
                 target: int = self.jumps.pending.meta["path"][-1][2]
                 return target
         return index
+
+    def _anchor(self, entry: Entry, index: int, frame: FrameType) -> None:
+        try:
+            self.jumps.anchor(entry, index, frame)
+        except RearviewError as exc:
+            if self.mending is not None:
+                self.mending.failed(exc)
+            if self.afresh is not None and os.getpid() == self.pid:
+                self.afresh(exc)
+            raise
 
     def advance(
         self, entry: Entry, source: Iterator[Any], index: int, target: int, frame: FrameType
@@ -93,6 +112,8 @@ class Resumer(Recorder):
         checkpoint = self.jumps.at(END, path)
         if checkpoint is None:
             return False
+        if self.mending is not None:
+            self.mending.skipped(path[-1][0])
         try:
             self.jumps.restore(checkpoint, frame)
         except StateError as exc:
@@ -105,6 +126,8 @@ class Resumer(Recorder):
         self._retreat(self.origin or self.target, exc)
 
     def _retreat(self, checkpoint: Checkpoint | None, exc: StateError) -> None:
+        if self.mending is not None:
+            self.mending.failed(exc)
         if self.retreat is not None and checkpoint is not None and os.getpid() == self.pid:
             self.retreat(checkpoint, exc)
 
@@ -116,6 +139,11 @@ class Resumer(Recorder):
 
     def _arrived(self) -> None:
         self.origin, self.target = self.target, None
+        if self.mending is not None:
+            self.mending.stop()
+            self.mending = None
+            told = {"version": self.continues, "point": str(self.origin and self.origin.point)}
+            self.runs.note(self.run, "continued", told)
         if self.origin is not None:
             path = self.origin.meta["path"]
             whole = len(path) == 1 and self.origin.edge != END

@@ -44,6 +44,22 @@ class Retreat:
             f"rearview: the checkpoint at {checkpoint.point} is not one to go on from; {way} ({why})\n"
         )
         sys.stderr.flush()
+        self._begin(msgspec.structs.replace(self.control, depth=depth))
+
+    def afresh(self, why: RearviewError) -> None:
+        """Set up once more without the files that the run has made; does not return.
+
+        A program that fetches its data only where it is absent has taken another way now.
+        """
+        sys.stderr.write(
+            "rearview: the set-up came out differently, now that files are there which the run made "
+            f"itself; setting up again without them ({why})\n"
+        )
+        sys.stderr.flush()
+        self._begin(msgspec.structs.replace(self.control, afresh=True))
+
+    def _begin(self, control: Control) -> None:
+        """Replace this process by one that is told `control`."""
         end_children()
         for number in _files() - self.files:
             try:
@@ -51,8 +67,8 @@ class Retreat:
             except OSError:
                 continue  # it was that of the folder we looked into
         signal.pthread_sigmask(signal.SIG_BLOCK, self.control.signals)
-        told = msgspec.json.encode(msgspec.structs.replace(self.control, depth=depth)).decode()
+        told = msgspec.json.encode(control).decode()
         os.chdir(self.folder)
-        command = (sys.executable, "-P", "-m", LAUNCHER)
+        command = (sys.executable, LAUNCHER)
         env = {**self.environment, **self.control.lent, VARIABLE: told}
         os.execve(command[0], command, env)  # noqa: S606 - no shell

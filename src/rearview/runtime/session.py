@@ -7,16 +7,17 @@ import sys
 import threading
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, repeat
 from time import perf_counter
 from types import FrameType
 from typing import Any
 
 from rearview.config import Settings
 from rearview.model import Point
+from rearview.model.point import NAMED
 from rearview.runtime.frames import Modules, project_frames, resolved, roots
 from rearview.runtime.libraries import library_roots, settle
-from rearview.runtime.loops import SLICE, Entry, Habit, iterate, suspended
+from rearview.runtime.loops import SLICE, Entry, Habit, iterate, suspended, untouched, watched
 from rearview.runtime.state.anchors import Anchors
 from rearview.runtime.state.iterators import Walk, feeding
 from rearview.runtime.view import Use, View
@@ -44,7 +45,11 @@ class Explicit:
         self.iterable = iterable
 
     def __iter__(self) -> Iterator[Any]:
-        return self.session.enter(self.habit, self.iterable, sys._getframe(1))
+        items = iter(self.iterable)
+        if not self.session.in_sight():
+            return items
+        numbers = self.iterable if type(self.iterable) is range else items
+        return self.session.enter(self.habit, numbers, sys._getframe(1))
 
     def __len__(self) -> int:
         return len(self.iterable)  # type: ignore[arg-type]  # as the iterable itself would say
@@ -130,14 +135,14 @@ class Session:
         """Return where a file of the program is, which in a replay is not where it seems."""
         return path if self.view is None else str(self.view.real(path, use))
 
-    def hook(self, site: str, iterable: Any, frame: FrameType) -> Any:
-        """Stand in for the iterable of a loop in `frame`."""
+    def hook(self, site: str, items: Any, frame: FrameType) -> Any:
+        """Stand in for the iterator that a loop in `frame` draws from; None: it is a `while`."""
         habit = self._watched(site)
         if habit is None:
-            return _forever() if iterable is None else iterable
-        if type(iterable) is Explicit:
-            return self.enter(iterable.habit, iterable.iterable, frame)
-        return self.enter(habit, iterable, frame)
+            return repeat(None) if items is None else untouched(items)
+        if watched(items):  # the loop that the user named
+            return items
+        return self.enter(habit, items, frame)
 
     def parts(self, site: str, numbers: Any, frame: FrameType) -> Iterable[Any]:
         """Return the numbers of a loop in `frame` in parts, each to be iterated on its own.
@@ -148,14 +153,18 @@ class Session:
         if habit is None:
             return (numbers,)
         if type(numbers) is not range:
-            return (self.hook(site, numbers, frame),)
+            return (self.hook(site, iter(numbers), frame),)
         return self._entered(habit, numbers, frame)
 
     def _watched(self, site: str) -> Habit | None:
         habit = self.habits.get(site)
-        if habit is None or habit.quiet or not self.watching:
+        if habit is None or habit.quiet or not self.in_sight():
             return None
-        return habit if threading.get_ident() == self.thread else None
+        return habit
+
+    def in_sight(self) -> bool:
+        """Return True if loops that are entered now are watched: not in other threads or children."""
+        return self.watching and threading.get_ident() == self.thread
 
     def scalar(self, name: str, value: Any) -> None:
         """Log what was assigned in a loop, if it is a number; text and the like are not.
@@ -169,24 +178,24 @@ class Session:
 
     def named(self, name: str) -> Habit:
         """Return what is known of the loop that the user named `name`."""
-        key = f"loop:{name}"
+        key = NAMED + name
         habit = self.habits.get(key)
         if habit is None:
             site = Site(key, name, "", 0, talks=True, loose=False, breaks=frozenset(), inner=False)
             habit = self.habits[key] = Habit(site, loud=True)
         return habit
 
-    def enter(self, habit: Habit, iterable: Any, frame: FrameType) -> Iterator[Any]:
-        """Return an iterator over `iterable` that tells this session of every iteration."""
+    def enter(self, habit: Habit, items: Any, frame: FrameType) -> Iterator[Any]:
+        """Return an iterator over `items`, as `iterate` takes them, that tells this session of each."""
         if habit.site.loose:
             entry = Entry(habit, 0, id(frame))
             habit.entries += 1
-            walk = iterable if type(iterable) is Walk else Walk(iterable)
-            return suspended(self, entry, walk)
-        return chain.from_iterable(self._entered(habit, iterable, frame))
+            walk = items if type(items) is Walk else Walk(items)
+            return chain.from_iterable(suspended(self, entry, walk))
+        return chain.from_iterable(self._entered(habit, items, frame))
 
     def _entered(
-        self, habit: Habit, iterable: Any, frame: FrameType
+        self, habit: Habit, items: Any, frame: FrameType
     ) -> Generator[Iterable[Any], None, None]:
         """Return the slices of a loop that is being entered."""
         if self.loop_files:
@@ -196,9 +205,7 @@ class Session:
         counts[habit.site.id] = ordinal + 1
         entry = Entry(habit, ordinal, id(frame))
         habit.entries += 1
-        if iterable is not None:
-            iterable = self.opened(entry, iterable)
-        return iterate(self, entry, iterable)
+        return iterate(self, entry, items)
 
     def _forget_interrupted(self) -> None:
         """Drop loops of a library that were left by a pause, as Ignite's `interrupt` does."""
@@ -206,12 +213,6 @@ class Session:
             last = self.stack.pop()
             if self.nest is not None and self.nest.entry is last:
                 self.nest = None
-
-    def opened(self, entry: Entry, iterable: Any) -> Any:
-        """Return `iterable` as it is to be iterated; raises what `for` would raise."""
-        if entry.site.loose or isinstance(iterable, range | list | tuple):
-            return iterable
-        return iter(iterable)
 
     def push(self, entry: Entry) -> None:
         """Put a loop on the stack: its first iteration is about to begin."""
@@ -304,8 +305,7 @@ class Session:
         found = roots(frames, self.modules)
         if self.nest is not None:
             found.update(self._sources(self.nest))
-        if self.loop_files:
-            found.update(library_roots())
+        found.update(library_roots(loops=bool(self.loop_files)))
         found.update((f"declared::{name}", obj) for name, obj in self.declared.items())
         return found, frames
 
@@ -372,12 +372,6 @@ class Session:
     def finish(self, code: int | None) -> None:
         """Bring the run to its end; nothing follows."""
         raise AssertionError
-
-
-def _forever() -> Iterator[None]:
-    from itertools import repeat
-
-    return repeat(None)
 
 
 def _frames() -> Iterator[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import signal
@@ -9,12 +10,19 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from queue import SimpleQueue
 from types import FrameType
 from typing import Any, Self
 
 DEFAULT = (signal.SIGTERM, signal.SIGUSR1)
+ABSORBED = tuple(
+    getattr(signal, name)
+    for name in ("SIGHUP", "SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGXCPU")
+    if hasattr(signal, name)
+)
+"""Signals that end a process unless it listens, and that are ignored while it saves and leaves.
+SIGQUIT (Ctrl-\\) is not among them: it ends a save that hangs."""
 
 
 class SignalsWarning(UserWarning):
@@ -27,7 +35,9 @@ class Signals:
     Use it as a context manager or with `start` and `stop`. Any number may be in use at once, in any
     order of stopping. An earlier handler is called when the signal comes; if it raises (to exit,
     say), that is held back, because the holder of this object leaves by itself once it has saved.
-    A second SIGINT gets through at once: the person at the keyboard insists.
+    A second SIGINT gets through at once, if the first asked to leave: the person at the keyboard
+    insists. During a save (`saving`) it is remembered like any other, and after `absorb` no signal
+    gets through at all.
 
     `grace` is a hard deadline in seconds: if `settle` has not been called by then, `on_deadline`
     runs, in a thread of its own, even while the main thread is inside native code.
@@ -77,7 +87,9 @@ class Signals:
             )
         elif self.grace is not None and self._on_deadline is not None:
             facts = (self._arrived, self._settled, self.grace, weakref.WeakMethod(self._expire))
-            threading.Thread(target=_watch, args=facts, daemon=True).start()
+            threading.Thread(
+                target=_watch, args=facts, name="rearview-signals", daemon=True
+            ).start()
             weakref.finalize(self, self._arrived.put, None)
         return self
 
@@ -108,8 +120,30 @@ class Signals:
         """Say that the request is being acted upon, so that the deadline passes unused."""
         self._settled.set()
 
+    def absorb(self) -> None:
+        """Ignore every further signal until the process has ended, or until `clear`.
+
+        The program acts on a request: it saves and leaves. Whoever asks again (a batch system that
+        repeats itself, an impatient user) would only spoil the save or the exit code.
+        """
+        _TRAP.absorb()
+
+    def heed(self) -> None:
+        """Stop ignoring: the program goes on after all."""
+        _TRAP.absorbing = False
+
+    @contextlib.contextmanager
+    def saving(self) -> Iterator[None]:
+        """Hold back what earlier handlers raise, so that no signal breaks a save off."""
+        _TRAP.saves += 1
+        try:
+            yield
+        finally:
+            _TRAP.saves -= 1
+
     def clear(self) -> None:
         """Forget the request: the program goes on (a notebook cell was interrupted)."""
+        self.heed()
         self._requested = self._deadline = None
         self._settled.clear()
 
@@ -146,8 +180,31 @@ class _Trap:
         self.pipe: tuple[int, int] | None = None
         self.earlier_fd = -1
         self.handler = self._arrived
+        self.absorbing = False
+        """The process saves and leaves: no signal is to get through."""
+        self.saves = 0
+        """Saves under way, after which the program goes on."""
+
+    def absorb(self) -> None:
+        if self.absorbing:
+            return
+        self.absorbing = True
+        if threading.current_thread() is threading.main_thread():
+            for number in ABSORBED:
+                if signal.getsignal(number) in {signal.SIG_DFL, signal.default_int_handler}:
+                    self.earlier[number] = signal.getsignal(number)
+                    signal.signal(number, self.handler)
+            # Python gives its handlers up before the process has ended, but not this one
+            atexit.register(self._ignore)
+
+    def _ignore(self) -> None:
+        if self.absorbing and os.getpid() == self.pid:
+            for number in ABSORBED:
+                if signal.getsignal(number) is self.handler:
+                    signal.signal(number, signal.SIG_IGN)
 
     def add(self, listener: Signals) -> bool:
+        self.absorbing = False  # the program did not leave after all
         main = threading.current_thread() is threading.main_thread()
         if not main and not all(number in self.earlier for number in listener.numbers):
             return False
@@ -162,7 +219,7 @@ class _Trap:
     def remove(self, listener: Signals) -> None:
         for number in listener.numbers:
             self.listeners.get(number, weakref.WeakSet()).discard(listener)
-        if threading.current_thread() is not threading.main_thread():
+        if self.absorbing or threading.current_thread() is not threading.main_thread():
             return
         for free in [number for number in self.earlier if not self.listeners.get(number)]:
             earlier = self.earlier.pop(free)
@@ -191,10 +248,14 @@ class _Trap:
             signal.signal(number, self.earlier.get(number) or signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
-        if self.inside:  # an earlier handler that calls what it found: us
+        if self.absorbing or self.inside:  # inside: an earlier handler that calls what it found, us
             return
         listeners = list(self.listeners.get(number, ()))
-        insists = number == signal.SIGINT and any(one.requested for one in listeners)
+        insists = (
+            number == signal.SIGINT
+            and not self.saves
+            and any(one.requested == signal.SIGINT for one in listeners)
+        )
         for one in listeners:
             one.request(number)
         earlier = self.earlier.get(number)
@@ -220,7 +281,9 @@ class _Trap:
         os.set_blocking(write, False)
         self.pipe = (read, write)
         self.earlier_fd = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-        threading.Thread(target=self._listen, args=(read,), daemon=True).start()
+        threading.Thread(
+            target=self._listen, args=(read,), name="rearview-signals", daemon=True
+        ).start()
 
     def _listen(self, read: int) -> None:
         while data := os.read(read, 64):
@@ -243,6 +306,7 @@ class _Trap:
             if signal.getsignal(number) is self.handler:
                 signal.signal(number, signal.SIG_DFL if earlier is None else earlier)
         self.pid = os.getpid()
+        self.absorbing, self.saves = False, 0
         self.earlier, self.listeners, self.pipe, self.earlier_fd = {}, {}, None, -1
 
 

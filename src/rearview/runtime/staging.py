@@ -7,7 +7,9 @@ import ctypes
 import mmap
 import os
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 PAGE = 4096
 SMALL = 16 << 20
@@ -19,8 +21,8 @@ SPARE = 1 << 20
 COLD = 32 << 20
 """Bytes that may be touched for the first time while training waits; more is made ready beside it."""
 _NORESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000)
-_POPULATE_WRITE = 23
-"""MADV_POPULATE_WRITE of Linux 5.14: make pages present without writing into them."""
+_WARM_STEP = 2 << 20
+"""Bytes touched at a time while memory is made ready: one huge page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,20 +107,22 @@ class Staging:
             self._leases.remove(lease)
 
     def warm(self, nbytes: int) -> None:
-        """Make `nbytes` present now, so that the first copy into them runs at full speed."""
+        """Make `nbytes` present now, so that the first copy into them runs at full speed.
+
+        The caller takes no lease meanwhile: this writes zeros. Writing is on purpose: the kernel
+        serves such a page fault under the lock of this one mapping, where `MADV_POPULATE_WRITE`
+        holds the lock of the whole address space, and training waits for that lock whenever its
+        allocator gets memory from the system or gives it back.
+        """
         nbytes = min(nbytes + -nbytes % PAGE, self.bound or nbytes + PAGE)
         if nbytes <= self.touched:
             return
         memory = self.reserve(nbytes)
         base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-        step = 1 << 20  # other threads that map memory wait for one step
-        for at in range(self.touched & -PAGE, nbytes, step):
-            # through ctypes, because mmap.madvise keeps the interpreter lock
-            if libc.madvise(base + at, min(step, nbytes - at), _POPULATE_WRITE):
-                return
-            self.touched = max(self.touched, min(at + step, nbytes))
+        for at in range(self.touched & -PAGE, nbytes, _WARM_STEP):
+            size = min(_WARM_STEP, nbytes - at)
+            ctypes.memset(base + at, 0, size)  # without the interpreter lock
+            self.touched = max(self.touched, at + size)
 
     def trim(self, keep: int) -> None:
         """Give memory back to the system if no more than half of it, `keep` bytes, is needed."""
@@ -169,13 +173,50 @@ class Staging:
 
 
 def free() -> int:
-    """Return the bytes of memory that could be had without harm to anybody, as the system says."""
+    """Return the bytes that this process could still use: of the machine, and of its control group."""
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:  # noqa: PTH123 - before a copy
             found = next(int(line.split()[1]) for line in lines if line.startswith("MemAvail"))
-        return found << 10
+        left = found << 10
     except (OSError, StopIteration, ValueError):
-        return _memory()
+        left = _memory()
+    return max(0, min([left, *_group_room()]))
+
+
+def _group_room(root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -> Iterator[int]:
+    """Yield the bytes left below each memory limit of this process's control groups.
+
+    Containers and batch systems set such limits; a process that exceeds one is killed. Both versions
+    of control groups are read; a limit that cannot be read does not count.
+    """
+    try:
+        with open(own, encoding="utf-8") as lines:  # noqa: PTH123 - before a copy
+            groups = [line.rstrip("\n").split(":", 2)[1:] for line in lines]
+    except (OSError, ValueError):
+        return
+    for controllers, path in groups:
+        if not controllers:
+            limit, used, base = "memory.max", "memory.current", root
+        elif "memory" in controllers.split(","):
+            limit, used, base = "memory.limit_in_bytes", "memory.usage_in_bytes", f"{root}/memory"
+        else:
+            continue
+        names = [name for name in path.split("/") if name]
+        for depth in range(len(names), -1, -1):
+            folder = "/".join([base, *names[:depth]])
+            with contextlib.suppress(OSError, ValueError):  # "max", or not there
+                most = int(Path(folder, limit).read_text())
+                yield most - int(Path(folder, used).read_text()) + _reclaimable(folder)
+
+
+def _reclaimable(folder: str) -> int:
+    """Return the bytes of cached files that the kernel gives back before a limit is reached."""
+    try:
+        lines = Path(folder, "memory.stat").read_text().splitlines()
+    except OSError:
+        return 0
+    words = (line.split() for line in lines)
+    return next((int(word[1]) for word in words if word[0] == "inactive_file"), 0)
 
 
 def _memory() -> int:

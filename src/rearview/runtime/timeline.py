@@ -54,7 +54,8 @@ def _merged(*pairs: tuple[int, float]) -> tuple[int, float]:
 class Deep:
     """A loop inside two others or more."""
 
-    site: str
+    path: list[str]
+    """Ids of the loops from the inner one down to this."""
     entries: int = 0
     counts: list[int] = field(default_factory=list)
     """Its iterations in each iteration of the outermost loop."""
@@ -73,7 +74,9 @@ class Nest:
     inner: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
     """By site: seconds and iterations of inner loops in each iteration of this one."""
     deep: dict[str, Deep] = field(default_factory=dict)
-    """By the names of the loops from the inner one down: loops inside of those."""
+    """By the ids of the loops from the inner one down: loops inside of those."""
+    counts: dict[str, list[int]] = field(default_factory=dict)
+    """By site: iterations of a loop in each iteration of this one, however deep it lies."""
     first: int = 0
     """Iterations before this one ran in another process."""
     index: int = 0
@@ -142,10 +145,17 @@ class Timeline:
             before, already = spent[index]
             spent[index] = (before + seconds, already + count)
 
-    def below(self, names: str, site: str, index: int, count: int) -> None:
-        """Note that a loop inside of inner loops has ended, `names` telling which."""
+    def count(self, site: str, index: int, count: int) -> None:
+        """Note how often a loop went round in iteration `index` of the outermost one."""
         if self.nests and 0 <= index < _COUNTED:
-            deep = self.nests[-1].deep.setdefault(names, Deep(site))
+            counts = self.nests[-1].counts.setdefault(site, [])
+            counts += [0] * (index + 1 - len(counts))
+            counts[index] += count
+
+    def below(self, path: list[str], index: int, count: int) -> None:
+        """Note that a loop inside of inner loops has ended, `path` telling which."""
+        if self.nests and 0 <= index < _COUNTED:
+            deep = self.nests[-1].deep.setdefault(" > ".join(path), Deep(path))
             deep.entries += 1
             deep.counts += [0] * (index + 1 - len(deep.counts))
             deep.counts[index] += count
@@ -163,7 +173,7 @@ class Timeline:
         if not long:
             return {"start": self.start}
         main = max(long, key=lambda nest: sum(n * each for n, each in nest.iterations.pairs))
-        same = sum(nest.name == main.name for nest in long)
+        same = sum(nest.site == main.site for nest in long)
         return {
             "start": self.start,
             "site": main.site,
@@ -173,9 +183,15 @@ class Timeline:
             "iterations": main.iterations.pairs,
             "inner": main.inner,
             "deep": {
-                names: {"site": deep.site, "entries": deep.entries, "counts": deep.counts}
+                names: {
+                    "site": deep.path[-1],
+                    "path": deep.path,
+                    "entries": deep.entries,
+                    "counts": deep.counts,
+                }
                 for names, deep in main.deep.items()
             },
+            "counts": main.counts,
             "counted": [main.first, _COUNTED],
             "alone": same == 1,
             "span": main.span,

@@ -17,12 +17,13 @@ from typing import Any
 
 from rearview.runtime.outside import exchange
 from rearview.store.lines import append_line, read_lines
+from rearview.store.private import close_to_others, make_folder
+from rearview.store.runs import ABSENT, TRACES, TRACES_FORMAT
 
-FORMAT = 1
-FILE = "traces.jsonl"
+FORMAT = TRACES_FORMAT
+FILE = TRACES
 LIMIT = 64 << 20
 """Bytes of files kept as they were before the run; larger ones are left as they are."""
-_ABSENT = "absent"
 _LARGE = "large"
 _LINK = "link"
 
@@ -66,7 +67,7 @@ class Traces:
 
     def made(self, name: str) -> bool:
         """Say whether the run has made this file."""
-        return bool(self.files.get(name, {}).get("was") == _ABSENT)
+        return bool(self.files.get(name, {}).get("was") == ABSENT)
 
     def owns(self, name: str) -> bool:
         """Say whether what is in this file is the run's alone."""
@@ -98,7 +99,7 @@ class Traces:
         try:
             line["size"] = size = path.lstat().st_size
         except OSError:
-            line["was"] = _ABSENT
+            line["was"] = ABSENT
         else:
             line["was"] = _LARGE
             ours = emptied or relative[0] != os.sep
@@ -107,8 +108,9 @@ class Traces:
             elif path.is_file() and self.kept + size <= LIMIT and ours:
                 self.kept += size
                 line["was"] = f"{len(self.files)}"
-                (self.folder / "before").mkdir(exist_ok=True)
+                make_folder(self.folder / "before")
                 shutil.copyfile(path, self.folder / "before" / line["was"])
+                close_to_others(self.folder / "before" / line["was"])
         append_line(self.folder / FILE, line)
 
     def making(self, relative: str) -> None:
@@ -135,7 +137,7 @@ class Traces:
         for relative, line in self.files.items():
             path, home = Path(self.root, relative), self._home(relative)
             left = line["was"] == _LARGE and not line.get("emptied")
-            if left or not (data or line["loop"] or relative not in self.read):
+            if left or (not data and self._is_data(relative)):
                 continue
             if relative[0] == os.sep and path.is_file() and path.stat().st_mtime > lived:
                 self.shared.add(relative)
@@ -148,7 +150,7 @@ class Traces:
                 shutil.move(path, home)
             if line["was"] == _LINK:
                 path.symlink_to(line["led"])
-            elif line["was"] not in {_ABSENT, _LARGE}:
+            elif line["was"] not in {ABSENT, _LARGE}:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(self.folder / "before" / line["was"], path)
         for relative in sorted(self.folders, key=len, reverse=True):
@@ -157,6 +159,13 @@ class Traces:
             except OSError:
                 continue  # not empty, or not there
         return {one for one in self.folders if Path(self.root, one).is_dir()}
+
+    def data(self) -> list[str]:
+        """Return the files that were written before the first loop and read again."""
+        return [name for name in self.files if self._is_data(name)]
+
+    def _is_data(self, name: str) -> bool:
+        return not self.files[name]["loop"] and name in self.read
 
     def bring_back(self, relatives: Iterable[str]) -> None:
         """Put files too large for a checkpoint where they were; the program has come that far."""

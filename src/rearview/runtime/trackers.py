@@ -73,10 +73,11 @@ def silence(folder: Path) -> None:
 
 
 class Quiet:
-    """Stands where TensorBoard's file writer would."""
+    """Stands where a file writer of TensorBoard or tensorboardX would; each names the folder its way."""
 
-    def __init__(self, log_dir: Any, *args: Any, **given: Any) -> None:
-        self._log_dir = str(log_dir)
+    def __init__(self, *args: Any, **given: Any) -> None:
+        named = (given[name] for name in ("log_dir", "logdir", "file_prefix") if name in given)
+        self._log_dir = str(args[0] if args else next(named, ""))
 
     def get_logdir(self) -> str:
         """Return the folder that would be written to."""

@@ -52,6 +52,8 @@ class Writer:
         self.costs = Costs()
         self.reason = ""
         """Why the last `submit` returned False."""
+        self.saved: Callable[[], None] | None = None
+        """Called on the background thread after each checkpoint that is durable."""
         self._checkpoints = checkpoints
         self._ended = ended
         self._staging = Staging(settings.staging)
@@ -80,8 +82,7 @@ class Writer:
         """Say that `nbytes` of changes are expected, so that memory for them is made ready.
 
         Unless they come `surely`, never more than a quarter of what the machine has left. A thread
-        of its own does it, that does not stand back: it holds a lock of the system which training
-        needs to get memory of its own.
+        of its own does it, at the priority of training: checkpoints are skipped until it is done.
         """
         nbytes = nbytes if surely else min(nbytes, free() // 4)
         with self._changed:
@@ -213,6 +214,9 @@ class Writer:
         if not self._room(wait):
             self.reason = _BUSY
             return False
+        if not self._ready(wait):
+            self.reason = _PREPARING
+            return False
         same, lean, changed = self._changes.split(buffers)
         need = room(changed)
         if self._staging.cold(need) and not self._can_have(job, need, wait):
@@ -257,6 +261,13 @@ class Writer:
                 self._hurry()
                 self._changed.wait_for(self._free)
             return self._free()
+
+    def _ready(self, wait: bool) -> bool:
+        """Return True if no memory is being made ready; with `wait`, wait until that is so."""
+        with self._changed:
+            if wait:
+                self._changed.wait_for(lambda: self._warming is None)
+            return self._warming is None
 
     def _hurry(self) -> None:
         """Let the background thread begin at once with what it has."""
@@ -311,13 +322,15 @@ class Writer:
 
     def _make_ready(self, warm: int) -> None:
         began = self._since = time.perf_counter()
-        with contextlib.suppress(MemoryError):
-            self._staging.warm(warm)
-        self._made = (time.perf_counter() - began, time.thread_time())
-        self._worked, self._since = self._worked + self._made[0], None
-        with self._changed:
-            self._tried, self._warming = max(self._tried, warm), None
-            self._changed.notify_all()
+        try:
+            with contextlib.suppress(MemoryError):
+                self._staging.warm(warm)
+        finally:
+            self._made = (time.perf_counter() - began, time.thread_time())
+            self._worked, self._since = self._worked + self._made[0], None
+            with self._changed:
+                self._tried, self._warming = max(self._tried, warm), None
+                self._changed.notify_all()
 
     def _save(self, job: Job) -> None:
         began, cpu = time.perf_counter(), time.thread_time()
@@ -373,11 +386,13 @@ class Writer:
             self._changed.notify_all()
 
     def _notify(self, job: Job, spent: Costs, skipped: str) -> None:
-        if self._ended is not None:
-            try:
+        try:
+            if self._ended is not None:
                 self._ended(job.seq, spent, skipped)
-            except Exception as exc:
-                self._setbacks.note(exc, f"{job.run}/{job.seq}")
+            if self.saved is not None and spent.saved:
+                self.saved()
+        except Exception as exc:
+            self._setbacks.note(exc, f"{job.run}/{job.seq}")
 
     def abandon(self) -> None:
         """In a forked child: save nothing, hold nothing; the parent's thread is not here."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +27,9 @@ class Archive:
         self._foreign_key = foreign_key
         self._counter: int | None = None
         self._counted_far = mirror is None
+        self._lock = threading.Lock()
+        self._carried: str | None = None
+        """Save that is being brought away and must stay until it is there."""
 
     def write(
         self, write: Callable[[Path], object], *, counter: int, step: int, metric: float | None
@@ -40,10 +44,40 @@ class Archive:
         if self.mirror is not None:
             self.mirror.push(self.folder, save)
             self.mirror.prune(self.keep)
-        saves = self.folder.saves()
-        kept = self.keep.choose(saves)
-        self.folder.remove(one.id for one in saves if one.id not in kept)
-        self.folder.sweep()
+        self.prune()
+
+    def deliver_kept(self) -> None:
+        """Bring away what is kept here and not there yet, the newest save first.
+
+        Saves may be written and pruned meanwhile; each save is chosen when its turn comes.
+        """
+        if self.mirror is None:
+            return
+        while True:
+            with self._lock:
+                saves = self.folder.saves()
+                kept = self.keep.choose(saves)
+                waiting = [save for save in saves if save.id in kept]
+                waiting = [save for save in waiting if save.id not in self.mirror.pushed]
+                # one that is neither the newest nor among the best is not worth the way any more
+                best = self.keep.choose_best(saves)
+                save = next((one for one in waiting if one is saves[0] or one.id in best), None)
+                self._carried = None if save is None else save.id
+            if save is None:
+                return
+            try:
+                self.mirror.push(self.folder, save)
+                self.mirror.prune(self.keep)
+            finally:
+                self._carried = None
+
+    def prune(self) -> None:
+        """Remove the saves here that need not be kept, but not one that is being brought away."""
+        with self._lock:
+            saves = self.folder.saves()
+            kept = {*self.keep.choose(saves), self._carried}
+            self.folder.remove(one.id for one in saves if one.id not in kept)
+            self.folder.sweep()
 
     def push_newest(self) -> None:
         """Bring the newest save away, unless it is there."""

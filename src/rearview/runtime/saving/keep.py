@@ -35,10 +35,14 @@ class Keep:
         ['0', '3']
         """
         newest = sorted(saves, key=lambda save: save.order, reverse=True)
-        kept = {save.id for save in newest[: self.last]}
+        return self.choose_best(newest) | {save.id for save in newest[: self.last]}
+
+    def choose_best(self, saves: Iterable[Save]) -> frozenset[str]:
+        """Return the ids of the best saves by metric."""
+        newest = sorted(saves, key=lambda save: save.order, reverse=True)
         sign = 1 if self.mode == "min" else -1
         ranked = sorted(
             (save for save in newest if save.metric is not None and save.metric == save.metric),
             key=lambda save: sign * (save.metric or 0.0),
         )
-        return frozenset(kept | {save.id for save in ranked[: self.best]})
+        return frozenset(save.id for save in ranked[: self.best])

@@ -26,9 +26,12 @@ _REGION = 40
 """Addresses of one process agree, but for one, in what stands above this bit."""
 # Which of two equal ones it is means nothing, so their addresses mean nothing either.
 _WITHOUT_IDENTITY = (
-    *(str, bytes, int, float, complex, tuple, frozenset),
+    *(int, float, complex, tuple, frozenset),
     *(types.MethodType, weakref.ref, Address),
 )
+_TEXTS = (str, bytes)
+"""As these, but mostly the only one of its value: scikit-learn keeps the `id` of `stop_words`."""
+_SINGLETONS = {id(one): one for one in (None, True, False, ..., NotImplemented)}
 
 _VALUES = {str, bytes, tuple, frozenset}
 
@@ -62,6 +65,8 @@ def marked(memo: Mapping[int, tuple[int, Any]], numbers: set[int], reading: Read
         and number not in ours
         and not isinstance(memo[number][1], _WITHOUT_IDENTITY)
     }
+    targets = {n: one for n, one in targets.items() if _is_only(one, memo)}
+    targets |= {n: _SINGLETONS[n] for n in numbers & _SINGLETONS.keys()}
     if not targets:
         return []
     first_born = len(NAMES) + len(reading.anchors)
@@ -73,6 +78,15 @@ def marked(memo: Mapping[int, tuple[int, Any]], numbers: set[int], reading: Read
             if content is not None:
                 found.append((obj, content))
     return found
+
+
+def _is_only(obj: Any, memo: Mapping[int, tuple[int, Any]]) -> bool:
+    """Return True unless a text has equals that were pickled too: its value would not say which."""
+    if type(obj) not in _TEXTS:
+        return True
+    return not any(
+        one is not obj and one == obj for _, one in memo.values() if type(one) is type(obj)
+    )
 
 
 class _Mark:

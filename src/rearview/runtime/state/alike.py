@@ -6,8 +6,9 @@ from array import array
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from rearview.model.environment import SET_IN_REPLAYS, is_restored
 from rearview.runtime.state.anchors import Anchors, bare
-from rearview.runtime.state.classify import WATCHERS, left_out_named
+from rearview.runtime.state.bystanders import class_named
 from rearview.runtime.state.containers import SAME
 from rearview.runtime.state.tree import Node, Ref
 
@@ -17,10 +18,7 @@ QUICK = {int, str, bytes, bool, type(None)}
 _VALUE_LABELS = ("build method", "build weakref", "build module", "build lock", "build view")
 _VALUE_MODULES = ("numpy.", "torch.", "datetime.", "pathlib", "decimal.", "fractions.", "uuid.")
 _ARRAYS = {"build array", "build small_array", "build anchor"}
-# A progress bar shows the time; it never feeds back.
-_CLOCKS = frozenset(
-    {"start_t", "last_print_t", "last_print_n", "_ema_dn", "_ema_dt", "_ema_miniters"}
-)
+_OWN_VARIABLES = ("REARVIEW_RUN", "REARVIEW_REPLAY", b"REARVIEW_RUN", b"REARVIEW_REPLAY")
 
 
 def elements(recipe: Any) -> frozenset[Any]:
@@ -72,15 +70,14 @@ def class_of(node: Node, anchors: Anchors) -> str:
     return label
 
 
-def only_watches(name: str) -> bool:
-    """Say whether objects of a class show or send away what is computed, and are not state."""
-    return name.startswith(WATCHERS)
-
-
-def state_of(name: str, attributes: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the attributes without those that are the time or addresses in another form."""
-    leave = _CLOCKS if name.startswith("tqdm.") else left_out_named(name)
-    return {k: v for k, v in attributes.items() if k not in leave} if leave else attributes
+def live_class(node: Node, anchors: Anchors) -> type | None:
+    """Return the class that an object is of, as the program has it now; None if it has none."""
+    made = node.args[0] if node.label == "build instance" else node
+    label = str(getattr(made, "label", ""))
+    if not label.startswith("class "):
+        return class_named(label)
+    found = anchors.alive()[int(label[len("class ") :])]
+    return found if isinstance(found, type) else None
 
 
 def with_closure_of(recorded: Any, content: Any) -> Any:
@@ -90,6 +87,14 @@ def with_closure_of(recorded: Any, content: Any) -> Any:
     """
     closure, own = content
     return {name: cell for name, cell in closure.items() if name in recorded[0]}, own
+
+
+def as_suspended(recorded: Any, content: Any) -> Any:
+    """Return the content of a generator without the local variables that only a probe binds."""
+    if not isinstance(content, tuple) or len(content) < 3 or len(recorded or ()) < 3:
+        return content
+    state, number, held = content
+    return state, number, {name: one for name, one in held.items() if name in recorded[2]}
 
 
 def matched(
@@ -112,3 +117,21 @@ def _key(target: Any, partner: Mapping[int, int] | None = None) -> Any:
     if isinstance(target, type):
         return target
     return id(target) if partner is None else partner.get(id(target))
+
+
+def is_environment(items: dict[Any, Any]) -> bool:
+    """Return True for a copy of the environment, or the table inside `os.environ`.
+
+    Rearview's own variables tell: nothing else has them.
+    """
+    return any(name in items for name in _OWN_VARIABLES)
+
+
+def compared_variables(items: dict[Any, Any]) -> dict[Any, Any]:
+    """Return the variables of a copy of the environment that are to be as they were, in order.
+
+    Those of today are not, nor are those that a replay sets itself; see docs/environment.md.
+    """
+    names = {key: key.decode(errors="replace") if type(key) is bytes else str(key) for key in items}
+    kept = [key for key, name in names.items() if is_restored(name) and name not in SET_IN_REPLAYS]
+    return {key: items[key] for key in sorted(kept, key=names.__getitem__)}

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rearview.errors import StateError
+from rearview.model.wording import in_words
 from rearview.runtime.state.arrays import form_of, owns_memory
 from rearview.runtime.state.classify import INLINE, THROUGH, VALUE, kind_of
 from rearview.runtime.state.kinds import Kind, Look, Step, steps
@@ -169,15 +170,17 @@ class Anchors:
         return number < len(signature) and bare(signature[number]) == bare(label)
 
     def _recorded(self, obj: object, signature: Sequence[str] | None) -> Sequence[str] | None:
-        """Return the names that a function or a class was recorded with.
+        """Return the names that a function, a class or a generator was recorded with.
 
         Of a class none, if it was recorded before its functions were walked.
         """
-        if signature is None or not isinstance(obj, type | types.FunctionType):
+        if signature is None or not isinstance(
+            obj, type | types.FunctionType | types.GeneratorType
+        ):
             return None
         number = self.index[id(obj)]
         label = signature[number] if number < len(signature) else ""
-        if label.startswith(("function ", "class ")) and label.endswith(")"):
+        if label.startswith(("function ", "class ", "generator ")) and label.endswith(")"):
             return label[label.rindex("(") + 1 : -1].split(",")
         return [] if isinstance(obj, type) else None
 
@@ -356,12 +359,13 @@ def spell(style: str, key: object) -> str:
 
 
 def tidy(path: str) -> str:
-    """Return a path with torch's inner dictionaries written as people write them.
+    """Return a path as people write it: without torch's inner dictionaries and our own names.
 
     >>> tidy("net._modules['layers']._modules['2']._parameters['weight']")
     'net.layers[2].weight'
     """
-    return _MODULE_STEPS.sub(lambda m: f"[{m[1]}]" if m[1].isdigit() else f".{m[1]}", path)
+    path = _MODULE_STEPS.sub(lambda m: f"[{m[1]}]" if m[1].isdigit() else f".{m[1]}", path)
+    return in_words(path)
 
 
 class _Unnamed(str):

@@ -37,6 +37,10 @@ NAMES = (
 )
 
 
+LOST_CLASS = "the class was made inside a function after the loop began"
+"""Why a class is lost; ends what stands for it."""
+
+
 class Builder:
     """Stands for a builder in the stream: pickle insists on something callable."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import pickle
 import struct
 from collections.abc import Collection, Mapping, Sequence
@@ -102,4 +103,17 @@ def split(skeleton: bytes) -> tuple[dict[str, Any], memoryview]:
             slug="state-format",
         )
     (length,) = _LENGTH.unpack(view[len(MAGIC) : start])
-    return pickle.loads(view[start : start + length]), view[start + length :]
+    header = _HeaderUnpickler(io.BytesIO(view[start : start + length])).load()
+    return header, view[start + length :]
+
+
+class _HeaderUnpickler(pickle.Unpickler):
+    """Reads a header, in which there are only numbers, texts, bytes, lists, tuples and dicts."""
+
+    def find_class(self, module: str, name: str, /) -> Any:
+        """Refuse every name: a header has none, so this one was made to run something."""
+        raise StateError(
+            f"The head of this state names {module}.{name}, which no Rearview writes: it is damaged, "
+            "or made to run something. Nothing was run. Do not trust this store.",
+            slug="state-format",
+        )

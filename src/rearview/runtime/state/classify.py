@@ -18,6 +18,7 @@ import uuid
 import weakref
 from typing import Any
 
+from rearview.runtime.state.bystanders import BY_REFERENCE, unkept
 from rearview.runtime.state.containers import (
     CONTAINERS,
     PLAIN_DICT,
@@ -88,26 +89,9 @@ _LIBRARY_VALUES = {
     "torch": ("dtype", "device", "layout", "memory_format", "Size", "finfo", "iinfo"),
     "numpy": ("dtype", "generic", "ufunc"),
 }
-WATCHERS = (
-    "aim.",
-    "comet_ml.",
-    "IPython.",
-    "logging.",
-    "matplotlib.",
-    "mlflow.",
-    "neptune.",
-    "rich.",
-    "tensorboard.",
-    "tensorboardX.",
-    "torch.autograd.profiler",
-    "torch.profiler.",
-    "torch.utils.tensorboard.",
-    "wandb.",
-)
-"""What shows the computation or sends it away, and never feeds back into it: no state."""
 # What serves the computation is kept by reference too.
 _BYSTANDERS = (
-    *WATCHERS,
+    *BY_REFERENCE,
     "asyncio.",
     "concurrent.futures.",
     "ctypes.",
@@ -117,16 +101,6 @@ _BYSTANDERS = (
 )
 # Python objects whose caches and engines only their own pickling knows to leave out.
 _KEEP_THEMSELVES = ("pandas.", "polars.")
-# Attributes of library objects that hold addresses, the time of day or the number of the process:
-# other ones in every process.
-_NO_STATE = {
-    "absl.flags._flagvalues.FlagValues": frozenset({"__flags_by_module_id"}),
-    "fsspec.spec.AbstractFileSystem": frozenset({"_fs_token_"}),
-    "keras.src.ops.function.Function": frozenset({"_nodes"}),
-    "keras.src.utils.tracking.Tracker": frozenset({"stored_ids"}),
-    "lightning.pytorch.trainer.trainer.Trainer": frozenset({"_last_val_time"}),
-    "pytorch_lightning.trainer.trainer.Trainer": frozenset({"_last_val_time"}),
-}
 _PYTHON_MADE = (types.FunctionType, types.MethodType, weakref.ref, tuple, io.IOBase)
 _IMMUTABLE_NATIVE = ("jaxlib.", "jax.", "pyarrow.", "tokenizers.")
 _LOCKS = (
@@ -231,7 +205,7 @@ def _by_layout(obj: Any) -> Kind:
             return kind
     layout = layout_of(cls)
     if layout.plain or cls is types.SimpleNamespace:
-        return INLINE if keeps_itself(obj) else ObjectKind(layout, _left_out(cls))
+        return INLINE if keeps_itself(obj) else ObjectKind(layout, unkept(cls))
     if layout.base in CONTAINERS and not layout.hidden:
         inner = CONTAINERS[layout.base]
         attributed = layout.has_dict or layout.slots
@@ -239,24 +213,6 @@ def _by_layout(obj: Any) -> Kind:
     if isinstance(obj, io.IOBase):
         return UNKEPT
     return INLINE if can_pickle(obj) else REF
-
-
-def _left_out(cls: type) -> frozenset[str]:
-    names = [f"{base.__module__}.{base.__qualname__}" for base in cls.__mro__]
-    return frozenset().union(*(_NO_STATE.get(name, ()) for name in names))
-
-
-@functools.lru_cache(maxsize=1000)
-def left_out_named(name: str) -> frozenset[str]:
-    """Return the attributes that are no state of instances of a class, given its name."""
-    parts = name.split(".")
-    for n in range(len(parts) - 1, 0, -1):
-        found: Any = sys.modules.get(".".join(parts[:n]))
-        for part in parts[n:]:
-            found = vars(found).get(part) if hasattr(found, "__dict__") else None
-        if isinstance(found, type):
-            return _left_out(found)
-    return frozenset()
 
 
 def keeps_itself(obj: Any) -> bool:

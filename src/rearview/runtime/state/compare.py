@@ -9,22 +9,26 @@ from typing import Any
 
 from rearview.runtime.state.alike import (
     QUICK,
+    as_suspended,
     class_of,
+    compared_variables,
     elements,
     has_identity,
     is_address,
     is_array,
+    is_environment,
+    live_class,
     matched,
-    only_watches,
     same_values,
-    state_of,
     with_closure_of,
 )
 from rearview.runtime.state.anchors import Anchors, spell
+from rearview.runtime.state.bystanders import holds_for_others, only_watches, uncompared
 from rearview.runtime.state.capture import Captured, split
 from rearview.runtime.state.texts import canonical, memory_texts, render, short
 from rearview.runtime.state.tree import (
     CONTENT_FIELDS,
+    EXTRAS,
     NODE_FIELDS,
     Body,
     Node,
@@ -35,6 +39,7 @@ from rearview.runtime.state.tree import (
     Tree,
     as_recorded,
     span_of,
+    without_operation,
 )
 
 Path = tuple[Any, str]
@@ -149,6 +154,11 @@ class _Comparison:
         self._late: list[tuple[Any, Any, Path]] = []
         """Sets that hold addresses: which is which is known when all objects were met."""
         self._memory: list[tuple[Piece, Piece, Path]] = []
+        self._shown: list[tuple[Tree, Any]] = []
+        """What displays keep for themselves, not yet looked through for anchors."""
+        self._shown_seen: dict[int, Any] = {}
+        self._shown_anchors: set[int] = set()
+        """Anchors that displays keep for themselves: compared only if something else holds them."""
         self._covered: dict[int, list[Span]] = {}
 
     def run(self) -> Iterator[Difference]:
@@ -160,6 +170,8 @@ class _Comparison:
             yield from self._drain(self.then.roots[name], self.now.roots[name], path)
         shared_anchors = self.then.contents.keys() & self.now.contents.keys()
         for number in sorted(shared_anchors - self.then.by_address - self.now.by_address):
+            if number not in self._entered and self._only_shown(number):
+                continue
             path = (None, self.anchors.path(number))
             yield from self._drain(Ref(number), Ref(number), path)
         yield from self._addresses()
@@ -237,6 +249,8 @@ class _Comparison:
         if len(a) != len(b) or len(a) != len(names):
             return self._sequences(a, b, path)
         for left, right, name in zip(a, b, names, strict=True):
+            if name == EXTRAS:
+                left, right = without_operation(left), without_operation(right)  # noqa: PLW2901
             self._stack.append((left, right, (path, name)))
         return None
 
@@ -253,6 +267,8 @@ class _Comparison:
         return None
 
     def _dicts(self, a: Any, b: Any, path: Path, style: str = "[") -> Difference | None:
+        if is_environment(a) and is_environment(b):
+            a, b = compared_variables(a), compared_variables(b)
         keys_a, keys_b = list(a), list(b)
         if set(map(type, keys_a)) <= QUICK and set(map(type, keys_b)) <= QUICK:
             if keys_a != keys_b:
@@ -309,16 +325,66 @@ class _Comparison:
         parts_a, parts_b = self.then.parts(a), self.now.parts(b)
         if a.label == b.label == "build function":
             parts_a, parts_b = as_recorded(parts_a, parts_a), as_recorded(parts_b, parts_a)
+        if a.label == b.label == "build live_generator" and isinstance(b.state, dict):
+            recorded = a.state or {}
+            self._stack.append((parts_a, parts_b, path))
+            held = {name: one for name, one in b.state.items() if name in recorded}
+            return self._dicts(recorded, held, path)
         if a.label in NODE_FIELDS:
             return self._fields(parts_a, parts_b, path, NODE_FIELDS[a.label])
         self._stack.append((parts_a, parts_b, path))
         for left, right in ((a.items, b.items), (a.pairs, b.pairs)):
             if left or right:
                 self._stack.append((left, right, path))
-        if isinstance(a.state, dict) and isinstance(b.state, dict):
-            return self._dicts(state_of(name, a.state), state_of(name, b.state), path, ".")
-        self._stack.append((a.state, b.state, path))
+        return self._attributes(self._class(a), a.state, b.state, path)
+
+    def _attributes(self, cls: type | None, a: Any, b: Any, path: Path) -> Difference | None:
+        """Compare the attributes of two instances of a class, but for what is no training state.
+
+        They come as a dict, or as a dict and the slots; anything else is a state of its own making.
+        """
+        if isinstance(a, dict) and isinstance(b, dict):
+            (a, shown_a), (b, shown_b) = uncompared(cls).split(a), uncompared(cls).split(b)
+            for tree, mine, others in (
+                (self.then, shown_a, shown_b),
+                (self.now, shown_b, shown_a),
+            ):
+                for key, value in mine.items():
+                    if key not in others or not self._for_others(value, others[key]):
+                        self._shown.append((tree, value))
+                    elif tree is self.then:
+                        self._stack.append((value, others[key], (path, spell(".", key))))
+            return self._dicts(a, b, path, ".")
+        if _with_slots(a) and _with_slots(b):
+            found = self._attributes(cls, a[0] or {}, b[0] or {}, path)
+            return found or self._attributes(cls, a[1], b[1], path)
+        self._stack.append((a, b, path))
         return None
+
+    def _for_others(self, a: Any, b: Any) -> bool:
+        """Return True if what a display holds is not its own, so that it is compared after all."""
+        classes = [self._class(one) for one in (a, b)]
+        return classes[0] is classes[1] and classes[0] is not None and holds_for_others(classes[0])
+
+    def _class(self, value: Any) -> type | None:
+        """Return the class of an anchor or of an object made in the loop, as it is now."""
+        if isinstance(value, Ref):
+            return self.anchors.types[value.number]
+        return live_class(value, self.anchors) if isinstance(value, Node) else None
+
+    def _only_shown(self, number: int) -> bool:
+        """Return True if displays keep an anchor for themselves."""
+        while self._shown:
+            tree, value = self._shown.pop()
+            if isinstance(value, Ref):
+                if value.number not in self._shown_anchors:
+                    self._shown_anchors.add(value.number)
+                    self._shown.append((tree, tree.contents.get(value.number, ("", None))[1]))
+            elif isinstance(value, (list, tuple, set, frozenset, dict, Node)):
+                if id(value) not in self._shown_seen:
+                    self._shown_seen[id(value)] = value
+                    self._shown += [(tree, one) for one in _inside(value)]
+        return number in self._shown_anchors
 
     def _refs(self, a: Ref, b: Ref, path: Path) -> Difference | None:
         if a.number != b.number:
@@ -331,13 +397,14 @@ class _Comparison:
         if kind != other:
             return Difference(render(path), kind or "gone", other or "gone")
         path = (None, self.anchors.path(a.number))
-        if kind == "object" and isinstance(left, dict) and isinstance(right, dict):
-            name = self.anchors.signature[a.number]
-            return self._dicts(state_of(name, left), state_of(name, right), path, ".")
+        if kind == "object":
+            return self._attributes(self._class(a), left, right, path)
         if kind in {"set", "weak set"}:
             return self._sets(elements(left), elements(right), path)
         if kind == "function":
             right = with_closure_of(left, right)
+        if kind == "generator":
+            right = as_suspended(left, right)
         if left is not None and right is not None and kind in CONTENT_FIELDS:
             return self._fields(left, right, path, CONTENT_FIELDS[kind])
         self._stack.append((left, right, path))
@@ -388,3 +455,24 @@ class _Comparison:
 
     def _name(self, key: Any) -> str:
         return self.anchors.path(key.number) if isinstance(key, Ref) else short(key, self.anchors)
+
+
+def _with_slots(state: Any) -> bool:
+    """Return True for attributes and slots as pickle writes them, and as our own kinds do."""
+    return (
+        type(state) is tuple
+        and len(state) == 2
+        and isinstance(state[0], dict | None)
+        and isinstance(state[1], dict)
+    )
+
+
+def _inside(value: Any) -> Iterator[Any]:
+    """Yield what a container or a node holds."""
+    if isinstance(value, Node):
+        yield from (value.args, value.items, value.pairs, value.state)
+    elif isinstance(value, dict):
+        yield from value.keys()
+        yield from value.values()
+    else:
+        yield from value

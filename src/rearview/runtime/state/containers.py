@@ -322,6 +322,8 @@ class ProxyKind(Kind):
 
 
 PROXY = ProxyKind()
+READ_ONLY = "read-only"
+"""Names, in a skeleton, a read-only view that was made in the loop."""
 CONTAINERS: dict[type, Kind] = {
     list: ListKind(),
     dict: DictKind(),

@@ -14,6 +14,8 @@ import inspect
 import types
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
+from itertools import compress, repeat
+from operator import attrgetter, length_hint
 from typing import TYPE_CHECKING, Any
 
 from rearview.errors import StateError
@@ -30,42 +32,53 @@ FURTHEST = 100_000
 """Items drawn from a generator before it is said not to come to the recorded place."""
 
 
+_ENDLESS = 1 << 62
+"""More items than any loop draws."""
+
+
+def drawn(source: Any, count: int = _ENDLESS) -> Iterator[Any]:
+    """Return up to `count` items of the iterator `source`, each drawn when it is asked for.
+
+    Everything that iterates (`for`, `islice`, `zip`, `map`) asks its argument for an iterator first,
+    and a user's iterator may begin anew at that. Here nothing is asked of `source` but its next item,
+    and no frame of ours stands between the two.
+    """
+    return map(next, repeat(source, count))
+
+
 class Walk:
     """The iterator of a loop in a generator function; it can be exchanged under the loop.
 
-    Over None it never ends: that is how `while` loops walk.
+    Over None it never ends: that is how `while` loops walk. No frame of ours runs while `source`
+    makes an item: tracebacks are those of plain Python.
     """
 
-    __slots__ = ("__weakref__", "count", "source")
+    __slots__ = ("__weakref__", "_before", "_counter", "_draw", "source")
 
-    def __init__(self, iterable: Any) -> None:
-        self.source: Any = None if iterable is None else iter(iterable)
-        self.count = 0
+    def __init__(self, source: Any) -> None:
+        self.go_on(source, 0)
+
+    def go_on(self, source: Any, count: int) -> None:
+        """Draw from `source`, of which `count` items were taken, from now on."""
+        self.source = source
+        self._before = count
+        self._counter = repeat(True, _ENDLESS)
+        items = repeat(None) if source is None else drawn(source)
+        self._draw = compress(items, self._counter).__next__
+
+    @property
+    def count(self) -> int:
+        """Items taken."""
+        return self._before + _ENDLESS - length_hint(self._counter)
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
-    def __next__(self) -> Any:
-        item = None if self.source is None else next(self.source)
-        self.count += 1
-        return item
-
-    def send(self, value: Any) -> Any:
-        """Hand on what is sent through `yield from`."""
-        return self.source.send(value)
-
-    def throw(self, *error: Any) -> Any:
-        """Hand on what is thrown through `yield from`."""
-        thrown = getattr(self.source, "throw", None)
-        if thrown is None:
-            raise error[0]
-        return thrown(*error)
-
-    def close(self) -> None:
-        """Close the source if it can be closed."""
-        closing = getattr(self.source, "close", None)
-        if isinstance(self.source, types.GeneratorType) and closing is not None:
-            closing()
+    __next__ = property(attrgetter("_draw"))
+    # What `yield from` hands on: a source without one of these has none here either.
+    send = property(attrgetter("source.send"))
+    throw = property(attrgetter("source.throw"))
+    close = property(attrgetter("source.close"))
 
 
 class WalkKind(Kind):
@@ -83,7 +96,7 @@ class WalkKind(Kind):
 
     def write(self, obj: Any, content: Any, writing: Writing) -> None:
         """Exchange the iterator."""
-        obj.source, obj.count = content
+        obj.go_on(*content)
 
 
 class GeneratorKind(Kind):
@@ -95,7 +108,9 @@ class GeneratorKind(Kind):
         """Yield the local variables of the user's own."""
         frame = getattr(obj, "gi_frame", None)
         if frame is not None and look.project(frame.f_globals.get("__name__", "")):
-            yield from steps("<", sorted(frame.f_locals.items()))
+            recorded = look.recorded
+            found = sorted(frame.f_locals.items())
+            yield from steps("<", (one for one in found if recorded is None or one[0] in recorded))
 
     def read(self, objs: Sequence[Any], reading: Reading) -> list[Any]:
         """Return what each is at; those that cannot be kept are reported."""
@@ -107,8 +122,10 @@ class GeneratorKind(Kind):
             writing.generators.append((obj, content[:2], content[2] if content[2:] else {}))
 
     def label(self, obj: Any) -> str:
-        """Return the function it is of."""
-        return f"generator {getattr(obj, '__qualname__', type(obj).__name__)}"
+        """Return the function it is of, with its local variables: a probe may bind others."""
+        frame = getattr(obj, "gi_frame", None)
+        names = ",".join(sorted(frame.f_locals)) if frame is not None else ""
+        return f"generator {getattr(obj, '__qualname__', type(obj).__name__)}({names})"
 
 
 GENERATOR = GeneratorKind()
@@ -265,7 +282,7 @@ def give_locals(obj: Any, values: dict[str, Any]) -> None:
         old = live.get(name)
         if isinstance(old, Walk) and isinstance(value, Walk):
             # the loop itself holds the old one
-            old.source, old.count = value.source, value.count
+            old.go_on(value.source, value.count)
         else:
             changed[name] = value
     assign(frame, changed)
@@ -281,19 +298,24 @@ def feeding(source: Any, project: Any) -> list[Any]:
         if id(one) in seen or len(seen) > 50:
             continue
         seen.add(id(one))
-        if isinstance(one, types.GeneratorType):
+        if type(one) is types.GeneratorType:
             frame = one.gi_frame
             if frame is None:
                 continue
             if project(frame.f_globals.get("__name__", "")):
                 found.append(one)
             else:
-                todo += [v for v in frame.f_locals.values() if hasattr(v, "__next__")]
+                todo += [value for value in frame.f_locals.values() if _iterates(value)]
         elif is_loader_iterator(one):
             if not getattr(one, "_num_workers", 0):
                 found.append(one)
-        elif type(one).__module__ in {"builtins", "itertools"} and hasattr(one, "__next__"):
+        elif type(one).__module__ in {"builtins", "itertools"} and _iterates(one):
             for held in gc.get_referents(one):
-                inside = held if isinstance(held, tuple) else (held,)  # as `zip` keeps them
-                todo += [each for each in inside if hasattr(each, "__next__")]
+                inside = held if type(held) is tuple else (held,)  # as `zip` keeps them
+                todo += [each for each in inside if _iterates(each)]
     return found
+
+
+def _iterates(obj: object) -> bool:
+    """Return True if `obj` is an iterator by its type; the object itself is not asked."""
+    return any("__next__" in vars(cls) for cls in type(obj).__mro__)

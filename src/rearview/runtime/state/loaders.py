@@ -30,7 +30,7 @@ WORKERS = "workers"
 def is_loader_iterator(obj: object) -> bool:
     """Say whether it is the iterator of a torch DataLoader."""
     module = sys.modules.get("torch.utils.data.dataloader")
-    return module is not None and isinstance(obj, module._BaseDataLoaderIter)
+    return module is not None and issubclass(type(obj), module._BaseDataLoaderIter)
 
 
 class LoaderKind(Kind):

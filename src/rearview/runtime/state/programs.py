@@ -7,7 +7,7 @@ import hashlib
 import sys
 import types
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Self
 
 from rearview.errors import StateError
 
@@ -15,19 +15,23 @@ Place = tuple[str, str, int, str]
 """Module, qualified name, number among those of that name, digest of the code."""
 
 
-class Standin:
+class Standin(functools.partial[Any]):
     """What was put in the place of a builtin function: kept by name, as that function would be.
 
-    Being no Python function, it is no method of a class that holds it, either.
+    Being no Python function, it is no method of a class that holds it, either. Calling it adds no frame.
     """
 
-    def __init__(self, call: Callable[..., Any], real: Any) -> None:
-        functools.update_wrapper(self, real)
-        self._call = call
+    def __new__(cls, call: Callable[..., Any], real: Any) -> Self:
+        """Return what calls `call` and looks like the builtin function `real`."""
+        made = super().__new__(cls, call)
+        functools.update_wrapper(made, real)
+        return made
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call what stands in."""
-        return self._call(*args, **kwargs)
+    def __get__(self, instance: object, owner: type | None = None) -> Self:
+        return self
+
+    def __repr__(self) -> str:
+        return repr(vars(self)["__wrapped__"])
 
     def __reduce__(self) -> str:
         return str(vars(self)["__qualname__"])

@@ -23,6 +23,8 @@ from rearview.runtime.state.tensors import PlainReader, plain_reader
 _SET = b"\x8f\x94("
 """Opcodes with which pickle begins a set that is not empty."""
 _BUILDER_IDS = [id(builder) for builder in BUILDERS.values()]
+_MARGIN = 25
+"""Levels deeper than by itself at which a value must still be picklable: it is part of a larger one."""
 PLAIN: Any = object()
 """Marks a type that C pickling handles with no help."""
 
@@ -174,8 +176,11 @@ class Reading:
     def _can_dump(self, value: Any, number: int | None = None) -> bool:
         pickler = StatePickler(io.BytesIO(), self)
         pickler.memo = self._memo()
+        deeper = value
+        for _ in range(_MARGIN):
+            deeper = (deeper,)
         try:
-            pickler.dump(value)
+            pickler.dump(deeper)
         except Exception as exc:
             obj = value if number is None else self.alive[number]
             self.miss(obj, f"it cannot be pickled ({type(exc).__name__}: {exc})")

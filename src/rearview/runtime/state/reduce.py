@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copyreg
+import gc
 import re
 import sys
 import types
@@ -13,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from rearview.runtime.state import arrays, iterators, loaders, programs, tensors
 from rearview.runtime.state.blocks import SMALL
-from rearview.runtime.state.builders import BUILDERS
-from rearview.runtime.state.containers import WEAK_CONTAINERS, Address, AttributedKind
+from rearview.runtime.state.builders import BUILDERS, LOST_CLASS
+from rearview.runtime.state.containers import READ_ONLY, WEAK_CONTAINERS, Address, AttributedKind
 from rearview.runtime.state.hidden import CHILD, runs
 from rearview.runtime.state.kinds import REF
 from rearview.runtime.state.layout import layout_of
@@ -79,7 +80,8 @@ def reducer_for(obj: Any, reading: Reading) -> Reducer | None:
     if any(f"{base.__module__}.{base.__qualname__}" in _REWRAPPED for base in cls.__mro__):
         return _own
     if isinstance(kind, ObjectKind):
-        return _instance(kind.whole()) if _customised(cls) else None
+        shared = _shared(obj) if kind.has_dict else ""
+        return _instance(kind.whole(), shared) if shared or _customised(cls) else None
     if isinstance(kind, AttributedKind) and layout_of(cls).base is not deque:
         # Its own methods would run while it is filled; ours go past them.
         return _instance(kind)
@@ -173,12 +175,27 @@ def _address(obj: Address, reading: Reading) -> Any:  # noqa: ARG001
     return BUILDERS["address"], (obj.target,)
 
 
-def _instance(kind: ObjectKind | AttributedKind) -> Reducer:
+def _instance(kind: ObjectKind | AttributedKind, shared: str = "") -> Reducer:
     def reduce(obj: Any, reading: Reading) -> Any:
         content = kind.read([obj], reading)[0]
-        return BUILDERS["instance"], (type(obj),), content, None, None, BUILDERS["fill"]
+        about = (type(obj), shared) if shared else (type(obj),)
+        return BUILDERS["instance"], about, content, None, None, BUILDERS["fill"]
 
     return reduce
+
+
+def _shared(obj: Any) -> str:
+    """Return the name of the dictionary in its class that an object has as `__dict__`, if any.
+
+    Libraries make all instances of a class one and the same that way, such as the states of
+    Accelerate.
+    """
+    own = obj.__dict__
+    for base in type(obj).__mro__[:-1]:
+        for name, value in list(vars(base).items()):
+            if value is own:
+                return name
+    return ""
 
 
 def _tensor(obj: Any, reading: Reading) -> Any:
@@ -186,7 +203,7 @@ def _tensor(obj: Any, reading: Reading) -> Any:
         plain = reading.plain_tensor(obj, -1)
         if plain is not None:
             return _TENSOR, (type(obj), *plain, None)
-        carried = not obj.is_leaf
+        carried = "" if obj.is_leaf else tensors.operation_of(obj)
         grad = None if carried else obj.grad
         extra = tensors.extras(obj, carried=carried)
         cls = type(obj)
@@ -200,20 +217,32 @@ def _tensor(obj: Any, reading: Reading) -> Any:
 
 
 def _array(obj: Any, reading: Reading) -> Any:
-    number, form = reading.anchors.unheld.get(id(obj), (-1, None))
-    if number >= 0 and form == arrays.form_of(obj) and arrays.owns_memory(obj):
-        reading.found[number] = obj
+    number = _unheld_anchor(obj, reading)
+    if number >= 0:
         return BUILDERS["anchor"], (number,)
     if obj.dtype.hasobject:
         return _own(obj, reading)
+    home = -1
     if obj.base is not None:
-        reading.viewed.add(id(arrays.root_of(obj)))
+        root = arrays.root_of(obj)
+        reading.viewed.add(id(root))
+        # the view may be met before the array it shares its memory with
+        home = _unheld_anchor(root, reading)
     elif obj.nbytes <= SMALL and not reading.careful:
         # Asking NumPy for an address takes longer than all the rest; see `Reading.shared`.
         reading.loose[id(obj)] = obj
         form = (obj.dtype, obj.shape, obj.strides, obj.flags.writeable)
         return _SMALL_ARRAY, (obj.tobytes("A"), *form)
-    return BUILDERS["array"], arrays.describe(obj, reading.blocks, -1)
+    return BUILDERS["array"], arrays.describe(obj, reading.blocks, home)
+
+
+def _unheld_anchor(array: Any, reading: Reading) -> int:
+    """Return the number of an array that is an anchor by its address alone, and note it; else -1."""
+    number, form = reading.anchors.unheld.get(id(array), (-1, None))
+    if number >= 0 and form == arrays.form_of(array) and arrays.owns_memory(array):
+        reading.found[number] = array
+        return int(number)
+    return -1
 
 
 def _function(obj: Any, reading: Reading) -> Any:
@@ -247,7 +276,7 @@ def _class(obj: Any, reading: Reading) -> Any:
     name = programs.named(obj, obj.__module__)
     if name is not None:
         return BUILDERS["named"], (obj.__module__, name)
-    return lose(obj, reading, "the class was made inside a function after the loop began")
+    return lose(obj, reading, LOST_CLASS)
 
 
 def _builtin(obj: Any, reading: Reading) -> Any:  # noqa: ARG001
@@ -295,6 +324,11 @@ def _weak(obj: Any, reading: Reading) -> Any:
 def _view(obj: Any, reading: Reading) -> Any:  # noqa: ARG001
     # A view shows its dict through a proxy; the dict itself is not to be had.
     return BUILDERS["view"], (dict(obj.mapping), _VIEWS[type(obj)])
+
+
+def _read_only(obj: Any, reading: Reading) -> Any:  # noqa: ARG001
+    shown = gc.get_referents(obj)  # Python has no other way to the mapping itself
+    return BUILDERS["view"], (shown[0] if shown else dict(obj), READ_ONLY)
 
 
 def _lock(obj: Any, reading: Reading) -> Any:
@@ -378,6 +412,7 @@ _BY_TYPE: dict[type, Reducer] = {
     types.CellType: _cell,
     types.MethodType: _method,
     types.ModuleType: _module,
+    types.MappingProxyType: _read_only,
     weakref.ref: _weakref,
     iterators.Walk: _walk,
     types.GeneratorType: _generator,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rearview.errors import StateError
@@ -118,6 +118,7 @@ def _pass(
         ) from exc
     for number, cls in classes:
         object.__setattr__(alive[number], "__class__", cls)
+    _keep_texts(alive, contents, writing.addressed)
     _write(anchors, alive, contents, writing)
     for cell, held in cells:
         if held:
@@ -158,6 +159,50 @@ def _read(
     unpickler.forget()
     objects.clear()
     return values, contents, classes, rng, cells
+
+
+def _keep_texts(
+    alive: Sequence[Any], contents: Sequence[Any], addressed: Mapping[int, Any]
+) -> None:
+    """Exchange recorded texts for the live ones that they equal, wherever they are held.
+
+    Those `addressed` stay: their `id` is kept somewhere.
+
+    Pickle stores a text once for all who hold the same one. A name that the program holds as a key
+    and in a list would be two texts after a restore, since live keys stay, and a file that the
+    program pickles would have other bytes than without a stop.
+    """
+    kept: dict[int, str] = {}
+    held_by = []
+    for _, numbers, group in contents:
+        for place, (number, content) in enumerate(zip(numbers, group, strict=True)):
+            live = alive[number]
+            if type(content) is list and type(live) is list:
+                pairs: Iterable[tuple[Any, Any]] = zip(content, live, strict=False)
+            elif type(content) is dict and all(type(key) is str for key in content):
+                held = live if isinstance(live, dict) else getattr(live, "__dict__", None)
+                if not isinstance(held, dict):
+                    continue
+                pairs = [
+                    *zip(content, held, strict=False),
+                    *((new, dict.get(held, key)) for key, new in content.items()),
+                ]
+            else:
+                continue
+            held_by.append((group, place))
+            for new, old in pairs:
+                if type(new) is str and type(old) is str and new is not old and new == old:
+                    kept.setdefault(id(new), old)
+    for number in addressed:
+        kept.pop(number, None)
+    for group, place in held_by if kept else ():
+        content = group[place]
+        if type(content) is list:
+            content[:] = [kept.get(id(item), item) for item in content]
+        else:
+            group[place] = {
+                kept.get(id(key), key): kept.get(id(item), item) for key, item in content.items()
+            }
 
 
 def _write(

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from rearview.runtime.state.writing import Writing
 
 
+_PLAIN = (io.BufferedWriter, io.BufferedRandom, io.BufferedReader, io.FileIO, io.BytesIO)
+
+
 class BufferKind(Kind):
     """A StringIO or BytesIO: text or bytes, and the position."""
 
@@ -82,6 +85,9 @@ def file_state(file: Any, reading: Reading) -> tuple[Any, ...] | None:
             if not file.writable():
                 reading.miss(file, "this is a pipe or device, which cannot be set back")
             return None, None, None, None, None
+        if file.writable() and transforms(file):
+            reading.miss(file, "this file is being compressed while it is written")
+            return None, None, None, None, None
         if file.writable():
             file.flush()  # what lies on disk is kept up to the position
         position = file.tell()
@@ -91,6 +97,16 @@ def file_state(file: Any, reading: Reading) -> tuple[Any, ...] | None:
     path = getattr(file, "name", None)
     text = (getattr(file, "encoding", None), getattr(file, "errors", None))
     return position, path, getattr(file, "mode", None), *text
+
+
+def transforms(file: Any) -> bool:
+    """Return True for a file that writes other bytes than it is given, as gzip does.
+
+    Flushing one changes what it writes, and what it holds back cannot be kept.
+    """
+    while isinstance(file, io.TextIOWrapper):
+        file = file.buffer
+    return not isinstance(file, _PLAIN)
 
 
 def _is_regular(file: Any) -> bool:

@@ -140,13 +140,27 @@ def _plain_dtypes() -> frozenset[Any]:
     return frozenset(getattr(torch, name) for name in names.split())
 
 
-def extras(tensor: Any, *, carried: bool) -> tuple[Any, ...] | None:
-    """Return hooks, attributes and flags, or None for the many tensors that have none."""
+def operation_of(tensor: Any) -> str:
+    """Return the name of the operation that made a tensor, as its `repr` shows it."""
+    try:
+        operation = tensor.grad_fn
+    except RuntimeError:  # a view that must not be differentiated any more
+        return "Invalid"
+    name = type(operation).__name__
+    # operations without a Python class of their own share this one
+    return str(operation.name()).rpartition("::")[2] if name == "CppFunction" else name
+
+
+def extras(tensor: Any, *, carried: str) -> tuple[Any, ...] | None:
+    """Return hooks, attributes and flags, or None for the many tensors that have none.
+
+    `carried` names the operation whose graph cannot be saved; it is empty if there is none.
+    """
     attrs, hooks = tensor.__dict__, tensor._backward_hooks
     late_hooks = None if carried else tensor._post_accumulate_grad_hooks
     conj, neg = tensor.dtype.is_complex and tensor.is_conj(), tensor.is_neg()
     if carried or conj or neg or attrs or hooks is not None or late_hooks is not None:
-        return dict(attrs), hooks, late_hooks, carried, (conj, neg)
+        return dict(attrs), hooks, late_hooks, carried or False, (conj, neg)
     return None
 
 
@@ -231,22 +245,23 @@ def over(memory: Memory, body: Sequence[Any]) -> Any:
     return tensor.set_(memory.storage(block), offset, shape, stride)
 
 
-def severed(value: Any) -> Any:
+def severed(value: Any, operation: str | bool = True) -> Any:
     """Return `value` with a history that refuses to be differentiated.
 
     A tensor with a graph, such as the last loss, is alive at most boundaries and never used again.
     Its value comes back; its graph cannot. If the program does go on through it, that must be an
-    error, not a gradient that is quietly smaller.
+    error, not a gradient that is quietly smaller. It is shown under the name of the `operation`
+    that made it; older checkpoints have True instead of a name.
     """
     import torch
 
     with torch.enable_grad():
-        return _carried_graph().apply(torch.zeros((), requires_grad=True), value)
+        return _carried_graph(operation).apply(torch.zeros((), requires_grad=True), value)
 
 
 @functools.cache
-def _carried_graph() -> Any:
-    """Return the operation that has such a history, made once torch is there."""
+def _carried_graph(operation: str | bool) -> Any:
+    """Return what stands for an operation whose history is gone, made once torch is there."""
     import torch
 
     class CarriedGraph(torch.autograd.Function):  # type: ignore[misc]
@@ -264,6 +279,8 @@ def _carried_graph() -> Any:
                 )
             )
 
+    if isinstance(operation, str):
+        CarriedGraph._backward_cls.__name__ = operation
     return CarriedGraph
 
 
@@ -307,7 +324,7 @@ class TensorKind(Kind):
     def _read(obj: Any, reading: Reading) -> tuple[Any, ...] | None:
         try:
             leaf = obj.is_leaf
-            carried = not leaf and not reading.anchors.same_graph(obj)
+            carried = "" if leaf or reading.anchors.same_graph(obj) else operation_of(obj)
             form = special(obj) if needs_form(obj) else None
             home = reading.anchors.index[id(obj)]
             body = describe(obj, reading.blocks, home) if form is None else form

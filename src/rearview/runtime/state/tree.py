@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 
 from rearview.runtime.state.addresses import put
 from rearview.runtime.state.blocks import Block
-from rearview.runtime.state.builders import NAMES, prelude
+from rearview.runtime.state.builders import LOST_CLASS, NAMES, prelude
 from rearview.runtime.state.capture import split
 
 
@@ -42,7 +42,8 @@ class Body(tuple[Any, ...]):
     FIELDS = ("", ".dtype", ".shape", ".stride", ".offset", ".writeable")
 
 
-_DRESS = (".requires_grad", ".grad", "<hooks and attributes>")
+EXTRAS = "<hooks and attributes>"
+_DRESS = (".requires_grad", ".grad", EXTRAS)
 CONTENT_FIELDS = {
     "tensor": ("", *_DRESS),
     "array": ("", "", ".shape", "<attributes>"),
@@ -56,6 +57,13 @@ NODE_FIELDS = {
     "build anchor": ("",),
     "build special_tensor": ("<type>", "", *_DRESS),
 }
+
+
+def without_operation(extras: Any) -> Any:
+    """Return a tensor's extras with True for the name of an operation, which older ones lack."""
+    if not isinstance(extras, tuple) or not isinstance(extras[3], str):
+        return extras
+    return (*extras[:3], True, *extras[4:])
 
 
 class OutsideKey(bytes):
@@ -142,7 +150,19 @@ class NamedNode(Node):
         return node_class(f"{module}.{name}")
 
 
+class LostNode(Node):
+    """The mark of something that was not kept; a class where it was one, to make instances of."""
+
+    def __new__(cls, *args: Any, **_kwargs: Any) -> Any:
+        """Return a class if a class was lost: pickle makes instances of nothing else."""
+        reason = str(args[0]) if args else ""
+        if reason.endswith(LOST_CLASS):
+            return node_class(f"lost {reason}")
+        return super().__new__(cls, *args)
+
+
 _SPECIAL: dict[str, type[Node]] = {
+    "build lost": LostNode,
     **{f"build {name}": FillNode for name in NAMES if name.startswith("fill")},
     "build named": NamedNode,
 }

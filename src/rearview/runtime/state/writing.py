@@ -12,7 +12,7 @@ from typing import Any
 from rearview.runtime.state import arrays, iterators, loaders, programs, streams, tensors
 from rearview.runtime.state.anchors import Anchors
 from rearview.runtime.state.blocks import Memory
-from rearview.runtime.state.containers import CONTAINERS, WEAK_CONTAINERS, AttributedKind
+from rearview.runtime.state.containers import CONTAINERS, READ_ONLY, WEAK_CONTAINERS, AttributedKind
 from rearview.runtime.state.layout import layout_of
 from rearview.runtime.state.objects import ObjectKind
 from rearview.runtime.state.refusal import Lost
@@ -33,6 +33,8 @@ class Writing:
         self.loaders: list[tuple[Any, Any]] = []
         """Iterators of loaders with what their samplers had drawn."""
         self.made: list[Any] = []
+        self.addressed: dict[int, Any] = {}
+        """What stays the very object that was read, since its `id` is part of the state."""
         self.driven: list[Any] = []
         """Generators that an earlier reading of the same state made and drove."""
         self.heads: dict[int, Sequence[Any]] = {}
@@ -72,7 +74,7 @@ class Writing:
         if flags[1]:
             torch._C._set_neg(tensor, True)
         if carried:
-            tensor = tensors.severed(tensor)
+            tensor = tensors.severed(tensor, carried)
         elif requires_grad:
             tensor.requires_grad_(True)
         if grad is not None:
@@ -134,6 +136,7 @@ class Writing:
 
     def build_address(self, target: Any) -> int:
         """Return the `id` that an object has now."""
+        self.addressed[id(target)] = target
         return id(target)
 
     def build_weak(self, cls: type) -> Any:
@@ -145,10 +148,16 @@ class Writing:
         kind = next(kind for base, kind in WEAK_CONTAINERS.items() if isinstance(obj, base))
         kind.write(obj, content, self)
 
-    def build_instance(self, cls: type) -> Any:
-        """Return an instance without attributes or items."""
+    def build_instance(self, cls: type, shared: str = "") -> Any:
+        """Return an instance without attributes or items, or one that shares those of its class.
+
+        `shared` names the dictionary in the class that all its instances have as `__dict__`.
+        """
         base: Any = layout_of(cls).base
-        return base.__new__(cls)
+        made = base.__new__(cls)
+        if shared:
+            made.__dict__ = getattr(cls, shared)
+        return made
 
     def build_fill(self, obj: Any, content: Any) -> None:
         """Give it its attributes."""
@@ -183,8 +192,8 @@ class Writing:
         return found
 
     def build_view(self, mapping: dict[Any, Any], name: str) -> Any:
-        """Return a view of a dict."""
-        return getattr(mapping, name)()
+        """Return a view of a dict: its keys, values or items, or all of it to be read only."""
+        return types.MappingProxyType(mapping) if name == READ_ONLY else getattr(mapping, name)()
 
     def build_torch_generator(self, device: str, state: bytes) -> Any:
         """Return a torch generator in that state."""
@@ -196,7 +205,9 @@ class Writing:
 
     def build_generator(self) -> Iterator[None]:
         """Return a generator that is over."""
-        return (None for _ in ())
+        made = (None for _ in ())
+        next(made, None)  # one that was never begun would be captured as such the next time
+        return made
 
     def build_live_generator(
         self,
@@ -222,7 +233,8 @@ class Writing:
 
     def build_fill_walk(self, obj: iterators.Walk, content: Sequence[Any]) -> None:
         """Give it what it walks over."""
-        obj.source, obj.count = content
+        source, count = content
+        obj.go_on(source, count)
 
     def build_loader(self, cls: type) -> Any:
         """Return an iterator of a loader without attributes."""

@@ -1,0 +1,45 @@
+"""The published callback for Lightning, under both of its names.
+
+::
+
+    checkpointer = LightningCheckpointCallback(local_checkpoint_file="run.ckpt", checkpoint_every=1)
+    trainer = Trainer(callbacks=[checkpointer])
+    trainer.fit(model, loader, ckpt_path=checkpointer.restore())
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from rearview.checkpointer.epochs import Epochs
+from rearview.frameworks.lightning import RearviewCallback
+
+__all__ = ["LightningCheckpointCallback", "LightningCheckpointerCallback"]
+
+
+class LightningCheckpointCallback(RearviewCallback):
+    """`RearviewCallback` called as the published one: `checkpoint_every` counts epochs.
+
+    A signal is still answered between any two batches.
+    """
+
+    def __init__(
+        self,
+        local_checkpoint_file: str | os.PathLike[str],
+        checkpoint_every: Any = 10,
+        **checkpointer: Any,
+    ) -> None:
+        self._epochs = Epochs.of(checkpoint_every)
+        super().__init__(local_checkpoint_file, **checkpointer, checkpoint_every=self._epochs)
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
+        """Count the epoch."""
+        if isinstance(self._epochs, Epochs):
+            self._epochs.begin(trainer.current_epoch)
+
+    def restore(self) -> None:
+        """Return None, for `ckpt_path`: the callback restores by itself, to the exact batch."""
+
+
+LightningCheckpointerCallback = LightningCheckpointCallback

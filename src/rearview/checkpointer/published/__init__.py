@@ -1,0 +1,1 @@
+"""A folder for the path: holds the top-level package `checkpointer`."""
