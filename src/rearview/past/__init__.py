@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from rearview.execute.replays import Outcome
     from rearview.execute.start import Start
     from rearview.past.ask import History, history
+    from rearview.past.corrections import Correction
+    from rearview.past.inspecting import inspect_script
     from rearview.past.probing import Propagated
     from rearview.past.reports import (
         BackfillReport,
@@ -23,15 +25,18 @@ if TYPE_CHECKING:
         RunReport,
         Unproved,
     )
-    from rearview.past.start import Preempt, begin, usual
+    from rearview.past.start import Preempt, begin, fetch, usual
     from rearview.plan.facts import Machine
+    from rearview.source.inspection import Inspection
 
 __all__ = [
     "ENDED",
     "BackfillReport",
+    "Correction",
     "Crew",
     "Event",
     "History",
+    "Inspection",
     "Machine",
     "Missing",
     "Outcome",
@@ -45,7 +50,9 @@ __all__ = [
     "UnderWay",
     "Unproved",
     "begin",
+    "fetch",
     "history",
+    "inspect_script",
     "usual",
 ]
 
@@ -55,13 +62,16 @@ _HOMES = {
     "rearview.execute.replays": ("Outcome",),
     "rearview.execute.start": ("Start",),
     "rearview.past.ask": ("History", "history"),
+    "rearview.past.corrections": ("Correction",),
+    "rearview.past.inspecting": ("inspect_script",),
     "rearview.past.probing": ("Propagated",),
     "rearview.past.reports": (
         *("BackfillReport", "Missing", "PlanReport"),
         *("Refusal", "RunReport", "Unproved"),
     ),
-    "rearview.past.start": ("Preempt", "begin", "usual"),
+    "rearview.past.start": ("Preempt", "begin", "fetch", "usual"),
     "rearview.plan.facts": ("Machine",),
+    "rearview.source.inspection": ("Inspection",),
 }
 
 

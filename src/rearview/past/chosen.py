@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rearview.plan.facts import Within
+from rearview.model.point import name_of
+from rearview.plan.facts import LoopFacts, Within
 from rearview.source.probes import Probe, Probes
 from rearview.store.views import Stretch
 
@@ -28,24 +29,31 @@ def joined(known: Stretch | None, more: Stretch) -> Stretch:
     return known._replace(first=min(known.first, more.first), last=last)
 
 
-def within(chosen: Chosen, probes: Probes, names: Sequence[str], main: str) -> Within | None:
+def within(
+    chosen: Chosen, probes: Probes, names: Sequence[str], loops: Sequence[LoopFacts]
+) -> Within | None:
     """Return which inner iterations are chosen, where all of `names` are logged in that loop.
 
-    None: whole iterations of the outermost loop.
+    None: whole iterations of the outermost loop, as where several loops inside it share the name
+    that recorded values tell of. `loops` are the outermost loop of the run and those inside it.
     """
-    loops = {one.loops[1] for one in chosen.values() if len(one.loops) > 1}
+    main, *inner = (loop.name for loop in loops)
+    told = {one.loops[1] for one in chosen.values() if len(one.loops) > 1}
     asked = [probe for name in names for probe in probes.of(name)]
-    if len(loops) != 1 or not asked or not all(_inside(probe, main, *loops) for probe in asked):
+    meant = [loop for loop in inner if name_of(loop) in told]
+    if len(told) != 1 or len(meant) != 1 or not asked:
+        return None
+    if not all(_inside(probe, main, meant[0]) for probe in asked):
         return None
     spans: Mapping[int, tuple[int, int | None]] = {
         index: (one.first, one.last)
         for index, one in chosen.items()
         if len(one.loops) > 1 and (one.first, one.last) != (0, None)
     }
-    return Within(loops.pop(), spans) if spans else None
+    return Within(meant[0], spans) if spans else None
 
 
 def _inside(probe: Probe, main: str, inner: str) -> bool:
     """Say whether a statement is executed in the inner loop alone, and needs nothing else to run."""
-    inside = all(chain[:2] == (main, inner) for chain in probe.chains)
-    return bool(probe.chains) and inside and not probe.feeds
+    inside = all(path[:2] == (main, inner) for path in probe.paths)
+    return bool(probe.paths) and inside and not probe.feeds

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
-from rearview.model import Report
+from rearview.model import Verdict
+from rearview.model.point import name_of
 from rearview.plan.at import At
 from rearview.plan.facts import Within
 from rearview.source.probes import Place, Probe, Probes
@@ -21,6 +20,10 @@ ALL = 1 << 62
 """Where a stretch of iterations ends that goes on as far as its loop does."""
 
 
+_LIMITS = ("limits", "inner", "same", "version")
+"""Facts that two replays of one statement share."""
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
     """What is asked of one run, as far as it decides what an earlier replay is good for."""
@@ -28,7 +31,7 @@ class Asked:
     version: str
     """The source with the probes in it."""
     main: str | None
-    """The loop that is divided among segments."""
+    """The loop that is divided among segments, by its id."""
     count: int
     """How many iterations it had."""
     at: tuple[At, ...]
@@ -41,7 +44,8 @@ class Asked:
     @property
     def limits(self) -> list[list[Any]]:
         """Iterations of other loops than the main one, as they are kept with a replay."""
-        return [[at.loop, at.first, at.last, at.single] for at in self.at if at.loop != self.main]
+        main = None if self.main is None else name_of(self.main)
+        return [[at.loop, at.first, at.last, at.single] for at in self.at if at.loop != main]
 
 
 def narrowed(
@@ -127,7 +131,7 @@ def _outside(asked: Asked, probes: Sequence[Probe]) -> set[str]:
     return {
         _end(probe, chain)
         for probe in probes
-        for chain in probe.chains
+        for chain in probe.paths
         if not chain or chain[0] != asked.main
     }
 
@@ -138,7 +142,7 @@ def _filled(asked: Asked, facts: Mapping[str, Any], index: int) -> bool:
         span = spans.get(str(index))
         if span is None:
             continue
-        if asked.within is None or asked.within.loop != loop:
+        if asked.within is None or loop not in (asked.within.loop, name_of(asked.within.loop)):
             return False
         low, high = asked.within.hull([index])
         if low < span[0] or (high is None and span[1] < ALL) or (high or 0) > span[1]:
@@ -149,7 +153,7 @@ def _filled(asked: Asked, facts: Mapping[str, Any], index: int) -> bool:
 def _looped(asked: Asked, probes: Sequence[Probe]) -> bool:
     """Say whether a statement may be executed in the main loop; one that nobody calls may be."""
     return any(
-        not probe.chains or any(chain and chain[0] == asked.main for chain in probe.chains)
+        not probe.paths or any(chain and chain[0] == asked.main for chain in probe.paths)
         for probe in probes
     )
 
@@ -161,16 +165,47 @@ def _end(probe: Probe, chain: tuple[str, ...]) -> str:
 
 def uncompared(replay: Replay) -> bool:
     """Say whether a replay went well and found nothing recorded to compare itself with."""
-    try:
-        return msgspec.convert(replay.facts.get("report", {}), Report).uncompared
-    except msgspec.ValidationError:
-        return False
+    return replay.proof.verdict is Verdict.UNPROVED
+
+
+def replaced(replay: Replay, replays: Iterable[Replay]) -> bool:
+    """Return True if later exact replays did again all that `replay` was to do."""
+    left = set(_stretches(replay))
+    ends = {end for end in ("head", "tail") if replay.facts.get(end)}
+    for other in replays:
+        if (
+            other.started <= replay.started
+            or other.proof.verdict is not Verdict.EXACT
+            or not set(replay.names) <= set(other.names)
+            or any(other.facts.get(key) != replay.facts.get(key) for key in _LIMITS)
+        ):
+            continue
+        ends -= {end for end in ends if other.facts.get(end)}
+        for first, last in _stretches(other):
+            left = {
+                rest
+                for low, high in left
+                for rest in ((low, min(high, first)), (max(low, last), high))
+                if rest[0] < rest[1]
+            }
+    return not left and not ends
+
+
+def _stretches(replay: Replay) -> list[tuple[int, int]]:
+    """Return the iterations of the main loop that a replay covers, from first to last."""
+    only = replay.facts.get("only")
+    if only is not None:
+        return [(index, index + 1) for index in only]
+    first, last = replay.facts.get("covered", (0, ALL))
+    return [(first, last)]
 
 
 def _good(asked: Asked, replay: Replay, name: str, same: Callable[[str], str]) -> bool:
     if name not in replay.names:
         return False
-    if not replay.proved and (replay.started <= asked.settled or not uncompared(replay)):
+    if replay.proof.verdict is not Verdict.EXACT and (
+        replay.started <= asked.settled or not uncompared(replay)
+    ):
         return False
     kept: Mapping[str, Any] = replay.facts.get("same", {})
     if replay.version != asked.version and kept.get(name) != same(name):

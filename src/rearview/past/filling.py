@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,12 +21,13 @@ from rearview.execute.pool import Pool
 from rearview.execute.replays import Outcome, Replays
 from rearview.model import Run, Segment
 from rearview.past.chosen import Chosen, joined
+from rearview.past.corrections import Corrections
 from rearview.past.inputs import changed
 from rearview.past.learning import keep_corrections, read_corrections
 from rearview.past.machines import WORTH, Machines, cores_of
 from rearview.past.preparing import Preparing, Question
 from rearview.past.probing import Probing
-from rearview.past.reports import BackfillReport, Missing, PlanReport, Refusal, Unproved
+from rearview.past.reports import BackfillReport, Insertion, Missing, PlanReport, Refusal, Unproved
 from rearview.past.segments import Prepared
 from rearview.past.sharing import following
 from rearview.past.turns import Turns
@@ -35,7 +37,9 @@ from rearview.plan.explain import explain
 from rearview.plan.facts import Machine
 from rearview.plan.partition import divide
 from rearview.plan.replay import Survey, survey
+from rearview.source.through import difference
 from rearview.store.checkpoints import Checkpoints
+from rearview.store.environment import environment_differences
 from rearview.store.hardware import cores
 from rearview.store.project import Project
 from rearview.store.runs import Runs
@@ -44,6 +48,8 @@ from rearview.store.versions import Versions
 from rearview.store.views import Tables
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+FEW = 3
+"""Runs that are named one by one."""
 GROWTH = 4
 """How many times the workers a plan has work for, where that costs next to nothing."""
 
@@ -70,7 +76,12 @@ class Filling:
 
     def probing(self, runs: Sequence[Run]) -> Probing:
         """Return the probes in the work tree, as the versions of `runs` take them."""
-        return Probing(self.versions, runs, self.project.store / "corrections.json")
+        return Probing(self.versions, runs, self.corrections, sure=self.settings.propagation)
+
+    @cached_property
+    def corrections(self) -> Corrections:
+        """Places that the user gave to statements."""
+        return Corrections(self.project.store / "corrections.json")
 
     def plan(self, asked: Question) -> PlanReport:
         """Return what has to run again, and each run with what is wanted of it."""
@@ -94,11 +105,17 @@ class Filling:
             except RearviewError as exc:
                 refusals.append(Refusal(run.id, str(exc)))
         report = self._report(prepared, refusals, asked)
+        if self.corrections.note:
+            report = replace(report, notes=[self.corrections.note, *report.notes])
         again = {segment.run for segment in report.plan.segments}
         taken = [(one.run.version, one.probes) for run, one in prepared.items() if run in again]
         if not taken:
             return report
-        return replace(report, notes=[*probing.renaming.told(taken), *report.notes])
+        return replace(
+            report,
+            notes=[*probing.renaming.told(taken), *report.notes],
+            insertions=_insertions(probing, [prepared[run] for run in prepared if run in again]),
+        )
 
     def replay(
         self, run: Run, at: str | None, workers: int | None, progress: Progress | None
@@ -142,7 +159,19 @@ class Filling:
         notes += self._beside(asked.names) if lacking else []
         explaining = partial(explain, found, plan)
         unproved = [Unproved(run, one.unproved) for run, one in prepared.items() if one.unproved]
-        return PlanReport(plan, refusals, missing, inputs, notes, unproved, explaining, prepared)
+        return PlanReport(
+            *(plan, refusals, missing, inputs, self._differing_environment(lacking)),
+            *(notes, unproved, explaining),
+            prepared=prepared,
+        )
+
+    def _differing_environment(self, prepared: Iterable[Prepared]) -> list[str]:
+        """Return which variables differ from those that runs read, each phrase once."""
+        found: dict[str, list[str]] = {}
+        for one in prepared:
+            for phrase in environment_differences(self.runs.folder(one.run.id), os.environ):
+                found.setdefault(phrase, []).append(one.run.id)
+        return [f"{phrase} ({_named(runs)})" for phrase, runs in sorted(found.items())]
 
     def _beside(self, names: Sequence[str]) -> list[str]:
         """Return a sentence for each backfill under way that fills some of the same names."""
@@ -228,6 +257,8 @@ class Filling:
                 for run in {segment.run for segment in segments}
             ),
             elsewhere=len(pool.elsewhere),
+            environment_differences=report.environment_differences,
+            names=tuple(asked.names),
         )
 
     def _shares(self, asked: Question) -> bool:
@@ -275,3 +306,19 @@ class Filling:
         raise UsageError(
             f"There is no executor {asked.on!r}. Use `local` or `ray`.", slug="no-executor"
         )
+
+
+def _named(runs: Sequence[str]) -> str:
+    return f"run {', '.join(runs)}" if len(runs) <= FEW else f"{len(runs)} runs"
+
+
+def _insertions(probing: Probing, prepared: Sequence[Prepared]) -> list[Insertion]:
+    """Return what is put into the source of runs, told once for those with the same source."""
+    runs: dict[str, list[str]] = {}
+    for one in prepared:
+        old = probing.text(one.run.version)
+        changed = {p: t for p, t in one.probes.source.items() if t != old.get(p)}
+        runs.setdefault(difference({**dict.fromkeys(changed, ""), **old}, changed), []).append(
+            one.run.id
+        )
+    return [Insertion(tuple(those), diff) for diff, those in runs.items() if diff]

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from rearview.plan.cost import Correction, Corrections
+from rearview.store.private import make_folder
 from rearview.store.project import publish
 
 
@@ -20,7 +21,7 @@ def read_corrections(cache: Path, machine: str) -> Corrections:
     try:
         data = _file(cache, machine).read_bytes()
         found = msgspec.json.decode(data, type=dict[str, Correction])
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return Corrections()
     return Corrections(found)
 
@@ -29,7 +30,7 @@ def keep_corrections(cache: Path, machine: str, known: Corrections) -> None:
     """Keep it; a folder that cannot be written costs only better predictions."""
     data = {key: asdict(one) for key, one in known.by.items()}
     try:
-        cache.mkdir(parents=True, exist_ok=True)
+        make_folder(cache)
         publish(_file(cache, machine), msgspec.json.encode(data), durable=False)
     except OSError:
         return

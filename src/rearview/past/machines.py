@@ -16,6 +16,7 @@ from rearview.execute.places import threads_of
 from rearview.model import Run
 from rearview.plan.facts import Machine
 from rearview.store.hardware import hardware, make_of
+from rearview.store.private import make_folder
 from rearview.store.project import publish
 
 FRESH = 30 * 86_400.0
@@ -89,7 +90,7 @@ class Machines:
         Where it cannot be measured, predictions stay as doubtful as they were.
         """
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self._folder)
             measured = measure(self._folder)
             if measured is not None:
                 kept = _Kept(measured, time.time(), gethostname())
@@ -123,7 +124,7 @@ class Machines:
     def _read(self, name: str) -> _Kept | None:
         try:
             kept = msgspec.json.decode(self._file(name).read_bytes(), type=_Kept)
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
             return None
         return kept if kept.measured.format == FORMAT else None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rearview.model.point import name_of
 from rearview.plan.facts import DeepFacts, LoopFacts, Shown
 
 Spent = list[tuple[float, int]]
@@ -19,7 +20,7 @@ def inner_loops(main: Mapping[str, Any], end: Mapping[str, Any], count: int) -> 
         most = max((n for _, n in padded), default=0)
         found.append(
             LoopFacts(
-                site.rpartition(":")[2],
+                site,
                 [s for s, _ in padded],
                 [n for _, n in padded],
                 values=shown(
@@ -38,16 +39,19 @@ def deep_loops(
     count: int,
     inner: Sequence[LoopFacts],
 ) -> dict[tuple[str, ...], DeepFacts]:
-    """Return the loops inside of inner ones by the names of those and their own.
+    """Return the loops inside of inner ones by the ids of those and their own, or by names.
+
+    Runs of before told the names alone.
 
     One that was not watched to its end is taken to have gone round as often each time.
     """
     found: dict[tuple[str, ...], DeepFacts] = {}
-    for names, deep in sorted(main.get("deep", {}).items(), key=lambda item: item[0].count("/")):
-        chain = tuple(names.split("/"))
+    for names, deep in sorted(main.get("deep", {}).items(), key=_levels):
+        chain = tuple(deep.get("path") or names.split("/"))
         around: LoopFacts | DeepFacts | None = found.get(chain[:-1])
         if len(chain) == 2:
-            around = next((loop for loop in inner if loop.name == chain[0]), None)
+            here = (loop for loop in inner if chain[0] in (loop.name, name_of(loop.name)))
+            around = next(here, None)
         counts = list(deep["counts"])
         seen = _seen(main, end, deep["site"], len(counts), count)
         each = sum(counts) / max(1, deep["entries"])
@@ -59,6 +63,11 @@ def deep_loops(
             ]
         found[chain] = DeepFacts(counts, seen)
     return found
+
+
+def _levels(item: tuple[str, Mapping[str, Any]]) -> int:
+    names, deep = item
+    return len(deep.get("path") or names.split("/"))
 
 
 def _seen(

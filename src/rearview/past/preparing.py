@@ -11,14 +11,16 @@ from pathlib import Path
 
 from rearview.errors import UsageError
 from rearview.model import Run, Status
+from rearview.model.point import name_of
 from rearview.past.chosen import Chosen, within
 from rearview.past.covered import Asked, narrowed, uncompared
 from rearview.past.inputs import gone
 from rearview.past.machines import Machines
 from rearview.past.packages import lost
 from rearview.past.probing import Probing
-from rearview.past.segments import Prepared, run_facts
+from rearview.past.segments import Prepared, as_run, run_facts
 from rearview.past.sharing import lead_of
+from rearview.past.unwatched import unparsed, unwatched
 from rearview.plan.at import At, parse_at
 from rearview.plan.facts import LoopFacts
 from rearview.source.probes import Probes
@@ -67,14 +69,24 @@ class Preparing:
         only: Chosen | None = None,
     ) -> Prepared:
         """Return a run with what it lacks of `names`, in the iterations that are chosen."""
+        continued = run.facts.get("continued")
+        if continued:
+            raise UsageError(
+                f"Run {run.id} went on with another source at {continued[0]['point'] or 'its end'}: "
+                "no one source repeats it, so it is not replayed. What it recorded is in the table.",
+                slug="two-sources",
+            )
         probes = probing.of(run, names)
         unknown = [name for name in names if not probes.of(name)]
         if unknown:
             raise UsageError(
                 f"{', '.join(unknown)}: nothing in the work tree logs this beyond what run "
-                f"{run.id} logged. Add a statement such as rearview.log({unknown[0]!r}, value).",
+                f"{run.id} logged. Add a statement such as rearview.log({unknown[0]!r}, value)."
+                + unparsed(unknown[0], probing.edited)
+                + unwatched(unknown[0], self.project.root),
                 slug="no-probe",
             )
+        probes = as_run(probes, run)
         meant = tuple(probe for probe in probes.probes if probe.names)
         old = self.versions.files(run.version)
         version, files = self._derived(run, dict(probes.source), old)
@@ -95,7 +107,7 @@ class Preparing:
             count=len(loop.seconds) if loop is not None else 0,
             at=limits,
             settled=math.inf if asked.again else self._settled(run),
-            within=within(only, probes, names, main) if only and main else None,
+            within=within(only, probes, names, facts.loops) if only and main else None,
         )
         same = partial(self._same, version, probes)
         replays = self.runs.replays(run.id)
@@ -164,7 +176,7 @@ def _picked(
     """Return the iterations of the main loop that are asked for; None: all."""
     picked = None if only is None else frozenset(only)
     for at in limits:
-        if loop is not None and at.loop == loop.name:
+        if loop is not None and at.loop == name_of(loop.name):
             meant = frozenset(at.indices(len(loop.seconds), loop.values))
             # of a number that it does not have, the planner says so
             picked = meant if picked is None else picked & meant

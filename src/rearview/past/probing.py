@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
-import json
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 
 from rearview.errors import ProbeError, SourceError, UsageError
 from rearview.model import Run
+from rearview.past.corrections import Correction, Corrections, Identity
 from rearview.past.renaming import Renaming
 from rearview.source.apart import Apart, apart
+from rearview.source.carry import SURE
 from rearview.source.logged import names_logged
 from rearview.source.naming import Naming
-from rearview.source.probes import Probe, Probes, check, find, fits
-from rearview.source.propagate import Outcome, Placed, Statement, through
+from rearview.source.probes import Kind, Probe, Probes, check, find, fits
+from rearview.source.propagate import HandPlace, Outcome, Statement, through
 from rearview.source.sameness import needed
-from rearview.store.project import publish
+from rearview.source.scopes import bound_by
+from rearview.source.tree import blocks_of
 from rearview.store.versions import Versions
 
 WORKTREE = "worktree"
@@ -46,10 +49,12 @@ class Probing:
 
     versions: Versions
     runs: Sequence[Run]
-    corrections: Path
-    """File that keeps placements made by hand."""
+    corrections: Corrections
+    """Places given by hand."""
     only: tuple[str, ...] = ()
     """Names of which alone the statements count, with what these need; none: all that is added."""
+    sure: float = SURE
+    """Places less likely right than this are refused."""
     _texts: dict[str, dict[str, str]] = field(default_factory=dict)
     _older: dict[tuple[str, ...], Probing] = field(default_factory=dict)
 
@@ -97,7 +102,7 @@ class Probing:
                 raise
             found = None
         if found is not None and all(found.of(name) for name in names):
-            return found
+            return self._alone(run, found, names)
         older = self.carrying(names)
         if older is not self and run.version in older.chain:
             return older.of(run, names)
@@ -113,18 +118,47 @@ class Probing:
             )
         return find(old, {**old, **outcome.files}, used=used)
 
-    def carrying(self, names: Sequence[str]) -> Probing:
-        """Return what carries `names` back: this, or one that begins with an older version.
+    def _alone(self, run: Run, found: Probes, names: Sequence[str]) -> Probes:
+        """Return what an edit adds without the log statements that nobody asked for."""
+        asked = self.carrying(names)
+        if not names or not asked.only or run.version not in asked.chain:
+            return found
+        kept = needed(found, names)
+        if all(probe in kept or probe.kind is Kind.IMPORT for probe in found.probes):
+            return found
+        outcome = asked.outcomes[asked.chain.index(run.version)]
+        if outcome.refused:
+            return found
+        old = self.text(run.version)
+        used = run.facts.get("end", {}).get("files")
+        try:
+            alone = find(old, {**old, **outcome.files}, used=used)
+        except ProbeError:
+            return found
+        return alone if all(alone.of(name) for name in names) else found
 
-        A statement that the newest run had already is new to the versions from before it.
+    def carrying(self, names: Sequence[str]) -> Probing:
+        """Return what carries the statements that log `names` back, with what these need.
+
+        It may begin with an older version: a statement that the newest run had already is new to
+        the versions from before it.
         """
         wanted = tuple(names)
-        patterns = {each for probe in self.added for each in probe.names}
-        if self.only or all(any(fits(each, name) for each in patterns) for name in wanted):
+        if self.only or not wanted:
             return self
         if wanted not in self._older:
-            self._older[wanted] = self._begun_earlier(wanted)
+            patterns = {each for probe in self.added for each in probe.names}
+            if all(any(fits(each, name) for each in patterns) for name in wanted):
+                self._older[wanted] = self._asked(wanted, self.runs)
+            else:
+                self._older[wanted] = self._begun_earlier(wanted)
         return self._older[wanted]
+
+    def _asked(self, names: tuple[str, ...], runs: Sequence[Run]) -> Probing:
+        """Return the probing of some names alone, for the versions of `runs`."""
+        probing = Probing(self.versions, runs, self.corrections, names, self.sure, self._texts)
+        probing.__dict__["edited"] = self.edited
+        return probing
 
     def _logs(self, name: str) -> bool:
         """Say whether the work tree logs a name anywhere."""
@@ -144,10 +178,7 @@ class Probing:
                 continue
             if all(found.of(name) for name in names):
                 older = set(self.chain[at:])
-                runs = [run for run in self.runs if run.version in older]
-                probing = Probing(self.versions, runs, self.corrections, names, self._texts)
-                probing.__dict__["edited"] = self.edited
-                return probing
+                return self._asked(names, [run for run in self.runs if run.version in older])
         return self
 
     @cached_property
@@ -172,7 +203,9 @@ class Probing:
         namings = self._newest.namings if self._newest is not None else ()
         edited = {**self._named, **{path: each.text for path, each in self._apart.items()}}
         found = through(
-            edited, self._statements, versions, self._by_hand(), list(map(self._moved, namings))
+            *(edited, self._statements, versions, self._by_hand()),
+            list(map(self._moved, namings)),
+            self.sure,
         )
         back = self.renaming.named_back
         return tuple(back(version, one) for version, one in zip(self.chain, found, strict=True))
@@ -228,48 +261,122 @@ class Probing:
             for version, outcome in zip(self.chain, self.outcomes, strict=True)
         ]
 
-    def correct(self, run: Run, path: str, line: int) -> None:
-        """Keep that the added statements go before `line` of `path` in the version of `run`."""
-        lines = self.text(run.version).get(path, "").splitlines()
-        if not 1 <= line <= len(lines) + 1:
+    def correct(
+        self,
+        run: Run,
+        place: HandPlace,
+        names: Sequence[str] = (),
+        statement: tuple[str, int] | None = None,
+    ) -> list[Correction]:
+        """Keep that the statements that log `names` go to a place in the version of `run`.
+
+        `statement` is a file and a line of the work tree, where several statements log a name.
+        """
+        lines = self.text(run.version).get(place.path, "").splitlines()
+        if not 1 <= place.line <= len(lines) + 1:
             raise UsageError(
-                f"{path} of run {run.id} has {len(lines)} lines, so nothing goes before line "
-                f"{line}. `rearview diff {run.id}` shows it.",
+                f"{place.path} of run {run.id} has {len(lines)} lines, so nothing goes before line "
+                f"{place.line}. `rearview diff {run.id}` shows it.",
                 slug="no-place",
             )
-        model = lines[line - 1] if line <= len(lines) else lines[-1] if lines else ""
-        indent = model[: len(model) - len(model.lstrip())]
-        placed = [
-            Placed(path, line, _indented(self._apart[one.path].text, one.lines, indent))
-            for one in self._statements
+        made = [
+            Correction(
+                *(run.version, self._identities[number], place.path, place.line),
+                *(place.after, dict(place.renames), run.id),
+            )
+            for number in self._meant(names, statement)
         ]
-        known = self._kept()
-        known[run.version] = [asdict(one) for one in placed]
-        self.corrections.parent.mkdir(parents=True, exist_ok=True)
-        publish(self.corrections, json.dumps(known, indent=1).encode())
+        self.corrections.add(made)
+        return made
 
-    def _kept(self) -> dict[str, list[dict[str, object]]]:
-        try:
-            kept: dict[str, list[dict[str, object]]] = json.loads(self.corrections.read_bytes())
-        except (OSError, ValueError):
-            return {}
-        return kept
+    def _meant(self, names: Sequence[str], statement: tuple[str, int] | None) -> list[int]:
+        """Return the numbers of the added statements that a correction is for."""
+        if statement is not None:
+            path, line = statement
+            hits = [
+                number
+                for number, probe in enumerate(self.added)
+                if probe.path == path and probe.first <= line <= probe.last
+            ]
+            if not hits:
+                raise UsageError(
+                    f"No added statement stands at {path}:{line} of the work tree. Those that "
+                    f"belong to {' '.join(names)} are at {self._told(range(len(self.added)))}.",
+                    slug="no-probe",
+                )
+            return hits
+        found = [number for number, probe in enumerate(self.added) if probe.names]
+        for name in names or {name for number in found for name in self.added[number].names}:
+            hits = [k for k in found if any(fits(each, name) for each in self.added[k].names)]
+            if len(hits) > 1:
+                raise UsageError(
+                    f"{len(hits)} statements log {name}: {self._told(hits)}. Say which one goes "
+                    "there with `--statement FILE:LINE`.",
+                    slug="which-statement",
+                )
+        return [
+            k
+            for k in found
+            if not names or any(fits(each, n) for each in self.added[k].names for n in names)
+        ]
 
-    def _by_hand(self) -> dict[int, list[Placed]]:
-        """Return the placements made by hand that are for as many statements as there are now."""
-        found = {}
-        for version, placed in self._kept().items():
-            if version in self.chain and len(placed) == len(self.added):
-                given = [
-                    Placed(str(one["path"]), int(str(one["line"])), str(one["text"]))
-                    for one in placed
-                ]
-                found[self.chain.index(version)] = self.renaming.placed_anew(version, given)
+    def _told(self, numbers: Collection[int]) -> str:
+        return ", ".join(f"{self.added[k].path}:{self.added[k].line}" for k in numbers)
+
+    @cached_property
+    def _identities(self) -> list[Identity]:
+        """What makes each added statement itself, whatever its text is."""
+        seen: Counter[tuple[str, tuple[str, ...], tuple[str, ...]]] = Counter()
+        found = []
+        for number, probe in enumerate(self.added):
+            sets: tuple[str, ...] = ()
+            if not probe.names:
+                sets = tuple(name for name, _ in bound_by(self._trees[number][0]))
+            key = (probe.path, probe.names, sets)
+            found.append(Identity(*key, occurrence=seen[key]))
+            seen[key] += 1
         return found
 
+    @cached_property
+    def _trees(self) -> list[tuple[ast.stmt, int]]:
+        """Each added statement as a tree, and a number for the block that it stands in."""
+        found: dict[tuple[str, int, int], tuple[ast.stmt, int]] = {}
+        for path in {probe.path for probe in self.added}:
+            blocks: list[list[ast.stmt]] = [ast.parse(self._named[path]).body]
+            while blocks:
+                block = blocks.pop()
+                for stmt in block:
+                    found[path, stmt.lineno, stmt.col_offset] = (stmt, id(block))
+                    blocks += [inner for _, _, inner in blocks_of(stmt)]
+        return [found[probe.path, probe.line, probe.column] for probe in self.added]
 
-def _indented(text: str, lines: tuple[int, int], indent: str) -> str:
-    """Return the lines of a statement, indented as the place where they go."""
-    chosen = text.splitlines()[lines[0] - 1 : lines[1]]
-    own = chosen[0][: len(chosen[0]) - len(chosen[0].lstrip())]
-    return "".join(f"{indent}{line.removeprefix(own)}\n" for line in chosen)
+    def _by_hand(self) -> dict[int, dict[int, HandPlace]]:
+        """Return the places given by hand for statements that are still there.
+
+        What is computed in the same block only for a statement goes where the statement goes.
+        """
+        found: dict[int, dict[int, HandPlace]] = {}
+        for one in self.corrections.kept:
+            number = one.statement.find(self._identities)
+            if number is None or one.version not in self.chain:
+                continue
+            place = self.renaming.placed_anew(one.version, one.place)
+            at = self.chain.index(one.version)
+            found.setdefault(at, {})[number] = place
+        for places in found.values():
+            for number, place in sorted(places.items()):
+                for other in self._serving(number):
+                    places.setdefault(other, place)
+        return found
+
+    def _serving(self, number: int) -> list[int]:
+        """Return the added statements above one, in its block, that log nothing."""
+        probe, block = self.added[number], self._trees[number][1]
+        return [
+            k
+            for k, other in enumerate(self.added)
+            if self._trees[k][1] == block
+            and not other.names
+            and (other.line, other.column) < (probe.line, probe.column)
+            and probe.names
+        ]

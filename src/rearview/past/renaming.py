@@ -9,7 +9,7 @@ from functools import cached_property
 
 from rearview.source.probe import Probes
 from rearview.source.renames import Names, renames
-from rearview.source.through import Outcome, Placed, difference
+from rearview.source.through import HandPlace, Outcome, difference
 
 Texts = Mapping[str, str]
 
@@ -99,10 +99,10 @@ class Renaming:
             reasons=(*outcome.reasons, *told),
         )
 
-    def placed_anew(self, version: str, placed: Sequence[Placed]) -> list[Placed]:
-        """Return places in a version under the names of the newest one."""
+    def placed_anew(self, version: str, place: HandPlace) -> HandPlace:
+        """Return a place in a version under the name that the newest one has for the file."""
         now = self.newest(version).as_now(self.text(version))
-        return [replace(one, path=now.get(one.path, one.path)) for one in placed]
+        return replace(place, path=now.get(place.path, place.path))
 
     def told(self, taken: Iterable[tuple[str, Probes]]) -> list[str]:
         """Return sentences on the files that are called otherwise in versions that take probes."""

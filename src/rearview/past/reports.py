@@ -8,9 +8,13 @@ from functools import cached_property
 from typing import Any
 
 from rearview.execute.replays import Outcome
-from rearview.model import Checkpoint, Plan, Run
+from rearview.model import Checkpoint, Plan, Run, Verdict
+from rearview.model.environment import Environment
+from rearview.model.proof import compared, worst
 from rearview.past.segments import Prepared
+from rearview.store.removal import RunRemoval
 from rearview.store.runs import Replay
+from rearview.store.sweep import Freed
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,14 @@ class Unproved:
 
 
 @dataclass(frozen=True, slots=True)
+class Insertion:
+    """What a backfill puts into the source of some runs."""
+
+    runs: tuple[str, ...]
+    diff: str
+
+
+@dataclass(frozen=True, slots=True)
 class RunReport:
     """All there is to say of one run."""
 
@@ -43,6 +55,13 @@ class RunReport:
     costs: dict[str, Any]
     replays: list[Replay]
     exact: str
+    """How far its replays can be trusted: the verdict in words."""
+    verdict: Verdict | None = None
+    """The same as a value; None if it was not replayed."""
+    environment: Environment | None = None
+    """The environment variables that it read; None: it was recorded without them."""
+    environment_differences: list[str] = field(default_factory=list)
+    """Those that differ now and that a replay does not restore, a phrase each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +75,21 @@ class BackfillReport:
     """What the runs themselves took."""
     elsewhere: int = 0
     """Segments that another backfill filled meanwhile, wholly or in part."""
+    environment_differences: list[str] = field(default_factory=list)
+    """Variables that the runs read, that differ now and were not restored, a phrase each."""
+    names: tuple[str, ...] = ()
+    """What was to be filled."""
+
+    @property
+    def unreached(self) -> list[str]:
+        """Runs in which no statement that logs one of the names was reached: no value came."""
+        if not self.names or self.elsewhere:
+            return []
+        written: dict[str, int] = {}
+        for outcome in self.outcomes:
+            written[outcome.run] = written.get(outcome.run, 0) + outcome.report.written
+        exact = {one.run for one in self.outcomes if one.proved}
+        return [run for run, count in written.items() if not count and run in exact]
 
     @property
     def written(self) -> int:
@@ -79,31 +113,22 @@ class BackfillReport:
         """One line that says how far the answer can be trusted."""
         if not self.outcomes:
             return "nothing was replayed" + " here" * bool(self.elsewhere)
-        reports = [outcome.report for outcome in self.outcomes]
-        states = sum(report.states for report in reports)
-        restored = sum(report.restored for report in reports)
-        repeated = sum(report.repeated for report in reports)
-        said = f"{restored} states restored, {states} states and {repeated} recorded values equal"
-        if self.proved:
-            rest = "; after the last of them there was nothing to compare with"
-            return f"exact: {said}{rest * any(report.open for report in reports)}"
-        for outcome in self.outcomes:
-            report = outcome.report
-            if outcome.proved:
-                continue
-            if report.error:
-                return f"not proved: {outcome.run}: {report.error}"
-            about = f"; {'; '.join(report.surroundings)}" if report.surroundings else ""
-            if report.difference:
-                return f"not exact: {report.difference} (run {outcome.run}){about}"
-            if report.differing:
-                return f"not exact: {', '.join(report.differing)} came out differently{about}"
-            if report.open:
-                return (
-                    f"not proved: what run {outcome.run} computed there left nothing behind to "
-                    f"compare with ({said})"
-                )
-        return f"not proved: nothing could be compared ({said})"
+        decisive = worst(outcome.proof for outcome in self.outcomes)
+        if decisive is None or decisive.verdict is Verdict.EXACT:
+            return f"exact: {compared(outcome.report for outcome in self.outcomes)}"
+        run = next(outcome.run for outcome in self.outcomes if outcome.proof == decisive)
+        return f"{decisive.verdict}: run {run}: {decisive.why}"
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """What is known of all its replays; None if there was none."""
+        decisive = worst(outcome.proof for outcome in self.outcomes)
+        return decisive.verdict if decisive is not None else None
+
+    @property
+    def redone(self) -> list[Outcome]:
+        """Outcomes of second tries, each with the reason why the first did not do."""
+        return [outcome for outcome in self.outcomes if outcome.redone]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +159,15 @@ class PlanReport:
     missing: Missing = field(default_factory=lambda: Missing(0))
     """Cells without a value."""
     changed_inputs: list[str] = field(default_factory=list)
+    environment_differences: list[str] = field(default_factory=list)
+    """Variables that the runs read, that differ now and are not restored, a phrase each."""
     notes: list[str] = field(default_factory=list)
     """What is to be known besides: files that had other names, what makes predictions doubtful."""
     unproved: list[Unproved] = field(default_factory=list)
     """What is there already, is asked for, and cannot be proved."""
     explaining: Callable[[], Any] | None = field(default=None, repr=False)
+    insertions: list[Insertion] = field(default_factory=list)
+    """What is put into the source of the runs that run again, as a diff for each version."""
     prepared: Mapping[str, Prepared] = field(default_factory=dict, repr=False)
     """Each run with what is wanted of it, for whoever carries the plan out."""
 
@@ -154,3 +183,19 @@ class PlanReport:
         Found out when asked for: it takes planning anew several times.
         """
         return self.explaining() if self.explaining is not None else None
+
+
+@dataclass(frozen=True)
+class Removal:
+    """What a removal of runs removed, or would remove."""
+
+    runs: tuple[str, ...]
+    """The runs, those whose removal had been interrupted before among them."""
+    removed: list[RunRemoval]
+    freed: Freed
+    """Objects and packs that nothing needs any more."""
+
+    @property
+    def nbytes(self) -> int:
+        """All bytes that it freed, or would free."""
+        return self.freed.nbytes + sum(each.nbytes for each in self.removed)

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rearview.model import Checkpoint, Run, Segment, Wanted
+from rearview.model import Checkpoint, Point, Run, Segment, Step, Wanted
+from rearview.model.point import NAMED, columns_of, name_of
 from rearview.past.covered import ALL, Asked
 from rearview.past.nested import deep_loops, inner_loops, shown
 from rearview.past.sharing import Lead, waited
@@ -66,8 +67,8 @@ class Prepared:
             )
             return planning.Question(self.facts, (everything,))
         for probe in self.asked:
-            chains = probe.chains or (self._deepest(),)
-            if not probe.chains:
+            chains = probe.paths or (self._deepest(),)
+            if not probe.paths:
                 # Nobody is seen to call its function: it may well be called after the loops.
                 after = Place.AFTER.value
                 wanted.append(
@@ -78,7 +79,7 @@ class Prepared:
                 if chain and chain[0] != main and not (main is None and self.at):
                     # Another loop than the main one, or one in a coroutine, which nobody divides:
                     # run to the end, and pass the main one by.
-                    other = tuple(at for at in self.at if at.loop not in chain)
+                    other = tuple(at for at in self.at if at.loop not in columns_of(chain))
                     wanted.append(
                         planning.Wanted(
                             *(self.names, (), Place.AFTER.value),
@@ -122,15 +123,17 @@ class Prepared:
     def wanted(self, segment: Segment, *, first: bool = True) -> Wanted:
         """Return the segment file for one segment of the plan; `first` if it is the run's first."""
         asked = self.asked
-        chains = [list(chain) for probe in asked for chain in (*probe.chains, *probe.feeds)]
-        everywhere = not asked or any(not probe.chains for probe in asked)
+        chains = [list(chain) for probe in asked for chain in (*probe.paths, *probe.fed_by)]
+        everywhere = not asked or any(not probe.paths for probe in asked)
+        # without any path it is not known which loops are around the statement
         before = bool(asked) and all(
-            probe.place is Place.BEFORE and not any(probe.chains) for probe in asked
+            probe.place is Place.BEFORE and probe.paths and not any(probe.paths) for probe in asked
         )
         to_end = segment.tail or segment.loop is None
         alone = self._alone()
         others = any(chain and chain[0] != segment.loop for chain in chains)
         spans = self._spans(segment)
+        ranges = _ranges(segment, spans) if alone or self.at else {}
         return Wanted(
             run=self.run.id,
             replay=f"{self.run.id}.{secrets.token_hex(4)}",
@@ -139,8 +142,10 @@ class Prepared:
             chains=chains,
             everywhere=everywhere,
             levels=self._levels(),
-            ranges=_ranges(segment, spans) if alone or self.at else {},
+            main=segment.loop or "" if ranges else "",
+            ranges=ranges,
             spans=spans,
+            owed=self._owed(segment, to_end=to_end),
             after=not before and (to_end or others or not alone),
             head=first,
             tail=to_end,
@@ -174,10 +179,45 @@ class Prepared:
         }
         return {within.loop: spans} if spans else {}
 
-    def _alone(self) -> bool:
-        """Say whether the main loop is the only outermost one of its name.
+    def _owed(self, segment: Segment, *, to_end: bool) -> dict[str, int]:
+        """Return how often the loops around what is wanted went round in the run, as it counted.
 
-        If not, each of them may hold what is wanted, and only the main one can be divided.
+        Only loops of which that is known for certain: those that were watched to their end.
+        """
+        end = self.run.facts.get("end", {})
+        main = end.get("main", {})
+        known = {
+            site: one["iterations"]
+            for site, one in end.get("loops", {}).items()
+            if not one.get("loose", True)  # of a generator, which may run anywhere
+        }
+        if self.at or self.about.within is not None or not self._alone() or not end:
+            return {}
+        first, most = main.get("counted", (0, 0))
+        if first or self.about.count > most or "counts" not in main:
+            return {}  # a part of it ran in another process, or was not counted
+        last = ALL if segment.last is None else segment.last
+        here = range(segment.first, last) if segment.only is None else segment.only
+        owed: dict[str, int] = {}
+        for path in {path for probe in self.asked for path in probe.paths if path}:
+            site = path[-1]
+            if any(loop not in known for loop in path):
+                continue
+            counts = main["counts"].get(site, [])
+            if site == main.get("site"):
+                owed[site] = sum(1 for k in range(self.about.count) if k in here)
+            elif segment.loop is not None:
+                owed[site] = sum(count for k, count in enumerate(counts) if k in here)
+            else:
+                owed[site] = sum(counts)
+            if to_end and site != main.get("site"):
+                owed[site] += known[site] - sum(counts)
+        return owed
+
+    def _alone(self) -> bool:
+        """Return True if the main loop was entered only once.
+
+        If not, each time may hold what is wanted, and only one of them can be divided.
         """
         return bool(self.run.facts.get("end", {}).get("main", {}).get("alone", True))
 
@@ -186,7 +226,7 @@ class Prepared:
             (
                 0 if probe.depth == START else len(chain) - len(probe.loops) + probe.depth
                 for probe in self.asked
-                for chain in probe.chains
+                for chain in probe.paths
             ),
             default=99,
         )
@@ -206,6 +246,30 @@ def _ranges(segment: Segment, inner: Iterable[str]) -> dict[str, list[tuple[int,
     for loop, first, last in segment.inner:
         found[loop] = [(first, ALL if last is None else last)]
     return found
+
+
+def as_run(probes: Probes, run: Run) -> Probes:
+    """Return the probes with the loops around them as the run calls them.
+
+    A loop over `rearview.loop` goes by the name that the program gave it, wherever it stands.
+    """
+    known = run.facts.get("end", {}).get("loops", {})
+
+    def renamed(path: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(
+            named if (named := NAMED + name_of(loop)) in known and loop not in known else loop
+            for loop in path
+        )
+
+    changed = (
+        replace(
+            probe,
+            paths=tuple(map(renamed, probe.paths)),
+            fed_by=tuple(map(renamed, probe.fed_by)),
+        )
+        for probe in probes.probes
+    )
+    return replace(probes, probes=tuple(changed))
 
 
 def run_facts(
@@ -238,7 +302,7 @@ def run_facts(
     return planning.RunFacts(
         run.id,
         version,
-        loops=(planning.LoopFacts(main["name"], iterations, values=values), *inner),
+        loops=(planning.LoopFacts(main["site"], iterations, values=values), *inner),
         deep=deep_loops(main, end, len(iterations), inner),
         start=began,
         setup=float(main["entered"]),
@@ -276,8 +340,9 @@ def _of_main(site: str, checkpoints: Iterable[Checkpoint]) -> Iterable[planning.
             kind = (one.edge, len(one.point.steps))
             nbytes = min(size, stored - before.get(kind, 0)) if first else size
             before[kind] = stored
+            steps = tuple(Step(str(loop), int(index)) for loop, _, index in one.meta["path"])
             yield planning.CheckpointFacts(
-                one.id, one.point, one.edge, complete=one.complete, nbytes=nbytes
+                one.id, Point(steps), one.edge, complete=one.complete, nbytes=nbytes
             )
 
 
@@ -299,7 +364,7 @@ def _from_checkpoints(checkpoints: Sequence[Checkpoint]) -> dict[str, Any]:
     }
     return {
         "site": site,
-        "name": site.rpartition(":")[2],
+        "name": name_of(site),
         "entered": max(0.0, places[low] - each * max(1, low)),
         "left": places[high],
         "iterations": [(high + 1, each)],

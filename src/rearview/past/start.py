@@ -11,13 +11,19 @@ from typing import Any
 
 import msgspec
 
-from rearview.errors import UsageError
+from rearview.config import Settings
+from rearview.errors import StoreError, UsageError
 from rearview.execute.start import Start, start
 from rearview.model import Control, Run, Status
+from rearview.model.secrets import redact, redact_words
 from rearview.remote.base import open_remote
+from rearview.store.environment import environment_differences, environment_of
+from rearview.store.private import make_folder
 from rearview.store.project import Project, publish, root_of
 from rearview.store.runs import Runs
-from rearview.store.sync import command_key, pull
+from rearview.store.sync import command_key, pull, waiting
+from rearview.store.trust import check_trust
+from rearview.store.versions import Versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +83,18 @@ def begin(
 
 
 def _continued(control: Control, preempt: Preempt, here: Path) -> Start:
-    project = Project.create(Path(control.root))
+    try:
+        project = Project.create(Path(control.root))
+    except StoreError:
+        return start(control, os.environ, here)  # which says that nothing is recorded
     control = msgspec.structs.replace(
         control, signals=preempt.signals, remote=preempt.remote, exit_every=preempt.exit_every
     )
+    pulled = None
     if preempt.remote is not None:
-        pull(project, open_remote(preempt.remote), command_key(control.target, control.args))
+        pulled = pull(
+            project, open_remote(preempt.remote), command_key(control.target, control.args)
+        )
     runs = Runs(project)
     run = stopped(runs.all(), control)
     if run is None and preempt.waits:
@@ -97,10 +109,66 @@ def _continued(control: Control, preempt: Preempt, here: Path) -> Start:
             "output; raise --retries to let it try again.",
             slug="too-many-attempts",
         )
+    if run.id != pulled:  # who names a remote trusts those who can write to it
+        check_trust(project.store, Settings.read(project.store).trust, "Going on with a run")
     control = msgspec.structs.replace(control, resume=run.id)
-    env = {**os.environ, **run.facts.get("threads", {})}
+    env = environment_of(run, runs.folder(run.id), os.environ, resumes=True)
     begun = start(control, env, here, hash_seed=str(run.facts["hash_seed"]))
-    return replace(begun, kept=runs.folder(run.id))
+    folder = runs.folder(run.id)
+    from rearview.past.worktree import source_of  # a run that is not resumed needs none of it
+
+    notes = (*source_of(project, run), *differing_environment(folder))
+    return replace(begun, kept=folder, notes=notes)
+
+
+def differing_environment(folder: Path) -> tuple[str, ...]:
+    """Return one sentence on the variables that differ for a run that is resumed here, or none."""
+    found = environment_differences(folder, os.environ, resumes=True)
+    return (f"environment variables differ: {'; '.join(found)}",) if found else ()
+
+
+def fetch(remote: str, which: str = "latest") -> tuple[Run, tuple[str, ...]]:
+    """Bring a run from a remote into the project around the current folder.
+
+    Return it, and the source files that were missing here and are now written.
+    """
+    project = Project.create(_root())
+    place = open_remote(remote)
+    keys = waiting(place)
+    fits = [
+        run for run in keys if which == "latest" or run.startswith(which) or run.endswith(which)
+    ]
+    if not fits or (which != "latest" and len(fits) > 1):
+        known = ", ".join(list(keys)[-5:]) or "none"
+        raise UsageError(
+            f"There is no single run {which!r} at {redact(remote)}. It holds: {known}.",
+            slug="no-run",
+        )
+    pull(project, place, keys[fits[-1]])
+    run = Runs(project).get(fits[-1])
+    return run, _write_missing(project, run)
+
+
+def _root() -> Path:
+    if "REARVIEW_ROOT" in os.environ:
+        return Path(os.environ["REARVIEW_ROOT"])
+    found = Project.find(Path.cwd())
+    return found.root if found is not None else Path.cwd()
+
+
+def _write_missing(project: Project, run: Run) -> tuple[str, ...]:
+    """Write the source files of a run that are not in the project's folder; return their names."""
+    if not run.version:
+        return ()
+    written = []
+    for name, data in Versions(project, Settings()).files(run.version).items():
+        file = project.root / name
+        if os.path.lexists(file) or ".." in Path(name).parts or ".git" in Path(name).parts:
+            continue
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(data)
+        written.append(name)
+    return tuple(written)
 
 
 def _reserved(project: Project, control: Control) -> str:
@@ -113,7 +181,7 @@ def _reserved(project: Project, control: Control) -> str:
         if runs.folder(run).is_dir() and run not in runs.ids():
             return run
     run = runs.reserve()
-    file.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(file.parent)
     publish(file, run.encode(), durable=False)
     return run
 
@@ -135,15 +203,16 @@ def usual(target: str, args: Sequence[str], *, module: bool = False) -> tuple[Ru
         and run.facts.get("target") == target
         and bool(run.facts.get("module")) == module
     ]
-    same = [run for run in found if run.argv == tuple(args)]
+    same = [run for run in found if run.argv == tuple(redact_words(args))]
     best = (same or found)[-1:]
     return (best[0], runs.folder(best[0].id)) if best else None
 
 
 def stopped(runs: Sequence[Run], control: Control) -> Run | None:
     """Return the newest run of the same command if it was stopped before its end."""
+    words = tuple(redact_words(control.args))
     for run in reversed(runs):
-        same = run.facts.get("target") == control.target and run.argv == control.args
+        same = run.facts.get("target") == control.target and run.argv == words
         if same and bool(run.facts.get("module")) == control.module:
             return run if run.status in {Status.PAUSED, Status.DEAD} else None
     return None

@@ -18,6 +18,7 @@ from rearview.execute.pool import Piece, Turn
 from rearview.execute.replays import Replays
 from rearview.execute.watch import Watch
 from rearview.model import Segment
+from rearview.model.point import name_of
 from rearview.past.covered import ALL, Cell, cells, taken
 from rearview.past.segments import Prepared
 from rearview.past.sharing import Lead
@@ -49,7 +50,8 @@ class Turns:
         wanted = range(segment.first, last) if segment.only is None else segment.only
 
         def watch(task: Task) -> Watch:
-            return Watch(self.replays.runs.folder(one.run.id), task.id, segment.loop, wanted)
+            loop = name_of(segment.loop) if segment.loop is not None else None
+            return Watch(self.replays.runs.folder(one.run.id), task.id, loop, wanted)
 
         return Piece(one.run, segment.seconds, lambda: self._turn(one, segment, first=first), watch)
 

@@ -1,0 +1,67 @@
+"""Read a script and the project files that it imports, and return what Rearview sees in them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from rearview.errors import UsageError
+from rearview.source.inspection import Inspection, inspect
+from rearview.source.text import decode
+
+MOST_FILES = 500
+"""Files followed at most: a program of more is inspected by its first ones."""
+
+
+def inspect_script(script: Path, root: Path | None = None) -> Inspection:
+    """Return what the text of `script`, and of the files below `root` that it imports, tells."""
+    if not script.is_file():
+        raise UsageError(
+            f"There is no file {script}. Name the script as you would for `python`.",
+            slug="no-script",
+        )
+    script = script.resolve()
+    root = (root or script.parent).resolve()
+    if not script.is_relative_to(root):
+        root = script.parent
+    folders = (script.parent, root)
+    files: dict[str, str] = {}
+    todo = [script]
+    while todo and len(files) < MOST_FILES:
+        file = todo.pop()
+        name = file.relative_to(root).as_posix()
+        if name in files:
+            continue
+        files[name] = decode(file.read_bytes())
+        todo.extend(each for each in _imported(files[name], file, folders) if _below(each, root))
+    return inspect(script.relative_to(root).as_posix(), files)
+
+
+def _below(file: Path, root: Path) -> bool:
+    return file.resolve().is_relative_to(root)
+
+
+def _imported(text: str, file: Path, folders: tuple[Path, ...]) -> Iterator[Path]:
+    """Yield the files that a module imports from `folders`, or from beside itself."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names, bases = [alias.name for alias in node.names], folders
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            names = [module, *(f"{module}.{alias.name}".lstrip(".") for alias in node.names)]
+            bases = folders
+            if node.level:
+                bases = (file.parents[node.level - 1],)
+        else:
+            continue
+        for parts in (name.split(".") for name in names if name):
+            for base in bases:
+                for depth in range(1, len(parts) + 1):  # a package is imported before its modules
+                    place = base.joinpath(*parts[:depth])
+                    found = (place.with_name(f"{place.name}.py"), place / "__init__.py")
+                    yield from (each for each in found if each.is_file())
