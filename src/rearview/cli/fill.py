@@ -20,8 +20,16 @@ from rearview.cli.options import (
     some_runs,
     span,
 )
-from rearview.cli.plans import refused, show_plan, show_plan_briefly, summary
+from rearview.cli.plans import (
+    by_name,
+    environment_lines,
+    refused,
+    show_plan,
+    show_plan_briefly,
+    summary,
+)
 from rearview.cli.progress import Bar, Lines, waiting
+from rearview.model.proof import WITHHELD
 
 if TYPE_CHECKING:
     from rearview.past import BackfillReport, Outcome
@@ -91,7 +99,7 @@ def backfill(
         plan = past.plan(list(names), **chosen)
     if explain:
         if as_json:
-            show.json_document({**summary(plan), "plan": plan.plan})
+            show.json_document({**summary(plan), "plan": by_name(plan.plan)})
         else:
             show_plan(plan)
         return 1 if plan.refusals and not plan.plan.segments else 0
@@ -131,6 +139,9 @@ def replay(which: str, at: str | None, quiet: bool, as_json: bool) -> int:
     """
     with Bar(quiet=quiet) as bar:
         report = asked().replay(which, at=at, progress=bar)
+    if not as_json and not quiet:
+        for text in environment_lines(report.environment_differences):
+            show.note(text)
     return finish(report, as_json=as_json)
 
 
@@ -142,13 +153,18 @@ def agreed(seconds: float) -> bool:
 
 
 def _code(report: BackfillReport) -> int:
-    return 0 if not report.refusals and (report.proved or not report.outcomes) else 1
+    filled = not report.outcomes or (report.proved and bool(report.written or not report.unreached))
+    return 0 if filled and not report.refusals else 1
 
 
 def _verdict(report: BackfillReport) -> dict[str, Any]:
     """Return how a backfill ended; of its segments those that were not proved."""
     return {
         "exact": report.proved,
+        "verdict": report.verdict,
+        "redone": [
+            {"run": one.run, "replay": one.replay, "why": one.redone} for one in report.redone
+        ],
         "written": report.written,
         "seconds": report.seconds,
         "recorded_seconds": report.recorded_seconds,
@@ -156,8 +172,10 @@ def _verdict(report: BackfillReport) -> dict[str, Any]:
         "proof": report.proof,
         "segments": len(report.outcomes),
         "elsewhere": report.elsewhere,
+        "never_reached": report.unreached,
         "unproved": [_told(outcome) for outcome in report.outcomes if not outcome.proved],
         "refusals": report.refusals,
+        "environment_differences": report.environment_differences,
     }
 
 
@@ -170,15 +188,32 @@ def finish(report: BackfillReport, *, as_json: bool) -> int:
         return code
     for text in refused(report.refusals):
         show.out(text)
+    for outcome in report.redone:
+        show.out(
+            f"{show.paint('redone from the start:', show.YELLOW)} {outcome.run}: the try from a "
+            f"checkpoint did not do: {outcome.redone}"
+        )
     for outcome in report.outcomes:
         if not outcome.proved:
-            verdict = "not proved:" if outcome.report.uncompared else "not exact:"
-            verdict = "failed:" if outcome.report.error else verdict
-            show.out(f"{show.paint(verdict, show.RED)} {outcome.run}: {_why(outcome)}")
+            proof = outcome.proof
+            label = show.paint(f"{proof.verdict}:", show.RED)
+            show.out(f"{label} {outcome.run}: {proof.why}; its output is in {outcome.log}")
     if report.outcomes:
         show.out(
             f"{plural(report.written, 'record')} written in {duration(report.seconds)}"
             f"{_compared(report) if report.written else ''}"
+        )
+    for run in report.unreached:
+        show.out(
+            f"{show.paint('never reached:', show.YELLOW)} {run}: no value came, because the run did not "
+            f"execute a statement that logs {' or '.join(report.names)}: it stands in a branch, or in a "
+            "function, that was not entered"
+        )
+    withheld = sum(one.report.written for one in report.outcomes if one.proof.origin in WITHHELD)
+    if withheld:
+        show.out(
+            f"{plural(withheld, 'record')} of what was written is not exact and is left out of "
+            "tables; `rearview table --unproved` shows it"
         )
     if report.elsewhere:
         show.out(f"{plural(report.elsewhere, 'segment')} filled by another backfill meanwhile")
@@ -195,12 +230,7 @@ def _compared(report: BackfillReport) -> str:
 
 def _told(outcome: Outcome) -> dict[str, Any]:
     told = {name: getattr(outcome.report, name) for name in outcome.report.__struct_fields__}
+    proof = outcome.proof
     head = {"run": outcome.run, "replay": outcome.replay, "proved": outcome.proved}
+    head |= {"verdict": proof.verdict, "why": proof.why, "redone": outcome.redone or None}
     return {**head, **told, "log": outcome.log, "tree": outcome.tree}
-
-
-def _why(outcome: Outcome) -> str:
-    report = outcome.report
-    first = report.error or report.difference or "nothing that was recorded could be compared"
-    differing = f" (differing: {', '.join(report.differing)})" if report.differing else ""
-    return f"{first}{differing}; its output is in {outcome.log}"

@@ -6,6 +6,8 @@ import csv
 import io
 import json
 import math
+import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
@@ -14,6 +16,11 @@ from itertools import chain
 from typing import Any
 
 FORMATS = ("table", "json", "csv", "markdown")
+
+
+_CONTROL = re.compile(
+    "[\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
+)
 
 
 def plain(value: Any) -> Any:
@@ -33,6 +40,8 @@ def plain(value: Any) -> Any:
         return value.value
     if value is None or isinstance(value, (bool, int, str)):
         return value
+    if _is_stored(value):
+        return plain(value.facts)
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if is_dataclass(value) and not isinstance(value, type):
@@ -50,7 +59,9 @@ def plain(value: Any) -> Any:
 
 def json_text(value: Any, indent: int | None = None) -> str:
     """Return `value` as JSON; floats are written so that they read back as the same float."""
-    return json.dumps(plain(value), indent=indent, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(plain(value), indent=indent, ensure_ascii=False, allow_nan=False)
+    # what JSON lets stand and a terminal would obey; it reads back as the same character
+    return _CONTROL.sub(lambda found: json.dumps(found[0])[1:-1], text)
 
 
 def json_lines(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]:
@@ -86,7 +97,9 @@ def csv_lines(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator
 
 def _cells(rows: Iterable[Sequence[Any]]) -> Iterator[list[Any]]:
     for row in rows:
-        yield [json_text(c) if isinstance(c, (dict, list)) else plain(c) for c in row]
+        yield [
+            json_text(c) if isinstance(c, (dict, list)) or _is_stored(c) else plain(c) for c in row
+        ]
 
 
 def markdown_lines(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]:
@@ -110,8 +123,11 @@ def _escape(text: str) -> str:
 def cell(value: Any) -> str:
     """Return a value as a person wants to read it: six digits, no braces where avoidable.
 
-    >>> cell(0.000123456789), cell(None), cell(True), cell({"$object": "ab12", "shape": [3, 4]})
-    ('0.000123457', '', 'true', '<3x4>')
+    >>> cell(0.000123456789), cell(None), cell(True)
+    ('0.000123457', '', 'true')
+    >>> from rearview.store.stored_value import StoredValue
+    >>> cell([StoredValue("tensor", "float32", (64, 10), "ab12", 2560), 1])
+    '[float32[64, 10], 1]'
     """
     if value is None:
         return ""
@@ -119,12 +135,25 @@ def cell(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, float):
         return f"{value:.6g}"
-    if isinstance(value, Mapping) and "$object" in value:
-        shape = value.get("shape")
-        return f"<{'x'.join(map(str, shape))}>" if shape else f"<{value.get('kind', 'object')}>"
     if isinstance(value, (Mapping, list, tuple)):
-        return json_text(value)
+        return _nested(value)
     return value.isoformat(" ", "seconds") if isinstance(value, datetime) else str(value)
+
+
+def _is_stored(value: Any) -> bool:
+    """Return True for a `StoredValue`; its module is there if one is, and is not loaded for this."""
+    module = sys.modules.get("rearview.store.stored_value")
+    return module is not None and isinstance(value, module.StoredValue)
+
+
+def _nested(value: Any) -> str:
+    """Return a list or dictionary as JSON, with what is stored elsewhere described."""
+    if isinstance(value, Mapping):
+        items = (f"{json_text(str(key))}: {_nested(item)}" for key, item in value.items())
+        return f"{{{', '.join(items)}}}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_nested, value))}]"
+    return str(value) if _is_stored(value) else json_text(value)
 
 
 def numeric(values: Iterable[Any]) -> bool:
@@ -170,6 +199,38 @@ def size(count: int) -> str:
 def moment(seconds: float) -> str:
     """Return a time stamp in the user's own time zone."""
     return f"{datetime.fromtimestamp(seconds, UTC).astimezone():%Y-%m-%d %H:%M:%S}"
+
+
+def short_moment(seconds: float) -> str:
+    """Return a time stamp in twelve characters: the day and time, or the day and year if long ago."""
+    then, now = datetime.fromtimestamp(seconds, UTC).astimezone(), datetime.now(UTC).astimezone()
+    return f"{then:%b %d %H:%M}" if abs((now - then).days) < 180 else f"{then:%b %d  %Y}"
+
+
+def fitted(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], room: int, *, shrink: int
+) -> list[list[str]]:
+    """Return rows whose last `shrink` columns are cut so that the cells of each fit `room`.
+
+    The widest of them gives way first; none gets narrower than its heading.
+
+    >>> fitted(["run", "command"], [["a", "train.py --lr 0.1"]], 12, shrink=1)
+    [['a', 'train.py…']]
+    """
+    widths = [max(len(name), *(len(row[k]) for row in rows)) for k, name in enumerate(columns)]
+    loose = range(len(columns) - shrink, len(columns))
+    while sum(widths) > room:
+        widest = max(loose, key=lambda k: widths[k] - len(columns[k]), default=None)
+        if widest is None or widths[widest] <= len(columns[widest]):
+            break
+        widths[widest] -= 1
+    return [
+        [
+            text if len(text) <= most else text[: most - 1] + "…"
+            for text, most in zip(row, widths, strict=True)
+        ]
+        for row in rows
+    ]
 
 
 def plural(count: int, word: str) -> str:

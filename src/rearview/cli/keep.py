@@ -1,4 +1,4 @@
-"""Commands that look after the store: verify, gc."""
+"""Commands that look after the store: verify, trust, gc."""
 
 from __future__ import annotations
 
@@ -43,6 +43,11 @@ def verify(repair: bool, as_json: bool) -> int:
             f"{size(report.nbytes)} read",
         )
     )
+    if report.unchecked:
+        show.note(
+            f"{plural(report.unchecked, 'file')} of older runs were written before there were "
+            "checksums: that they can be read is all that is known of them."
+        )
     if report.ok:
         show.out(f"{show.paint('ok', show.GREEN)}: {looked}")
         return 0
@@ -77,6 +82,24 @@ def _problem(problem: Problem) -> None:
     show.out(f"{verdict}: {problem.path}: {problem.what}{done}")
     if problem.lost:
         show.out(f"  cannot be loaded: {', '.join(problem.lost)}")
+
+
+@click.command()
+def trust() -> None:
+    """Trust a store that was not made here: let replays run what is in it.
+
+    A replay, a backfill and a resumption run source and unpickle objects that are in the store, so
+    they refuse one that was copied, unpacked, or made by another user or on another machine. Say
+    this once, if you know where it comes from. Stores that you record yourself need it never.
+    """
+    past = asked(trusting=True)
+    before = past.trusted
+    file = past.trust()
+    hosts = sorted({run.host for run in past.runs() if run.host})
+    by = f" ({plural(len(past.runs()), 'run')}{', of ' + ', '.join(hosts) if hosts else ''})"
+    what = "was trusted before" if before else "is trusted from now on"
+    show.out(f"{past.project.store} {what}{by}")
+    show.note(f"Remembered in {file}; remove that file to take it back.")
 
 
 @click.command(cls=TakesRuns)

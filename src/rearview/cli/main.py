@@ -24,12 +24,22 @@ PIPE = 141
 
 # name -> (module, what it does); the module is loaded when the command is used
 COMMANDS = {
+    "inspect": ("inspect", "Show what Rearview sees in a script, without running it."),
     "run": ("record", "Record a run of a script, which needs no changes."),
     "runs": ("ask", "List the runs of this project."),
+    "ls": ("ask", "List the runs of this project, oldest first."),
     "show": ("ask", "Show one run: names, loops, checkpoints, cost, and whether it is exact."),
     "table": ("ask", "Show logged values, one row per point."),
     "sql": ("ask", "Ask the records and runs in SQL."),
     "diff": ("ask", "Show how the source of two runs differs."),
+    "plot": ("plot", "Plot logged values, all runs in one picture."),
+    "compare": ("compare", "Compare two runs: arguments, results, source, environment."),
+    "files": ("files", "List the files that a run wrote, and fetch them."),
+    "export": ("export", "Write a table to FILE."),
+    "name": ("labels", "Give a run a name, by which every command finds it."),
+    "tag": ("labels", "Give a run tags, to find it again."),
+    "note": ("labels", "Write a note about a run."),
+    "rm": ("labels", "Remove runs: records, checkpoints, replays and source."),
     "replay": ("fill", "Run a past run again from its checkpoints and prove it exact."),
     "backfill": ("fill", "Fill columns for past runs from log statements added since."),
     "workers": (
@@ -41,6 +51,7 @@ COMMANDS = {
     "submit": ("submit", "Write the job file for a script that a batch system runs to its end."),
     "energy": ("energy", "Show the power in the grid, and what a run used of it."),
     "verify": ("keep", "Check everything in the store; repair what can be rebuilt."),
+    "trust": ("keep", "Trust a store that was not made here: let replays run what is in it."),
     "gc": ("keep", "Free space by dropping checkpoints."),
     "doctor": ("doctor", "Check this machine and this project, and say what to do."),
     "demo": ("demo", "See it happen: record, edit, backfill, in under a minute."),
@@ -107,6 +118,11 @@ def cli(ctx: click.Context, traceback: bool) -> int | None:  # noqa: ARG001 - re
 def main(args: Sequence[str] | None = None) -> NoReturn:
     """Do what the command line says and end the process with the documented exit code."""
     words = list(sys.argv[1:] if args is None else args)
+    for name in ("stdout", "stderr"):
+        if (
+            getattr(sys, name) is None
+        ):  # closed by who called us; a program that we become finds it so
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, PTH123 - until the end
     sys.exit(_run(words))
 
 

@@ -107,7 +107,9 @@ def complete_run(_ctx: Any, _param: Any, incomplete: str) -> list[CompletionItem
     found: list[tuple[str, str]] = [("latest", "the newest run")]
     with contextlib.suppress(Exception):
         runs = reversed(asked().runs())
-        found += [(run.id, f"{run.status.value} {run.script}") for run in runs]
+        for run in runs:
+            found += [(run.name, f"run {run.id}")] if run.name else []
+            found.append((run.id, f"{run.status.value} {run.script}"))
     return [CompletionItem(run, help=text) for run, text in found if run.startswith(incomplete)]
 
 
@@ -125,11 +127,16 @@ def here() -> Path:
     return Path(os.environ.get("REARVIEW_ROOT") or Path.cwd())
 
 
-def asked() -> History:
-    """Return the history of the project that is meant here."""
-    from rearview.past import history
+def asked(*, trusting: bool = False) -> History:
+    """Return the history of the project that is meant here.
 
-    return history()
+    One that is `trusting` is there to be trusted, wherever links in its store lead.
+    """
+    from rearview.past import History, history
+    from rearview.store.project import Project
+
+    project = Project.find(here()) if trusting else None
+    return history() if project is None else History(project)
 
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]

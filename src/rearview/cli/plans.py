@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rearview.cli import show
 from rearview.cli.formats import duration, plural, size
+from rearview.model.point import name_of
 
 if TYPE_CHECKING:
-    from rearview.model import Segment
+    from rearview.model import Plan, Segment
     from rearview.past import PlanReport, Refusal, Unproved
 
 FEW = 3
@@ -32,8 +34,10 @@ def summary(plan: PlanReport) -> dict[str, Any]:
         "high": sum(segment.high for segment in plan.plan.segments),
         "refusals": plan.refusals,
         "changed_inputs": plan.changed_inputs,
+        "environment_differences": plan.environment_differences,
         "notes": plan.notes,
         "unproved": plan.unproved,
+        "insertions": plan.insertions,
     }
     if plan.explained is not None:
         told |= {
@@ -55,6 +59,10 @@ def show_plan(plan: PlanReport) -> None:
     """Print all there is to know about a plan before it runs."""
     if not _remarks(plan, show.out):
         return
+    for one in plan.insertions:
+        show.out(show.paint(f"goes into {_who(one.runs)}:", show.BOLD))
+        show.diff(one.diff)
+        show.out()
     segments = plan.plan.segments
     show.table(
         ["run", "operator", "iterations", "from", "predicted", "between"],
@@ -93,6 +101,8 @@ def _remarks(plan: PlanReport, say: Callable[[str], None]) -> bool:
     """Say what has to be known first; return whether there is anything to run."""
     for changed in plan.changed_inputs:
         say(f"changed since: {changed}; the replay reads what is there now")
+    for text in environment_lines(plan.environment_differences):
+        say(text)
     for remark in plan.notes:
         say(f"note: {remark}")
     for text in refused(plan.refusals):
@@ -102,6 +112,13 @@ def _remarks(plan: PlanReport, say: Callable[[str], None]) -> bool:
     if plan.nothing:
         say("Nothing to run." if plan.refusals else "Nothing is missing.")
     return not plan.nothing
+
+
+def environment_lines(differences: Sequence[str]) -> list[str]:
+    """Return one line on environment variables that differ and are not restored, or none."""
+    if not differences:
+        return []
+    return [f"environment, not restored: {'; '.join(differences)} (docs/environment.md)"]
 
 
 def _unproved(found: Sequence[Unproved]) -> list[str]:
@@ -157,6 +174,22 @@ def _iterations(segment: Segment) -> str:
     last = "" if segment.last is None else segment.last
     some = f" ({len(segment.only)} of them)" if segment.only is not None else ""
     inner = "".join(
-        f"/{loop}={first}:{'' if end is None else end}" for loop, first, end in segment.inner
+        f"/{name_of(loop)}={first}:{'' if end is None else end}"
+        for loop, first, end in segment.inner
     )
-    return f"{segment.loop}={segment.first}:{last}{some}{inner}"
+    return f"{name_of(segment.loop)}={segment.first}:{last}{some}{inner}"
+
+
+def by_name(plan: Plan) -> Plan:
+    """Return a plan in which loops go by what people call them."""
+    return replace(
+        plan,
+        segments=tuple(
+            replace(
+                one,
+                loop=None if one.loop is None else name_of(one.loop),
+                inner=tuple((name_of(loop), first, last) for loop, first, last in one.inner),
+            )
+            for one in plan.segments
+        ),
+    )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rearview.cli import show
 from rearview.cli.formats import duration, plural
+from rearview.model.printable import printable
 
 if TYPE_CHECKING:
     from rearview.past import Event
@@ -50,11 +51,14 @@ def _spin(text: str, done: threading.Event) -> None:
         show.said(f"{text} …")
         return
     from rich.console import Console
+    from rich.text import Text
 
     start = time.monotonic()
-    with Console(stderr=True).status(f"{text} …") as status:
+    text = printable(text, line=True)
+    with Console(stderr=True).status(Text(f"{text} …")) as status:
         while not done.wait(0.5):
-            status.update(f"{text} … {duration(round(PATIENCE + time.monotonic() - start))}")
+            since = duration(round(PATIENCE + time.monotonic() - start))
+            status.update(Text(f"{text} … {since}"))
 
 
 class Bar:
@@ -122,7 +126,7 @@ class Bar:
             self._rich.update(
                 self._bars[worker],
                 completed=min(one.done, 1.0),
-                description=f"  worker {worker + 1}: {one.run}",
+                description=f"  worker {worker + 1}: {printable(one.run, line=True)}",
                 left=f"{duration(one.left)} left, {duration(one.predicted)} predicted",
             )
         more = len(event.under_way) - len(known)
@@ -192,6 +196,8 @@ class Lines:
             told["rows"] = event.rows
         if event.kind in {"proved", "failed"}:
             told |= {"seconds": event.seconds, "done": event.done}
+        if event.kind == "again":
+            told["seconds"] = event.seconds
         if event.kind == "filled":
             told["done"] = event.done
         if event.message:

@@ -13,6 +13,7 @@ import click
 
 from rearview.cli import show
 from rearview.cli.green import Green, green_options, grid_setting, last_time, moment, run_green
+from rearview.cli.launchers import Meant, meant
 from rearview.cli.options import TakesRuns, asked, not_started, one_run, pair, quiet_option, span
 from rearview.errors import UsageError
 
@@ -83,7 +84,7 @@ class Program(click.Command):
 @click.option(
     "--remote",
     metavar="URL",
-    help="With --preemptible: a folder or URL where saved state is brought, and fetched from.",
+    help="A folder or URL where every save is brought, and fetched from; implies --preemptible.",
 )
 @click.option(
     "--retries",
@@ -132,9 +133,11 @@ def run(
             "Which script? `rearview run train.py`, or `rearview run -m package.train`.",
             click.get_current_context(),
         )
-    target, *rest = (module, *program) if module is not None else program
-    if module is None:
+    understood = meant(program) if module is None else Meant(module, program, module=True)
+    target, rest = understood.target, list(understood.args)
+    if not understood.module:
         check_script(Path(target))
+    os.environ.update(understood.environment)
     from rearview.past import begin
 
     settings: dict[str, Any] = {
@@ -148,10 +151,10 @@ def run(
             "--by, --hours, --share, --grams and --exit-when-paused go with --green.",
             click.get_current_context(),
         )
-    if preemptible or green:
+    if preemptible or green or remote is not None:
         preempt = replace(_preempt(signals, remote, retries), exit_every=exit_every, waits=green)
     options: dict[str, Any] = {
-        "module": module is not None,
+        "module": understood.module,
         "given": dict(given),
         "settings": {name: value for name, value in settings.items() if value is not None},
         "preempt": preempt,
@@ -162,13 +165,22 @@ def run(
             moment(by, 0.0)  # a slip is told now, not when power is green
             if hours is None:
                 told = replace(told, hours=_last_time(target, rest, options["module"], quiet=quiet))
-        return run_green(lambda: begin(target, rest, **options), told, preempt.signals, quiet=quiet)
+
+        def start() -> Start:
+            begun = begin(target, rest, **options)
+            if not quiet:
+                tell_notes(begun)
+            return begun
+
+        return run_green(start, told, preempt.signals, quiet=quiet)
     if preempt is not None:
         # One that comes while the program is still being started waits for it to listen.
         signal.pthread_sigmask(signal.SIG_BLOCK, preempt.signals)
     begun = begin(target, rest, **options)
     if not quiet:
-        show.said(f"recording {'-m ' if module else ''}{target}")
+        show.said(f"recording {'-m ' if understood.module else ''}{target}")
+    if not quiet and preempt is not None:
+        tell_notes(begun)  # it may go on with one that was stopped
     become(begun)
     return None
 
@@ -223,17 +235,49 @@ def check_script(script: Path) -> None:
 
 @click.command(cls=TakesRuns)
 @one_run
+@click.option(
+    "--source",
+    type=click.Choice(["run", "worktree"]),
+    default="run",
+    show_default=True,
+    help="Go on with the source that it ran, or with that of the work tree.",
+)
+@click.option(
+    "--remote",
+    metavar="URL",
+    help="Fetch the run from this folder or URL first, and bring every save there.",
+)
 @quiet_option
-def resume(which: str, quiet: bool) -> None:
+def resume(which: str, source: str, remote: str | None, quiet: bool) -> None:
     """Go on with a run that was stopped.
 
     It continues from its last checkpoint, with the source, arguments and random state it had,
-    as the same run. RUN is an id or part of one, `latest` (the default), or -2 for the one before.
+    as the same run. With --source worktree it goes on with the source as it is now, if nothing that
+    was changed ran before that checkpoint. RUN is an id or part of one, `latest` (the default), or
+    -2 for the one before. With --remote, also in an empty folder: source files that are missing here
+    are written.
     """
-    begun = asked().resume(which)
+    preempt = None
+    if remote is not None:
+        from rearview.past import fetch
+
+        run, written = fetch(remote, which)
+        which = run.id
+        if written and not quiet:
+            show.said(f"wrote {len(written)} source files that were missing here")
+        preempt = _preempt((), remote, 0)
+        signal.pthread_sigmask(signal.SIG_BLOCK, preempt.signals)
+    begun = asked().resume(which, preempt, source=source)
     if not quiet:
         show.said(f"resuming {which}")
+        tell_notes(begun)
     become(begun)
+
+
+def tell_notes(begun: Start) -> None:
+    """Say what is to be known before a program starts."""
+    for text in begun.notes:
+        show.said(text)
 
 
 def become(begun: Start) -> None:

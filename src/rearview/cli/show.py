@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 BOLD, DIM, RED, GREEN, YELLOW, CYAN = "1", "2", "31", "32", "33", "36"
+_OURS = f"{int.from_bytes(os.urandom(6), 'big')};"
+"""Marks our own colours until they are printed, so that a colour in a name or value is told from them."""
+_COLOR = re.compile(f"\x1b\\[{_OURS}([0-9]+)m")
 COLORS = {"ok": GREEN, "warn": YELLOW, "fail": RED}
 
 
@@ -27,7 +31,22 @@ def colored(stream: TextIO) -> bool:
 
 def paint(text: str, code: str, stream: TextIO | None = None) -> str:
     """Return `text` in a colour if the stream (stdout) wants it."""
-    return f"\x1b[{code}m{text}\x1b[0m" if colored(stream or sys.stdout) else text
+    return f"\x1b[{_OURS}{code}m{text}\x1b[{_OURS}0m" if colored(stream or sys.stdout) else text
+
+
+def safe(text: str) -> str:
+    """Return a text as a terminal may have it: our colours work, any other control is written out."""
+    parts = _COLOR.split(text)
+    return "".join(
+        f"\x1b[{part}m" if odd % 2 else printable(part) for odd, part in enumerate(parts)
+    )
+
+
+def printable(text: str, *, line: bool = False) -> str:
+    """Return `text` with control characters written out, so that no terminal obeys them."""
+    from rearview.model.printable import printable as written_out  # the model takes a while to load
+
+    return written_out(text, line=line)
 
 
 class ReaderGone(Exception):  # noqa: N818 - no error: `rearview table | head` is fine
@@ -36,6 +55,15 @@ class ReaderGone(Exception):  # noqa: N818 - no error: `rearview table | head` i
 
 def out(text: str = "") -> None:
     """Print one line of an answer."""
+    _print(safe(text))
+
+
+def data(text: str) -> None:
+    """Print one line for programs: as it is into a pipe or file, safe on a terminal."""
+    _print(safe(text) if sys.stdout.isatty() else text)
+
+
+def _print(text: str) -> None:
     try:
         print(text)
     except BrokenPipeError as exc:
@@ -45,7 +73,7 @@ def out(text: str = "") -> None:
 def note(text: str) -> None:
     """Print a remark, on stderr."""
     sys.stdout.flush()
-    print(text, file=sys.stderr, flush=True)
+    print(safe(text), file=sys.stderr, flush=True)
 
 
 def said(text: str) -> None:
@@ -115,7 +143,7 @@ def _here() -> tuple[int, Path | None]:
 
 def block(pairs: Iterable[tuple[str, str]]) -> None:
     """Print labelled lines, labels in one column."""
-    pairs = list(pairs)
+    pairs = [(printable(label, line=True), text) for label, text in pairs]
     width = max((len(label) for label, _ in pairs), default=0)
     for label, text in pairs:
         first, *more = text.split("\n")
@@ -124,11 +152,26 @@ def block(pairs: Iterable[tuple[str, str]]) -> None:
             out(f"{'':<{width}}  {line}")
 
 
+def width() -> int:
+    """Return the columns of the terminal; 80, or what `COLUMNS` says, where there is none."""
+    import shutil
+
+    return shutil.get_terminal_size((80, 24)).columns
+
+
+def room(columns: int) -> int:
+    """Return the characters that the cells of one line of a table may take."""
+    between = 3 if sys.stdout.isatty() else 2
+    return width() - between * (columns - 1)
+
+
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[bool]) -> None:
     """Print a table of texts: with rules on a terminal, aligned plain text elsewhere.
 
     Only a terminal wraps long cells; in a pipe or file every row is one whole line.
     """
+    columns = [printable(name, line=True) for name in columns]
+    rows = [[_one_line(cell) for cell in row] for row in rows]
     if not sys.stdout.isatty():
         _plain(columns, rows, right)
         return
@@ -146,6 +189,14 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Seque
     for row in rows:
         shown.add_row(*(Text.from_ansi(cell) for cell in row))
     Console(width=wide, highlight=False, no_color=not colored(sys.stdout)).print(shown)
+
+
+def _one_line(cell: str) -> str:
+    """Return a cell without controls but our own colours."""
+    parts = re.split(f"(\x1b\\[{_OURS}[0-9]+m)", cell)
+    return "".join(
+        part if odd % 2 else printable(part, line=True) for odd, part in enumerate(parts)
+    )
 
 
 def _plain(columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool]) -> None:
@@ -186,12 +237,12 @@ def json_document(value: Any) -> None:
     """Print a value as one JSON document."""
     from rearview.cli.formats import json_text
 
-    out(json_text(value, indent=2))
+    data(json_text(value, indent=2))
 
 
 def json_line(value: Any) -> None:
     """Print a value as one line of JSON, at once."""
     from rearview.cli.formats import json_text
 
-    out(json_text(value))
+    data(json_text(value))
     sys.stdout.flush()
