@@ -3,9 +3,9 @@
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+from rearview.execute.replays import Outcome
 from rearview.model import Checkpoint, Operator, Plan, Point, Run, Segment, Status, Step
 from rearview.model.segment import Report
 from rearview.past import BackfillReport, Missing, PlanReport, Refusal, RunReport, Unproved
@@ -14,10 +14,15 @@ from rearview.past import BackfillReport, Missing, PlanReport, Refusal, RunRepor
 class FakeTable:
     def __init__(self, columns, rows):
         self.columns = columns
+        self.mark = ""
+        self.unproved = []
         self._rows = rows
 
     def __iter__(self):
         return (dict(zip(self.columns, row, strict=True)) for row in self._rows)
+
+    def described(self):
+        return iter(self)
 
 
 def a_run(number: int = 1, status: Status = Status.FINISHED, **changes: Any) -> Run:
@@ -38,17 +43,11 @@ def a_run(number: int = 1, status: Status = Status.FINISHED, **changes: Any) -> 
     )
 
 
-def an_outcome(**facts: Any) -> SimpleNamespace:
+def an_outcome(redone: str = "", **facts: Any) -> Outcome:
     facts = {"states": 3, "repeated": 4, "restored": 1, "written": 5, "finished": True, **facts}
     report = Report(**facts)
-    return SimpleNamespace(
-        run=a_run().id,
-        replay="replay-1",
-        proved=report.proved,
-        report=report,
-        log=Path("/replays/1/output.txt"),
-        tree=Path("/replays/1/tree"),
-    )
+    log, tree = Path("/replays/1/output.txt"), Path("/replays/1/tree")
+    return Outcome(a_run().id, "replay-1", report, log, tree, redone=redone)
 
 
 @dataclass
@@ -84,6 +83,9 @@ class FakeHistory:
     def runs(self):
         return self.found
 
+    def problems(self):
+        return []
+
     def run(self, which="latest"):
         return next((run for run in self.found if which in run.id), self.found[-1])
 
@@ -97,8 +99,8 @@ class FakeHistory:
         self._note("table", names, **options)
         return FakeTable(self.columns, self.rows)
 
-    def sql(self, query):
-        self._note("sql", query)
+    def sql(self, query, **options):
+        self._note("sql", query, **options)
         return FakeTable(self.columns, self.rows)
 
     def diff(self, a, b):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import rearview
+from limits import HUNG
 from rearview.past import begin
 
 SOURCE = str(Path(rearview.__file__).parent.parent.resolve())
@@ -43,6 +44,11 @@ def recorded(folder, *words, **settings):
     return _run(how.command, how.folder, environment)
 
 
+def run_as_started(how):
+    """Run what `begin` or `resume` says how to start."""
+    return _run(how.command, how.folder, {**how.environment, "PYTHONPATH": SOURCE})
+
+
 def _run(command, folder, environment):
     environment.pop("PYTHONSAFEPATH", None)
     environment.pop("PYTHONBREAKPOINT", None)
@@ -52,7 +58,7 @@ def _run(command, folder, environment):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HUNG,
         check=False,
     )
     return Ended(done.returncode, done.stdout, done.stderr)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from rearview.model import Point, Step
+from rearview.model.checksum import add_check
 from rearview.store.project import Project
 from rearview.store.records import RecordFile, encode_point
 from rearview.store.runs import Runs
@@ -50,3 +51,9 @@ class Recorded:
         self.runs.start_replay(run, name, {})
         self.add(run, *calls, origin=name)
         self.runs.end_replay(run, name, proved=proved)
+
+
+def rechecked(text: bytes) -> bytes:
+    """Return lines that were edited, each with the checksum that fits it."""
+    lines = [line.rpartition(b',"c":') for line in text.split(b"\n")]
+    return b"\n".join(add_check(body + b"}") if found else end for body, found, end in lines)

@@ -89,15 +89,20 @@ def test_a_long_table_for_people_says_how_much_more_there_is(command, past):
 
 
 def test_what_is_asked_of_a_table_is_passed_on(command, past):
-    command("table", "loss", "acc", "--where", "acc < 1", "--runs", "-1", "--limit", "5")
+    asked = ("table", "loss", "acc", "--where", "acc < 1", "--runs", "-1", "--limit", "5")
+    command(*asked, "--unproved")
     assert past.asked == [
-        ("table", ("loss", "acc"), {"where": "acc < 1", "runs": ["-1"], "limit": 5})
+        (
+            "table",
+            ("loss", "acc"),
+            {"where": "acc < 1", "runs": ["-1"], "limit": 5, "unproved": True},
+        )
     ]
 
 
 def test_sql_passes_the_query(command, past):
     command("sql", "select 1", "-f", "json")
-    assert past.asked == [("sql", "select 1", {})]
+    assert past.asked == [("sql", "select 1", {"unproved": False})]
 
 
 @pytest.mark.parametrize(("text", "code"), [("", 0), ("--- a\n+++ b\n+x = 1\n", 1)])

@@ -181,3 +181,23 @@ def test_what_another_backfill_filled_is_said(command, past):
     code, out, _ = command("backfill", "g")
     assert code == 0
     assert "2 segments filled by another backfill meanwhile\nnothing was replayed here" in out
+
+
+def test_a_statement_that_was_never_reached_is_named_and_the_answer_is_no(command, past):
+    past.report = BackfillReport([an_outcome(written=0), an_outcome(written=0)], names=("g",))
+    code, out, _ = command("backfill", "g")
+    assert code == 1
+    assert f"never reached: {an_outcome().run}" in out
+    assert out.count("never reached") == 1
+
+
+def test_a_run_with_some_values_was_reached(command, past):
+    past.report = BackfillReport([an_outcome(written=0), an_outcome(written=1)], names=("g",))
+    code, out, _ = command("backfill", "g")
+    assert code == 0
+    assert "never reached" not in out
+
+
+def test_a_replay_without_names_fills_nothing_and_is_well(command, past):
+    past.report = BackfillReport([an_outcome(written=0)])
+    assert command("replay")[0] == 0

@@ -7,6 +7,7 @@ from datetime import datetime
 import click
 import pytest
 
+from limits import HUNG
 from rearview.cli.green import PAUSED, Supervisor, moment
 
 NOON = datetime(2026, 5, 1, 12, 0).astimezone().timestamp()
@@ -120,7 +121,7 @@ def test_no_signal_is_lost_just_as_a_wait_begins(interruptible):
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HUNG,
         check=False,
     )
     assert done.stdout.split() == ["SystemExit", "KeyboardInterrupt"] * 200, done.stderr

@@ -112,9 +112,11 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path):
         "import rearview.cli.ask as ask\n"
         "from types import SimpleNamespace\n"
         "class Table(list):\n"
-        "    columns = ['n']\n"
+        "    columns, mark, unproved = ['n'], '', []\n"
+        "    def described(self):\n"
+        "        return iter(self)\n"
         "table = Table({'n': n} for n in range(200000))\n"
-        "ask.asked = lambda: SimpleNamespace(sql=lambda query: table)\n"
+        "ask.asked = lambda: SimpleNamespace(sql=lambda query, **_: table, problems=list)\n"
         "from rearview.cli.main import main\n"
         "main(['sql', 'select 1', '--format', 'csv'])\n"
     )

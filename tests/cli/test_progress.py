@@ -1,6 +1,7 @@
 import json
 import sys
 
+from limits import HUNG
 from rearview.cli import progress
 from rearview.past import Event, UnderWay
 
@@ -137,4 +138,4 @@ def test_waiting_is_announced_only_when_it_lasts(capsys, monkeypatch):
     said = progress.threading.Event()
     monkeypatch.setattr(progress.show, "said", lambda text: said.set())
     with progress.waiting("reading"):
-        assert said.wait(10)
+        assert said.wait(HUNG)

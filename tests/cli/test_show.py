@@ -17,7 +17,7 @@ def screen(monkeypatch, capsys):
 
 
 def test_a_terminal_gets_colour(screen):
-    assert show.paint("x", show.RED) == "\x1b[31mx\x1b[0m"
+    assert show.safe(show.paint("x", show.RED)) == "\x1b[31mx\x1b[0m"
 
 
 @pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])

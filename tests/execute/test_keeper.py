@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from limits import HUNG
 from rearview.execute import keeper
 from rearview.execute.keeper import MARK, Keeper
 
@@ -24,7 +25,7 @@ def hasty(monkeypatch):
 
 
 def soon(true):
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + HUNG
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -36,7 +36,7 @@ CORES = "import os; print(sorted(os.sched_getaffinity(0)))"
 # a process is pinned just after it has begun: give a busy machine the time for that
 PINNED = f"""\
 import os, time
-end = time.monotonic() + 20
+end = time.monotonic() + 1200
 while len(os.sched_getaffinity(0)) > {len(places.cores()[0])} and time.monotonic() < end:
     time.sleep(0.01)
 {CORES}

@@ -22,13 +22,18 @@ class Scripted:
     judged: list[str] = field(default_factory=list)
     abandoned: list[str] = field(default_factory=list)
 
-    def judge(self, run, task, code, seconds):
+    def judge(self, run, task, code, seconds, redone=""):
         self.judged.append(task.id)
         name = task.id.removesuffix("-again")
-        return Outcome(run.id, task.id, self.verdicts[name].pop(0), task.log, task.folder, seconds)
+        report = self.verdicts[name].pop(0)
+        return Outcome(run.id, task.id, report, task.log, task.folder, seconds, redone=redone)
 
-    def from_the_start(self, run, task):
+    def from_the_start(self, run, task, because):
+        assert because
         return made(f"{task.id}-again", task.folder)
+
+    def interrupt(self, run, task):
+        self.abandoned.append(task.id)
 
     def abandon(self, run, task, why):
         self.abandoned.append(task.id)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from limits import HUNG
+
 pytest.importorskip("ray", reason="LOUD: ray is not installed, its executor is not tested")
 
 import rearview
@@ -50,7 +52,7 @@ def task(folder, code, name="t"):
     )
 
 
-def ended(job, within=60.0):
+def ended(job, within=HUNG):
     deadline = time.monotonic() + within
     while (code := job.wait(0.2)) is None:
         assert time.monotonic() < deadline
@@ -99,7 +101,7 @@ def test_a_stopped_task_s_process_ends_too(cluster, tmp_path):
     mark = tmp_path / "pid"
     code = f"import os, time; open({str(mark)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
     job = Ray(1).start(task(tmp_path, code), 0)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + HUNG
     while not (mark.exists() and mark.read_text()):
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -129,9 +131,9 @@ def test_segments_of_a_lost_node_are_done_elsewhere(cluster, tmp_path):
         return Piece(RUN, 1.0, prepare)
 
     class Anything(Scripted):
-        def judge(self, run, one, code, seconds):
+        def judge(self, run, one, code, seconds, redone=""):
             self.verdicts[one.id] = [GOOD]
-            return super().judge(run, one, code, seconds)
+            return super().judge(run, one, code, seconds, redone)
 
     lost = []
 

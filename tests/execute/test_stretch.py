@@ -3,6 +3,9 @@
 from rearview.execute.stretch import Use, touched
 from rearview.model import Checkpoint, Point, Wanted
 
+EPOCH = "train.py:<module>:0:epoch"
+STEP = "train.py:<module>:1:step"
+
 
 def checkpoint(seq, path, edge="start", *, complete=True):
     return Checkpoint(
@@ -18,16 +21,16 @@ def checkpoint(seq, path, edge="start", *, complete=True):
 
 
 def epoch(index):
-    return ["train.py:4:epoch", 0, index]
+    return [EPOCH, 0, index]
 
 
 def step(index):
-    return ["train.py:5:step", 0, index]
+    return [STEP, 0, index]
 
 
 def wanted(first, last, **more):
     return Wanted(
-        "r", "p", "", chains=[["epoch", "step"]], ranges={"epoch": [(first, last)]}, **more
+        "r", "p", "", chains=[[EPOCH, STEP]], main=EPOCH, ranges={EPOCH: [(first, last)]}, **more
     )
 
 
@@ -58,14 +61,14 @@ def test_without_a_jump_into_the_outermost_loop_it_runs_from_its_beginning():
 
 
 def test_single_iterations_each_begin_at_their_own_nearest():
-    asked = Wanted("r", "p", "", everywhere=True, ranges={"epoch": [(3, 4), (9, 10)]})
+    asked = Wanted("r", "p", "", everywhere=True, main=EPOCH, ranges={EPOCH: [(3, 4), (9, 10)]})
     found = uses(asked, EVERY_SECOND)
     assert found == {0: "anchors", 2: "restored", 4: "compared", 8: "restored", 10: "compared"}
 
 
 def test_inner_loops_that_are_passed_by_are_restored_where_they_end():
     ends = [checkpoint(50 + k, [epoch(k), step(3)], "end") for k in range(12)]
-    asked = Wanted("r", "p", "", chains=[["epoch"]], ranges={"epoch": [(5, 7)]})
+    asked = Wanted("r", "p", "", chains=[[EPOCH]], main=EPOCH, ranges={EPOCH: [(5, 7)]})
     found = uses(asked, [*EVERY_SECOND, *ends])
     assert {seq: use for seq, use in found.items() if seq >= 50} == dict.fromkeys(
         (54, 55, 56, 57, 58), "restored"

@@ -14,6 +14,7 @@ keras = pytest.importorskip("keras", reason="LOUD: keras is not installed")
 
 import numpy as np  # noqa: E402
 
+from rearview.checkpointer.keras_callback import KerasCheckpointerCallback  # noqa: E402
 from rearview.frameworks.keras import RearviewCallback  # noqa: E402
 
 BATCHES, EPOCHS = 4, 3
@@ -39,6 +40,8 @@ def train(folder, *, until=None, how=signal.SIGKILL, callback=True):
     model.compile(optimizer=keras.optimizers.Adam(1e-2), loss="mse", metrics=["mae"])
     plateau = keras.callbacks.ReduceLROnPlateau(monitor="loss", patience=0, min_delta=0.1)
     saving = [RearviewCallback("run.ckpt", checkpoint_every=3)] if callback else []
+    if callback == "published":
+        saving = [KerasCheckpointerCallback(local_checkpoint_file="run.ckpt", checkpoint_every=1)]
     history = model.fit(
         x,
         x.sum(1),
@@ -92,6 +95,16 @@ def test_a_training_asked_to_leave_saves_and_says_that_it_is_to_be_continued(who
 @pytest.mark.parametrize("seed", [1, 2])
 def test_ended_at_random_batches_it_ends_bit_for_bit_the_same(whole, seed, tmp_path):
     assert run_with_random_kills(train, tmp_path, seed) >= 2
+    weights, history = end(tmp_path)
+    assert same(weights, whole[0])
+    assert history == whole[1]
+
+
+def test_the_published_callback_goes_on_bit_for_bit_too(whole, tmp_path):
+    assert run(train, tmp_path, until=BATCHES + 2, callback="published") == KILLED
+    assert len(list((tmp_path / "run.ckpt.saves").iterdir())) == 2  # at the start of each epoch
+    assert run(train, tmp_path, until=2, how=signal.SIGTERM, callback="published") == PAUSED
+    assert run(train, tmp_path, callback="published") == 0
     weights, history = end(tmp_path)
     assert same(weights, whole[0])
     assert history == whole[1]

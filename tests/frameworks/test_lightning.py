@@ -10,6 +10,7 @@ from forked import KILLED, PAUSED, kill, run, run_with_random_kills, same
 torch = pytest.importorskip("torch", reason="LOUD: torch is not installed")
 pl = pytest.importorskip("lightning.pytorch", reason="LOUD: lightning is not installed")
 
+from rearview.checkpointer.lightning_callback import LightningCheckpointCallback  # noqa: E402
 from rearview.frameworks.lightning import RearviewCallback  # noqa: E402
 
 BATCHES, EPOCHS = 4, 3
@@ -76,6 +77,8 @@ def train(folder, *, until=None, how=signal.SIGKILL, callback=True, accumulate=1
     torch.set_num_threads(1)
     module = Net(until, how)
     saving = [RearviewCallback("run.ckpt", checkpoint_every=3)] if callback else []
+    if callback == "published":
+        saving = [LightningCheckpointCallback(local_checkpoint_file="run.ckpt", checkpoint_every=1)]
     trainer = pl.Trainer(
         max_epochs=EPOCHS,
         accelerator="cpu",
@@ -89,7 +92,9 @@ def train(folder, *, until=None, how=signal.SIGKILL, callback=True, accumulate=1
         callbacks=[(stopping := pl.callbacks.EarlyStopping("val_loss", patience=9)), *saving],
     )
     loader = torch.utils.data.DataLoader(Noisy(), batch_size=4, shuffle=True)
-    trainer.fit(module, loader, torch.utils.data.DataLoader(Noisy(), batch_size=8))
+    validation = torch.utils.data.DataLoader(Noisy(), batch_size=8)
+    path = saving[0].restore() if callback == "published" else None
+    trainer.fit(module, loader, validation, ckpt_path=path)
     weights = {k: v.numpy() for k, v in module.state_dict().items()}
     rates = [group["lr"] for group in trainer.optimizers[0].param_groups]
     scale = precision.scaler.state_dict() if scaled else None
@@ -141,6 +146,19 @@ def test_a_training_asked_to_leave_saves_and_says_that_it_is_to_be_continued(who
 def test_ended_at_random_steps_it_ends_bit_for_bit_the_same(whole, seed, tmp_path):
     accumulate, expected, _ = whole
     assert run_with_random_kills(train, tmp_path, seed, accumulate=accumulate) >= 2
+    found = end(tmp_path)
+    assert same(found[0], expected[0])
+    assert found[1:] == expected[1:]
+
+
+def test_the_published_callback_goes_on_bit_for_bit_too(whole, tmp_path):
+    accumulate, expected, _ = whole
+    given = {"accumulate": accumulate, "callback": "published"}
+    assert run(train, tmp_path, until=BATCHES + 2, **given) == KILLED
+    saved = list((tmp_path / "run.ckpt.saves").iterdir())
+    assert len(saved) == 2  # at the start of each epoch
+    assert run(train, tmp_path, until=2, how=signal.SIGTERM, **given) == PAUSED
+    assert run(train, tmp_path, **given) == 0
     found = end(tmp_path)
     assert same(found[0], expected[0])
     assert found[1:] == expected[1:]

@@ -130,7 +130,7 @@ class Zygote:
         }
         script = Path(__file__).with_name("zygote.py")
         self.process = subprocess.Popen(
-            [sys.executable, "-P", str(script), self.address], env=self.environment
+            [sys.executable, str(script), self.address], env=self.environment
         )
         while not Path(self.address).exists():
             assert self.process.poll() is None, "the zygote could not start"

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from limits import HUNG
+
 SRC = Path(__file__).parent.parent.parent / "src"
 SCRIPT = """\
 import random
@@ -55,7 +57,7 @@ class Place:
 
     def done(self, *words, **more):
         process = self.started(*words, **more)
-        out, err = process.communicate(timeout=300)
+        out, err = process.communicate(timeout=HUNG)
         return process.returncode, out, err
 
     def filled(self, name="weight"):

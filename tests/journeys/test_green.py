@@ -10,6 +10,7 @@ import time
 import pytest
 
 from energy.grid import HOUR, Grid, serving
+from limits import HUNG
 
 JOB = """\
 import hashlib, random, time, rearview
@@ -44,7 +45,7 @@ def started(folder, url, *words):
 
 def done(folder, url, *words):
     process = started(folder, url, *words)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=HUNG)
     return process.returncode, out, err
 
 
@@ -148,7 +149,7 @@ def test_it_can_be_stopped_while_it_waits_and_while_it_runs(job, truth):
             process = started(job, url, "run", "--green", "job.py")
             assert "waiting" in process.stderr.readline()
             process.send_signal(number)
-            process.communicate(timeout=60)
+            process.communicate(timeout=HUNG)
             assert process.returncode == code
     green = Grid(time.time())
     green.lights = [2] * 8
@@ -157,7 +158,7 @@ def test_it_can_be_stopped_while_it_waits_and_while_it_runs(job, truth):
         assert "recording" in process.stderr.readline()
         time.sleep(1.5)
         process.send_signal(signal.SIGUSR1)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=HUNG)
         assert (process.returncode, out) == (85, ""), err
         code, out, err = done(job, url, "run", "--green", "job.py")
     assert (code, out) == (0, truth), err
@@ -173,7 +174,7 @@ def test_killed_outright_it_takes_the_program_along_and_loses_nothing(job, truth
         time.sleep(1.5)
         process.kill()
         process.wait()
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + HUNG
         while statuses(job) == ["running"]:
             assert time.monotonic() < deadline
         code, out, err = done(job, url, "run", "--green", "job.py")

@@ -11,6 +11,8 @@ import time
 
 import pytest
 
+from limits import HUNG
+
 JOB = """\
 import hashlib, random, time
 
@@ -58,7 +60,7 @@ def started(folder, *words):
 
 def done(folder, *words):
     process = started(folder, *words)
-    out, err = process.communicate(timeout=300)
+    out, err = process.communicate(timeout=HUNG)
     return process.returncode, out, err
 
 
@@ -79,7 +81,7 @@ def totals(folder):
 
 
 def until_logged(folder, lines):
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + HUNG
     while True:
         file = folder / "log.txt"
         if file.exists() and len(file.read_text().splitlines()) >= lines:
@@ -112,7 +114,7 @@ def test_a_preemptible_run_leaves_with_85_and_goes_on_anywhere(job, truth, tmp_p
     process = started(job, *words)
     until_logged(job, 2)
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=300)
+    _, err = process.communicate(timeout=HUNG)
     assert process.returncode == 85, err
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -159,9 +161,94 @@ def test_a_run_without_checkpoints_of_its_own_saves_when_it_is_asked_to_leave(jo
     process = started(job, *words)
     until_logged(job, 2)
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=300)
+    _, err = process.communicate(timeout=HUNG)
     assert process.returncode == 85, err
     assert list((job / ".rearview" / "checkpoints").rglob("*.json"))
     code, out, err = done(job, *words)
     assert code == 0, err
     assert (out, (job / "log.txt").read_text(), totals(job)) == truth
+
+
+WAITING = """\
+import os, random, signal, time
+
+level = 0.0
+for epoch in range(12):
+    level += random.random()
+    time.sleep(0.1)  # shorter iterations share a checkpoint
+    if epoch == 5 and os.path.exists("wait"):
+        print("here", flush=True)
+        signal.pause()
+"""
+
+
+@pytest.mark.parametrize("options", ["--every --autolog", "--epsilon 0 --autolog"])
+def test_a_resumed_run_keeps_the_options_it_was_started_with(tmp_path, options):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    for folder in (whole, killed):
+        folder.mkdir()
+        (folder / "job.py").write_text(WAITING)
+    words = ("run", "-q", *options.split(), "job.py")
+    code, _, err = done(whole, *words)
+    assert code == 0, err
+    (killed / "wait").touch()
+    process = started(killed, *words)
+    assert process.stdout.readline() == "here\n"
+    process.kill()
+    process.communicate()
+    (killed / "wait").unlink()
+    code, _, err = done(killed, "resume", "-q")
+    assert code == 0, err
+    assert saved(killed) == saved(whole)
+    assert levels(killed) == levels(whole)
+
+
+def saved(folder):
+    """Return how many checkpoints a project holds."""
+    return len(list((folder / ".rearview" / "checkpoints").glob("*/*.json")))
+
+
+def levels(folder):
+    """Return the values of `level`, which only --autolog logs."""
+    code, out, err = done(folder, "table", "level", "--format", "json")
+    assert code == 0, err
+    values = [(row["epoch"], row["level"]) for row in json.loads(out)]
+    assert len(values) == 12
+    return values
+
+
+STORING = """\
+import os, signal, time
+from pyro.poutine import runtime
+
+for epoch in range(6):
+    store = runtime._PYRO_PARAM_STORE.params
+    store["weight"] = store.get("weight", 1.0) * 1.5 + epoch
+    if epoch == 3 and os.path.exists("wait"):
+        print("here", flush=True)
+        signal.pause()
+    del store
+    time.sleep(0.1)  # shorter iterations share a checkpoint
+print(runtime._PYRO_PARAM_STORE.params)
+"""
+
+
+def test_parameters_in_the_store_of_a_library_are_resumed(job, tmp_path, monkeypatch):
+    library = tmp_path / "library" / "pyro" / "poutine"
+    library.mkdir(parents=True)
+    for folder in (library.parent, library):
+        (folder / "__init__.py").touch()
+    (library / "runtime.py").write_text(
+        "class Store:\n    def __init__(self):\n        self.params = {}\n"
+        "_PYRO_PARAM_STORE = Store()\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "library"))
+    (job / "job.py").write_text(STORING)
+    truth = done(job, "run", "-q", "job.py")
+    (job / "wait").touch()
+    process = started(job, "run", "-q", "--every", "job.py")
+    assert process.stdout.readline() == "here\n"
+    process.kill()
+    process.communicate()
+    (job / "wait").unlink()
+    assert done(job, "resume", "-q") == truth

@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+from limits import HUNG
+
 TRAIN = """\
 import torch
 from torch import nn
@@ -62,7 +64,7 @@ def rearview(folder, *words):
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=HUNG,
         check=False,
     )
 

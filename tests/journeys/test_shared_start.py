@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from limits import HUNG
 from plainly import SOURCE
 from rearview.execute import nursery
 from rearview.model.segment import LAUNCHER
@@ -65,7 +66,7 @@ class Project:
             cwd=self.folder,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=HUNG,
             check=False,
         )
 
@@ -285,7 +286,7 @@ def gone(pid):
 
 
 def awaited(holds):
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + HUNG
     while not (found := holds()):
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from limits import HUNG
+
 OLD = """\
 import random
 
@@ -52,7 +54,7 @@ def rearview(folder, *words):
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=HUNG,
         check=False,
     )
 
@@ -101,3 +103,36 @@ def test_a_placement_made_by_hand_serves(project):
     runs = json.loads(rearview(project, "runs", "--json").stdout)
     done = rearview(project, "propagate", "norm", "--correct", runs[0]["id"], "train.py:12")
     assert "by hand" in done.stdout or done.returncode == 0, done.stderr
+
+
+def test_places_made_by_hand_are_listed_and_undone(project):
+    run = json.loads(rearview(project, "runs", "--json").stdout)[0]["id"]
+    assert rearview(project, "propagate", "norm", "--correct", run, "train.py:12").returncode == 0
+    listed = rearview(project, "propagate", "--corrections")
+    assert f"({run}): norm before train.py:12" in listed.stdout
+    undone = rearview(project, "propagate", "norm", "--undo", run)
+    assert undone.stdout.startswith("undone: "), undone.stderr
+    assert undone.returncode == 0
+    assert rearview(project, "propagate", "norm", "--undo", run).returncode == 1
+    assert "No place was given" in rearview(project, "propagate", "--corrections").stderr
+    assert rearview(project, "propagate").returncode == 2
+
+
+def test_what_goes_into_each_version_is_shown_before_it_runs(project):
+    shown = rearview(project, "backfill", "norm", "--explain")
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.count("+++ b/train.py") == 2
+    assert "for a in w))" in shown.stdout
+    plan = json.loads(rearview(project, "backfill", "norm", "--explain", "--json").stdout)
+    assert {run for one in plan["insertions"] for run in one["runs"]} == {
+        run["id"] for run in json.loads(rearview(project, "runs", "--json").stdout)
+    }
+
+
+def test_statements_are_compared_as_propagation_matches_them(project):
+    run = json.loads(rearview(project, "runs", "--json").stdout)[0]["id"]
+    shown = rearview(project, "diff", "--statements", run)
+    assert shown.returncode == 1
+    assert "renamed" in shown.stdout
+    assert "added" in shown.stdout
+    assert rearview(project, "diff", "--statements", run, run).returncode == 0

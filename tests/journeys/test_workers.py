@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from limits import HUNG
+
 SRC = Path(__file__).parent.parent.parent / "src"
 RUNS = 3
 SCRIPT = """\
@@ -50,7 +52,7 @@ def started(folder, *words):
 
 def done(folder, *words):
     process = started(folder, *words)
-    out, err = process.communicate(timeout=300)
+    out, err = process.communicate(timeout=HUNG)
     return process.returncode, out, err
 
 
@@ -64,7 +66,7 @@ def recorded(tmp_path_factory):
     (folder / "train.py").write_text(SCRIPT)
     many = [started(folder, "run", "-q", "--every", "train.py", str(k)) for k in range(RUNS)]
     for process in many:
-        _, err = process.communicate(timeout=300)
+        _, err = process.communicate(timeout=HUNG)
         assert process.returncode == 0, err
     (folder / "train.py").write_text(PROBED)
     return folder
@@ -110,7 +112,7 @@ def test_workers_that_are_added_take_what_waits_at_once(recorded, asked):
             told = done(recorded, "workers", "3")
         if under_way(event) == 3:
             asked.open()
-    assert process.wait(300) == 0
+    assert process.wait(HUNG) == 0
     assert told[0] == 0, told
     assert {"event": "workers", "workers": 3} in seen
     assert max(map(under_way, seen)) == 3
@@ -126,7 +128,7 @@ def test_workers_that_are_taken_away_leave_nothing_undone(recorded, asked):
         if event["event"] == "workers":
             assert len(json.loads(done(recorded, "workers", "--json")[1])) == 1
             asked.open()
-    assert process.wait(300) == 0
+    assert process.wait(HUNG) == 0
     assert told[0] == 0, told
     assert {"event": "workers", "workers": 1} in seen
     assert (seen[-1]["exact"], len(filled(recorded, "fewer"))) == (True, RUNS * 12)
@@ -142,7 +144,7 @@ def test_what_a_killed_worker_had_written_does_not_count_twice(recorded, asked):
             for pid in victims:
                 os.kill(pid, signal.SIGKILL)
             asked.open()
-    assert process.wait(300) == 0
+    assert process.wait(HUNG) == 0
     assert victims
     assert [one["event"] for one in seen].count("lost") == 1
     rows = filled(recorded, "killed")
@@ -158,9 +160,9 @@ def test_two_backfills_at_once_do_the_work_once(recorded, asked):
         seen.append(event)
         if event.get("held") == RUNS:
             asked.open()
-    assert second.wait(300) == 0
+    assert second.wait(HUNG) == 0
     assert list(events(first))[-1]["exact"]
-    assert first.wait(300) == 0
+    assert first.wait(HUNG) == 0
     assert "is filling shared now" in seen[0]["notes"][0]
     assert (seen[-1]["written"], seen[-1]["elsewhere"]) == (0, RUNS)
     assert written(recorded, "shared") == RUNS * 12
@@ -177,7 +179,7 @@ def test_what_a_killed_backfill_had_under_way_is_taken_over_by_the_other(recorde
                 os.kill(pid, signal.SIGKILL)
             first.wait()
             asked.open()
-    assert second.wait(300) == 0
+    assert second.wait(HUNG) == 0
     assert (seen[-1]["exact"], seen[-1]["elsewhere"]) == (True, 0)
     assert len(filled(recorded, "heir")) == RUNS * 12
 

@@ -1,6 +1,6 @@
 """A process that has imported torch once and forks a child for each program to run.
 
-Started as `python -P zygote.py SOCKET`. Each connection brings one line of JSON (environment, folder,
+Started as `python zygote.py SOCKET`. Each connection brings one line of JSON (environment, folder,
 log file) and gets one back: the exit code. The child runs the same entry point as a fresh interpreter
 would, to its normal end, so only the import is shared.
 """
@@ -61,6 +61,7 @@ def become(request: dict) -> None:
 
 
 if __name__ == "__main__":
+    del sys.path[0]  # this folder; not by `-P`, which a program would see in `sys.flags`
     import random
 
     import numpy as np  # noqa: F401

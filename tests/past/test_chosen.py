@@ -87,5 +87,5 @@ def test_what_is_logged_elsewhere_is_filled_in_whole_iterations(past, tmp_path):
 def test_less_is_computed_than_for_whole_iterations(past):
     some = past.plan(["x"], where="step = 4 and epoch = 1").plan
     whole = past.plan(["x"], where="epoch = 1").plan
-    assert some.segments[0].inner == (("step", 3, 6),)
+    assert some.segments[0].inner == (("train.py:<module>:1:step", 3, 6),)
     assert some.seconds < whole.seconds

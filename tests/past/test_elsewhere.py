@@ -10,6 +10,7 @@ import pytest
 
 import rearview
 from rearview.execute.calibrate import Measured
+from rearview.model.checksum import add_check
 from rearview.past import history, machines
 from rearview.past.machines import Machines
 
@@ -42,7 +43,7 @@ def move(past):
     about = json.loads(file.read_text())
     about["host"] = "node7"
     about["facts"]["hardware"] = OTHER
-    file.write_text(json.dumps(about))
+    file.write_bytes(add_check(json.dumps(about).encode()))
 
 
 def wide(plan):

@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 
+from limits import HUNG
 from plainly import SOURCE, recorded, write
 from rearview.past import history
 from rearview.store.records import read
@@ -19,7 +20,7 @@ for epoch in range(5):
     for i in range(2000):
         total += i % 7
     pathlib.Path("out.txt").write_text(str(total))
-    if epoch == int(os.environ.get("DIES", -1)):
+    if epoch == int(os.environ.get("REARVIEW_DIES", -1)):
         os._exit(9)
 """
 PROBE = 'rearview.log("where", str(here))\nrearview.log("total", total)\n'
@@ -39,6 +40,7 @@ def test_a_backfill_in_the_new_place_is_exact_and_runs_the_text_that_is_there(pr
     new = project.parent / "new"
     move(project, new)
     if project.exists():
+        history(new).trust()  # a copy could be anybody's
         (project / "train.py").write_text("raise SystemExit('not this one')\n")
     (new / "train.py").write_text("import rearview\n" + TEXT + PROBE)
     plan = history(new).plan(["total"])
@@ -54,9 +56,9 @@ def test_a_backfill_in_the_new_place_is_exact_and_runs_the_text_that_is_there(pr
 
 
 def test_a_run_goes_on_where_the_project_is_now(project, monkeypatch):
-    monkeypatch.setenv("DIES", "3")
+    monkeypatch.setenv("REARVIEW_DIES", "3")
     assert recorded(project, "train.py").code == 9
-    monkeypatch.delenv("DIES")
+    monkeypatch.delenv("REARVIEW_DIES")
     new = project.parent / "new"
     shutil.move(project, new)
     how = history(new).resume()
@@ -66,7 +68,7 @@ def test_a_run_goes_on_where_the_project_is_now(project, monkeypatch):
         how.command,
         cwd=how.folder,
         env=environment,
-        timeout=120,
+        timeout=HUNG,
         check=True,
         capture_output=True,
         text=True,

@@ -5,6 +5,7 @@ import subprocess
 
 import pytest
 
+from limits import HUNG
 from plainly import recorded, write
 from rearview.past import history
 from rearview.past.nested import deep_loops, inner_loops
@@ -19,7 +20,7 @@ for epoch in range(40):
         rearview.log("loss", total)
 """
 STOPS = """
-    if epoch == int(os.environ.get("STOPS", -1)):
+    if epoch == int(os.environ.get("REARVIEW_STOPS", -1)):
         os._exit(9)
     time.sleep(0.02)
 """
@@ -97,6 +98,7 @@ def recording(tmp_path_factory):
 @pytest.fixture
 def deep(recording, tmp_path):
     shutil.copytree(recording, tmp_path / "deep")
+    history(tmp_path / "deep").trust()
     return tmp_path / "deep"
 
 
@@ -147,14 +149,47 @@ def test_how_many_is_said_as_it_is_known():
 
 def test_a_run_that_was_gone_on_with_can_be_asked_for_what_ran_before(tmp_path, monkeypatch):
     write(tmp_path, train=SHORT.replace("range(40)", "range(6)") + STOPS)
-    monkeypatch.setenv("STOPS", "3")
+    monkeypatch.setenv("REARVIEW_STOPS", "3")
     assert recorded(tmp_path, "train.py").code == 9
-    monkeypatch.delenv("STOPS")
+    monkeypatch.delenv("REARVIEW_STOPS")
     how = history(tmp_path).resume()
-    subprocess.run(how.command, cwd=how.folder, env=how.environment, timeout=120, check=True)
+    subprocess.run(how.command, cwd=how.folder, env=how.environment, timeout=HUNG, check=True)
     first = history(tmp_path).run().facts["end"]["main"]["counted"][0]
     assert 0 < first <= 3
     probe(tmp_path, "total +=", "t")
     assert history(tmp_path).plan(["t"]).missing == Missing(18, about=True)
     assert filled(tmp_path, "t", "epoch=1/step=1") == 1
     assert filled(tmp_path, "t") == 18
+
+
+CALLED = """
+import many
+
+
+def add(values):
+    found = 0
+    for value in values:
+        found += value
+    return found
+
+
+class Model:
+    def fit(self):
+        total = 0
+        for i in range(20):
+            total += i
+            total += add(range(3))
+        return total
+
+
+print(Model().fit())
+"""
+
+
+def test_a_statement_in_a_method_with_too_many_callers_to_know_is_filled(tmp_path):
+    """Not known to be in loops is not the same as known to be before them."""
+    users = [f"def use{n}(models):\n    for m in models:\n        m.fit()\n" for n in range(70)]
+    write(tmp_path, train=CALLED, many="\n".join(users))
+    assert recorded(tmp_path, "train.py").code == 0
+    probe(tmp_path, "total += i", "t")
+    assert filled(tmp_path, "t") == 20

@@ -3,6 +3,7 @@
 import pytest
 
 from plainly import recorded, write
+from rearview.errors import SourceError
 from rearview.past import history
 
 OLD = """
@@ -51,3 +52,14 @@ def test_a_line_of_several_statements_is_put_by_hand_once(tmp_path):
     (diff,) = [one.diff for one in history(tmp_path).propagate("t") if first.id in one.runs]
     added = [line for line in diff.splitlines() if line.startswith("+    ")]
     assert added == ["+    import rearview", '+    rearview.log("t", total)']
+
+
+def test_a_work_tree_that_does_not_parse_is_named_as_the_reason(tmp_path):
+    write(tmp_path, train=OLD)
+    assert recorded(tmp_path, "train.py").code == 0
+    broken = OLD.replace("    total += epoch", 'rearview.log("t", total)\n    total += epoch')
+    write(tmp_path, train=broken)
+    with pytest.raises(SourceError, match=r"train\.py:4 is not Python"):
+        history(tmp_path).propagate("t")
+    (refusal,) = history(tmp_path).backfill(["t"]).refusals
+    assert "train.py mentions it, but line 4 does not parse" in refusal.reason

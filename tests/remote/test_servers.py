@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from limits import HUNG
 from rearview.errors import RemoteError
 from rearview.remote.base import HIDDEN, open_remote
 from rearview.remote.content import checksum
@@ -137,7 +138,7 @@ def test_a_forked_process_can_use_a_remote_that_its_parent_opened(server, file):
             code = 0
         finally:
             os._exit(code)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + HUNG
     while (done := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < deadline:
         time.sleep(0.02)
     assert done[0] == child

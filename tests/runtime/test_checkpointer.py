@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 
+from limits import HUNG
 from rearview import Checkpointer
 from rearview.errors import DamagedError, UsageError
 from rearview.remote.folder import FolderRemote
@@ -148,7 +149,7 @@ def test_in_the_background_the_value_of_the_step_is_saved_not_a_later_one(make):
     gate = threading.Event()
 
     def slow(path, value):
-        gate.wait(10)
+        gate.wait(HUNG)
         path.write_text(str(value["n"]))
 
     one = make(asynchronous=True)
@@ -169,7 +170,7 @@ def test_only_the_transfer_can_be_in_the_background(make, tmp_path):
 
     class Slow(FolderRemote):
         def _send(self, local, staged):
-            gate.wait(10)
+            gate.wait(HUNG)
             super()._send(local, staged)
 
     one = make(asynchronous="transfer", checkpoint_transfer_target=Slow(tmp_path / "far"))

@@ -148,7 +148,7 @@ for epoch in range(5):
     bar.update()
     inner = Bar()
     time.sleep(0.01)
-    if epoch == 3 and os.environ.get("DIES"):
+    if epoch == 3 and os.environ.get("REARVIEW_DIES"):
         os.kill(os.getpid(), signal.SIGKILL)
 print(bar.n, bar.update(), inner.update())
 """
@@ -158,9 +158,9 @@ def test_a_clock_kept_in_a_variable_is_still_the_clock_after_a_resume(tmp_path, 
     import subprocess
 
     write(tmp_path, train=BAR)
-    monkeypatch.setenv("DIES", "1")
+    monkeypatch.setenv("REARVIEW_DIES", "1")
     assert recorded(tmp_path, "train.py").code == -9
-    monkeypatch.delenv("DIES")
+    monkeypatch.delenv("REARVIEW_DIES")
     how = history(tmp_path).resume()
     done = subprocess.run(
         how.command,

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from limits import HUNG
+
 SRC = Path(__file__).parents[2] / "src"
 
 TRAIN = """
@@ -48,7 +50,7 @@ def start(tmp_path):
 @pytest.mark.parametrize("code", [0, 1, 85])
 def test_the_code_of_the_command_is_the_code(start, code):
     process = start("sh", "-c", f"exit {code}")
-    process.communicate(timeout=30)
+    process.communicate(timeout=HUNG)
     assert process.returncode == code
 
 
@@ -57,7 +59,7 @@ def test_a_program_gets_the_signal_and_85_comes_out(start, number):
     process = start(sys.executable, "train.py", "ck")
     process.stdout.readline()
     process.send_signal(number)
-    process.communicate(timeout=30)
+    process.communicate(timeout=HUNG)
     assert process.returncode == 85
 
 
@@ -68,7 +70,7 @@ def test_a_shell_in_between_that_dies_of_it_does_not_turn_85_into_143(start, tmp
     process.stdout.readline()
     process.stdout.readline()
     process.send_signal(number)
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate(timeout=HUNG)
     assert process.returncode == 85
     assert (tmp_path / "ck").exists()
     assert "after" not in out
@@ -78,7 +80,7 @@ def test_a_program_without_a_checkpointer_that_is_killed_shows_it(start):
     process = start("sh", "-c", "echo ready; sleep 60")
     process.stdout.readline()
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=30)
+    process.communicate(timeout=HUNG)
     assert process.returncode == 128 + signal.SIGTERM
 
 
@@ -94,7 +96,7 @@ def test_another_code_may_mean_to_be_continued(start, tmp_path):
     process.stdout.readline()
     process.stdout.readline()
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=30)
+    process.communicate(timeout=HUNG)
     assert process.returncode == 77
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from limits import HUNG
 from rearview.config import Settings
 from rearview.model import Point, Step
 from rearview.runtime.writer import Writer
@@ -119,7 +120,7 @@ def test_a_slow_disk_makes_checkpoints_rare_and_nothing_else(tmp_path, monkeypat
     turn, real = threading.Semaphore(0), os.fsync
 
     def slow(fd):
-        assert turn.acquire(timeout=30)
+        assert turn.acquire(timeout=HUNG)
         return real(fd)
 
     monkeypatch.setattr(os, "fsync", slow)

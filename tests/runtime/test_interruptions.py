@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from limits import HUNG
+
 SRC = Path(__file__).parents[2] / "src"
 
 PROGRAM = """
@@ -57,7 +59,7 @@ def start(tmp_path):
 
 
 def end(process):
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=HUNG)
     return process.returncode, out, err
 
 
@@ -224,7 +226,7 @@ def test_two_in_one_loop_both_save_the_same_round(start):
     assert end(process)[0] == 85
     out, _ = start("""
         say(make().restore(), Checkpointer(Path("here/two.pt"), write, read).restore())
-    """).communicate(timeout=30)
+    """).communicate(timeout=HUNG)
     first, second = map(int, out.split())
     assert first - second in {0, 1}  # the signal may fall between the two
 
@@ -262,7 +264,7 @@ def test_from_another_thread_the_whole_process_leaves_with_the_code(start):
     assert end(process)[0] == 85
     out, _ = start("""
         say(Checkpointer(Path("here/two.pt"), write, read).restore(-1) >= 0)
-    """).communicate(timeout=30)
+    """).communicate(timeout=HUNG)
     assert out == "True\n"
 
 
@@ -376,3 +378,60 @@ def test_under_htcondor_a_list_that_forgets_the_file_is_refused(start, tmp_path)
     code, _, err = end(process)
     assert code == 1
     assert "transfer_checkpoint_files = a b.pt.saves" in err
+
+
+SLOW_SAVE = """
+    def slowly(path, value):
+        say("saving")
+        while not Path("go").exists():
+            time.sleep(0.005)
+        path.write_text(str(value))
+
+    one = Checkpointer(
+        Path("here/a b.pt"), slowly, read, checkpoint_every=EVERY, retry=Retry(1),
+        checkpoint_transfer_target="far/x",
+    )
+    import atexit
+    def at_exit():
+        say("leaving")
+        while not Path("gone").exists():
+            time.sleep(0.005)
+    atexit.register(at_exit)
+    say("ready")
+    if not EVERY:
+        os.kill(os.getpid(), signal.FIRST)
+    for value in range(10**6):
+        one.step(value)
+"""
+ASKING = ["SIGTERM", "SIGUSR1", "SIGINT"]
+
+
+@pytest.mark.parametrize("second", [*ASKING, "SIGHUP", "SIGUSR2", "SIGXCPU"])
+@pytest.mark.parametrize("first", ASKING)
+def test_more_signals_during_the_save_and_after_it_change_nothing(start, tmp_path, first, second):
+    body = SLOW_SAVE.replace("EVERY", "None").replace("FIRST", first)
+    process = start(body)
+    for word, event in (("saving", "go"), ("leaving", "gone")):
+        while process.stdout.readline().strip() != word:
+            assert process.poll() is None
+        for _ in range(3):
+            process.send_signal(getattr(signal, second))
+            time.sleep(0.01)  # lets the interpreter see them one by one
+        (tmp_path / event).touch()
+    code, _, err = end(process)
+    assert (code, err) == (85, "")
+    assert len(list((tmp_path / "far/x.saves").iterdir())) == 1
+
+
+@pytest.mark.parametrize("number", ASKING)
+def test_signals_during_a_save_by_interval_are_answered_at_the_next_step(start, tmp_path, number):
+    process = start(SLOW_SAVE.replace("EVERY", "10").replace("FIRST", number))
+    while process.stdout.readline().strip() != "saving":
+        assert process.poll() is None
+    for _ in range(3):
+        process.send_signal(getattr(signal, number))
+        time.sleep(0.01)
+    (tmp_path / "go").touch()
+    (tmp_path / "gone").touch()
+    code, _, err = end(process)
+    assert (code, err) == (85, "")

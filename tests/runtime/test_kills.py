@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from limits import HUNG
 from runtime import kills
 
 SRC = Path(__file__).parents[2] / "src"
@@ -78,7 +79,7 @@ def test_kills_while_sending_to_a_real_server_lose_no_completed_save(server, tmp
         [sys.executable, "-W", "ignore", kills.__file__, str(tmp_path), str(times), target,
          json.dumps(found.options)],
         env={**os.environ, "PYTHONPATH": str(SRC)},
-        capture_output=True, text=True, timeout=300, check=False,
+        capture_output=True, text=True, timeout=HUNG, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     seen = json.loads(done.stdout)

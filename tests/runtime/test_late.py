@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 
+from limits import HUNG
 from rearview.runtime import changes, late
 from rearview.runtime.changes import Changes, Outlook, room
 from rearview.runtime.copying import Stretch
@@ -32,7 +33,7 @@ def held_up(monkeypatch):
     go, real = threading.Event(), late.read
 
     def wait(stretch):
-        assert go.wait(30)
+        assert go.wait(HUNG)
         return real(stretch)
 
     monkeypatch.setattr(late, "read", wait)

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from limits import HUNG
+
 SRC = Path(__file__).parents[2] / "src"
 TEXT = """
 import multiprocessing, time
@@ -28,7 +30,7 @@ def test_workers_end_with_the_program(tmp_path, way):
         env={"PYTHONPATH": str(SRC)},
         stdout=subprocess.PIPE,  # open for as long as one of its workers lives
         text=True,
-        timeout=60,
+        timeout=HUNG,
         check=False,
     )
     assert (done.returncode, done.stdout) == (7, "started\n")

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from limits import HUNG
+
 SRC = Path(__file__).parents[2] / "src"
 
 MISSING = [name for name in ("ipykernel", "jupyter_client") if not importlib.util.find_spec(name)]
@@ -22,12 +24,12 @@ manager.kernel_spec.argv[:] = [sys.executable, "-m", "ipykernel_launcher", "-f",
 manager.start_kernel()
 client = manager.client()
 client.start_channels()
-client.wait_for_ready(timeout=60)
+client.wait_for_ready(timeout=1200)
 
 def cell(code, interrupt_when=None):
     sent = client.execute(code)
     while True:
-        message = client.get_iopub_msg(timeout=60)
+        message = client.get_iopub_msg(timeout=1200)
         if message["parent_header"].get("msg_id") != sent:
             continue
         kind, content = message["msg_type"], message["content"]
@@ -75,7 +77,7 @@ def test_the_stop_button_saves_ends_the_cell_and_leaves_the_kernel_usable(tmp_pa
         env={**os.environ, "PYTHONPATH": str(SRC), "HOME": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HUNG,
         check=False,
     )
     said = [line for line in done.stdout.splitlines() if line != "going"]
@@ -87,3 +89,61 @@ def test_the_stop_button_saves_ends_the_cell_and_leaves_the_kernel_usable(tmp_pa
         "raised KeyboardInterrupt",
         "alive True",
     ], done.stdout + done.stderr
+
+
+KERNEL_CELLS = r"""
+import sys
+from jupyter_client import KernelManager
+
+manager = KernelManager()
+manager.kernel_spec.argv[:] = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+manager.start_kernel()
+client = manager.client()
+client.start_channels()
+client.wait_for_ready()
+
+def show(message):
+    content = message["content"]
+    if message["msg_type"] == "error":
+        print("raised", content["ename"], content["evalue"])
+    elif "text" in content:
+        print(content["text"], end="")
+    elif "data" in content:
+        print(content["data"].get("text/html") or content["data"]["text/plain"])
+
+for code in (
+    "import sys; sys.modules['ipywidgets'] = None",
+    "%load_ext rearview",
+    "import rearview; rearview.log('a', 1)",
+    "dir(rearview) == sorted([*rearview.__all__, '__version__'])",
+    "rearview.history()",
+    "rearview.history().runs()",
+    "rearview.history().table('a')",
+    "rearview.history().table('a').pandas().shape",
+):
+    client.execute_interactive(code, output_hook=show)
+client.stop_channels()
+manager.shutdown_kernel(now=True)
+"""
+
+
+@pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
+def test_a_live_kernel_records_beside_the_notebook_and_shows_what_it_has(tmp_path):
+    env = {**os.environ, "PYTHONPATH": str(SRC)}
+    done = subprocess.run(
+        [sys.executable, "-c", KERNEL_CELLS],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "raised" not in done.stdout
+    assert f"recording into {tmp_path / '.rearview'}" in done.stdout
+    assert "rearview.log(" in done.stdout
+    assert "\nTrue\n" in done.stdout
+    assert f"<History of {tmp_path}: 1 run>" in done.stdout
+    assert "<td>1</td>" in done.stdout
+    assert "(1, 2)" in done.stdout
+    assert (tmp_path / ".rearview").is_dir()

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from limits import HUNG
 from plainly import SOURCE, recorded, write
 from rearview.past import history
 from rearview.store.records import read
@@ -94,7 +95,7 @@ for epoch in range(6):
     for name in ("shared", "ours"):
         with open(f"../data/{name}.txt", "a") as file:
             file.write("line\\n")
-    if epoch == int(os.environ.get("DIES", -1)):
+    if epoch == int(os.environ.get("REARVIEW_DIES", -1)):
         os._exit(9)
 best = int(pathlib.Path(home, "best.txt").read_text())
 lines = open(f"{home}/run/log.txt").read().split()
@@ -144,17 +145,17 @@ def test_a_replay_of_a_program_that_works_outside_the_project_is_exact_and_chang
 def test_a_run_that_goes_on_sets_back_what_it_made_outside_and_leaves_what_is_shared(
     beside, monkeypatch
 ):
-    monkeypatch.setenv("DIES", "4")
+    monkeypatch.setenv("REARVIEW_DIES", "4")
     assert recorded(beside / "proj", "train.py").code == 9
     shared = [beside / "data" / name for name in ("shared.txt", "ours.txt")]
     for path in shared:
         path.write_text(path.read_text() + "of another\n")
     later = time.time() + 60
     os.utime(shared[1], (later, later))
-    monkeypatch.delenv("DIES")
+    monkeypatch.delenv("REARVIEW_DIES")
     how = history(beside / "proj").resume()
     environment = {**how.environment, "PYTHONPATH": SOURCE}
-    subprocess.run(how.command, cwd=how.folder, env=environment, timeout=120, check=True)
+    subprocess.run(how.command, cwd=how.folder, env=environment, timeout=HUNG, check=True)
     assert (beside / "outputs" / "run" / "log.txt").read_text().split() == list("012345")
     for path in shared:
         assert "of another" in path.read_text().split("\n")
@@ -177,7 +178,7 @@ total = start
 for step in range(6):
     for i in range(2000):
         total += i % 7
-    if step == int(os.environ.get("DIES", -1)):
+    if step == int(os.environ.get("REARVIEW_DIES", -1)):
         os._exit(9)
 """
 
@@ -191,12 +192,12 @@ def passing(tmp_path, monkeypatch):
 
 
 def test_a_temporary_folder_of_a_loop_that_is_skipped_is_filled_again(passing, monkeypatch):
-    monkeypatch.setenv("DIES", "4")
+    monkeypatch.setenv("REARVIEW_DIES", "4")
     assert recorded(passing, "train.py").code == 9
-    monkeypatch.delenv("DIES")
+    monkeypatch.delenv("REARVIEW_DIES")
     how = history(passing).resume()
     environment = {**how.environment, "PYTHONPATH": SOURCE}
-    subprocess.run(how.command, cwd=how.folder, env=environment, timeout=120, check=True)
+    subprocess.run(how.command, cwd=how.folder, env=environment, timeout=HUNG, check=True)
     assert [one.name[:5] for one in (passing.parent / "tmp").iterdir()] == ["kept_"]
 
 

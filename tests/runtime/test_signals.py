@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from limits import HUNG
 from rearview.runtime.signals import Signals, SignalsWarning
 
 SRC = Path(__file__).parents[2] / "src"
 
 
-def run(body, *, timeout=30):
+def run(body, *, timeout=HUNG):
     program = "import os, signal, sys, threading, time\nfrom rearview.runtime.signals import *\n"
     return subprocess.run(
         [sys.executable, "-c", program + textwrap.dedent(body)],

@@ -7,9 +7,11 @@ import threading
 import numpy as np
 import pytest
 
+from limits import HUNG
 from rearview.runtime import changes
 from rearview.runtime.changes import Changes, Outlook
 from rearview.runtime.pages import Pages
+from rearview.runtime.staging import Staging
 from runtime.writers import MB, ONE, arrays, equal, stalled, submit
 
 
@@ -62,7 +64,7 @@ def test_what_leans_on_a_checkpoint_that_failed_is_not_saved(make, checkpoints, 
     go, real = threading.Event(), checkpoints.save
 
     def save(run, seq, *rest):
-        assert go.wait(30)
+        assert go.wait(HUNG)
         if not seq:
             raise OSError(errno.ENOSPC, "full")
         return real(run, seq, *rest)
@@ -108,7 +110,11 @@ def test_memory_is_made_ready_before_a_large_state_is_copied(make, checkpoints, 
 
 def test_where_memory_cannot_be_made_ready_the_copy_pays_for_it(make, checkpoints, monkeypatch):
     monkeypatch.setattr("rearview.runtime.staging.COLD", 2 * MB)
-    monkeypatch.setattr("rearview.runtime.staging._POPULATE_WRITE", 9999)
+
+    def no_memory(self, nbytes):
+        raise MemoryError
+
+    monkeypatch.setattr("rearview.runtime.staging.Staging.warm", no_memory)
     writer, state = make(), {"w": np.zeros(MB)}
     assert not submit(writer, 0, state)
     while writer.refusal() or not submit(writer, 1, state):
@@ -123,6 +129,31 @@ def test_a_checkpoint_that_must_be_taken_does_not_wait_for_memory(make, checkpoi
     assert submit(writer, 0, state, wait=True)
     assert writer.drain(30)
     equal(checkpoints, 0, state)
+
+
+def test_a_checkpoint_that_must_be_taken_waits_while_its_memory_is_written_with_zeros(
+    make, checkpoints, monkeypatch
+):
+    monkeypatch.setattr("rearview.runtime.staging.COLD", 2 * MB)
+    begun, go_on = threading.Event(), threading.Event()
+    warm = Staging.warm
+
+    def slow(self, nbytes):
+        begun.set()
+        go_on.wait()
+        warm(self, nbytes)
+
+    monkeypatch.setattr("rearview.runtime.staging.Staging.warm", slow)
+    writer, state = make(), {"w": np.arange(MB, dtype=float)}
+    writer.prepare(8 * MB)
+    begun.wait()
+    assert not submit(writer, 0, state)
+    assert "preparing" in writer.reason
+    threading.Timer(0.05, go_on.set).start()
+    assert submit(writer, 1, state, wait=True)
+    assert go_on.is_set()
+    assert writer.drain()
+    equal(checkpoints, 1, state)
 
 
 def test_a_state_that_would_exhaust_the_machine_is_refused(make, warned, monkeypatch):
@@ -258,7 +289,7 @@ def test_writing_waits_until_the_state_was_looked_at_again(make, checkpoints, mo
     assert not begun.wait(0.2)
     assert submit(writer, 1, state)
     writer.settle()
-    assert begun.wait(20)
+    assert begun.wait(HUNG)
     assert writer.drain(30)
     for seq in range(2):
         equal(checkpoints, seq, state)

@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from rearview.runtime.staging import DEEPEST, PAGE, SMALL, Staging
+from rearview.runtime.staging import DEEPEST, PAGE, SMALL, Staging, _group_room
 
 
 def test_leases_never_overlap_and_stay_within_the_bound():
@@ -122,3 +122,32 @@ def test_a_limit_on_address_space_is_lived_with(limit, monkeypatch):
     assert staging.take(10 * PAGE) is not None
     with pytest.raises(MemoryError):
         Staging().take(limit + 1)
+
+
+def test_memory_limits_of_control_groups_count(tmp_path):
+    inner = tmp_path / "cg" / "jobs" / "one"
+    inner.mkdir(parents=True)
+    for folder, most, used, cached in (
+        (tmp_path / "cg" / "jobs", "5000", "1000", "200"),
+        (inner, "max", "900", "0"),
+    ):
+        (folder / "memory.max").write_text(most + "\n")
+        (folder / "memory.current").write_text(used + "\n")
+        (folder / "memory.stat").write_text(f"anon 7\ninactive_file {cached}\n")
+    own = tmp_path / "own"
+    own.write_text("0::/jobs/one\n")
+    assert list(_group_room(str(tmp_path / "cg"), str(own))) == [4200]
+
+
+def test_limits_of_the_first_kind_of_control_groups_count(tmp_path):
+    folder = tmp_path / "memory" / "job"
+    folder.mkdir(parents=True)
+    (folder / "memory.limit_in_bytes").write_text("3000")
+    (folder / "memory.usage_in_bytes").write_text("1000")
+    own = tmp_path / "own"
+    own.write_text("4:cpu,cpuacct:/job\n3:memory:/job\n1:name=systemd:/\n")
+    assert list(_group_room(str(tmp_path), str(own))) == [2000]
+
+
+def test_without_control_groups_only_the_machine_counts(tmp_path):
+    assert list(_group_room(str(tmp_path), str(tmp_path / "absent"))) == []

@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 
+from limits import HUNG
 from plainly import SOURCE, plain, recorded, write
 from rearview.past import history
 from rearview.runtime.traces import Traces
@@ -36,7 +37,7 @@ for epoch in range(first, 6):
     logging.info("epoch %d", epoch)
     with open("out/logs/all.csv", "a") as file:
         file.write(f"{epoch},{w}\\n")
-    if epoch == 3 and os.environ.get("DIES"):
+    if epoch == 3 and os.environ.get("REARVIEW_DIES"):
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(0.01)
 print(w, first, name)
@@ -59,7 +60,7 @@ def resumed(folder):
         env={**how.environment, "PYTHONPATH": SOURCE},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HUNG,
         check=False,
     )
 
@@ -75,9 +76,9 @@ def test_a_program_that_looks_for_its_own_files_goes_on_as_it_began(tmp_path, mo
         (each / "train.log").write_text("of an earlier day\n")
     expected = plain(truth, "train.py")
     assert expected.code == 0, expected.err
-    monkeypatch.setenv("DIES", "1")
+    monkeypatch.setenv("REARVIEW_DIES", "1")
     assert recorded(folder, "train.py").code == -9
-    monkeypatch.delenv("DIES")
+    monkeypatch.delenv("REARVIEW_DIES")
     done = resumed(folder)
     assert done.returncode == 0, done.stderr
     assert done.stdout == expected.out
@@ -145,7 +146,7 @@ for epoch in range(6):
         total += i * epoch * len(vocab)
     log.write(b"%d\\n" % total)
     log.flush()
-    if epoch == int(os.environ.get("DIES", -1)):
+    if epoch == int(os.environ.get("REARVIEW_DIES", -1)):
         os._exit(9)
 """
 
@@ -157,9 +158,9 @@ def test_files_that_the_set_up_writes_several_times_are_whole_when_a_run_goes_on
     (tmp_path / "tmp").mkdir()
     (tmp_path / "log.txt").write_text("of an earlier run, and longer than what is written now " * 9)
     folder = write(tmp_path / "proj", train=ANEW)
-    monkeypatch.setenv("DIES", "4")
+    monkeypatch.setenv("REARVIEW_DIES", "4")
     assert recorded(folder, "train.py").code == 9
-    monkeypatch.delenv("DIES")
+    monkeypatch.delenv("REARVIEW_DIES")
     done = resumed(folder)
     assert done.returncode == 0, done.stderr
     assert json.loads((folder / "vocab.json").read_text()) == {"the": 0, "quick": 1}
@@ -169,7 +170,7 @@ def test_files_that_the_set_up_writes_several_times_are_whole_when_a_run_goes_on
 
 
 TAIL = """
-    if epoch == int(os.environ.get("DIES", -1)):
+    if epoch == int(os.environ.get("REARVIEW_DIES", -1)):
         os._exit(9)
 """
 LATEST = """
@@ -230,9 +231,9 @@ def test_what_a_run_that_goes_on_leaves_is_what_it_leaves_in_one_go(tmp_path, mo
     whole = write(tmp_path / "whole", train=text)
     assert plain(whole, "train.py").code == 0
     folder = write(tmp_path / "parted", train=text + TAIL)
-    monkeypatch.setenv("DIES", "4")
+    monkeypatch.setenv("REARVIEW_DIES", "4")
     assert recorded(folder, "train.py").code == 9
-    monkeypatch.delenv("DIES")
+    monkeypatch.delenv("REARVIEW_DIES")
     done = resumed(folder)
     assert done.returncode == 0, done.stderr
     assert _left(folder) == _left(whole)

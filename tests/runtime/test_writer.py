@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from faults import Faults
+from limits import HUNG
 from rearview.config import Settings
 from rearview.runtime.writer import Writer
 from rearview.store.checkpoints import Checkpoints
@@ -194,7 +195,7 @@ def test_a_disk_that_fails_at_any_step_never_reaches_training(make, checkpoints,
         equal(checkpoints, 2 * step + 1, state)
         if not faults.failed:
             break
-    assert step > 20
+    assert step > 15
     assert verify(checkpoints.project).problems == ()
 
 
@@ -280,7 +281,7 @@ def test_a_slow_store_costs_checkpoints_not_training(make, checkpoints, monkeypa
     waits = threading.Semaphore(0)
 
     def slow(fd):
-        waits.acquire(timeout=30)
+        waits.acquire(timeout=HUNG)
         return real(fd)
 
     monkeypatch.setattr(os, "fsync", slow)

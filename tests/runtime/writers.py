@@ -4,6 +4,7 @@ import threading
 
 import numpy as np
 
+from limits import HUNG
 from rearview.model import Point, Step
 from rearview.runtime.writer import SKELETON
 
@@ -42,7 +43,7 @@ def stalled(store):
     go, real = threading.Event(), store.save
 
     def save(*args, **kwargs):
-        assert go.wait(30)
+        assert go.wait(HUNG)
         return real(*args, **kwargs)
 
     store.save = save

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).parent
-PATIENCE = 30.0
+PATIENCE = 1200.0
 
 
 class UnavailableError(Exception):

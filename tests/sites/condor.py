@@ -6,6 +6,7 @@ import subprocess
 import time
 from pathlib import Path
 
+from limits import HUNG
 from servers.daemons import UnavailableError, free_port
 
 ROOT = Path(os.environ.get("REARVIEW_SITES", "/var/tmp/rearview-sites")) / "trixie"
@@ -90,7 +91,7 @@ def condor(source, jobs):
             env=site.env, stdout=out, stderr=out,
         )  # fmt: skip
     try:
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + HUNG
         while True:
             children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
             if children:

@@ -119,7 +119,7 @@ def idle(site):
     return done.stdout.strip() == "idle"
 
 
-def wait(ready, processes, folder, seconds=60):
+def wait(ready, processes, folder, seconds=1200):
     deadline = time.monotonic() + seconds
     while not ready():
         if any(one.poll() is not None for one in processes) or time.monotonic() > deadline:

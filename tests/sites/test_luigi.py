@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from limits import HUNG
 from servers.daemons import free_port, running
 from sites.common import HERE, SRC, expected, starts
 
@@ -45,7 +46,7 @@ def test_a_task_that_exits_85_is_tried_again_until_it_is_done(tmp_path):
             [sys.executable, "-c", "from luigi.cmdline import luigi_run; luigi_run()",
              "--module", "luigi_task", "Train", "--folder", str(tmp_path),
              "--scheduler-host", "127.0.0.1", "--scheduler-port", str(port)],
-            env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
+            env=env, cwd=tmp_path, capture_output=True, text=True, timeout=HUNG, check=False,
         )  # fmt: skip
     assert (tmp_path / "final.txt").exists(), done.stdout[-3000:] + done.stderr[-3000:]
     assert (tmp_path / "final.txt").read_text() == expected(60)

@@ -2,6 +2,8 @@
 
 import ast
 
+import pytest
+
 from rearview.source.chains import chains
 
 
@@ -42,3 +44,26 @@ for epoch in range(3):
     assert found["t.py", "Net.other"] == (("epoch",),)
     assert ("t.py", "Net.size") not in found
     assert ("t.py", "Net.step") not in found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def rows():\n  for i in x:\n    yield i\nfor epoch in rows(): pass",
+        "def rows():\n  yield from x\nfor epoch in rows(): pass",
+        "class A:\n  def rows(self):\n    yield 1\nfor epoch in A().rows(): pass",
+        "async def rows():\n  pass\nfor epoch in rows(): pass",
+    ],
+)
+def test_a_generator_runs_in_whichever_loop_draws_from_it_so_nothing_is_known(text):
+    assert not any("rows" in function for _, function in chains({"t.py": ast.parse(text)}))
+
+
+def test_what_a_generator_calls_is_not_known_either():
+    text = "def note(): pass\ndef rows():\n  note()\n  yield 1\nfor epoch in rows(): pass"
+    assert list(chains({"t.py": ast.parse(text)})) == [("t.py", "<module>")]
+
+
+def test_a_function_that_only_defines_a_generator_is_known():
+    text = "def fit():\n  def rows():\n    yield 1\n  return rows()\nfor epoch in x: fit()"
+    assert chains({"t.py": ast.parse(text)})["t.py", "fit"] == (("epoch",),)

@@ -4,7 +4,7 @@ import pytest
 
 from rearview.source.naming import Naming, name_in
 from rearview.source.probes import check, find
-from rearview.source.propagate import Placed, Statement, through
+from rearview.source.propagate import HandPlace, Statement, through
 
 NEWEST = """\
 from torch.nn.utils import clip_grad_norm_
@@ -127,10 +127,7 @@ def test_names_go_through_a_chain_step_by_step():
 
 
 def test_statements_placed_by_hand_find_the_names_there():
-    placed = [
-        Placed("t.py", 1, "import rearview\n"),
-        Placed("t.py", 9, "    rearview.log('v', v)\n"),
-    ]
+    placed = {0: HandPlace("t.py", 1), 1: HandPlace("t.py", 9)}
     _, older, oldest = carried(LIFTED, OLDER, OLDER, corrections={1: placed})
     expected = "    v = cost.item()\n    rearview.log('v', v)\n    history.append(v)\n"
     assert expected in older.files["t.py"]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rearview.source.instrument import HOOK, PARTS, instrument
+from rearview.source.instrument import HOOK, ITER, PARTS, instrument
 
 PROGRAMS = {
     "runs through": "for i in range(n): seen.append(i)",
@@ -40,7 +40,7 @@ PROGRAMS = {
 def ran(text, n, stop, size=None):
     body = "def run(n, stop):\n seen = []\n" + textwrap.indent(text, " ") + "\n return seen"
     tree = ast.parse(body)
-    space = {HOOK: lambda _, items: items, PARTS: lambda _, numbers: cut(numbers, size)}
+    space = {HOOK: lambda _, items: items, ITER: iter, PARTS: lambda _, numbers: cut(numbers, size)}
     if size:
         instrument(tree, "t.py")
     exec(compile(tree, "t.py", "exec"), space)

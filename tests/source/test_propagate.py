@@ -124,3 +124,99 @@ def test_the_same_statement_elsewhere_is_not_mistaken_for_the_place():
     old = "def a(x):\n    y = f(x)\n    print(y)\n    return y\n\ndef b(x):\n    y = g(x)\n    return y\n"
     new = old.replace("y = g(x)\n", "y = g(x)\n    print(y)\n")
     assert carry(new, (8, 8), old).line == 8
+
+
+LOOP = "for x in data:\n    loss = f(x)\n    step(loss)\n"
+
+
+def carried(new, old):
+    """Carry the line of `new` that ends in `# here`."""
+    lines = new.splitlines()
+    at = next(k for k, line in enumerate(lines, 1) if line.endswith("# here"))
+    return carry(new, (at, at), old)
+
+
+def test_a_star_import_does_not_let_a_missing_name_through():
+    new = LOOP.replace("    step", "    rate = g()\n    log(loss, rate)  # here\n    step")
+    found = carried(new, "from tools import *\n" + LOOP)
+    assert found.refused
+    assert found.reason == "`rate` is not there"
+
+
+def test_a_name_from_a_star_import_that_the_old_text_reads_is_there():
+    new = "from tools import log\n" + LOOP.replace("    step", "    log(loss)  # here\n    step")
+    found = carried(new, "from tools import *\nlog(1)\n" + LOOP)
+    assert found.text == "    log(loss)  # here\n"
+
+
+def test_a_renamed_attribute_is_renamed():
+    text = "def main(opt):\n    net = build(opt.KIND)\n    size(net, opt.KIND)\n    train(net)\n"
+    new = text.replace("KIND", "n_classes").replace(
+        "    train", "    log(opt.n_classes)  # here\n    train"
+    )
+    found = carried(new, text.replace("KIND", "num_classes"))
+    assert found.text == "    log(opt.num_classes)  # here\n"
+
+
+def test_it_stands_behind_what_defines_what_it_reads():
+    new = "def update(self, rew, done):\n    log(rew)  # here\n    if done:\n        self.end(rew, 1)\n"
+    old = (
+        "def step(self, action):\n    check(action)\n    ob, rew, done = self.env.step(action)\n"
+        "    if done:\n        self.end(rew, 1)\n"
+    )
+    assert carried(new, old).line == 4
+
+
+def test_it_stands_before_a_return():
+    new = "def f(self, x):\n    self.a = g(x)\n    log(self.a)  # here\n"
+    old = "def f(self, x):\n    self.a = g(x)\n    return self.a\n"
+    assert carried(new, old).line == 3
+
+
+def test_setting_another_attribute_does_not_matter():
+    new = "def f(self, up):\n    self.up = up\n    log(up)  # here\n    self.pad(up)\n"
+    old = "def f(self, up):\n    self.up = up\n    self.layer = Up(up)\n    self.pad(up)\n"
+    assert not carried(new, old).refused
+
+
+def test_it_stays_in_the_loop_that_sets_what_it_reads():
+    new = (
+        "for name in names:\n    words = read(name)\n    keep(words)\n    log(len(words))  # here\n"
+        "finish(names)\n"
+    )
+    old = (
+        "for part in parts:\n    for name in part:\n        words = read(name)\n"
+        "        keep(words)\nfinish(names)\n"
+    )
+    assert carried(new, old).text.startswith("        log")
+
+
+def test_it_goes_into_the_branch_that_sets_what_it_reads():
+    new = "for c in cs:\n    d = join(c, 1)\n    ps = paths(d, c)\n    out.append(ps)  # here\n"
+    old = "for c in cs:\n    d = join(c, 1)\n    if isdir(d):\n        ps = paths(d, c)\nend(out)\n"
+    assert carried(new, old).text.startswith("        out")
+
+
+def test_statements_in_another_order_with_other_names_are_found_by_what_they_compute():
+    new = "def f(h, g):\n    a = h.relu().mm(g)\n    b = g.mm(h.t())\n    log(b)  # here\n    use(a, b)\n"
+    old = "def f(h, g):\n    q = g.mm(h.t())\n    a = h.relu().mm(g)\n    use(a, q)\n"
+    assert carried(new, old).text == "    log(q)  # here\n"
+
+
+def test_one_empty_list_is_not_another():
+    new = "texts = []\nfor x in data:\n    word = read(x)\n    texts.append(word)  # here\n    use(word)\n"
+    old = "sizes = []\nother(1)\nfor x in data:\n    word = read(x)\n    use(word)\n    sizes.append(len(word))\n"
+    assert carried(new, old).refused
+
+
+def test_how_sure_it_must_be_can_be_said():
+    new = "i = 0\nb = 0\nprint(b)\n"
+    old = "i = 0\na = 0\n"
+    assert carry(new, (3, 3), old).text == "print(a)\n"
+    assert "% sure, less than 90%" in carry(new, (3, 3), old, sure=0.9).reason
+
+
+def test_a_docstring_stays_first():
+    new = "def f(x):\n    log(x)  # here\n    y = g(x, 2)\n    return y\n"
+    old = 'def f(x):\n    """Say what."""\n    y = g(x, 2)\n    return y\n'
+    assert carried(new, old).line == 3

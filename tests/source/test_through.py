@@ -1,4 +1,4 @@
-from rearview.source.propagate import Placed, Statement, through
+from rearview.source.propagate import HandPlace, Statement, through
 
 NEW = """import rearview
 
@@ -77,7 +77,7 @@ def test_a_correction_by_hand_serves_its_neighbours():
     chain = [{"t.py": early}, {"t.py": early + "end()\n"}]
     statements = [Statement("t.py", (3, 3))]
     assert all(outcome.refused for outcome in through(new, statements, chain))
-    by_hand = {0: [Placed("t.py", 4, "    print(a)\n")]}
+    by_hand = {0: {0: HandPlace("t.py", 4)}}
     first, second = through(new, statements, chain, by_hand)
     assert first.reasons == ("put there by hand",)
     assert second.files["t.py"] == early.replace("    g", "    print(a)\n    g") + "end()\n"

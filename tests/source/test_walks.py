@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from rearview.source.instrument import HOOK, WALK, instrument
+from rearview.source.instrument import HOOK, ITER, WALK, instrument
 
 
 def rewritten(text):
@@ -15,7 +15,7 @@ def rewritten(text):
 
 def test_a_loop_around_a_yield_names_its_iterator():
     text = rewritten("def g(xs):\n    for x in xs:\n        yield x\n")
-    assert f"({WALK}0 := {WALK}(xs))" in text
+    assert f"({WALK}0 := {WALK}({ITER}(xs)))" in text
 
 
 def test_a_loop_without_a_yield_does_not():
@@ -26,13 +26,13 @@ def test_a_loop_without_a_yield_does_not():
 def test_the_name_is_that_of_the_recorded_loop_when_a_probe_adds_one():
     tree = ast.parse("def g(xs):\n    for p in probe: pass\n    for x in xs:\n        yield x\n")
     instrument(tree, "t.py", ids={3: "t.py:g:0:x"})
-    assert f"({WALK}0 := {WALK}(xs))" in ast.unparse(tree)
+    assert f"({WALK}0 := {WALK}({ITER}(xs)))" in ast.unparse(tree)
 
 
 def test_while_and_yield_from_are_walks_too():
     text = rewritten("def g(xs):\n    while True:\n        yield from xs\n")
     assert f"{WALK}(None)" in text
-    assert f"{WALK}(xs)" in text
+    assert f"{WALK}({ITER}(xs))" in text
 
 
 def test_the_value_of_yield_from_is_left_alone():

@@ -5,9 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from rearview.energy import Account
 from rearview.model import Point, Step
-from rearview.store import printed
+from rearview.runtime.traces import Traces
+from rearview.store import printed, runs
 from rearview.store.checkpoints import Checkpoints
+from rearview.store.lines import CHECKED
 from rearview.store.objects import Objects
 from rearview.store.project import COMPRESSED, FORMAT, Project
 from rearview.store.shrunk import MARK
@@ -52,3 +55,21 @@ def test_printed_lines_of_an_old_format_are_read(tmp_path, number):
     assert (begins.where, begins.stream, begins.text) == ("", "out", "begins")
     assert (loss.where, loss.stream, loss.text) == ("epoch=3/step=20", "err", "loss 0.5")
     assert (dropped.stream, dropped.text) == ("", "only 8 MB are kept")
+
+
+@pytest.mark.parametrize("number", range(1, runs.FORMAT + 1))
+def test_facts_of_runs_of_an_old_format_are_read(tmp_path, number):
+    project = Project.create(tmp_path)
+    name = "20240101-000000-gold"
+    shutil.copytree(GOLD / "facts" / f"format-{number}", project.runs / name)
+    found = runs.Runs(project).get(name)
+    assert (found.script, found.argv, found.args) == ("train.py", ("--lr", "1"), {"lr": 0.5})
+    assert (found.started, found.ended, found.exit_code) == (1704067200.5, 1704067300.5, 0)
+    (replay,) = runs.Runs(project).replays(name)
+    assert (replay.id, replay.names, replay.proved) == ("a.1", ("norm",), True)
+    kept = Traces.of(project.runs / name, "/project/", lambda: False)
+    assert (kept.made("out.txt"), list(kept.folders), kept.read) == (True, ["logs"], {"out.txt"})
+    assert Account(project.runs / name / runs.ACCOUNT).report().kwh == 0.5
+    report = verify(project)
+    assert report.problems == ()
+    assert bool(report.unchecked) == (number < CHECKED)

@@ -195,8 +195,8 @@ def test_a_folder_that_is_gone_is_an_error_that_says_so(tmp_path):
 
 def test_a_newer_format_is_refused(tmp_path):
     file = tmp_path / "records-1-0.jsonl"
-    file.write_bytes(b'{"format":2,"run":"r"}\n{"what":"ever"}\n')
-    with pytest.raises(StoreError, match="format 2"):
+    file.write_bytes(b'{"format":3,"run":"r"}\n{"what":"ever"}\n')
+    with pytest.raises(StoreError, match="format 3"):
         list(read(file))
 
 

@@ -15,9 +15,10 @@ import pytest
 
 from rearview.errors import StoreError, UsageError
 from rearview.model import Status
+from rearview.model.checksum import add_check
 from rearview.store import alive as alive_module
 from rearview.store.project import Project
-from rearview.store.runs import Runs
+from rearview.store.runs import FORMAT, Runs
 
 SRC = str(Path(__file__).parents[2] / "src")
 
@@ -35,7 +36,8 @@ def started(runs: Runs, **facts) -> str:
 
 def change(runs: Runs, run: str, **facts) -> None:
     file = runs.folder(run) / "run.json"
-    file.write_text(json.dumps({**json.loads(file.read_bytes()), **facts}))
+    text = json.dumps({**json.loads(file.read_bytes()), **facts}).encode()
+    file.write_bytes(add_check(text))
 
 
 def test_a_run_comes_back_as_it_was_started(runs):
@@ -171,8 +173,8 @@ def test_a_damaged_run_does_not_hide_the_others(runs):
 
 def test_a_run_of_a_newer_format_is_refused(runs):
     run = started(runs)
-    change(runs, run, format=2)
-    with pytest.raises(StoreError, match=r"format 2.*[Uu]pgrade"):
+    change(runs, run, format=FORMAT + 1)
+    with pytest.raises(StoreError, match=rf"format {FORMAT + 1}.*[Uu]pgrade"):
         runs.get(run)
 
 

@@ -4,6 +4,7 @@ import pytest
 
 from rearview.errors import StoreError
 from rearview.store.checkpoints import Checkpoints
+from rearview.store.runs import Runs
 from rearview.store.verify import verify
 
 
@@ -114,14 +115,26 @@ def test_a_newer_store_is_refused_not_repaired(project):
     assert (project.store / "format").read_text() == "99"
 
 
-def test_runs_are_looked_at_with_the_given_eyes(project):
-    for name in ("a", "b"):
+def test_damage_to_facts_of_a_run_is_told_and_repaired(project):
+    runs = Runs(project)
+    for name in ("20240101-000000-aaaa", "20240101-000001-bbbb"):
         (project.runs / name).mkdir(parents=True)
-    (project.runs / "b" / "run.json").write_text("{")
-    report = verify(project, records=lambda folder: [f"torn {folder.name}"])
+        runs.start(name, {"version": "", "script": "train.py"})
+        runs.update_args(name, {"lr": 1})
+        runs.update_args(name, {"lr": 2})
+    bad = project.runs / "20240101-000001-bbbb"
+    (bad / "run.json").write_text("{")
+    events = bad / "events.jsonl"
+    events.write_bytes(events.read_bytes().replace(b'"lr":2', b'"lr":3'))
+    report = verify(project)
     assert report.runs == 2
-    assert {problem.what for problem in report.problems} >= {"torn a", "torn b"}
-    assert any("cannot be read" in problem.what for problem in report.problems)
+    assert {problem.path for problem in report.problems} == {bad / "run.json", events}
+    assert not report.ok
+    assert verify(project, repair=True).ok
+    assert verify(project).problems == ()
+    second, first = runs.all()
+    assert (first.script, first.args) == ("train.py", {"lr": 2})
+    assert (second.id, second.args) == (bad.name, {"lr": 1})
 
 
 def test_progress_is_told_the_bytes_checked(project, three):

@@ -17,7 +17,7 @@ from rearview.model import Checkpoint, ObjectRef, Point, Step
 from rearview.store.tables import points as points_module
 from rearview.store.tables import schema
 from rearview.store.views import Tables
-from recorded import Recorded, at
+from recorded import Recorded, at, rechecked
 
 SRC = str(Path(__file__).parents[2] / "src")
 
@@ -329,7 +329,8 @@ def test_a_running_run_and_one_with_a_torn_end_are_in_the_table(store):
     store.runs.end(run, 1)
     assert len(rows(store, ["loss"])) == 2
     assert file.exists()
-    file.write_bytes(re.sub(rb'"born":\d+', b'"born":1', data[:-20]))  # and now it is dead
+    dead = rechecked(re.sub(rb'"born":\d+', b'"born":1', data))
+    file.write_bytes(dead[:-20])  # and now it is dead
     assert len(rows(store, ["loss"])) == 2
     assert not file.exists()
 
@@ -477,7 +478,7 @@ WRITER = """
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[3])
-from recorded import Recorded, at
+from recorded import Recorded, at, rechecked
 store, k = Recorded(Path(sys.argv[1])), int(sys.argv[2])
 store.run(*((at(i=i), {"who": k, "i": i, "x": i / 7}) for i in range(500)), args={"k": k})
 """
@@ -506,8 +507,8 @@ def test_eight_processes_recording_at_once_lose_nothing(tmp_path):
 def test_records_of_a_newer_format_are_refused(tmp_path):
     store = Recorded(tmp_path)
     run = store.run(*training(1), over=False)
-    (store.runs.folder(run) / "records-1-0.jsonl").write_bytes(b'{"format":2,"run":"r"}\n')
-    with pytest.raises(StoreError, match="format 2"):
+    (store.runs.folder(run) / "records-1-0.jsonl").write_bytes(b'{"format":3,"run":"r"}\n')
+    with pytest.raises(StoreError, match="format 3"):
         rows(store, ["loss"])
     (store.project.store / "format").write_text("99\n")
     with pytest.raises(StoreError, match="format 99"):

@@ -6,6 +6,7 @@ import os
 import pytest
 
 from rearview.runtime.state.compare import compare
+from rearview.runtime.state.tree import Tree
 
 
 class Thing:
@@ -286,3 +287,67 @@ def test_lines_drawn_in_the_loop_are_shown_and_not_compared(resumes):
         return names["total"]
 
     resumes(setup, step)
+
+
+class Vectorizer:
+    """What scikit-learn's vectorizers do: remember by its `id` what was checked."""
+
+    def __init__(self, stop_words):
+        self.stop_words, self.checked, self.times = stop_words, None, 0
+
+    def check(self):
+        if self.checked != id(self.stop_words):
+            self.times += 1
+            self.checked = id(self.stop_words)
+        return self.times
+
+
+def text(word):
+    return "".join([word, "-words"])  # noqa: FLY002 - a new one each time
+
+
+STOPPED = {
+    "None": lambda: None,
+    "a constant": lambda: "english",
+    "a text of its own": lambda: text("stop"),
+    "a list": lambda: ["the"],
+    "a class": lambda: dict,
+}
+
+
+@pytest.mark.parametrize("born", [False, True], ids=["set up", "made in the loop"])
+@pytest.mark.parametrize("stop_words", STOPPED)
+def test_an_id_in_an_attribute_goes_with_a_value_too(program, resumes, stop_words, born):
+    def setup():
+        return {"of": None if born else Vectorizer(STOPPED[stop_words]()), "n": 0}
+
+    def step(names, i):
+        names["of"] = names["of"] or Vectorizer(STOPPED[stop_words]())
+        names["n"] += names["of"].check()
+        return names["n"]
+
+    resumes(setup, step)
+    # in another process the address is another: the number itself must not be in what is kept
+    run = program(setup, step)
+    run.run(0, 2)
+    captured, _ = run.capture()
+    tree = Tree(captured.skeleton)
+    kept = tree.roots["local:main:of"]
+    attributes = kept.state if born else tree.contents[kept.number][1]
+    assert not isinstance(attributes["checked"], int)
+
+
+def test_the_id_of_a_text_that_has_equals_says_nothing_and_is_no_proof(program):
+    def setup():
+        return {"texts": []}
+
+    def run(which):
+        one = program(setup, None)
+        one.names["texts"] += [text("a"), text("a")]
+        one.names["of"] = {id(one.names["texts"][which])}
+        return one
+
+    then, now = run(0), run(1)
+    captured, buffers = then.capture()
+    found = compare(now.anchors, now.capture()[0], captured.skeleton, buffers.__getitem__)
+    assert "of" in str(found)

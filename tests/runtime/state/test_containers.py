@@ -1,4 +1,5 @@
 import array
+import pickle
 import weakref
 from collections import ChainMap, Counter, OrderedDict, UserDict, defaultdict, deque, namedtuple
 
@@ -107,6 +108,39 @@ def test_aliases_and_cycles_stay_what_they_are(resumes):
     assert names["a"] is names["b"][0] is names["b"][1]["again"] is names["loop"]["shared"]
     assert names["made"] is names["twin"] is names["made"][1]
     assert names["made"][0] is names["a"]
+
+
+class Layer:
+    """Holds the same names as keys, in lists and as an attribute, as torch's RNN modules do."""
+
+    def __init__(self):
+        names = [f"weight_{number}" for number in range(3)]
+        self.parameters = dict.fromkeys(names, 0.0)
+        self.names = names
+        self.first = names[0]
+        self.groups = [names[:2], names[2:]]
+        self.renamed = {"old": 0.0}
+
+
+def test_a_text_held_in_several_places_is_one_text_after_a_restore(program):
+    """What the program pickles then has the bytes that it would have had."""
+
+    def step(names, i):
+        layer = names["layer"]
+        layer.parameters["weight_1"] += i
+        layer.names.append(f"weight_{i + 3}")
+        layer.renamed = {layer.names[-1]: i, layer.first: i}
+        return pickle.dumps(layer, 2)
+
+    def setup():
+        return {"layer": Layer()}
+
+    whole, first, second = (program(setup, step) for _ in range(3))
+    expected = whole.run(0, 4)
+    first.run(0, 2)
+    captured, buffers = first.capture()
+    second.restore(captured.skeleton, buffers)
+    assert second.run(2, 4) == expected[2:]
 
 
 def test_a_dict_that_an_outer_loop_iterates_over_is_not_disturbed(program):

@@ -11,13 +11,14 @@ import torch
 
 from rearview.runtime.state import iterators, loaders
 from rearview.runtime.state.iterators import Walk
-from rearview.source.instrument import HOOK, WALK, instrument
+from rearview.source.instrument import HOOK, ITER, WALK, instrument
 
 
 @pytest.fixture
 def made(monkeypatch):
     """Return a function that compiles a module as the runtime does and returns its names."""
     monkeypatch.setitem(builtins.__dict__, WALK, Walk)
+    monkeypatch.setitem(builtins.__dict__, ITER, iter)
     monkeypatch.setitem(builtins.__dict__, HOOK, lambda site, it: it)
 
     def make(text):
@@ -202,3 +203,20 @@ def test_an_iterator_of_a_loader_with_workers_goes_on(resumes):
 
     for at in (2, 7):  # in the iterator that the loop began with, and in one made inside it
         resumes(setup, step, at=at, stop=at + 4)
+
+
+def counting():
+    yield 1
+
+
+def test_a_generator_that_ended_in_the_loop_is_over_again_when_restored(resumes):
+    def setup():
+        return {"held": None, "total": 0}
+
+    def step(names, i):
+        if i == 0:
+            names["held"] = counting()
+        names["total"] += sum(names["held"])
+        return names["total"], i
+
+    resumes(setup, step, stale_differs=False)

@@ -181,3 +181,25 @@ def test_numpy_scalars_and_dtypes_are_values(resumes):
         return names["total"].tobytes(), names["dtype"].str
 
     resumes(setup, step)
+
+
+def test_a_view_made_in_the_loop_shares_the_memory_of_its_array_after_a_restore(resumes):
+    """Whether the name of the view or that of the array comes first."""
+
+    def setup():
+        return {
+            "before": None,
+            "data": np.arange(4000.0).reshape(400, 10),
+            "few": np.arange(20.0),
+            "part": None,
+        }
+
+    def step(names, i):
+        names["data"] *= 0.5
+        names["few"] += 1
+        seen = [names[name].sum() for name in ("before", "part") if names[name] is not None]
+        names["before"] = names["data"][10 * i : 10 * i + 10]
+        names["part"] = names["few"][i::2]
+        return seen
+
+    resumes(setup, step)

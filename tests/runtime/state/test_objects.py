@@ -554,3 +554,43 @@ def test_an_object_that_passes_everything_on_comes_back(resumes):
         return names["made"].count(i), len(names["made"]._inner)
 
     resumes(dict, step)
+
+
+class OneForAll:
+    """All its instances are one and the same."""
+
+    together: ClassVar[dict] = {}
+
+    def __init__(self):
+        self.__dict__ = self.together
+        self.together.setdefault("seen", [])
+
+
+def test_instances_that_share_their_attributes_go_on_sharing_them(resumes):
+    def setup():
+        OneForAll.together.clear()
+        return {"old": OneForAll(), "new": None}
+
+    def step(names, i):
+        if i == 1:
+            names["new"] = OneForAll()
+        (names["new"] or names["old"]).seen.append(i)
+        (names["new"] or names["old"]).last = i
+        return list(names["old"].seen), names["old"].last
+
+    _, resumed = resumes(setup, step)
+    assert vars(resumed.names["new"]) is vars(resumed.names["old"])
+
+
+def test_a_read_only_view_made_in_the_loop_shows_the_same_mapping_again(resumes):
+    def setup():
+        return {"held": {"n": 0}, "shown": None, "other": None}
+
+    def step(names, i):
+        names["held"]["n"] += 1
+        if i == 0:
+            names["shown"] = types.MappingProxyType(names["held"])
+            names["other"] = types.MappingProxyType({"at": i})
+        return names["shown"]["n"], names["other"]["at"]
+
+    resumes(setup, step, stale_differs=False)

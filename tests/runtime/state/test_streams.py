@@ -1,3 +1,4 @@
+import importlib
 import io
 import socket
 import sqlite3
@@ -252,6 +253,21 @@ def test_an_hdf5_file_is_an_input_while_it_is_read_and_reported_while_it_is_writ
     assert run.capture()[0].missing == []
     with h5py.File(tmp_path / "a.h5", "r") as file:
         assert program(lambda: {"file": file, "x": file["x"]}, None).capture()[0].missing == []
+
+
+@pytest.mark.parametrize("module", ["gzip", "bz2", "lzma"])
+@pytest.mark.parametrize("mode", ["wb", "wt"])
+def test_a_compressed_file_that_is_being_written_is_reported_and_left_alone(
+    module, mode, program, tmp_path
+):
+    with importlib.import_module(module).open(tmp_path / "out", mode) as file:
+        file.write("text" if mode == "wt" else b"text")
+        before = (tmp_path / "out").read_bytes()
+        missing = program(lambda: {"file": file}, None).capture()[0].missing
+        assert missing[0] == "file: this file is being compressed while it is written"
+        assert (tmp_path / "out").read_bytes() == before  # flushing would change what it writes
+    with importlib.import_module(module).open(tmp_path / "out", mode.replace("w", "r")) as file:
+        assert program(lambda: {"file": file}, None).capture()[0].missing == []
 
 
 def test_a_profiler_only_watches(program):

@@ -477,6 +477,38 @@ def test_a_gradient_through_the_boundary_is_refused_not_shortened(program):
         resumed.names["hidden"].sum().backward()
 
 
+def test_a_tensor_whose_graph_is_gone_is_shown_as_it_was(program):
+    def setup():
+        torch.manual_seed(0)
+        return {"weight": nn.Parameter(torch.randn(3))}
+
+    def step(names, i):
+        names["tanh"] = torch.tanh(names["weight"] * i)
+        names["parts"] = [names["weight"].exp(), (names["weight"] ** 2).sum()]
+        names["own"] = Doubled.apply(names["weight"])
+
+    truth = program(setup, step)
+    truth.run(0, 2)
+    captured, buffers = truth.capture()
+    resumed = program(setup, step)
+    resumed.restore(captured.skeleton, buffers)
+    for name in ("tanh", "parts", "own"):
+        assert repr(resumed.names[name]) == repr(truth.names[name])
+    assert "TanhBackward0" in repr(resumed.names["tanh"])
+    assert resumed.names["own"].grad_fn.name() == truth.names["own"].grad_fn.name()
+    assert resumed.capture()[0].skeleton == captured.skeleton
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, value):
+        return value * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
 def test_a_graph_added_in_place_to_an_older_tensor_is_refused_too(program):
     def setup():
         torch.manual_seed(0)

@@ -57,9 +57,11 @@ def expected(runs, names):
     out = []
     for order, (run, records) in enumerate(runs):
         cells: dict[Point, dict[str, list]] = {}
-        for p, n, v in records:
+        numbers: dict[tuple[Point, int], int] = {}
+        for number, (p, n, v) in enumerate(records):
             if n in names:
                 cells.setdefault(p, {}).setdefault(n, []).append(v)
+                numbers.setdefault((p, len(cells[p][n]) - 1), number)
         for p, found in cells.items():
             path = "/".join(p.loops)
             deeper = any(q != p and q.steps[: len(p.steps)] == p.steps for q in cells)
@@ -76,10 +78,7 @@ def expected(runs, names):
                             outer = cells.get(Point(p.steps[:k]), {}).get(n, [])
                             value = next((v for v in reversed(outer) if v is not None), None)
                     row[f"{n}"] = value
-                key = [order]
-                for k, s in enumerate(p.steps):
-                    key += [ranks["/".join(p.loops[: k + 1])], s.index]
-                out.append((key + [10**9] * (20 - len(key)) + [occ], row))
+                out.append(((order, numbers[p, occ]), row))
     return [row for _, row in sorted(out, key=lambda item: item[0])]
 
 

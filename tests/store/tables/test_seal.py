@@ -21,7 +21,7 @@ from rearview.store.tables.duck import Duck
 from rearview.store.tables.parts import gather
 from rearview.store.tables.seal import load, seal
 from rearview.store.views import Tables
-from recorded import Recorded, at
+from recorded import Recorded, at, rechecked
 
 GOLD = Path(__file__).parents[2] / "gold/records"
 
@@ -158,8 +158,23 @@ def test_a_damaged_line_costs_only_itself_and_the_file_is_kept(store):
     data = file.read_bytes().split(b"\n")
     data[3] = b"\x00\x01" + data[3][:10]
     file.write_bytes(b"\n".join(data))
-    assert [row["a"] for row in Tables(store.project).table(["a"])] == [0, 1, 3, 4]
-    assert [row["a"] for row in Tables(store.project).table(["a"])] == [0, 1, 3, 4]
+    damaged = file.read_bytes()
+    for _ in range(2):
+        tables = Tables(store.project)
+        assert [row["a"] for row in tables.table(["a"])] == [0, 1, 3, 4]
+        assert "lost at least 1 of its records" in tables.problems[0]
+    assert file.read_bytes() == damaged
+
+
+def test_a_damaged_line_of_the_first_format_costs_only_itself_and_the_file_is_kept(store):
+    run = store.run(over=False)
+    file = store.runs.folder(run) / "records-7-0.jsonl"
+    head = b'{"format":1,"run":"%b","process":"p"}' % run.encode()
+    rows = [b'{"s":%d,"t":1.0,"n":["a"],"v":[%d]}' % (k, k) for k in range(5)]
+    rows[2] = b"\x00\x01"
+    file.write_bytes(b"\n".join([head, *rows, b'{"end":true}', b""]))
+    for _ in range(2):
+        assert [row["a"] for row in Tables(store.project).table(["a"])] == [0, 1, 3, 4]
     assert file.with_suffix(".damaged").exists()
 
 
@@ -176,10 +191,10 @@ def test_a_killed_writer_leaves_a_file_that_is_sealed_once_it_is_dead(store):
     assert [row["a"] for row in Tables(store.project).table(["a"])] == [1]
     (file,) = lines(store, run)
     data = file.read_bytes()
-    file.write_bytes(data.replace(b'"host":"', b'"host":"other-'))  # who knows
+    file.write_bytes(rechecked(data.replace(b'"host":"', b'"host":"other-')))  # who knows
     assert [row["a"] for row in Tables(store.project).table(["a"])] == [1]
     assert file.exists()
-    file.write_bytes(re.sub(rb'"born":\d+', b'"born":1', data))
+    file.write_bytes(rechecked(re.sub(rb'"born":\d+', b'"born":1', data)))
     assert [row["a"] for row in Tables(store.project).table(["a"])] == [1]
     assert not file.exists()
 
@@ -210,8 +225,8 @@ def test_a_very_long_line_is_read(store):
 
 def test_a_sealed_file_of_a_newer_format_is_refused(store, monkeypatch):
     store.run((at(), {"a": 1}))
-    monkeypatch.setattr(summary_module, "FORMAT", 2)
-    with pytest.raises(StoreError, match="format 2"):
+    monkeypatch.setattr(summary_module, "FORMAT", 3)
+    with pytest.raises(StoreError, match="format 3"):
         Tables(store.project).table(["a"])
 
 

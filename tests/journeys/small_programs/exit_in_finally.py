@@ -1,0 +1,7 @@
+import sys
+
+try:
+    for i in range(3):
+        raise ValueError(i)
+finally:
+    sys.exit(4)

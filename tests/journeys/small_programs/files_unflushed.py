@@ -1,0 +1,3 @@
+kept = open("kept.txt", "w")
+for i in range(3):
+    kept.write(f"{i}\n")

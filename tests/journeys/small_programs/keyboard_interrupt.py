@@ -1,0 +1,7 @@
+def f():
+    for i in range(3):
+        if i == 1:
+            raise KeyboardInterrupt
+
+
+f()

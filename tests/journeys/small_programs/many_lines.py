@@ -1,0 +1,2 @@
+for i in range(20_000):
+    print(i)

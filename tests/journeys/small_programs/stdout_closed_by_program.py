@@ -1,0 +1,5 @@
+import sys
+
+for i in range(3):
+    print(i)
+sys.stdout.close()

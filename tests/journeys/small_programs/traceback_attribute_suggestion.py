@@ -1,0 +1,6 @@
+class Model:
+    learning_rate = 1
+
+
+for i in range(2):
+    Model().learning_rat

@@ -1,0 +1,4 @@
+def f():
+    for i in range(3):
+        def g():
+            continue

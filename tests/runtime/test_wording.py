@@ -1,0 +1,57 @@
+"""Names that are Rearview's own never reach a person."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import rearview
+from rearview.model import Report, proof_of
+from rearview.model.wording import in_words
+from rearview.runtime.state.anchors import tidy
+from rearview.runtime.state.randomness import read_global
+
+ROOMS = ("runtime", "source", "frameworks", "execute")
+"""Rooms in which state is named; what records hold is described in docs/schema.md."""
+OWN = re.compile(r"\$[a-z]\w*|__rearview\w*__")
+
+
+def internal_names():
+    """Return every internal name that the source has as a text of its own."""
+    root = Path(rearview.__file__).parent
+    found = set()
+    for room in ROOMS:
+        for file in (root / room).rglob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text())):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    found |= {node.value} if OWN.fullmatch(node.value) else set()
+    return sorted(found)
+
+
+def test_the_source_is_searched():
+    assert {"$chance", "$clock", "__rearview_walk__"} <= set(internal_names())
+
+
+@pytest.mark.parametrize("name", internal_names())
+def test_every_internal_name_has_words(name):
+    for text in (name, f"{name}[0]", f"{name}2", f"train.{name}['a'][1]", f"x, {name} at epoch=3"):
+        for said in (in_words(text), tidy(text)):
+            assert not OWN.search(said), said
+            assert "[0]" not in said
+
+
+@pytest.mark.parametrize("library", [*read_global(), "devices", "modes"])
+def test_global_state_has_words(library):
+    said = tidy(f"<global state of {library}>['state'][3]")
+    assert said.startswith(("the random state of ", "the modes of "))
+    assert "<" not in said
+
+
+def test_what_an_older_store_says_is_put_into_words():
+    report = Report(finished=True, difference="$clock[0] at epoch=3: recorded 1, now 2")
+    assert proof_of(report).why == "the clock at epoch=3: recorded 1, now 2"
+
+
+def test_other_names_stay_as_they_are():
+    assert in_words("model.layers[0].weight, cost in $") == "model.layers[0].weight, cost in $"
