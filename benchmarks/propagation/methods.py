@@ -1,4 +1,4 @@
-"""The package's `carry` and three line-based ways, all as (new, lines, old) -> (line, text) or None."""
+"""The package and three line-based ways, which are asked as (new, lines, old) -> (line, text) or None."""
 
 from __future__ import annotations
 
@@ -9,14 +9,27 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent / "src"))
-from rearview.source.propagate import carry
+from mine import Case
+
+from rearview.source.propagate import Statement, carry, through
 
 Answer = tuple[int, str] | None
 
 
-def rearview(new: str, lines: tuple[int, int], old: str) -> Answer:
-    found = carry(new, lines, old)
-    return None if found.line is None else (found.line, found.text)
+def rearview(case: Case) -> tuple[Answer, float, str]:
+    """Return the answer, how sure it is, and the reason of a refusal."""
+    if case.others is None:
+        found = carry(case.new, case.lines, case.old)
+        answer = None if found.line is None else (found.line, found.text)
+        return answer, found.confidence, found.reason
+    new = {**(case.beside or {}), case.path: case.new}
+    old = {**case.others, case.old_path: case.old}
+    (outcome,) = through(new, [Statement(case.path, case.lines)], [old])
+    if outcome.refused:
+        return None, outcome.confidence, outcome.reason
+    (placed,) = outcome.placed
+    line = placed.line if placed.path == case.old_path else -1
+    return (line, placed.text), outcome.confidence, ""
 
 
 def by_difflib(new: str, lines: tuple[int, int], old: str) -> Answer:
@@ -84,7 +97,6 @@ def _inserted(old: str, result: str) -> Answer:
 
 
 METHODS = {
-    "rearview": rearview,
     "difflib": by_difflib,
     "patch -F2": by_patch,
     "git merge-file": by_merge_file,

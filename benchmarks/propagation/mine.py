@@ -1,7 +1,9 @@
 """Cases mined from histories: a statement, two versions, and the place that is right.
 
-A statement of the newer version is followed line by line through every version in between. If it
-arrives in the older one, it is taken out there, and the place it leaves is the truth. If it was born
+A statement of the newer version is followed through every version in between: line by line, by the
+one statement of the same hunk that differs only in names, or by the one same statement that the
+change took away elsewhere. If it arrives in the older one, it is taken out there, and the place it
+leaves is the truth: the two ends are never compared. If it was born
 in between together with something it needs (a variable, a function, a loop), there is no right
 place, and the only right answer is a refusal.
 """
@@ -12,20 +14,19 @@ import ast
 import builtins
 import hashlib
 import io
-import json
 import random
 import re
 import sys
 import tokenize
 import warnings
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from history import LineMap, Version, busy_files, line_map, versions
+from history import LineMap, Version, busy_files, line_map, sources_of, versions
 
 LOGGERS = re.compile(
     r"^(print\w*|log\w*|info|debug|warning|add_(scalar|image|histogram|text|figure|batch|embedding)s?|write"
@@ -39,6 +40,18 @@ LAYOUT = {
     tokenize.COMMENT,
     tokenize.ENDMARKER,
 }
+SEVERITIES = {"debug", "info", "warn", "warning", "error", "critical", "exception"}
+LEVELS = {
+    "plain": "easy",
+    "one-changed": "medium",
+    "nesting": "medium",
+    "both-changed": "hard",
+    "function": "hard",
+    "renamed": "hard",
+    "moved": "hard",
+    "file": "hard",
+    "labelled": "hard",
+}
 DISTANCES = (1, 4, 12, 30, 70)
 
 
@@ -50,13 +63,21 @@ class Case:
     path: str
     commits: tuple[str, str]
     distance: int
-    kind: str  # plain, one-changed, both-changed, nesting, renamed; no-variable, -function, -loop
+    kind: str  # of LEVELS; no-variable, -function, -loop where a refusal is right
     shape: str  # simple or compound
     new: str
     lines: tuple[int, int]
     old: str
     line: int | None
     text: str | None
+    old_path: str = ""  # the file it came from, if that is another one
+    others: dict[str, str] | None = None  # other files of the older version
+    beside: dict[str, str] | None = None  # other files of the newer version
+
+    @property
+    def level(self) -> str:
+        """How much changed around it; what must be refused has no level."""
+        return LEVELS.get(self.kind, "none")
 
     @property
     def name(self) -> str:
@@ -156,7 +177,19 @@ def statement_of(case: Case) -> str:
     return "\n".join(case.new.split("\n")[case.lines[0] - 1 : case.lines[1]]).strip()
 
 
+def _times(text: str, wanted: list[str]) -> int:
+    """Return how often stripped lines stand one after another in a text."""
+    lines = [line.strip() for line in text.split("\n")]
+    return sum(
+        lines[at : at + len(wanted)] == wanted
+        for at in range(len(lines) - len(wanted) + 1)
+        if lines[at] == wanted[0]
+    )
+
+
 class Miner:
+    """Cases of one repository, chosen so that half of those with a place are hard."""
+
     def __init__(self, repo: Path, seed: int = 0) -> None:
         self.repo = repo
         self.name = repo.parent.name.replace("+", "/")
@@ -167,26 +200,30 @@ class Miner:
         bad: list[Case] = []
         for path in busy_files(self.repo, files):
             history = versions(self.repo, path, limit)
-            usable = [v for v in history if len(v.text) < 300_000]
+            usable = [v for v in history if len(v.text) < 200_000]
             if len(usable) < 4:
                 continue
-            maps = [line_map(self.repo, a, b) for a, b in pairwise(usable)]
+            maps = [line_map(a, b) for a, b in pairwise(usable)]
             trees = [parse(v.text) for v in usable]
             for case in self.pairs(usable, trees, maps):
                 (bad if case.line is None else good).append(case)
-        return self.spread(good, positives) + self.spread(bad, negatives)
+            good += self.born_elsewhere(usable, trees, maps)
+        chosen: list[Case] = []
+        for level, share in (("hard", 0.5), ("medium", 0.25), ("easy", 0.25)):
+            chosen += self.spread([c for c in good if c.level == level], round(positives * share))
+        return chosen + self.spread(bad, negatives)
 
     def spread(self, cases: list[Case], count: int) -> list[Case]:
         """Pick cases over kinds, distances and statements, the rarer first."""
         self.random.shuffle(cases)
+        cases = cases[:400]
         left = [(case, statement_of(case)) for case in cases]
         taken: list[Case] = []
         seen: Counter[tuple] = Counter()
 
         def crowd(entry: tuple[Case, str]) -> tuple:
             case, statement = entry
-            often = {"plain": 8, "one-changed": 2}.get(case.kind, 1)
-            kind = seen[case.kind, case.distance] * often
+            kind = seen[case.kind, case.distance]
             return seen[case.path, statement], kind, seen[case.path, ""]
 
         while left and len(taken) < count:
@@ -198,7 +235,7 @@ class Miner:
         return taken
 
     def pairs(self, history, trees, maps):
-        for _ in range(10):
+        for _ in range(8):
             i = self.random.randrange(len(history) - 1)
             if trees[i] is None:
                 continue
@@ -211,23 +248,25 @@ class Miner:
         new, old = history[i], history[j]
         found = list(statements(trees[i], new.text))
         self.random.shuffle(found)
-        kept = {"positive": 0, "negative": 0}
-        for node, body, index in found[:24]:
+        kept: Counter[str] = Counter()
+        for node, body, index in found[:40]:
             shape = "simple" if is_log(node) else "compound"
             fixed = (self.name, new.path, (new.commit, old.commit), j - i)
-            if kept["positive"] < 8:
-                truth = self.arrive(history, trees, maps, (i, j), node)
-                if truth is not None:
-                    kind, line, without, text = truth
-                    if kind != "renamed":
-                        kind = self.difficulty(new, body, index, maps, text)
-                    kept["positive"] += 1
+            truth = self.arrive(history, trees, maps, (i, j), node)
+            if truth is not None:
+                kind, line, without, text = truth
+                if kind == "plain":
+                    kind = self.difficulty(new, body, index, maps, text)
+                if kind in {"plain", "one-changed"}:
+                    renamed = self.in_another_function(trees[i], node, trees[j], line)
+                    kind = "function" if renamed else kind
+                kept[kind] += 1
+                if kept[kind] <= 4:
                     yield Case(*fixed, kind, shape, new.text, (node.lineno, node.end_lineno), without, line, text)  # fmt: skip
-                    continue
-            if kept["negative"] < 3:
+            elif kept["missing"] < 3:
                 kind = self.missing(new, old, trees[i], maps, node)
                 if kind is not None:
-                    kept["negative"] += 1
+                    kept["missing"] += 1
                     yield Case(*fixed, kind, shape, new.text, (node.lineno, node.end_lineno), old.text, None, None)  # fmt: skip
 
     def arrive(self, history, trees, maps, ends, node):
@@ -240,27 +279,40 @@ class Miner:
             if 0 not in moved and moved == list(range(moved[0], moved[0] + len(moved))):
                 span = moved
                 continue
-            twin = self.renamed(
-                history[i + step], history[i + step + 1], trees[i + step + 1], mapping, span
-            )
+            here, there = history[i + step], history[i + step + 1]
+            twin = self.renamed(here, there, trees[i + step + 1], mapping, span)
+            if twin is not None:
+                kind, span = "renamed", twin
+                continue
+            twin = self.moved(here, there, trees[i + step + 1], mapping, span)
             if twin is None:
                 return None
-            kind, span = "renamed", twin
-        old = history[j].text.split("\n")
+            kind, span = ("renamed" if kind == "renamed" else "moved"), twin
+        found = self.taken_out(history[j].text, trees[j], span, type(node))
+        if found is None:
+            return None
+        without, text = found
+        if kind == "renamed":
+            mine = tokens("\n".join(history[i].text.split("\n")[node.lineno - 1 : node.end_lineno]).strip())  # fmt: skip
+            if mine == tokens(text.strip()):
+                kind = "plain"  # renamed and renamed back
+            elif not self.consistent(mine, tokens(text.strip()), without):
+                return None
+        return kind, span[0], without, text
+
+    @staticmethod
+    def taken_out(text: str, tree, span: list[int], shape: type):
+        """Return the text without the statement on the lines, and the statement."""
+        lines = text.split("\n")
         there = [
             s
-            for s, _, _ in statements(trees[j], history[j].text)
+            for s, _, _ in statements(tree, text)
             if (s.lineno, s.end_lineno) == (span[0], span[-1])
         ]
-        if len(there) != 1 or type(there[0]) is not type(node):
+        if len(there) != 1 or type(there[0]) is not shape:
             return None
-        text = "\n".join(old[span[0] - 1 : span[-1]])
-        without = "\n".join(old[: span[0] - 1] + old[span[-1] :])
-        if parse(without) is None:
-            return None
-        if kind == "renamed" and not self.truly_renamed(history[i].text, node, without, text):
-            return None
-        return kind, span[0], without, text
+        without = "\n".join(lines[: span[0] - 1] + lines[span[-1] :])
+        return without, "\n".join(lines[span[0] - 1 : span[-1]])
 
     def renamed(self, newer: Version, older: Version, tree, mapping: LineMap, span: list[int]):
         """Return the lines of the one older statement that differs only in names, hunk by hunk."""
@@ -268,32 +320,126 @@ class Miner:
             return None
         before = next((mapping.older[x] for x in range(span[0] - 1, 0, -1) if mapping.older[x]), 0)
         after = next((mapping.older[x] for x in range(span[-1] + 1, len(mapping.older)) if mapping.older[x]), older.text.count("\n") + 2)  # fmt: skip
-        mine = tokens(
-            newer.text and "\n".join(newer.text.split("\n")[span[0] - 1 : span[-1]]).strip()
-        )
+        mine = tokens("\n".join(newer.text.split("\n")[span[0] - 1 : span[-1]]).strip())
         lines = older.text.split("\n")
         twins = []
         for node, _, _ in statements(tree, older.text):
             if before < node.lineno and node.end_lineno < after:
                 theirs = tokens("\n".join(lines[node.lineno - 1 : node.end_lineno]).strip())
-                if len(mine) == len(theirs) and all(
-                    a == b or (a[0] == b[0] == tokenize.NAME)
-                    for a, b in zip(mine, theirs, strict=True)
-                ):
+                if self.same_but_names(mine, theirs):
                     twins.append(list(range(node.lineno, node.end_lineno + 1)))
         return twins[0] if len(twins) == 1 else None
 
-    def truly_renamed(self, new: str, node: ast.stmt, without: str, text: str) -> bool:
-        mine = tokens("\n".join(new.split("\n")[node.lineno - 1 : node.end_lineno]).strip())
-        theirs = tokens(text.strip())
-        names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+    @staticmethod
+    def same_but_names(mine, theirs) -> bool:
+        """Say whether two statements differ in names only, and in not too many of them."""
         if len(mine) != len(theirs):
             return False
-        pairs = {(a[1], b[1]) for a, b in zip(mine, theirs, strict=True) if a != b}
-        return bool(pairs) and all(
-            a in names and not word_in(a, without) and word_in(b, without) and not word_in(b, new)
-            for a, b in pairs
-        )
+        pairs = list(zip(mine, theirs, strict=True))
+        if not all(a == b or a[0] == b[0] == tokenize.NAME for a, b in pairs):
+            return False
+        names = [(a, b) for a, b in pairs if a[0] == tokenize.NAME]
+        return sum(a == b for a, b in names) * 3 >= len(names) and len(mine) >= 4
+
+    @staticmethod
+    def consistent(mine, theirs, without: str) -> bool:
+        """Say whether one renaming turns one statement into the other.
+
+        A name that the older version has as well was exchanged for another, not renamed; so was
+        the severity of a message.
+        """
+        if len(mine) != len(theirs):
+            return False
+        found: dict[str, str] = {}
+        modules = set(re.findall(r"(?m)^\s*(?:import|from .* import) .*?(\w+)\s*$", without))
+        for at, (a, b) in enumerate(zip(mine, theirs, strict=True)):
+            if a != b and (a[0] != b[0] or a[0] != tokenize.NAME):
+                return False
+            if a != b and at > 1 and mine[at - 1][1] == "." and mine[at - 2][1] in modules:
+                return False  # another function of a library
+            if a[0] == tokenize.NAME and found.setdefault(a[1], b[1]) != b[1]:
+                return False
+            if a != b and (word_in(a[1], without) or {a[1], b[1]} <= SEVERITIES):
+                return False
+        return True
+
+    def moved(self, newer: Version, older: Version, tree, mapping: LineMap, span: list[int]):
+        """Return the lines of the one same statement among those that the change took away."""
+        if tree is None:
+            return None
+        text = [line.strip() for line in newer.text.split("\n")[span[0] - 1 : span[-1]]]
+        if sum(map(len, text)) < 16 or _times(newer.text, text) != 1:
+            return None  # one that moved alone is another statement: only its surroundings tell
+        if _times(older.text, text) != 1:
+            return None
+        kept = set(mapping.older)
+        lines = [line.strip() for line in older.text.split("\n")]
+        for at in range(1, len(lines) - len(text) + 2):
+            if lines[at - 1 : at - 1 + len(text)] == text:
+                found = list(range(at, at + len(text)))
+                along = self.neighbour(newer.text, span[0], -1) == self.neighbour(
+                    older.text, at, -1
+                )
+                along |= self.neighbour(newer.text, span[-1], 1) == self.neighbour(older.text, found[-1], 1)  # fmt: skip
+                return found if along and not kept & set(found) else None
+        return None
+
+    @staticmethod
+    def neighbour(text: str, line: int, step: int) -> str:
+        """Return the next line with code above or below a line."""
+        lines = text.split("\n")
+        at = line - 1 + step
+        while 0 <= at < len(lines) and (not lines[at].strip() or lines[at].strip()[0] == "#"):
+            at += step
+        return lines[at].strip() if 0 <= at < len(lines) else ""
+
+    @staticmethod
+    def in_another_function(new_tree, node: ast.stmt, old_tree, line: int) -> bool:
+        """Say whether the function around the statement had another name."""
+
+        def around(tree, at: int) -> str:
+            inside = [
+                n for n in containers(tree)
+                if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef)) and n.lineno < at <= n.end_lineno
+            ]  # fmt: skip
+            return max(inside, key=lambda n: n.lineno).name if inside else ""
+
+        return around(new_tree, node.lineno) != around(old_tree, line)
+
+    def born_elsewhere(self, history, trees, maps):
+        """Yield statements that came from another file in the change that made this file."""
+        last = len(history) - 1
+        if trees[last] is None or not (sources := sources_of(self.repo, history[last])):
+            return
+        old = {path: before for path, before, _ in sources if parse(before) is not None}
+        now = {path: after for path, _, after in sources if after}
+        found = 0
+        for i in sorted({max(0, last - d) for d in (0, 2, 6, 15)}, reverse=True):
+            if trees[i] is None:
+                continue
+            for node, _, _ in statements(trees[i], history[i].text):
+                truth = self.arrive(history, trees, maps[i:last], (i, last), node)
+                if truth is None or truth[0] not in {"plain", "moved"} or found >= 8:
+                    continue
+                text = [x.strip() for x in truth[3].split("\n")]
+                hits = [p for p, before in old.items() if _times(before, text) == 1]
+                if len(hits) != 1 or sum(map(len, text)) < 16 or _times(now.get(hits[0], ""), text):
+                    continue
+                if _times(history[i].text, text) != 1:
+                    continue
+                lines = [x.strip() for x in old[hits[0]].split("\n")]
+                at = next(k for k in range(len(lines)) if lines[k : k + len(text)] == text) + 1
+                taken = self.taken_out(old[hits[0]], parse(old[hits[0]]), [at, at + len(text) - 1], type(node))  # fmt: skip
+                if taken is None:
+                    continue
+                without, was = taken
+                found += 1
+                yield Case(
+                    self.name, history[i].path, (history[i].commit, f"{history[last].commit}^"), last - i,
+                    "file", "simple" if is_log(node) else "compound", history[i].text,
+                    (node.lineno, node.end_lineno), without, at, was,
+                    hits[0], {p: t for p, t in old.items() if p != hits[0]}, now,
+                )  # fmt: skip
 
     def difficulty(self, new: Version, body, index: int, maps, text: str) -> str:
         """Say what changed around the statement: its nesting, both neighbours, one, or none."""
@@ -325,6 +471,12 @@ class Miner:
         ]
         if len(mine) < 5 or " ".join(mine[:6]) in joined(old.text):
             return None
+        said = {w for t in mine if t[:1] in "'\"fFrR" for w in re.findall(r"[A-Za-z]{4,}", t)}
+        if said and any(
+            len(said & set(re.findall(r"[A-Za-z]{4,}", line))) * 2 >= len(said)
+            for line in old.text.split("\n")
+        ):
+            return None  # the same may be said there in other words
         old_lines = {line.strip() for line in old.text.split("\n")}
         lines = new.text.split("\n")
 
@@ -368,20 +520,3 @@ class Miner:
         """Say whether the line was born in a change that only inserts."""
         at, born = track(line, maps)
         return born is not None and at in maps[born].inserted
-
-
-def main() -> None:
-    """Mine repositories into a file of cases."""
-    out = Path(sys.argv[1])
-    repos = [Path(word) for word in sys.argv[2:]]
-    with out.open("w") as file:
-        for repo in repos:
-            found = Miner(repo).cases(files=8, limit=80, positives=36, negatives=12)
-            print(repo.parent.name, sum(c.line is not None for c in found), sum(c.line is None for c in found), flush=True)  # fmt: skip
-            for case in found:
-                file.write(json.dumps(asdict(case)) + "\n")
-            file.flush()
-
-
-if __name__ == "__main__":
-    main()

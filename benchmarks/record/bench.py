@@ -1,11 +1,13 @@
 """What recording costs: every way on every workload, interleaved, as ratios to plain training.
 
     python benchmarks/record/bench.py [--threads 2] [--output FILE] [--json FILE] [--rounds 3]
-        [--workloads adamw25,frozen100] [--ways hands_free,torch_save] [--epochs 6] [--tiny]
+        [--workloads adamw25,frozen100] [--ways hands_free,torch_save] [--epochs 6] [--keep-memory]
+        [--tiny]
 
 Each way runs beside plain training of its own, in turns of a fifth of a second (`turns.py`), so that
 a machine that gets slower or faster hits both alike; ratios are taken within such a pair, medians
-over rounds. Hands-free training is measured in every round, the others, whose overhead is
+over rounds. Plain training gets the pages that the way gets: huge ones beside a recorded program, which
+Rearview starts with huge pages. `hands_free_typed` is the exception: plain training as users type it. Hands-free training is measured in every round, the others, whose overhead is
 large, in the first `--peer-rounds`.
 """
 
@@ -21,19 +23,24 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
-from turns import together  # noqa: E402 - our neighbour
+from turns import TURN, together  # noqa: E402 - our neighbour
 
+HUGE = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+"""Gives plain training the pages that a recorded program gets."""
 OURS = {
-    "hands_free": {},
+    "hands_free": HUGE,
+    "hands_free_typed": {},
     "hands_free_small": {"REARVIEW_HUGE_PAGES": "0"},
-    "hands_free_every": {"REARVIEW_EVERY": "1"},
+    "hands_free_every": {**HUGE, "REARVIEW_EVERY": "1"},
 }
+"""Recorded ways, with the environment of the recorded program and of plain training beside it."""
 LONGEST = 300
 """Seconds after which a measurement is given up."""
 SCRIPT = ("train.py", "workloads.py")
 STEADY = {"MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_MMAP_THRESHOLD_": str(1 << 25)}
-"""Keeps freed memory with the process. How much the C library gives back and faults in anew is a
-matter of where its heap begins: the same program differs by a tenth from one start to the next."""
+"""Keeps freed memory with the process (`--keep-memory`). How much the C library gives back and
+faults in anew is a matter of where its heap begins: the same program differs by a tenth from one start
+to the next. Without it, pairs scatter more, and what recording does to the allocator is seen too."""
 
 
 def environment(args, **more):
@@ -42,7 +49,7 @@ def environment(args, **more):
         "PYTHONPATH": str((HERE.parent.parent / "src").resolve()),
         "OMP_NUM_THREADS": str(args.threads),
         "FLORDB": args.flordb,
-        **STEADY,
+        **(STEADY if args.keep_memory else {}),
         **more,
     }
 
@@ -61,6 +68,8 @@ def result(ended):
     row = said(ended.output)
     begin, end = row.pop("span")
     row["wall"] = ended.within(begin, end)
+    if "whole" in row:
+        row["whole"] = ended.within(*row["whole"])
     row["stretch"] = (end - begin) / row["wall"]
     return row
 
@@ -85,7 +94,7 @@ def pair(name, way, args):
         else:
             command = [sys.executable, str(HERE / "one.py"), name, way, *tail, str(place)]
         plain = [sys.executable, str(HERE / "train.py"), name, *tail]
-        both = together([(plain, env, HERE), (command, env, place)], LONGEST)
+        both = together([(plain, env, HERE), (command, env, place)], LONGEST, args.turn)
         base, row = map(result, both)
         if way in OURS and "error" not in row:
             row |= recorded(place, env)
@@ -117,6 +126,10 @@ def arguments():
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--folder", default=tempfile.gettempdir(), help="where to save")
     parser.add_argument("--flordb", default=os.environ.get("FLORDB", ""), help="folder it is in")
+    parser.add_argument(
+        "--turn", type=float, default=TURN, help="seconds; 1000: one after the other"
+    )
+    parser.add_argument("--keep-memory", action="store_true", help="have malloc keep freed memory")
     parser.add_argument("--tiny", action="store_true", help="only see that every way works")
     parser.add_argument("--json", type=Path, help="also write every measurement to this file")
     parser.add_argument("--output", type=Path, help="also write the tables to this file")

@@ -6,7 +6,7 @@ import platform
 import statistics
 
 HEAD = (
-    "way", "wall", "cpu", "blocks ms", "checkpoints per epoch", "logical MB", "stored MB",
+    "way", "wall", "with the first epoch", "cpu", "blocks ms", "checkpoints per epoch", "logical MB", "stored MB",
     "restore ms", "extra MB", "told",
 )  # fmt: skip
 
@@ -51,6 +51,7 @@ def table(name, rows, epochs, overheads):
         cells = [
             way,
             spread(wall),
+            spread([row["whole"] / row["plain"]["whole"] - 1 for row in good if "whole" in row]),
             f"{median(cpu):+.1%}",
             number(good, "blocking_ms"),
             f"{median([row.get('saved', 0) for row in good]) / epochs:.2f}",
@@ -91,6 +92,8 @@ def number(rows, key):
 
 
 def spread(ratios):
+    if not ratios:
+        return ""
     if len(ratios) == 1:
         return f"{ratios[0]:+.1%}"
     return f"{median(ratios):+.1%} ({min(ratios):+.1%} to {max(ratios):+.1%})"

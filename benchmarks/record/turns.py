@@ -42,12 +42,12 @@ class _Program:
     def signal(self, number):
         os.killpg(self.process.pid, number)
 
-    def turn(self):
-        """Let it run for a while; return whether it has ended."""
+    def turn(self, seconds):
+        """Let it run for so long; return whether it has ended."""
         begun = time.perf_counter()
         self.signal(signal.SIGCONT)
         try:
-            self.process.wait(TURN)
+            self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             self.signal(signal.SIGSTOP)
         self.turns.append((begun, time.perf_counter()))
@@ -62,13 +62,16 @@ class _Program:
         return Ended(self.process.returncode, *texts, self.turns)
 
 
-def together(programs, longest):
-    """Run (command, env, cwd) each in turns; return what became of each, None if it took `longest`."""
+def together(programs, longest, turn=TURN):
+    """Run (command, env, cwd) each in turns; return what became of each, None if it took `longest`.
+
+    With turns as long as the programs, they run one after the other.
+    """
     running = [_Program(*each) for each in programs]
     left = list(running)
     begun = time.monotonic()
     while left and time.monotonic() - begun < longest:
-        left = [each for each in left if not each.turn()]
+        left = [each for each in left if not each.turn(turn)]
     for each in left:
         each.signal(signal.SIGKILL)
         each.process.wait()
