@@ -52,7 +52,7 @@ def template(tmp_path_factory):
         command("run", "--every", "train.py", number, folder=folder)
     probe = '    rearview.log("biggest", float(own.max()))\n'
     (folder / "train.py").write_text(SCRIPT.replace("    own = own +", probe + "    own = own +"))
-    first = min(p.name for p in (folder / ".rearview" / "runs").iterdir())
+    first = rearview.history(folder).runs()[0].id  # by start; ids of one second sort by chance
     command("backfill", "biggest", "--runs", first, folder=folder)
     return folder
 
