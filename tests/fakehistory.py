@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rearview.execute.replays import Outcome
+from rearview._history import BackfillReport, Missing, PlanReport, Refusal, RunReport, Unproved
+from rearview.execute.replay_jobs import ReplayOutcome
 from rearview.model import Checkpoint, Operator, Plan, Point, Run, Segment, Status, Step
-from rearview.model.segment import Report
-from rearview.past import BackfillReport, Missing, PlanReport, Refusal, RunReport, Unproved
+from rearview.model.plan import ReplayReport
 
 
 class FakeTable:
@@ -43,11 +43,11 @@ def a_run(number: int = 1, status: Status = Status.FINISHED, **changes: Any) -> 
     )
 
 
-def an_outcome(redone: str = "", **facts: Any) -> Outcome:
+def an_outcome(redone: str = "", **facts: Any) -> ReplayOutcome:
     facts = {"states": 3, "repeated": 4, "restored": 1, "written": 5, "finished": True, **facts}
-    report = Report(**facts)
+    report = ReplayReport(**facts)
     log, tree = Path("/replays/1/output.txt"), Path("/replays/1/tree")
-    return Outcome(a_run().id, "replay-1", report, log, tree, redone=redone)
+    return ReplayOutcome(a_run().id, "replay-1", report, log, tree, redone=redone)
 
 
 @dataclass

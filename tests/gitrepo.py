@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rearview.config import Settings
 from rearview.store.project import Project
-from rearview.store.versions import Versions
+from rearview.store.versions.versions import Versions
 
 CLEAN = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
 CLEAN |= {

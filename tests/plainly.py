@@ -8,7 +8,7 @@ from pathlib import Path
 
 import rearview
 from limits import HUNG
-from rearview.past import begin
+from rearview._history import begin
 
 SOURCE = str(Path(rearview.__file__).parent.parent.resolve())
 os.environ["PYTHONPATH"] = SOURCE  # replays start in other folders, where `src` means nothing

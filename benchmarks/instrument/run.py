@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 import rearview
-from rearview.past import begin
+from rearview._history import begin
 
 SOURCE = str(Path(rearview.__file__).parent.parent.resolve())
 

@@ -11,12 +11,11 @@ and then a slow one.
 import random
 
 from rearview.model import Point, Step
-from rearview.plan.balance import bound, schedule
-from rearview.plan.facts import CheckpointFacts, LoopFacts, Question, RunFacts, Wanted
-from rearview.plan.partition import divide, least
+from rearview.plan.facts import CheckpointFacts, LoopFacts, RunFacts, RunQuestion, Want
 from rearview.plan.replay import survey
+from rearview.plan.schedule import bound, divide, least, schedule
 
-DEEP = Wanted(("n",), ("epoch", "step"))
+DEEP = Want(("n",), ("epoch", "step"))
 
 
 def facts(draw, name, epochs, every):
@@ -53,7 +52,7 @@ def main():
     )
     print("|---|---|---|---|---|---|---|---|")
     for name, runs in cases.items():
-        work = survey([Question(run, (DEEP,)) for run in runs])
+        work = survey([RunQuestion(run, (DEEP,)) for run in runs])
         alone = divide(work).seconds
         for workers in (4, 16, 64):
             seconds = [segment.seconds for segment in divide(work, workers=workers).segments]

@@ -4,16 +4,16 @@ import statistics
 import time
 
 from rearview.model import Point, Step
-from rearview.plan.facts import CheckpointFacts, LoopFacts, Question, RunFacts, Wanted
-from rearview.plan.partition import divide
+from rearview.plan.facts import CheckpointFacts, LoopFacts, RunFacts, RunQuestion, Want
 from rearview.plan.replay import survey
+from rearview.plan.schedule import divide
 
 VERSIONS, EPOCHS, STEPS = 1000, 200, 400
 KINDS = {
-    "set-up": Wanted(("n",), (), place="before"),
-    "outer loop": Wanted(("n",), ("epoch",), place="after"),
-    "after the loop": Wanted(("n",), (), place="after"),
-    "inner loop": Wanted(("n",), ("epoch", "step")),
+    "set-up": Want(("n",), (), place="before"),
+    "outer loop": Want(("n",), ("epoch",), place="after"),
+    "after the loop": Want(("n",), (), place="after"),
+    "inner loop": Want(("n",), ("epoch", "step")),
 }
 
 
@@ -48,7 +48,7 @@ def main():
     print("|---|---|---|---|")
     for kind, wanted in KINDS.items():
         for workers in (1, 64):
-            questions = [Question(run, (wanted,)) for run in runs]
+            questions = [RunQuestion(run, (wanted,)) for run in runs]
             took = []
             for _ in range(5):
                 begin = time.process_time()

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
-from rearview.store import objects as store
-from rearview.store.objects import Batch, Objects, digest
+from rearview.store.checkpoints import objects as store
+from rearview.store.checkpoints.compression import Worth
+from rearview.store.checkpoints.objects import Batch, Objects, digest
 from rearview.store.project import Project
-from rearview.store.worth import Worth
 
 
 class Always(Worth):

@@ -21,8 +21,8 @@ import numpy as np
 
 from rearview.config import Settings
 from rearview.model import Point, Step
-from rearview.runtime.writer import Writer
-from rearview.store.checkpoints import Checkpoints
+from rearview.runtime.saving.writer import Writer
+from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.project import Project
 
 

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import rearview
-from rearview.store.checkpoints import Checkpoints
+from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.project import Project
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import rearview
-from rearview.past import history
+from rearview._history import history
 
 JOBS = Path(__file__).parent / "jobs"
 SOURCE = str(Path(rearview.__file__).parent.parent.resolve())

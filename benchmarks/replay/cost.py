@@ -12,7 +12,7 @@ import sys
 
 from common import ENVIRONMENT, JOBS, command, probe, project
 
-from rearview.past import history
+from rearview._history import history
 
 LONG = {"long", "images"}
 ASKED = (("OUTER", ()), ("INNER", ("--at", "2:8")), ("INNER", ()))

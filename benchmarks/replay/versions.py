@@ -77,7 +77,7 @@ def record(folder, text, versions):
 
 def fill(folder, versions, shared):
     """Fill what is missing, and say what that took."""
-    from rearview.past import history
+    from rearview._history import history
 
     os.chdir(folder)
     os.environ["REARVIEW_SHARED_START"] = shared

@@ -23,10 +23,9 @@ from rearview.model import Point, Step
 from rearview.store.project import Project
 from rearview.store.records import RecordFile, encode_point
 from rearview.store.runs import Runs
-from rearview.store.tables.duck import Duck
-from rearview.store.tables.seal import Loaded, seal
-from rearview.store.tables.summary import summaries
-from rearview.store.views import Tables
+from rearview.store.tables.connection import Duck
+from rearview.store.tables.seal import LoadedRecords, seal, summaries
+from rearview.store.tables.tables import Tables
 
 ARGS = [int(float(a)) for a in sys.argv[1:] if not a.startswith("-")]
 RECORDS = ARGS[0] if ARGS else 10_000_000
@@ -77,7 +76,7 @@ def record_sealed(project: Project) -> None:
             rows = (end - begin) * len(NAMES) + len(range(begin, end, STEPS))
             header = {"run": run, "process": f"{k:020d}-1", "attempt": 0, "replay": None}
             (summary,) = summaries(duck, [header], [rows], [0])
-            seal(duck, [Loaded(folder / f"records-1-{n}.jsonl", 0, summary)])
+            seal(duck, [LoadedRecords(folder / f"records-1-{n}.jsonl", 0, summary)])
         runs.end(run, 0)
 
 

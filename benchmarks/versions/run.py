@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rearview.config import Settings
 from rearview.store.project import Project
-from rearview.store.versions import Versions
+from rearview.store.versions.versions import Versions
 
 FILES = int(sys.argv[1]) if len(sys.argv) > 1 else 5_000
 ROUNDS = 15

@@ -9,9 +9,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rearview.past import History, history
+    from rearview._history import History, history
+    from rearview.checkpointer.checkpointer import Checkpointer
     from rearview.runtime.api import arg, checkpointing, log, loop
-    from rearview.runtime.checkpointer import Checkpointer
 
 __version__ = "0.1.0"
 
@@ -26,11 +26,11 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Checkpointer": "rearview.runtime.checkpointer",
-    "History": "rearview.past",
+    "Checkpointer": "rearview.checkpointer.checkpointer",
+    "History": "rearview._history",
     "arg": "rearview.runtime.api",
     "checkpointing": "rearview.runtime.api",
-    "history": "rearview.past",
+    "history": "rearview._history",
     "log": "rearview.runtime.api",
     "loop": "rearview.runtime.api",
 }

@@ -2,7 +2,7 @@ import sys
 
 import pytest
 
-import rearview.past
+import rearview._history
 from fakehistory import FakeHistory
 from rearview.cli import main
 
@@ -11,7 +11,7 @@ from rearview.cli import main
 def past(monkeypatch):
     """The history that commands find here."""
     found = FakeHistory()
-    monkeypatch.setattr(rearview.past, "history", lambda start=None: found)
+    monkeypatch.setattr(rearview._history, "history", lambda start=None: found)
     return found
 
 

@@ -4,8 +4,8 @@ import math
 import pytest
 
 from fakehistory import a_run
+from rearview._history import Refusal
 from rearview.model import Status
-from rearview.past import Refusal
 
 
 def test_runs_are_listed_oldest_first(command, past):

@@ -1,6 +1,6 @@
 import json
 
-from rearview.past import Crew
+from rearview._history import Crew
 
 
 def crew(name="20260101-000000-abcd", **changes):

@@ -4,7 +4,7 @@ import time
 import pytest
 
 from energy.grid import HOUR, Grid, serving
-from rearview.energy import Account, Interval, Outlook, Sample
+from rearview.energy import Account, Forecast, GridSample, OnTime
 from rearview.store.project import Project
 from rearview.store.runs import ACCOUNT, Runs
 
@@ -49,12 +49,12 @@ def test_an_address_that_is_none_is_told(command):
 
 def test_the_report_says_when_it_was_on_and_what_waiting_saved(command, account):
     begun = 1_750_000_000
-    samples = [Sample(begun + n * HOUR, grams=g) for n, g in enumerate([400.0, 300.0, 100.0])]
+    samples = [GridSample(begun + n * HOUR, grams=g) for n, g in enumerate([400.0, 300.0, 100.0])]
     account.asked(begun)
-    account.grid(Outlook.of("x", "Data: X", samples, fetched=1))
+    account.grid(Forecast.of("x", "Data: X", samples, fetched=1))
     for minute in range(60):
         begin = begun + 2 * HOUR + minute * 60
-        account.on(Interval(begin, begin + 60, 0.01, "RAPL"))
+        account.on(OnTime(begin, begin + 60, 0.01, "RAPL"))
     code, out, _ = command("energy", "report", "--offline", "--json")
     assert code == 0
     found = json.loads(out)
@@ -72,7 +72,7 @@ def test_what_was_measured_since_is_asked_for_and_counts(command, account):
     grid = Grid(begun := time.time() - 4 * HOUR)
     grid.shares = [0.0, 100.0, *[50.0] * 6]  # from an hour before the run on
     account.asked(begun)
-    account.on(Interval(begun + 60, begun + 120, 1.0, "RAPL"))
+    account.on(OnTime(begun + 60, begun + 120, 1.0, "RAPL"))
     with serving(grid) as url:
         source = f"energy-charts:de@{url}"
         code, out, _ = command("energy", "report", "--json", "--grid", source)

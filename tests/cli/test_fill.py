@@ -3,9 +3,9 @@ import sys
 from types import SimpleNamespace
 
 from fakehistory import an_outcome
-from rearview.cli import fill
-from rearview.cli.plans import refused
-from rearview.past import BackfillReport, Refusal, Unproved
+from rearview._history import BackfillReport, Refusal, Unproved
+from rearview.cli import backfill
+from rearview.cli.backfill import refused
 from rearview.plan.explain import Cheaper, OnWorkers
 
 
@@ -144,16 +144,16 @@ def test_a_person_is_asked_before_something_long(monkeypatch):
     monkeypatch.setattr(sys, "stdin", Terminal())
     monkeypatch.setattr(sys, "stderr", Terminal())
     questions = []
-    monkeypatch.setattr(fill.click, "confirm", lambda text, **_: questions.append(text))
-    fill.agreed(1.0)
+    monkeypatch.setattr(backfill.click, "confirm", lambda text, **_: questions.append(text))
+    backfill.agreed(1.0)
     assert questions == []
-    assert not fill.agreed(7200.0)
+    assert not backfill.agreed(7200.0)
     assert questions == ["That takes about 2 h 0 min. Go on?"]
 
 
 def test_a_program_is_never_asked(monkeypatch):
-    monkeypatch.setattr(fill.click, "confirm", None)
-    assert fill.agreed(1e9)
+    monkeypatch.setattr(backfill.click, "confirm", None)
+    assert backfill.agreed(1e9)
 
 
 def test_a_reason_that_many_runs_share_is_told_once():

@@ -1,18 +1,20 @@
 import json
 from pathlib import Path
 
-from rearview.store.sweep import Freed
-from rearview.store.verify import Problem, Report
+from rearview.store.checkpoints.gc import Freed
+from rearview.store.verify import Problem, VerifyReport
 
 
 def test_a_store_that_is_well_is_ok(command, past):
-    past.checked = Report(objects=2, packs=1, checkpoints=3, runs=1, nbytes=5000)
+    past.checked = VerifyReport(objects=2, packs=1, checkpoints=3, runs=1, nbytes=5000)
     code, out, _ = command("verify")
     assert (code, out) == (0, "ok: 1 run, 3 checkpoints, 2 objects, 1 pack, 5.0 kB read\n")
 
 
 def test_damage_is_named_and_the_answer_is_no(command, past):
-    past.checked = Report(problems=(Problem(Path("objects/ab"), "is damaged", lost=("r/3",)),))
+    past.checked = VerifyReport(
+        problems=(Problem(Path("objects/ab"), "is damaged", lost=("r/3",)),)
+    )
     code, out, err = command("verify")
     assert code == 1
     assert "damaged: objects/ab: is damaged" in out
@@ -21,14 +23,16 @@ def test_damage_is_named_and_the_answer_is_no(command, past):
 
 
 def test_what_is_repaired_is_well_again(command, past):
-    past.checked = Report(problems=(Problem(Path("format"), "was empty", done="written anew"),))
+    past.checked = VerifyReport(
+        problems=(Problem(Path("format"), "was empty", done="written anew"),)
+    )
     code, out, _ = command("verify", "--repair")
     assert code == 0
     assert "repaired: format: was empty; written anew" in out
 
 
 def test_verify_as_json(command, past):
-    past.checked = Report(problems=(Problem(Path("a"), "is damaged"),))
+    past.checked = VerifyReport(problems=(Problem(Path("a"), "is damaged"),))
     code, out, _ = command("verify", "--json")
     assert code == 1
     assert json.loads(out)["ok"] is False

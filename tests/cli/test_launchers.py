@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rearview.cli.launchers import meant
+from rearview.cli.run import meant
 from rearview.errors import UsageError
 
 

@@ -109,7 +109,7 @@ def test_ctrl_c_ends_without_a_traceback(command, past, monkeypatch):
 def test_a_reader_that_goes_away_is_no_error(tmp_path):
     script = tmp_path / "many.py"
     script.write_text(
-        "import rearview.cli.ask as ask\n"
+        "import rearview.cli.query as ask\n"
         "from types import SimpleNamespace\n"
         "class Table(list):\n"
         "    columns, mark, unproved = ['n'], '', []\n"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rearview.cli.chart import Line, braille, svg
+from rearview.cli.terminal.chart import ChartLine, braille, svg
 from recorded import Recorded, at
 
 NUMBERS = st.floats(allow_nan=True, allow_infinity=True)
@@ -23,7 +23,7 @@ def project(tmp_path, monkeypatch):
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.lists(st.tuples(NUMBERS, NUMBERS), max_size=8), max_size=4))
 def test_any_numbers_can_be_drawn(points):
-    lines = [Line("a<b>&\x1b", each) for each in points]
+    lines = [ChartLine("a<b>&\x1b", each) for each in points]
     rows = braille(lines, 10, 4)
     assert [len(row) for row in rows] == [10] * 4
     drawn = ET.fromstring(svg(lines, "t", "x"))
@@ -34,7 +34,7 @@ def test_any_numbers_can_be_drawn(points):
 
 
 def test_a_rising_line_rises():
-    rows = braille([Line("a", [(0, 0), (1, 1)])], 4, 2)
+    rows = braille([ChartLine("a", [(0, 0), (1, 1)])], 4, 2)
     assert ["".join(char for char, _ in row) for row in rows] == ["  ⡠⠊", "⡠⠊  "]
 
 

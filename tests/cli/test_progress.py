@@ -2,8 +2,8 @@ import json
 import sys
 
 from limits import HUNG
-from rearview.cli import progress
-from rearview.past import Event, UnderWay
+from rearview._history import Event, UnderWay
+from rearview.cli.terminal import progress
 
 
 class Clock:

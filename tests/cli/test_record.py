@@ -3,14 +3,14 @@ from pathlib import Path
 
 import pytest
 
-from rearview.cli import record
-from rearview.cli.record import Program
+from rearview.cli import run
+from rearview.cli.run import Program
 
 
 @pytest.fixture
 def begun(monkeypatch, tmp_path):
     """What `rearview run` asked for, without becoming it."""
-    import rearview.past
+    import rearview._history
 
     asked = []
 
@@ -18,8 +18,8 @@ def begun(monkeypatch, tmp_path):
         assert preempt is None
         asked.append((target, list(args), options))
 
-    monkeypatch.setattr(rearview.past, "begin", begin)
-    monkeypatch.setattr(record, "become", lambda start: None)
+    monkeypatch.setattr(rearview._history, "begin", begin)
+    monkeypatch.setattr(run, "become", lambda start: None)
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text("")
     return asked
@@ -54,7 +54,7 @@ def test_a_module_may_be_written_without_a_space(command, begun):
 
 def test_the_value_of_an_option_is_not_taken_for_the_script():
     words = ["--arg", "-m", "train.py", "-m", "x"]
-    assert Program("run", params=record.run.params).fenced(words) == words
+    assert Program("run", params=run.run.params).fenced(words) == words
 
 
 def test_quiet_says_nothing(command, begun):
@@ -100,4 +100,4 @@ def test_a_folder_that_is_gone_is_told(tmp_path):
 
     gone = SimpleNamespace(command=("/bin/true",), environment={}, folder=tmp_path / "gone")
     with pytest.raises(UsageError, match="cannot be started in"):
-        record.become(gone)
+        run.become(gone)

@@ -2,7 +2,7 @@ import sys
 
 import pytest
 
-from rearview.cli import show
+from rearview.cli.terminal import output
 
 
 @pytest.fixture
@@ -17,42 +17,44 @@ def screen(monkeypatch, capsys):
 
 
 def test_a_terminal_gets_colour(screen):
-    assert show.safe(show.paint("x", show.RED)) == "\x1b[31mx\x1b[0m"
+    assert output.safe(output.paint("x", output.RED)) == "\x1b[31mx\x1b[0m"
 
 
 @pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
 def test_colour_can_be_turned_off(screen, monkeypatch, name, value):
     monkeypatch.setenv(name, value)
-    assert show.paint("x", show.RED) == "x"
+    assert output.paint("x", output.RED) == "x"
 
 
 def test_colour_can_be_forced_where_there_is_no_terminal(monkeypatch, capsys):
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("FORCE_COLOR", "1")
-    assert "\x1b" in show.paint("x", show.RED)
-    show.table(["a", "b"], [[show.paint("x", show.RED), "y"], ["long", "z"]], right=[False, True])
+    assert "\x1b" in output.paint("x", output.RED)
+    output.table(
+        ["a", "b"], [[output.paint("x", output.RED), "y"], ["long", "z"]], right=[False, True]
+    )
     lines = capsys.readouterr().out.splitlines()
-    assert [show.click.unstyle(line) for line in lines] == ["a     b", "x     y", "long  z"]
+    assert [output.click.unstyle(line) for line in lines] == ["a     b", "x     y", "long  z"]
 
 
 def test_a_table_on_a_terminal_keeps_to_its_width(screen):
-    show.table(["name", "text"], [["a", "word " * 30]], right=[False, False])
+    output.table(["name", "text"], [["a", "word " * 30]], right=[False, False])
     shown = screen()
-    assert all(len(show.click.unstyle(line)) <= 60 for line in shown.splitlines())
+    assert all(len(output.click.unstyle(line)) <= 60 for line in shown.splitlines())
     assert shown.count("word") == 30
 
 
 def test_a_table_in_a_pipe_keeps_every_row_on_one_line(capsys):
-    show.table(["name", "text"], [["a", "word " * 30]], right=[False, False])
+    output.table(["name", "text"], [["a", "word " * 30]], right=[False, False])
     assert len(capsys.readouterr().out.splitlines()) == 2
 
 
 def test_brackets_in_values_are_not_taken_for_markup(screen):
-    show.table(["name"], [["[red]x[/red]"]], right=[False])
+    output.table(["name"], [["[red]x[/red]"]], right=[False])
     assert "[red]x[/red]" in screen()
 
 
 def test_labels_stand_in_one_column_and_long_texts_under_themselves(capsys, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
-    show.block([("a", "1\n2"), ("long", "3")])
+    output.block([("a", "1\n2"), ("long", "3")])
     assert capsys.readouterr().out == "a     1\n      2\nlong  3\n"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rearview.sites import Job, batch_script, submit_file
+from rearview.checkpointer.batch_files import BatchJob, batch_script, submit_file
 
 HARD = """it's "me" $(HOME), a,b"""
 
@@ -64,7 +64,9 @@ def test_options_of_run_are_handed_on_as_they_were_written(command, project):
 
 
 def test_every_argument_stays_one_argument_under_htcondor():
-    job = Job("x", ("/usr/bin/python3", "a b", "", HARD, "tab\there"), "/", 3, results=("m.pt",))
+    job = BatchJob(
+        "x", ("/usr/bin/python3", "a b", "", HARD, "tab\there"), "/", 3, results=("m.pt",)
+    )
     found = lines(submit_file(job, results="/r"))
     assert found["arguments"] == (""""'a b' '' 'it''s ""me"" $(DOLLAR)(HOME), a,b' 'tab\there'\"""")
     assert found["periodic_hold"] == "NumJobStarts > 3"
@@ -112,6 +114,6 @@ def test_a_batch_system_that_is_not_here_or_refuses_is_told(command, project, mo
 
 
 def test_the_script_of_slurm_says_no_more_than_it_must():
-    text = batch_script(Job("n", ("python", "x"), "/p", settings={"partition": "a b"}))
+    text = batch_script(BatchJob("n", ("python", "x"), "/p", settings={"partition": "a b"}))
     assert text.startswith("#!/bin/sh\n")
     assert '#SBATCH --partition="a b"\n' in text

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rearview.cli import formats, show
-from rearview.model.printable import printable
+from rearview.cli.terminal import output
+from rearview.model.wording import printable
 
 EVIL = "\x1b]0;owned\x07\x1b[31mred\x9b2J\u202egnp.exe\x00\r[red]x[/red][link=http://e]y\x1b[8m"
 UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
@@ -40,11 +40,11 @@ def test_what_is_printable_has_no_controls_and_keeps_the_rest(text):
 
 @given(st.text(alphabet=st.characters(codec="utf-8")))
 def test_json_and_csv_read_back_as_they_were(text):
-    line = formats.json_text({"v": text})
+    line = output.json_text({"v": text})
     assert json.loads(line) == {"v": text}
     assert not UNSAFE.search(line)
     if "\0" not in text:  # which Python's reader refuses
-        lines = "\r\n".join(formats.csv_lines(["v"], [(text,), ("x",)]))
+        lines = "\r\n".join(output.csv_lines(["v"], [(text,), ("x",)]))
         rows = list(csv.reader(io.StringIO(lines, newline="")))
         assert rows[1] == [text] or text == ""
 
@@ -53,8 +53,8 @@ def test_json_and_csv_read_back_as_they_were(text):
 def test_our_colours_pass_and_those_of_others_do_not(text):
     os.environ["FORCE_COLOR"] = "1"
     try:
-        painted = show.safe(show.paint(text, show.RED))
-        other = show.safe(text)
+        painted = output.safe(output.paint(text, output.RED))
+        other = output.safe(text)
     finally:
         del os.environ["FORCE_COLOR"]
     assert painted == f"\x1b[31m{printable(text)}\x1b[0m"

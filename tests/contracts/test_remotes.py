@@ -9,8 +9,7 @@ import pytest
 
 from rearview.errors import RemoteError, UsageError
 from rearview.remote.base import Remote, open_remote
-from rearview.remote.content import checksum
-from rearview.remote.retry import Retry
+from rearview.remote.transfer import Retry, checksum
 
 KINDS = ["folder", "condor", "function", "file-url", "memory", "s3", "webdav", "xrootd", "sftp"]
 

@@ -1,27 +1,36 @@
 import pytest
 
-from rearview.energy import Account, Interval, Meter, Outlook, Reading, Sample, Used, report
+from rearview.energy import (
+    Account,
+    EnergyReading,
+    Forecast,
+    GridSample,
+    Meter,
+    OnTime,
+    Used,
+    report,
+)
 from rearview.energy.meter import busy
 
 HOUR = 3600
-GRID = Outlook.of(
-    "x", "", [Sample(n * HOUR, grams=g) for n, g in enumerate([400.0, 100.0, 200.0])], fetched=0
+GRID = Forecast.of(
+    "x", "", [GridSample(n * HOUR, grams=g) for n, g in enumerate([400.0, 100.0, 200.0])], fetched=0
 )
 
 
 def test_grams_are_those_of_the_hours_it_ran_in():
-    ran = [Interval(HOUR, 2 * HOUR, 2.0, "RAPL")]
+    ran = [OnTime(HOUR, 2 * HOUR, 2.0, "RAPL")]
     found = report(ran, GRID, asked=0)
     assert (found.kwh, found.grams, found.grams_at_once, found.saved) == (2.0, 200.0, 800.0, 600.0)
 
 
 def test_waiting_may_have_been_the_worse_choice_and_is_said():
-    ran = [Interval(2 * HOUR, 3 * HOUR, 1.0, "RAPL")]
+    ran = [OnTime(2 * HOUR, 3 * HOUR, 1.0, "RAPL")]
     assert report(ran, GRID, asked=HOUR).saved == -100.0
 
 
 def test_hours_of_which_nothing_is_known_are_not_made_up():
-    found = report([Interval(9 * HOUR, 10 * HOUR, 1.0, "RAPL")], GRID, asked=0)
+    found = report([OnTime(9 * HOUR, 10 * HOUR, 1.0, "RAPL")], GRID, asked=0)
     assert found.grams is None
     assert found.saved is None
     assert found.kwh == 1.0
@@ -31,9 +40,9 @@ def test_what_was_noted_survives_a_torn_line(tmp_path):
     account = Account(tmp_path / "sub" / "energy.jsonl")
     account.asked(0)
     account.grid(GRID)
-    account.on(Interval(HOUR, 2 * HOUR, 2.0, "RAPL"))
+    account.on(OnTime(HOUR, 2 * HOUR, 2.0, "RAPL"))
     account.asked(HOUR)  # started again: the first time counts
-    account.on(Interval(2 * HOUR, 3 * HOUR, 1.0, "estimate: 10 W per busy core"))
+    account.on(OnTime(2 * HOUR, 3 * HOUR, 1.0, "estimate: 10 W per busy core"))
     with account.path.open("a") as file:
         file.write('{"format": 1, "on": {"beg')
     found = account.report()
@@ -107,7 +116,7 @@ def test_time_asleep_is_not_time_on(tmp_path):
 
     class Kilowatt:
         def read(self):
-            return Reading((now[0] - slept[0]) / HOUR, "test")
+            return EnergyReading((now[0] - slept[0]) / HOUR, "test")
 
     account = Account(tmp_path / "energy.jsonl")
     used = Used(account, meter=Kilowatt, clock=lambda: now[0], slept=lambda: slept[0])
@@ -116,6 +125,6 @@ def test_time_asleep_is_not_time_on(tmp_path):
     assert account.report().intervals == ()
     now[0], slept[0] = 10 * HOUR, 9 * HOUR
     used.beat()
-    assert account.report().intervals == (Interval(9 * HOUR, 10 * HOUR, 1.0, "test"),)
+    assert account.report().intervals == (OnTime(9 * HOUR, 10 * HOUR, 1.0, "test"),)
     used.note()  # no time has passed
     assert len(account.report().intervals) == 1

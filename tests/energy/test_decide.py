@@ -4,18 +4,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rearview.energy import Outlook, Rule, Sample, decide
+from rearview.energy import Forecast, GridSample, Rule, decide
 
 HOUR = 3600
 
 
 def forecast(shares, lights=None):
     lights = lights or [None] * len(shares)
-    return Outlook.of(
+    return Forecast.of(
         "x",
         "",
         [
-            Sample(n * HOUR, share, light)
+            GridSample(n * HOUR, share, light)
             for n, (share, light) in enumerate(zip(shares, lights, strict=True))
         ],
         fetched=0,
@@ -40,7 +40,7 @@ def test_a_share_or_grams_of_ones_own_decide_if_given():
     outlook = forecast([60], [0])
     assert decide(outlook, 0, Rule(share=55), running=False).run
     assert not decide(outlook, 0, Rule(share=65), running=False).run
-    grams = Outlook.of("x", "", [Sample(0, grams=200)], fetched=0)
+    grams = Forecast.of("x", "", [GridSample(0, grams=200)], fetched=0)
     assert decide(grams, 0, Rule(grams=250), running=False).run
     assert not decide(grams, 0, Rule(grams=150), running=True).run
 
@@ -50,7 +50,7 @@ def test_a_congested_grid_holds_back_whatever_the_share():
 
 
 def test_when_nothing_is_known_nothing_is_held_back():
-    empty = Outlook("x", "", problem="server on fire")
+    empty = Forecast("x", "", problem="server on fire")
     for running in (True, False):
         decision = decide(empty, 0, Rule(), running=running)
         assert decision.run
@@ -126,6 +126,8 @@ def test_a_wait_without_a_green_hour_in_sight_lasts_until_nothing_is_known():
 
 
 def test_where_only_grams_are_stated_half_renewable_power_is_green():
-    outlook = Outlook.of("x", "", [Sample(0, grams=200), Sample(HOUR, grams=300)], fetched=0)
+    outlook = Forecast.of(
+        "x", "", [GridSample(0, grams=200), GridSample(HOUR, grams=300)], fetched=0
+    )
     assert decide(outlook, 0, Rule(), running=False).run
     assert not decide(outlook, HOUR, Rule(), running=False).run

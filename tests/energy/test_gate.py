@@ -7,7 +7,7 @@ import pytest
 
 from energy.grid import HOUR, Grid, serving
 from rearview import Checkpointer
-from rearview.energy import Account, EnergyCharts, Gate, Reading, Rule
+from rearview.energy import Account, EnergyCharts, EnergyReading, Gate, Rule
 
 NOW = 1_750_000_000
 SRC = Path(__file__).parents[2] / "src"
@@ -31,7 +31,7 @@ class FixedPower:
         self.clock, self.begun = clock, clock.now
 
     def read(self):
-        return Reading((self.clock.now - self.begun) / HOUR, "test")
+        return EnergyReading((self.clock.now - self.begun) / HOUR, "test")
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_when_the_service_is_down_the_run_is_not_held_back(clock, tmp_path):
 
 def probe(*arguments):
     done = subprocess.run(
-        [sys.executable, "-m", "rearview.energy.probe", *arguments],
+        [sys.executable, "-m", "rearview.energy.htcondor_cron", *arguments],
         env={"PYTHONPATH": str(SRC)},
         capture_output=True,
         text=True,

@@ -2,31 +2,31 @@
 
 import pytest
 
-from rearview.execute import calibrate
+from rearview.backfill import calibration
 
 
 def test_computing_and_the_disk_are_measured_in_a_process_of_their_own(tmp_path):
-    found = calibrate.measure(tmp_path)
+    found = calibration.measure(tmp_path)
     assert found is not None
     assert found.kernels["python"] > 0
     assert found.kernels["numpy"] > 0
-    assert "cuda" not in found.kernels or calibrate.gpus()
+    assert "cuda" not in found.kernels or calibration.gpus()
     assert found.read > 0
     assert found.write > 0
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_disk_that_cannot_be_written_is_not_measured(tmp_path):
-    assert calibrate.measure(tmp_path / "gone") is None
+    assert calibration.measure(tmp_path / "gone") is None
 
 
 def test_a_failed_write_leaves_nothing_behind(tmp_path, monkeypatch):
     def full(fd, data):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(calibrate.os, "write", full)
+    monkeypatch.setattr(calibration.os, "write", full)
     with pytest.raises(OSError, match="No space"):
-        calibrate.disk(tmp_path)
+        calibration.disk(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -37,5 +37,5 @@ def test_the_fastest_round_counts():
     def kernel():
         calls.append(next(rounds, 0))
 
-    assert calibrate.best(kernel, 0.001) < 0.001
+    assert calibration.best(kernel, 0.001) < 0.001
     assert len(calls) > 1

@@ -18,10 +18,10 @@ pytest.importorskip("ray", reason="LOUD: ray is not installed, its executor is n
 
 import rearview
 from rays import traceless
+from rearview._history import history
 from rearview.errors import SiteError
-from rearview.execute import carrier, carry
-from rearview.execute.carrier import Pieces
-from rearview.past import history
+from rearview.execute import ray_shipping
+from rearview.execute.ray_shipping import Pieces
 
 ALONE = ("unshare", "--mount", "--propagation", "private", "sh", "-c")
 """Runs a command that sees file systems of its own."""
@@ -217,7 +217,7 @@ def test_only_what_a_stretch_needs_travels_and_in_pieces(cluster, project, monke
         return real(self, entry, at)
 
     monkeypatch.setattr(Pieces, "get", get)
-    for module in (carrier, carry):
+    for module in (ray_shipping, ray_shipping):
         monkeypatch.setattr(module, "CHUNK", 1 << 20)
     past = history(project)
     report = past.backfill(["w"], runs=["latest"], at="epoch=4:5", workers=1, on="ray")

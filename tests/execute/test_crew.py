@@ -2,16 +2,16 @@
 
 import pytest
 
+from rearview._history import History
 from rearview.errors import UsageError
-from rearview.execute import crew
-from rearview.execute.crew import Post, ask_for, folder_of, under_way
-from rearview.past import History
+from rearview.execute import status
+from rearview.execute.status import Post, ask_for, folder_of, under_way
 from rearview.store.project import Project
 
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    monkeypatch.setattr(crew, "EVERY", 0.0)
+    monkeypatch.setattr(status, "EVERY", 0.0)
     return Project.create(tmp_path)
 
 
@@ -74,7 +74,7 @@ def test_a_store_that_cannot_be_written_does_not_stop_it(project, monkeypatch):
     def full(*_args, **_named):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(crew, "publish", full)
+    monkeypatch.setattr(status, "publish", full)
     with Post(project, ["g"]).open() as post:
         say(post)
     assert under_way(project) == []

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from limits import HUNG
-from rearview.execute import keeper
-from rearview.execute.keeper import MARK, Keeper
+from rearview.execute import ray_node
+from rearview.execute.ray_node import MARK, Keeper
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def root(tmp_path):
 
 @pytest.fixture
 def hasty(monkeypatch):
-    monkeypatch.setattr(keeper, "_TRIES", 2)
+    monkeypatch.setattr(ray_node, "_TRIES", 2)
 
 
 def soon(true):
@@ -99,10 +99,10 @@ def test_a_path_that_cannot_be_made_is_refused_with_the_reason(tmp_path):
 
 def test_it_is_removed_however_its_owner_ends(root, tmp_path):
     code = (
-        "import sys, time; from rearview.execute.keeper import Keeper; k = Keeper();"
+        "import sys, time; from rearview.execute.ray_node import Keeper; k = Keeper();"
         "assert k.begin(sys.argv[1], 'here') is None; print('begun', flush=True); time.sleep(600)"
     )
-    source = str(Path(keeper.__file__).parents[2])
+    source = str(Path(ray_node.__file__).parents[2])
     owner = subprocess.Popen(
         [sys.executable, "-c", code, str(root)],
         stdout=subprocess.PIPE,

@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 
 from rearview.errors import SiteError
-from rearview.execute.cargo import Cargo
-from rearview.execute.landing import Landing
-from rearview.store.objects import Batch, Objects, digest
+from rearview.execute.ray_shipping import Cargo, Landing
+from rearview.store.checkpoints.compression import Worth
+from rearview.store.checkpoints.objects import Batch, Objects, digest
 from rearview.store.project import Project
-from rearview.store.worth import Worth
 
 REPLAY = "run.abcd"
 

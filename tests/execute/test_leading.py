@@ -2,7 +2,7 @@
 
 import pytest
 
-from rearview.execute.leading import leading
+from rearview.backfill.shared_imports import leading
 
 HARMLESS = "'''Train.'''\nfrom __future__ import annotations\nimport os, sys\nimport rearview\nRATE = 0.1\n"
 

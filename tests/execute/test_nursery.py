@@ -5,20 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from rearview.execute import local, nursery
+from rearview.execute import local
 from rearview.execute.executor import Task
-from rearview.model.segment import VARIABLE
+from rearview.model.plan import VARIABLE
 
 TASK = Task("t", ("python",), {}, Path(), Path(), Path(), imports=("import torch",))
 
 
 def key(task=TASK, **environment):
-    return nursery.key_of(task, environment)
+    return local.key_of(task, environment)
 
 
 @pytest.fixture(autouse=True)
 def offered(monkeypatch):
-    monkeypatch.setattr(nursery, "OFFERED", True)
+    monkeypatch.setattr(local, "OFFERED", True)
 
 
 def test_what_is_told_to_each_does_not_keep_them_apart():
@@ -51,7 +51,7 @@ def test_modules_that_are_looked_for_in_its_own_folder_are_its_own():
 def test_nothing_is_shared_unasked_or_where_the_system_cannot(monkeypatch):
     assert key(replace(TASK, imports=None)) is None
     assert key(replace(TASK, imports=())) is not None
-    monkeypatch.setattr(nursery, "OFFERED", False)
+    monkeypatch.setattr(local, "OFFERED", False)
     assert key() is None
 
 

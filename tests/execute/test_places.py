@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from rearview.execute import places
+from rearview.execute import local as places
 from rearview.execute.executor import Task
 from rearview.execute.local import Local
-from rearview.execute.replays import doubtful
-from rearview.model import Report
+from rearview.execute.replay_jobs import doubtful
+from rearview.model import ReplayReport
 
 
 def task(folder, code="pass", **more):
@@ -96,5 +96,5 @@ def test_accelerators_are_shared_out_if_they_are_alike(tmp_path, monkeypatch):
 
 
 def test_a_difference_on_few_cores_is_settled_with_all_of_them():
-    assert doubtful(Report(difference="w", finished=True), pinned=True)
-    assert not doubtful(Report(error="it failed"), pinned=True)
+    assert doubtful(ReplayReport(difference="w", finished=True), pinned=True)
+    assert not doubtful(ReplayReport(error="it failed"), pinned=True)

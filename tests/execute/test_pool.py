@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from rearview.execute.executor import Task
-from rearview.execute.pool import Piece, Pool, Turn
-from rearview.execute.replays import Outcome
-from rearview.model import Report, Run, Status
-from rearview.model.segment import PROBE_RAISED
+from rearview.execute.pool import PendingSegment, Pool, Turn
+from rearview.execute.replay_jobs import ReplayOutcome
+from rearview.model import ReplayReport, Run, Status
+from rearview.model.plan import PROBE_RAISED
 
 RUN = Run("r", "v", "train.py", (), 0.0, Status.FINISHED)
 
@@ -18,7 +18,7 @@ RUN = Run("r", "v", "train.py", (), 0.0, Status.FINISHED)
 class Scripted:
     """Stands in for the replays: each task ends with the next verdict of its script."""
 
-    verdicts: dict[str, list[Report]]
+    verdicts: dict[str, list[ReplayReport]]
     judged: list[str] = field(default_factory=list)
     abandoned: list[str] = field(default_factory=list)
 
@@ -26,7 +26,7 @@ class Scripted:
         self.judged.append(task.id)
         name = task.id.removesuffix("-again")
         report = self.verdicts[name].pop(0)
-        return Outcome(run.id, task.id, report, task.log, task.folder, seconds, redone=redone)
+        return ReplayOutcome(run.id, task.id, report, task.log, task.folder, seconds, redone=redone)
 
     def from_the_start(self, run, task, because):
         assert because
@@ -81,10 +81,10 @@ def folder(tmp_path) -> Path:
 
 
 def pieces(folder, *names):
-    return [Piece(RUN, 1.0, lambda name=name: Turn(made(name, folder))) for name in names]
+    return [PendingSegment(RUN, 1.0, lambda name=name: Turn(made(name, folder))) for name in names]
 
 
-GOOD = Report(states=1, finished=True)
+GOOD = ReplayReport(states=1, finished=True)
 
 
 def test_pieces_are_started_in_their_order_and_outcomes_keep_it(folder):
@@ -105,7 +105,7 @@ def test_a_killed_worker_s_segment_is_started_again(folder):
 
 def test_a_segment_that_is_killed_again_and_again_is_given_up(folder):
     machine = Machine({"a": [-9] * 9})
-    lost = Report(error="killed")
+    lost = ReplayReport(error="killed")
     outcomes = Pool(Scripted({"a": [lost]}), machine).carry_out(pieces(folder, "a"))
     assert len(machine.started) == 4
     assert not outcomes[0].proved
@@ -113,7 +113,7 @@ def test_a_segment_that_is_killed_again_and_again_is_given_up(folder):
 
 def test_a_difference_after_a_restore_is_settled_by_a_replay_from_the_start(folder):
     machine = Machine()
-    doubt = Report(difference="w", restored=1, finished=True)
+    doubt = ReplayReport(difference="w", restored=1, finished=True)
     outcomes = Pool(Scripted({"a": [doubt, GOOD]}), machine).carry_out(pieces(folder, "a"))
     assert machine.started == ["a", "a-again"]
     assert outcomes[0].proved
@@ -121,7 +121,7 @@ def test_a_difference_after_a_restore_is_settled_by_a_replay_from_the_start(fold
 
 def test_a_difference_from_the_start_on_is_the_answer(folder):
     machine = Machine()
-    doubt = Report(difference="w", restored=0, finished=True)
+    doubt = ReplayReport(difference="w", restored=0, finished=True)
     outcomes = Pool(Scripted({"a": [doubt]}), machine).carry_out(pieces(folder, "a"))
     assert machine.started == ["a"]
     assert not outcomes[0].proved
@@ -143,7 +143,9 @@ def alike(folder, *names):
     """Return pieces that begin with the same imports."""
     imports = ("import numpy",)
     return [
-        Piece(RUN, 1.0, lambda name=name: Turn(replace(made(name, folder), imports=imports)))
+        PendingSegment(
+            RUN, 1.0, lambda name=name: Turn(replace(made(name, folder), imports=imports))
+        )
         for name in names
     ]
 
@@ -151,9 +153,9 @@ def alike(folder, *names):
 @pytest.mark.parametrize(
     "wrong",
     [
-        Report(difference="w", finished=True),
-        Report(differing=["loss"], finished=True),
-        Report(error="exit code 1"),
+        ReplayReport(difference="w", finished=True),
+        ReplayReport(differing=["loss"], finished=True),
+        ReplayReport(error="exit code 1"),
     ],
 )
 def test_what_goes_wrong_after_a_shared_start_is_settled_by_a_replay_of_its_own(folder, wrong):
@@ -167,7 +169,7 @@ def test_what_goes_wrong_after_a_shared_start_is_settled_by_a_replay_of_its_own(
 
 def test_what_goes_wrong_both_ways_does_not_speak_against_sharing(folder):
     machine = Sharing(slots=1)
-    wrong = Report(difference="w", finished=True)
+    wrong = ReplayReport(difference="w", finished=True)
     outcomes = Pool(Scripted({"a": [wrong, wrong], "b": [GOOD]}), machine).carry_out(
         alike(folder, "a", "b")
     )
@@ -177,7 +179,7 @@ def test_what_goes_wrong_both_ways_does_not_speak_against_sharing(folder):
 
 def test_a_statement_that_raises_is_asked_twice_once(folder):
     machine = Sharing(slots=1)
-    raised = Report(error=f"{PROBE_RAISED} a.py:1 raised ValueError")
+    raised = ReplayReport(error=f"{PROBE_RAISED} a.py:1 raised ValueError")
     replays = Scripted({"a": [raised, raised], "b": [raised], "c": [raised]})
     Pool(replays, machine).carry_out(alike(folder, "a", "b", "c"))
     assert machine.started == ["a", "a-again", "b", "c"]
@@ -302,7 +304,7 @@ def test_a_lost_segment_is_made_ready_anew_so_that_its_records_count_once(folder
         made_ready.append(1)
         return Turn(made("a", folder))
 
-    Pool(replays, Machine({"a": [-9, 0]})).carry_out([Piece(RUN, 1.0, prepare)])
+    Pool(replays, Machine({"a": [-9, 0]})).carry_out([PendingSegment(RUN, 1.0, prepare)])
     assert len(made_ready) == 2
     assert replays.abandoned == ["a"]
 
@@ -331,7 +333,7 @@ def test_a_cluster_that_shrinks_by_itself_takes_nothing_away_from_the_living(fol
 def turns(*answers):
     """Return a piece that says one thing after the other."""
     left = list(answers)
-    return Piece(RUN, 1.0, lambda: left.pop(0))
+    return PendingSegment(RUN, 1.0, lambda: left.pop(0))
 
 
 HELD, FILLED = Turn(None, rest=True), Turn(None, filled=True)
@@ -369,7 +371,7 @@ def test_a_piece_of_which_another_has_a_part_is_asked_for_that_once_its_own_part
 
 def test_a_lost_piece_that_was_to_run_from_the_start_may_be_filled_by_another_meanwhile(folder):
     machine = Machine({"a-again": [-9]})
-    replays = Scripted({"a": [Report(retry=True)]})
+    replays = Scripted({"a": [ReplayReport(retry=True)]})
     pool = Pool(replays, machine)
     assert pool.carry_out([turns(Turn(made("a", folder)), FILLED)]) == []
     assert (pool.elsewhere, replays.abandoned) == ({0}, ["a-again"])

@@ -15,12 +15,12 @@ pytest.importorskip("ray", reason="LOUD: ray is not installed, its executor is n
 import rearview
 from execute.test_pool import GOOD, RUN, Scripted
 from rays import traceless
+from rearview._history import history
 from rearview.errors import SiteError
-from rearview.execute.carrier import Carrier
 from rearview.execute.executor import Task
-from rearview.execute.pool import Piece, Pool, Turn
+from rearview.execute.pool import PendingSegment, Pool, Turn
 from rearview.execute.ray import Ray
-from rearview.past import history
+from rearview.execute.ray_shipping import Carrier
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +128,7 @@ def test_segments_of_a_lost_node_are_done_elsewhere(cluster, tmp_path):
             )
             return Turn(task(tmp_path, code, f"{name}-{number}"))
 
-        return Piece(RUN, 1.0, prepare)
+        return PendingSegment(RUN, 1.0, prepare)
 
     class Anything(Scripted):
         def judge(self, run, one, code, seconds, redone=""):

@@ -6,9 +6,9 @@ import time
 import pytest
 
 from rearview.config import Settings
-from rearview.execute.scratch import lay_out
+from rearview.execute.replay_jobs import lay_out
 from rearview.store.project import Project
-from rearview.store.versions import Versions
+from rearview.store.versions.versions import Versions
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Which checkpoints a replay can come to: no more travel, and none is missed."""
 
-from rearview.execute.stretch import Use, touched
-from rearview.model import Checkpoint, Point, Wanted
+from rearview.execute.ray_shipping import CheckpointUse, touched
+from rearview.model import Checkpoint, Point, SegmentFile
 
 EPOCH = "train.py:<module>:0:epoch"
 STEP = "train.py:<module>:1:step"
@@ -29,7 +29,7 @@ def step(index):
 
 
 def wanted(first, last, **more):
-    return Wanted(
+    return SegmentFile(
         "r", "p", "", chains=[[EPOCH, STEP]], main=EPOCH, ranges={EPOCH: [(first, last)]}, **more
     )
 
@@ -61,14 +61,16 @@ def test_without_a_jump_into_the_outermost_loop_it_runs_from_its_beginning():
 
 
 def test_single_iterations_each_begin_at_their_own_nearest():
-    asked = Wanted("r", "p", "", everywhere=True, main=EPOCH, ranges={EPOCH: [(3, 4), (9, 10)]})
+    asked = SegmentFile(
+        "r", "p", "", everywhere=True, main=EPOCH, ranges={EPOCH: [(3, 4), (9, 10)]}
+    )
     found = uses(asked, EVERY_SECOND)
     assert found == {0: "anchors", 2: "restored", 4: "compared", 8: "restored", 10: "compared"}
 
 
 def test_inner_loops_that_are_passed_by_are_restored_where_they_end():
     ends = [checkpoint(50 + k, [epoch(k), step(3)], "end") for k in range(12)]
-    asked = Wanted("r", "p", "", chains=[[EPOCH]], main=EPOCH, ranges={EPOCH: [(5, 7)]})
+    asked = SegmentFile("r", "p", "", chains=[[EPOCH]], main=EPOCH, ranges={EPOCH: [(5, 7)]})
     found = uses(asked, [*EVERY_SECOND, *ends])
     assert {seq: use for seq, use in found.items() if seq >= 50} == dict.fromkeys(
         (54, 55, 56, 57, 58), "restored"
@@ -87,4 +89,4 @@ def test_a_loop_that_is_not_divided_is_taken_whole():
 def test_a_partial_checkpoint_is_never_restored():
     partial = checkpoint(4, [epoch(4)], complete=False)
     found = touched(wanted(4, 5), [EVERY_SECOND[1], partial])
-    assert [touch.use for touch in found] == [Use.RESTORED, Use.COMPARED]
+    assert [touch.use for touch in found] == [CheckpointUse.RESTORED, CheckpointUse.COMPARED]

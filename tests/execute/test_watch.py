@@ -2,7 +2,7 @@
 
 import pytest
 
-from rearview.execute.watch import Pace, Watch
+from rearview.execute.status import Eta, RecordTail
 from rearview.model import Point, Step
 from rearview.store.records import RecordFile, encode_point
 
@@ -13,7 +13,7 @@ def log(file, epoch, step=None):
 
 
 def test_rows_are_counted_and_the_last_iteration_tells_the_share(tmp_path):
-    watch = Watch(tmp_path, "r.1", "epoch", range(10, 20))
+    watch = RecordTail(tmp_path, "r.1", "epoch", range(10, 20))
     assert not watch.look()
     file = RecordFile(tmp_path, "r", "r.1")
     log(file, 10, 0)
@@ -30,7 +30,7 @@ def test_rows_are_counted_and_the_last_iteration_tells_the_share(tmp_path):
 def test_records_of_others_do_not_count(tmp_path):
     other = RecordFile(tmp_path, "r")
     log(other, 12)
-    watch = Watch(tmp_path, "r.1", "epoch", range(10, 20))
+    watch = RecordTail(tmp_path, "r.1", "epoch", range(10, 20))
     assert not watch.look()
     assert watch.rows == 0
 
@@ -39,7 +39,7 @@ def test_a_line_that_is_being_written_is_read_when_it_is_whole(tmp_path):
     file = RecordFile(tmp_path, "r", "r.1")
     log(file, 10)
     path = next(tmp_path.glob("records-*"))
-    watch = Watch(tmp_path, "r.1", "epoch", range(10, 20))
+    watch = RecordTail(tmp_path, "r.1", "epoch", range(10, 20))
     with path.open("ab") as raw:
         raw.write(b'{"l":["epoch"],"i":[12]')
         raw.flush()
@@ -52,17 +52,17 @@ def test_a_line_that_is_being_written_is_read_when_it_is_whole(tmp_path):
 
 def test_only_listed_iterations_make_the_share(tmp_path):
     file = RecordFile(tmp_path, "r", "r.1")
-    watch = Watch(tmp_path, "r.1", "epoch", (3, 50, 90, 91))
+    watch = RecordTail(tmp_path, "r.1", "epoch", (3, 50, 90, 91))
     log(file, 90)
     watch.look()
     assert watch.reached == pytest.approx(2.5 / 4)
 
 
 def test_a_folder_that_is_gone_is_no_progress(tmp_path):
-    assert not Watch(tmp_path / "gone", "r.1").look()
+    assert not RecordTail(tmp_path / "gone", "r.1").look()
 
 
 def test_others_that_took_longer_lengthen_what_was_predicted():
-    pace = Pace(100.0, 0.0)
+    pace = Eta(100.0, 0.0)
     assert pace.left(50.0, None, 2.0) == 150.0
     assert pace.left(500.0, None) == 50.0  # it is not over, though it should be

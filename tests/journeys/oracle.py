@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import rearview
-from rearview import past
+from rearview import _history
 from rearview.execute.executor import Task
 from rearview.model import Checkpoint
 from rearview.store.records import read, scan
@@ -226,7 +226,7 @@ class Case:
         module = command[0] == "-m"
         with moved(folder, {"REARVIEW_ENTROPY": KEY, "REARVIEW_ROOT": str(folder)}):
             target, *args = command[1:] if module else command
-            how = past.begin(target, args, module=module, settings=settings)
+            how = _history.begin(target, args, module=module, settings=settings)
         environment = {**self.zygote.environment, **ours(how.environment)}
         log = folder / ".rearview" / "output.txt"
         job = Forked(None, self.zygote.ask(environment, how.folder, log, everywhere=everywhere))
@@ -249,7 +249,7 @@ class Case:
         self.program.lay_out(folder, {kind})
         names = list(dict.fromkeys(self.program.probes[kind]))
         with moved(folder, self.zygote.environment):
-            report = past.history(folder).backfill(names, at=at, workers=workers)
+            report = _history.history(folder).backfill(names, at=at, workers=workers)
         found: Values = {}
         replays = {outcome.replay for outcome in report.outcomes}
         for file in records(folder):
@@ -304,7 +304,7 @@ def collect(found: Values, file: Path, wanted: set[str]) -> None:
 
 def thin(folder: Path, keep: Callable[[Checkpoint], bool]) -> None:
     """Delete the checkpoints of a project that `keep` does not say to keep, and all answers."""
-    history = past.history(folder)
+    history = _history.history(folder)
     for file in (folder / ".rearview" / "runs").glob("*/replays.jsonl"):
         file.unlink()
     for checkpoint in history._checkpoints.of(history.run().id):
@@ -340,7 +340,7 @@ def middle(folder: Path) -> tuple[str, Callable[[Key], bool]]:
 
     Of a loop over things that can be shown it means one of them.
     """
-    main = past.history(folder).run().facts["end"]["main"]
+    main = _history.history(folder).run().facts["end"]["main"]
     loop, count = main["name"], sum(n for n, _ in main["iterations"])
     first = min(count // 2, count - 2)
     start, step = main.get("span") or (0, 1)

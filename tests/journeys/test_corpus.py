@@ -10,7 +10,7 @@ PROGRAMS = {program.name: program for program in oracle.programs()}
 
 @pytest.fixture(params=sorted(PROGRAMS))
 def case(request, tmp_path, zygote, monkeypatch):
-    monkeypatch.setattr("rearview.past.filling.Local", lambda *_: zygote)
+    monkeypatch.setattr("rearview.backfill.backfill.Local", lambda *_: zygote)
     return oracle.Case(PROGRAMS[request.param], tmp_path, zygote)
 
 

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from plainly import SOURCE
-from rearview.execute import nursery
-from rearview.store.environment import FILE, read_environment
+from rearview.execute import local
+from rearview.store.recorded_inputs import ENVIRONMENT_FILE, read_environment
 
 READS = {
     "os.environ[…]": 'value = os.environ["KNOB"]',
@@ -98,7 +98,7 @@ def test_a_run_that_was_killed_is_resumed_and_replayed_with_its_variables(projec
 
 
 def test_segments_that_share_their_start_have_the_variables_of_their_runs(project):
-    if not nursery.OFFERED:
+    if not local.OFFERED:
         pytest.skip("LOUD: no pidfd, nothing is shared")
     text = "import os\nimport numpy\n" + SCRIPT.format(read=READS["os.getenv"])
     text = text.replace('rearview.log("value"', 'print("value"')
@@ -157,7 +157,7 @@ def test_credentials_are_never_stored(project):
 def test_a_run_recorded_without_its_environment_replays_as_before(project):
     project.write(SCRIPT.format(read=READS["os.getenv"]))
     project.rearview("run", "--every", "train.py", KNOB="7", OMP_NUM_THREADS="1")
-    (project.run / FILE).unlink()
+    (project.run / ENVIRONMENT_FILE).unlink()
     assert project.rearview("replay", KNOB="7").returncode == 0
     assert project.rearview("replay", KNOB="changed").returncode == 1
 

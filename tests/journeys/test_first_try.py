@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from plainly import recorded, write
-from rearview.past import history
-from rearview.past.start import begin
+from rearview._history import history
+from rearview.execute.start import begin
 from rearview.store.project import Project
 from rearview.store.runs import Runs
 

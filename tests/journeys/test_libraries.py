@@ -6,7 +6,7 @@ from pathlib import Path
 import oracle
 import pytest
 
-from rearview.past import filling
+from rearview.backfill import backfill
 
 HERE = Path(__file__).parent / "libraries"
 PROGRAMS = {path.stem: oracle.Program(path.stem, path) for path in sorted(HERE.glob("*.py"))}
@@ -17,7 +17,7 @@ def case(request, tmp_path, zygote, monkeypatch):
     library = request.param.removeprefix("with_").partition("_")[0]
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"LOUD: {library} is not installed, so its loops are not tested")
-    monkeypatch.setattr(filling, "Local", lambda *_: zygote)
+    monkeypatch.setattr(backfill, "Local", lambda *_: zygote)
     return oracle.Case(PROGRAMS[request.param], tmp_path, zygote)
 
 

@@ -7,13 +7,13 @@ import sys
 import pytest
 
 from plainly import SOURCE
+from rearview._history import history
 from rearview.config import Settings
-from rearview.past import history
 from rearview.remote.base import open_remote
 from rearview.store.project import Project
 from rearview.store.runs import Runs
 from rearview.store.sync import pull, push
-from rearview.store.versions import Versions
+from rearview.store.versions.versions import Versions
 
 SCRIPT = """\
 import random

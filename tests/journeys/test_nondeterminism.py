@@ -5,8 +5,8 @@ import json
 import pytest
 
 from plainly import recorded, write
+from rearview._history import history
 from rearview.model.checksum import add_check
-from rearview.past import history
 
 LOOP = """
 for epoch in range(3):

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from plainly import recorded, write
+from rearview._history import history
 from rearview.model.checksum import add_check
-from rearview.past import history
 
 PROBE = "# probe"
 

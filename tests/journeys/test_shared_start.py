@@ -13,11 +13,12 @@ import pytest
 
 from limits import HUNG
 from plainly import SOURCE
-from rearview.execute import nursery
-from rearview.model.segment import LAUNCHER
-from rearview.past import history, packages
+from rearview._history import history
+from rearview.backfill import prepare
+from rearview.execute import local
+from rearview.model.plan import LAUNCHER
 
-pytestmark = pytest.mark.skipif(not nursery.OFFERED, reason="LOUD: no pidfd, nothing is shared")
+pytestmark = pytest.mark.skipif(not local.OFFERED, reason="LOUD: no pidfd, nothing is shared")
 
 VERSIONS = 3
 SCRIPT = """
@@ -97,16 +98,16 @@ def project(tmp_path, monkeypatch):
     (tmp_path / "project").mkdir()
     site.mkdir()
     monkeypatch.syspath_prepend(site)
-    packages._there.cache_clear()
+    prepare._there.cache_clear()
     made = Project(tmp_path / "project")
-    bear = nursery.Parent.bear
+    bear = local.Parent.bear
 
     def watched(parent, *args):
         made.births.append(bear(parent, *args))
         made.left_out = parent.ready.left_out
         return made.births[-1]
 
-    monkeypatch.setattr(nursery.Parent, "bear", watched)
+    monkeypatch.setattr(local.Parent, "bear", watched)
     return made
 
 
@@ -243,14 +244,14 @@ def test_the_exit_code_of_a_segment_is_its_own(project):
 
 def test_a_nursery_that_is_killed_costs_nothing(project, monkeypatch):
     project.record()
-    bear = nursery.Parent.bear
+    bear = local.Parent.bear
 
     def watched(parent, *args):
         pid = bear(parent, *args)
         parent.process.kill()
         return pid
 
-    monkeypatch.setattr(nursery.Parent, "bear", watched)
+    monkeypatch.setattr(local.Parent, "bear", watched)
     project.fill()
     assert len(project.births) <= 2
 
@@ -264,16 +265,16 @@ def test_an_environment_that_is_no_text_is_no_obstacle(project, monkeypatch):
 
 def test_one_that_dies_while_it_is_asked_may_have_begun_the_segment(project, monkeypatch):
     project.record()
-    heard, asked = nursery.Parent._heard, []
+    heard, asked = local.Parent._heard, []
 
     def silent(parent):
         if parent.ready and not asked:
             asked.append(heard(parent))
             parent.close()
-            raise nursery.Gone
+            raise local.ForkServerGone
         return heard(parent)
 
-    monkeypatch.setattr(nursery.Parent, "_heard", silent)
+    monkeypatch.setattr(local.Parent, "_heard", silent)
     project.fill()
     assert asked
 

@@ -15,12 +15,12 @@ from rearview.errors import RearviewError, RemoteError
 from rearview.model import Part
 from rearview.model.checksum import add_check
 from rearview.remote.folder import FolderRemote
-from rearview.runtime.state.capture import _LENGTH, MAGIC
-from rearview.store.checkpoints import Checkpoints
+from rearview.state.capture import _LENGTH, MAGIC
+from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.project import Project
 from rearview.store.sync import pull
 from rearview.store.trust import is_trusted
-from rearview.store.versions import Versions
+from rearview.store.versions.versions import Versions
 
 READING = (
     ("runs",),
@@ -389,7 +389,7 @@ def test_a_pipe_in_the_store_does_not_hang_a_reader(strange):
 def test_places_outside_of_the_store_in_a_manifest_are_damage(strange, row):
     import json
 
-    from rearview.store.manifest import seal
+    from rearview.store.checkpoints.manifest import seal
 
     run = run_ids(strange)[0]
     file = min((strange / ".rearview" / "checkpoints" / run).glob("*.json"))

@@ -5,7 +5,7 @@ import importlib.util
 import pytest
 
 from plainly import recorded, write
-from rearview.past import history
+from rearview._history import history
 
 PLAIN = """
 import random

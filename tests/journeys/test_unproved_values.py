@@ -12,8 +12,8 @@ import time
 import pytest
 
 from plainly import recorded, write
-from rearview.past import history
-from rearview.store.checkpoints import Checkpoints
+from rearview._history import history
+from rearview.store.checkpoints.checkpoints import Checkpoints
 
 SCRIPT = """\
 import os

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from plainly import recorded, write
+from rearview._history import history
 from rearview.errors import UsageError
-from rearview.past import history
 
 OLDEST = """
 import rearview

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from plainly import recorded, write
-from rearview.past import history
+from rearview._history import history
 from rearview.store.runs import Runs
 
 SCRIPT = """

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import rearview
-from rearview.execute.calibrate import Measured
+from rearview._history import history
+from rearview.backfill import calibration
+from rearview.backfill.calibration import Machines, Measured
 from rearview.model.checksum import add_check
-from rearview.past import history, machines
-from rearview.past.machines import Machines
 
 SCRIPT = """\
 import random
@@ -52,7 +52,7 @@ def wide(plan):
 
 
 def test_a_short_plan_for_a_run_of_this_machine_measures_nothing(past, monkeypatch):
-    monkeypatch.setattr(machines, "measure", None)
+    monkeypatch.setattr(calibration, "measure", None)
     plan = past.plan(["weight"], workers=1)
     assert plan.notes == []
     assert wide(plan) < 0.6
@@ -61,12 +61,12 @@ def test_a_short_plan_for_a_run_of_this_machine_measures_nothing(past, monkeypat
 def test_a_run_of_another_machine_is_scaled_once_both_were_measured(past, monkeypatch):
     here = past.plan(["weight"], workers=1)
     move(past)
-    monkeypatch.setattr(machines, "measure", lambda _: FAST)
+    monkeypatch.setattr(calibration, "measure", lambda _: FAST)
     doubtful = past.plan(["weight"], workers=1)
     assert "node7" in doubtful.notes[0]
     assert doubtful.plan.seconds == pytest.approx(here.plan.seconds)
     assert wide(doubtful) > 1.5
-    monkeypatch.setattr(machines, "measure", lambda _: SLOW)
+    monkeypatch.setattr(calibration, "measure", lambda _: SLOW)
     Machines(past.project.cache, OTHER).measure()  # as `rearview doctor` does there
     scaled = past.plan(["weight"], workers=1)
     assert scaled.notes == []

@@ -2,10 +2,9 @@
 
 import pytest
 
-from rearview.execute.calibrate import Measured
+from rearview.backfill import calibration
+from rearview.backfill.calibration import BUSY, FRESH, FRESH_BUSY, Machines, Measured, cores_of
 from rearview.model import Run, Status
-from rearview.past import machines
-from rearview.past.machines import BUSY, FRESH, FRESH_BUSY, Machines, cores_of
 
 HERE = {"cpu": "a", "cores": 2, "gpus": []}
 THERE = {"cpu": "b", "cores": 64, "gpus": ["H100"]}
@@ -21,7 +20,7 @@ def measured(monkeypatch):
         taken.append(folder)
         return found["measured"]
 
-    monkeypatch.setattr(machines, "measure", measure)
+    monkeypatch.setattr(calibration, "measure", measure)
     return taken, found
 
 
@@ -79,7 +78,7 @@ def test_a_machine_that_was_never_measured_is_named(tmp_path, measured):
 
 def test_a_run_of_which_only_the_host_is_known_is_of_this_machine_if_the_host_is(tmp_path):
     here = Machines(tmp_path, HERE)
-    assert here.of(run(None, machines.gethostname())).name == here.name
+    assert here.of(run(None, calibration.gethostname())).name == here.name
     assert here.of(run(None, "node7")).name != here.name
 
 

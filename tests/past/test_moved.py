@@ -8,7 +8,7 @@ import pytest
 
 from limits import HUNG
 from plainly import SOURCE, recorded, write
-from rearview.past import history
+from rearview._history import history
 from rearview.store.records import read
 
 TEXT = """

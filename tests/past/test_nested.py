@@ -7,9 +7,9 @@ import pytest
 
 from limits import HUNG
 from plainly import recorded, write
-from rearview.past import history
-from rearview.past.nested import deep_loops, inner_loops
-from rearview.past.reports import Missing
+from rearview._history import history
+from rearview.backfill.reports import Missing
+from rearview.backfill.segments import deep_loops, inner_loops
 
 SHORT = """
 import os, time, rearview

@@ -1,7 +1,7 @@
 """A program that reads its own source finds it as it was recorded, without the probes."""
 
 from plainly import recorded, write
-from rearview.past import history
+from rearview._history import history
 
 TEXT = """
 import pathlib, shutil, sys

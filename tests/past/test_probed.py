@@ -3,7 +3,7 @@
 import pytest
 
 from plainly import recorded, write
-from rearview.past import history
+from rearview._history import history
 
 CLOSURE = """
 def main():

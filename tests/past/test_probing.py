@@ -3,8 +3,8 @@
 import pytest
 
 from plainly import recorded, write
+from rearview._history import history
 from rearview.errors import SourceError
-from rearview.past import history
 
 OLD = """
 total = 0

@@ -10,9 +10,9 @@ import pytest
 
 import rearview
 from rearview.errors import UsageError
-from rearview.execute.crew import folder_of
+from rearview.execute.status import folder_of
 from rearview.store import removal
-from rearview.store.alive import identity
+from rearview.store.machine import identity
 from rearview.store.project import publish
 from rearview.store.runs import Runs
 from recorded import Recorded, at
@@ -129,7 +129,9 @@ def test_a_removal_that_was_interrupted_anywhere_can_be_repeated(past, monkeypat
         for name in ("drop", "drop_derived"):
             method = getattr(type(past._versions), name)
             patched.setattr(type(past._versions), name, interrupted(method))
-        patched.setattr("rearview.past.ask.sweep", interrupted(rearview.past.ask.sweep))
+        patched.setattr(
+            "rearview._history.history.sweep", interrupted(rearview._history.history.sweep)
+        )
         with pytest.raises(KeyboardInterrupt):
             past.remove("old")
     again = rearview.history(past.project.root)

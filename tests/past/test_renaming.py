@@ -3,8 +3,8 @@
 import pytest
 
 from plainly import recorded, write
-from rearview.past import history
-from rearview.source.renames import renames
+from rearview._history import history
+from rearview.source.propagate.moved_files import renames
 
 SCRIPT = """
 import rearview

@@ -1,7 +1,7 @@
 """What planning is told of checkpoints."""
 
+from rearview.backfill.segments import _of_main
 from rearview.model import Checkpoint, ObjectRef, Point, Step
-from rearview.past.segments import _of_main
 
 MB = 1_000_000
 

@@ -5,12 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from rearview.execute.replays import Outcome
-from rearview.model import Operator, Report, Run, Segment, Status
-from rearview.past import history
-from rearview.past.learning import read_corrections
-from rearview.past.segments import Prepared
-from rearview.past.sharing import Lead, lead_of, waited
+from rearview._history import history
+from rearview.backfill.calibration import read_corrections
+from rearview.backfill.segments import Prepared
+from rearview.backfill.shared_imports import Lead, lead_of, waited
+from rearview.execute.replay_jobs import ReplayOutcome
+from rearview.model import Operator, ReplayReport, Run, Segment, Status
 from rearview.plan.facts import RunFacts
 from rearview.store.project import Project
 
@@ -42,8 +42,8 @@ def test_corrections_compare_like_with_like(tmp_path, spared, planned):
     filling = history(Project.create(tmp_path).root)._filling
     segment = Segment("r", "v", Operator.INNER, seconds=5.0 - planned)
     real = 5.0 - spared
-    report = Report(finished=True, spared=spared)
-    outcome = Outcome("r", "r.1", report, Path(), Path(), real)
+    report = ReplayReport(finished=True, spared=spared)
+    outcome = ReplayOutcome("r", "r.1", report, Path(), Path(), real)
     prepared = {"r": SimpleNamespace(spared=planned, facts=SimpleNamespace(machine=None))}
     filling._learn({"r.1": segment}, [outcome], prepared)
     known = read_corrections(filling.project.cache, filling.machines.name)

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from plainly import SOURCE
+from rearview._history import history
 from rearview.errors import UsageError
 from rearview.model import Run
-from rearview.past import history
 
 SCRIPT = """\
 import numpy as np

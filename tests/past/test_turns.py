@@ -7,8 +7,8 @@ import time
 import pytest
 
 from plainly import recorded, write
-from rearview.execute.crew import SILENT, Post, folder_of
-from rearview.past import history
+from rearview._history import history
+from rearview.execute.status import SILENT, Post, folder_of
 from rearview.store.runs import Runs
 
 SCRIPT = """

@@ -3,7 +3,7 @@
 import pytest
 
 from rearview.errors import UsageError
-from rearview.plan.at import At, parse_at
+from rearview.plan.facts import At, parse_at
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ import pytest
 
 from plan.runs import run, starts
 from rearview.model import Operator, Segment
-from rearview.plan.cost import Corrections, CostModel, Prediction, refine, speed
-from rearview.plan.facts import CheckpointFacts, Machine, Question, Timing, Wanted
-from rearview.plan.partition import divide
+from rearview.plan.cost import CostCorrections, CostModel, Prediction, refine, speed
+from rearview.plan.facts import CheckpointFacts, Machine, RunQuestion, Timing, Want
 from rearview.plan.replay import survey
+from rearview.plan.schedule import divide
 
 SLOW = Machine("slow", {"python": 2.0}, read=100.0, write=100.0)
 FAST = Machine("fast", {"python": 1.0}, read=1000.0, write=500.0)
@@ -38,9 +38,9 @@ def test_the_interval_holds_the_truth_about_as_often_as_it_says():
         recorded = [max(0.1, draw.gauss(10, 1)) for _ in range(30)]
         real = sum(max(0.1, draw.gauss(10, 1)) for _ in range(30)) + 3.0
         facts = run(recorded, inner=recorded)
-        wanted = Wanted(("n",), ("epoch", "step"))
-        known = Corrections(prior=0.0)
-        (segment,) = divide(survey([Question(facts, (wanted,))], known=known)).segments
+        wanted = Want(("n",), ("epoch", "step"))
+        known = CostCorrections(prior=0.0)
+        (segment,) = divide(survey([RunQuestion(facts, (wanted,))], known=known)).segments
         inside += segment.low <= real <= segment.high
     assert 300 <= inside <= 400
 
@@ -50,9 +50,9 @@ def test_another_machine_scales_computing_and_reading_apart():
     model = CostModel(facts, here=FAST)
     assert model.startup().seconds == pytest.approx(1.5)
     assert model.restore(facts.checkpoints[0]) == pytest.approx(0.4)
-    wanted = Wanted(("n",), ("epoch",), missing=frozenset({1}))
-    here = divide(survey([Question(facts, (wanted,))], here=FAST)).segments[0]
-    there = divide(survey([Question(facts, (wanted,))], here=SLOW)).segments[0]
+    wanted = Want(("n",), ("epoch",), missing=frozenset({1}))
+    here = divide(survey([RunQuestion(facts, (wanted,))], here=FAST)).segments[0]
+    there = divide(survey([RunQuestion(facts, (wanted,))], here=SLOW)).segments[0]
     assert here.seconds == pytest.approx(1.5 + 0.4 + 5.0)
     assert there.seconds == pytest.approx(3.0 + 4.0 + 10.0)
     assert (here.high - here.low) / here.seconds > (there.high - there.low) / there.seconds
@@ -76,7 +76,7 @@ def test_kinds_of_computing_that_disagree_widen_the_interval():
 def test_replays_settle_the_doubt_about_a_machine_nobody_measured():
     facts = run([10.0] * 3)
     before = CostModel(facts, here=FAST)
-    known = Corrections()
+    known = CostCorrections()
     for _ in range(9):
         guess = Segment("r", "v-r", Operator.INNER, seconds=3.0 * known.factor("v-r", "DPi")[0])
         known = refine(known, guess, 6.0)
@@ -96,7 +96,7 @@ def test_restores_are_predicted_from_those_that_were_measured():
 
 
 def test_what_replay_took_corrects_the_next_prediction_of_its_kind_most():
-    known = Corrections()
+    known = CostCorrections()
     segment = Segment("r", "v", Operator.INNER, seconds=10.0)
     for _ in range(4):
         guess = replace(segment, seconds=10.0 * known.factor("v", "DPi")[0])
@@ -110,17 +110,17 @@ def test_what_replay_took_corrects_the_next_prediction_of_its_kind_most():
 
 
 def test_a_prediction_without_sense_teaches_nothing():
-    known = Corrections()
+    known = CostCorrections()
     assert refine(known, Segment("r", "v", Operator.INNER, seconds=0.0), 3.0) == known
 
 
 def test_corrections_move_the_plan():
-    known = Corrections()
+    known = CostCorrections()
     for _ in range(20):
         factor = known.factor("v-r", "DPi")[0]
         known = refine(known, Segment("r", "v-r", Operator.INNER, seconds=10.0 * factor), 20.0)
-    wanted = Wanted(("n",), ("epoch",))
-    question = Question(run([10.0] * 3), (wanted,))
+    wanted = Want(("n",), ("epoch",))
+    question = RunQuestion(run([10.0] * 3), (wanted,))
     before = divide(survey([question])).segments[0].seconds
     after = divide(survey([question], known=known)).segments[0].seconds
     assert after == pytest.approx(2 * before, rel=0.05)

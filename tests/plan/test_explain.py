@@ -4,13 +4,12 @@ import pytest
 
 from plan.runs import ends, run, starts
 from rearview.model import Operator
-from rearview.plan.at import parse_at
 from rearview.plan.explain import by_operator, explain
-from rearview.plan.facts import Question, Wanted
-from rearview.plan.partition import divide
+from rearview.plan.facts import RunQuestion, Want, parse_at
 from rearview.plan.replay import survey
+from rearview.plan.schedule import divide
 
-DEEP = Wanted(("n",), ("epoch", "step"))
+DEEP = Want(("n",), ("epoch", "step"))
 
 
 def explained(*questions, **more):
@@ -21,7 +20,7 @@ def explained(*questions, **more):
 
 def test_the_parts_add_up_to_the_whole():
     facts = run([10.0] * 8, ends(*range(8)), inner=[9.0] * 8)
-    told = explained(Question(facts, (Wanted(("n",), ("epoch",), place="after"),)))
+    told = explained(RunQuestion(facts, (Want(("n",), ("epoch",), place="after"),)))
     assert (told.startup, told.restoring, told.running) == (3.0, 8.0, pytest.approx(8.0))
     assert told.seconds == pytest.approx(told.startup + told.restoring + told.running)
     assert told.low < told.seconds < told.high
@@ -30,7 +29,7 @@ def test_the_parts_add_up_to_the_whole():
 
 def test_more_workers_are_told_with_their_times_and_balance():
     facts = run([10.0] * 64, starts(*range(1, 64)), inner=[9.0] * 64)
-    told = explained(Question(facts, (DEEP,)), workers=(1, 2, 4, 8))
+    told = explained(RunQuestion(facts, (DEEP,)), workers=(1, 2, 4, 8))
     times = [on.seconds for on in told.workers]
     assert times == sorted(times, reverse=True)
     assert all(0.95 <= on.balance <= 1.0 for on in told.workers)
@@ -44,7 +43,7 @@ def texts(told):
 
 def test_what_would_be_cheaper_is_told_with_what_it_saves():
     facts = [run([10.0] * 20, starts(5), inner=[9.0] * 20, name=f"r{i}") for i in range(20)]
-    told = explained(*(Question(one, (DEEP,)) for one in facts))
+    told = explained(*(RunQuestion(one, (DEEP,)) for one in facts))
     assert "most expensive runs" in texts(told)
     assert "`--at epoch=:10`" in texts(told)
     assert "`--at step=0:1`" in texts(told)
@@ -65,38 +64,40 @@ def saving(told, text):
 )
 def test_what_other_questions_save_is_what_their_plans_save(points, half, steps):
     facts = run([10.0] * 20, points, inner=[10.0] * 20, counts=[100] * 20)
-    told = explained(Question(facts, (DEEP,)))
+    told = explained(RunQuestion(facts, (DEEP,)))
     assert saving(told, "`--at epoch=:10`") == pytest.approx(half, rel=0.01)  # writing counts, too
     assert saving(told, "`--at step=0:10`") == pytest.approx(steps, rel=0.05)
     for text in ("epoch=:10", "step=0:10"):
-        wanted = Wanted(("n",), ("epoch", "step"), at=parse_at(text))
-        planned = divide(survey([Question(facts, (wanted,))])).seconds
+        wanted = Want(("n",), ("epoch", "step"), at=parse_at(text))
+        planned = divide(survey([RunQuestion(facts, (wanted,))])).seconds
         assert saving(told, f"`--at {text}`") == pytest.approx(told.seconds - planned)
 
 
 def test_a_long_history_is_explained_from_some_of_its_runs():
     many = [run([10.0] * 20, starts(5), inner=[9.0] * 20, name=f"r{i}") for i in range(100)]
-    told = explained(*(Question(one, (DEEP,)) for one in many))
-    one = explained(Question(many[0], (DEEP,)))
+    told = explained(*(RunQuestion(one, (DEEP,)) for one in many))
+    one = explained(RunQuestion(many[0], (DEEP,)))
     assert saving(told, "epoch=:10") == pytest.approx(100 * saving(one, "epoch=:10"))
 
 
 def test_the_way_from_the_nearest_checkpoint_is_told():
     facts = run([10.0] * 20, starts(5), inner=[9.0] * 20)
-    told = explained(Question(facts, (Wanted(("n",), ("epoch", "step"), at=parse_at("epoch=15")),)))
+    told = explained(
+        RunQuestion(facts, (Want(("n",), ("epoch", "step"), at=parse_at("epoch=15")),))
+    )
     assert told.wasted == pytest.approx(100.0)
     assert "nearest checkpoint" in texts(told)
 
 
 def test_a_probe_that_carries_values_is_told_to_log_single_ones():
     facts = run([10.0] * 20, starts(5), inner=[9.0] * 20)
-    told = explained(Question(facts, (Wanted(("n",), ("epoch",), depth=0),)))
+    told = explained(RunQuestion(facts, (Want(("n",), ("epoch",), depth=0),)))
     assert "carries a value" in texts(told)
 
 
 def test_segments_are_counted_by_operator():
     facts = run([10.0] * 4, inner=[9.0] * 4)
-    plan = divide(survey([Question(facts, (Wanted(("n",), (), place="before"),))]))
+    plan = divide(survey([RunQuestion(facts, (Want(("n",), (), place="before"),))]))
     assert by_operator(plan) == {Operator.SETUP: (1, 3.0)}
 
 

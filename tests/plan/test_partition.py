@@ -9,17 +9,16 @@ from hypothesis import strategies as st
 
 from plan.runs import ends, run, starts
 from rearview.model import Operator
-from rearview.plan.balance import bound, schedule
-from rearview.plan.facts import Question, Wanted
-from rearview.plan.partition import divide
+from rearview.plan.facts import RunQuestion, Want
 from rearview.plan.replay import survey
+from rearview.plan.schedule import bound, divide, schedule
 
-DEEP = Wanted(("n",), ("epoch", "step"))
-TAIL = Wanted(("n",), ("epoch",), place="after")
+DEEP = Want(("n",), ("epoch", "step"))
+TAIL = Want(("n",), ("epoch",), place="after")
 
 
 def asked(*facts, wanted=DEEP):
-    return survey([Question(one, (wanted,)) for one in facts])
+    return survey([RunQuestion(one, (wanted,)) for one in facts])
 
 
 def long_run(count=24, every=1, name="r", seconds=10.0, **more):
@@ -62,7 +61,7 @@ def test_what_is_left_of_several_runs_fills_a_worker_together():
 
 
 def test_a_run_without_a_loop_is_one_piece():
-    plan = divide(asked(run([], name="s"), wanted=Wanted(("n",), (), place="before")), workers=4)
+    plan = divide(asked(run([], name="s"), wanted=Want(("n",), (), place="before")), workers=4)
     assert [segment.run for segment in plan.segments] == ["s"]
 
 
@@ -162,7 +161,7 @@ def test_many_versions_of_different_length_are_balanced(workers):
 
 
 def test_bytes_and_jumps_are_told():
-    wanted = Wanted(("n",), ("epoch", "step"), missing=frozenset({2, 20}))
+    wanted = Want(("n",), ("epoch", "step"), missing=frozenset({2, 20}))
     (segment,) = divide(asked(long_run(), wanted=wanted)).segments
     assert segment.restores == ((2, "s2"), (20, "s20"))
     assert segment.nbytes == 20

@@ -8,22 +8,29 @@ from hypothesis import strategies as st
 
 from plan.runs import checkpoint, ends, run, starts
 from rearview.model import Operator, Point, Step
-from rearview.plan.at import parse_at
-from rearview.plan.facts import CheckpointFacts, DeepFacts, LoopFacts, Question, RunFacts, Wanted
-from rearview.plan.partition import divide
+from rearview.plan.facts import (
+    CheckpointFacts,
+    DeepFacts,
+    LoopFacts,
+    RunFacts,
+    RunQuestion,
+    Want,
+    parse_at,
+)
 from rearview.plan.replay import survey
+from rearview.plan.schedule import divide
 
 EPOCHS = [10.0] * 5
 INNER = [8.0] * 5
-SETUP = Wanted(("n",), (), place="before")
-AFTER = Wanted(("n",), (), place="after")
-HEAD = Wanted(("n",), ("epoch",), place="before")
-TAIL = Wanted(("n",), ("epoch",), place="after")
-DEEP = Wanted(("n",), ("epoch", "step"))
+SETUP = Want(("n",), (), place="before")
+AFTER = Want(("n",), (), place="after")
+HEAD = Want(("n",), ("epoch",), place="before")
+TAIL = Want(("n",), ("epoch",), place="after")
+DEEP = Want(("n",), ("epoch", "step"))
 
 
 def plan(facts, *wanted, **more):
-    return divide(survey([Question(facts, wanted)]), **more)
+    return divide(survey([RunQuestion(facts, wanted)]), **more)
 
 
 def only(facts, *wanted):
@@ -70,7 +77,7 @@ def test_without_a_last_checkpoint_the_iterations_since_the_nearest_run_again():
 
 
 def test_a_probe_in_the_inner_loop_runs_from_the_nearest_checkpoint():
-    wanted = Wanted(("n",), ("epoch", "step"), at=parse_at("epoch=3:5"))
+    wanted = Want(("n",), ("epoch", "step"), at=parse_at("epoch=3:5"))
     segment = only(run(EPOCHS, starts(1, 2), inner=INNER), wanted)
     assert (segment.operator, segment.start) == (Operator.INNER, "s2")
     assert segment.seconds == pytest.approx(3 + 1 + 10 + 20)
@@ -78,7 +85,7 @@ def test_a_probe_in_the_inner_loop_runs_from_the_nearest_checkpoint():
 
 
 def test_no_checkpoint_means_from_the_start():
-    wanted = Wanted(("n",), ("epoch", "step"), at=parse_at("epoch=3"))
+    wanted = Want(("n",), ("epoch", "step"), at=parse_at("epoch=3"))
     segment = only(run(EPOCHS, inner=INNER), wanted)
     assert (segment.operator, segment.start) == (Operator.FULL, None)
     assert segment.seconds == pytest.approx(3 + 40)
@@ -86,7 +93,7 @@ def test_no_checkpoint_means_from_the_start():
 
 def test_a_range_of_steps_begins_at_a_checkpoint_inside_the_iteration():
     middle = checkpoint("m", 3, 5)
-    wanted = Wanted(("n",), ("epoch", "step"), at=parse_at("epoch=3/step=6:8"))
+    wanted = Want(("n",), ("epoch", "step"), at=parse_at("epoch=3/step=6:8"))
     segment = only(run(EPOCHS, [*starts(3), middle], inner=INNER), wanted)
     assert segment.start == "m"
     assert segment.inner == (("step", 6, 8),)
@@ -95,12 +102,12 @@ def test_a_range_of_steps_begins_at_a_checkpoint_inside_the_iteration():
 
 def test_a_probe_that_reads_what_it_set_earlier_in_the_iteration_begins_the_iteration():
     middle = checkpoint("m", 3, 5)
-    wanted = Wanted(("n",), ("epoch", "step"), at=parse_at("epoch=3/step=6:8"), depth=1)
+    wanted = Want(("n",), ("epoch", "step"), at=parse_at("epoch=3/step=6:8"), depth=1)
     assert only(run(EPOCHS, [*starts(3), middle], inner=INNER), wanted).start == "s3"
 
 
 def test_a_probe_that_carries_values_over_iterations_runs_everything_before_it():
-    wanted = Wanted(("n",), ("epoch",), place="after", depth=0, at=parse_at("epoch=3"))
+    wanted = Want(("n",), ("epoch",), place="after", depth=0, at=parse_at("epoch=3"))
     found = plan(run(EPOCHS, [*starts(1, 2), *ends(1, 2, 3)], inner=INNER), wanted, workers=4)
     (segment,) = found.segments
     assert (segment.operator, segment.start, segment.last) == (Operator.FULL, None, 4)
@@ -108,14 +115,14 @@ def test_a_probe_that_carries_values_over_iterations_runs_everything_before_it()
 
 
 def test_what_a_probe_gathers_in_the_inner_loop_makes_that_loop_run():
-    wanted = Wanted(("n",), ("epoch",), place="after", feeds=True)
+    wanted = Want(("n",), ("epoch",), place="after", feeds=True)
     segment = only(run(EPOCHS, [*starts(*range(5)), *ends(*range(5))], inner=INNER), wanted)
     assert segment.operator is Operator.INNER
     assert segment.seconds == pytest.approx(3 + 50)
 
 
 def test_iterations_chosen_by_value_are_jumped_to_one_by_one():
-    wanted = Wanted(("n",), ("epoch", "step"), missing=frozenset({0, 3}))
+    wanted = Want(("n",), ("epoch", "step"), missing=frozenset({0, 3}))
     segment = only(run(EPOCHS, starts(1, 2, 3), inner=INNER), wanted)
     assert segment.only == (0, 3)
     assert segment.restores == ((3, "s3"),)
@@ -125,7 +132,7 @@ def test_iterations_chosen_by_value_are_jumped_to_one_by_one():
 def test_running_on_is_preferred_where_restoring_is_slower():
     slow = starts(*range(5), restore=50.0)
     segment = only(
-        run(EPOCHS, slow, inner=INNER), Wanted(("n",), ("epoch", "step"), missing=frozenset({0, 3}))
+        run(EPOCHS, slow, inner=INNER), Want(("n",), ("epoch", "step"), missing=frozenset({0, 3}))
     )
     assert segment.restores == ()
     assert segment.seconds == pytest.approx(3 + 40)
@@ -134,7 +141,7 @@ def test_running_on_is_preferred_where_restoring_is_slower():
 def test_partial_checkpoints_are_passed_through_one_by_one():
     partial = ends(*range(5), complete=False)
     segment = only(
-        run(EPOCHS, partial, inner=INNER), Wanted(("n",), ("epoch", "step"), at=parse_at("epoch=3"))
+        run(EPOCHS, partial, inner=INNER), Want(("n",), ("epoch", "step"), at=parse_at("epoch=3"))
     )
     assert [c for _, c in segment.restores] == ["e0", "e1", "e2"]
     assert segment.seconds == pytest.approx(3 + 3 * (1 + 2) + 10)
@@ -153,7 +160,7 @@ def test_several_names_are_answered_in_one_pass():
 
 def test_values_of_the_loop_are_what_a_range_means():
     facts = RunFacts("r", "v", (LoopFacts("epoch", [1.0] * 3, values=[1, 2, 3]),))
-    segment = only(facts, Wanted(("n",), ("epoch",), at=parse_at("epoch=2")))
+    segment = only(facts, Want(("n",), ("epoch",), at=parse_at("epoch=2")))
     assert (segment.first, segment.last) == (1, 2)
 
 
@@ -162,15 +169,15 @@ def test_values_of_the_loop_are_what_a_range_means():
     [
         (run(EPOCHS, blocked="torch 2.1 is not installed"), SETUP, "torch 2.1"),
         (run(EPOCHS, finished=False), AFTER, "never finished"),
-        (run(EPOCHS), Wanted(("n",), ("fold",)), "no loop `fold`"),
-        (run(EPOCHS), Wanted(("n",), ("epoch",), at=parse_at("epoch=7")), "no iteration epoch=7"),
+        (run(EPOCHS), Want(("n",), ("fold",)), "no loop `fold`"),
+        (run(EPOCHS), Want(("n",), ("epoch",), at=parse_at("epoch=7")), "no iteration epoch=7"),
         (
             run(EPOCHS, inner=INNER),
-            Wanted(("n",), ("epoch", "step"), at=parse_at("step=50:")),
+            Want(("n",), ("epoch", "step"), at=parse_at("step=50:")),
             "at most 10",
         ),
-        (run(EPOCHS), Wanted(("n",), ("epoch",), at=parse_at("batch=1")), "not logged in a loop"),
-        (run(EPOCHS), Wanted(("n",), (), at=parse_at("epoch=1")), "not logged in a loop `epoch`"),
+        (run(EPOCHS), Want(("n",), ("epoch",), at=parse_at("batch=1")), "not logged in a loop"),
+        (run(EPOCHS), Want(("n",), (), at=parse_at("epoch=1")), "not logged in a loop `epoch`"),
     ],
 )
 def test_what_cannot_be_answered_is_refused_with_the_reason(facts, wanted, reason):
@@ -180,12 +187,12 @@ def test_what_cannot_be_answered_is_refused_with_the_reason(facts, wanted, reaso
 
 
 def test_nothing_missing_means_nothing_to_do_and_no_refusal():
-    found = plan(run(EPOCHS), Wanted(("n",), ("epoch",), missing=frozenset()))
+    found = plan(run(EPOCHS), Want(("n",), ("epoch",), missing=frozenset()))
     assert (found.segments, found.refusals) == ((), ())
 
 
 def test_iterations_that_took_no_time_at_all_keep_their_order():
-    wanted = Wanted(("n",), ("epoch", "step"), at=parse_at("epoch=1"))
+    wanted = Want(("n",), ("epoch", "step"), at=parse_at("epoch=1"))
     segment = only(run([0.0] * 5, starts(1, 2, 3, restore=0.0), inner=[0.0] * 5), wanted)
     assert segment.start in {None, "s1"}
 
@@ -245,17 +252,17 @@ def test_no_other_way_through_the_checkpoints_is_cheaper(data):
     kind = data.draw(st.sampled_from(["head", "tail", "deep", "steps"]))
     more = {"missing": frozenset(chosen)}
     if kind == "head":
-        wanted = Wanted(("n",), ("epoch",), place="before", **more)
+        wanted = Want(("n",), ("epoch",), place="before", **more)
         atoms = [((k, -1), edges[k], outside[k]) for k in chosen]
     elif kind == "tail":
-        wanted = Wanted(("n",), ("epoch",), place="after", **more)
+        wanted = Want(("n",), ("epoch",), place="after", **more)
         atoms = [((k, 99), edges[k + 1], 0.0) for k in chosen]
     elif kind == "deep":
-        wanted = Wanted(("n",), ("epoch", "step"), **more)
+        wanted = Want(("n",), ("epoch", "step"), **more)
         atoms = [((k, -1), edges[k + 1], 0.0) for k in chosen]
     else:
         low = data.draw(st.integers(1, 8))
-        wanted = Wanted(("n",), ("epoch", "step"), at=parse_at(f"step={low}:{low + 2}"), **more)
+        wanted = Want(("n",), ("epoch", "step"), at=parse_at(f"step={low}:{low + 2}"), **more)
         atoms = [((k, low), edges[k] + (low + 2) * inner[k] / 10, 0.0) for k in chosen]
     assert only(facts, wanted).seconds == pytest.approx(brute(facts, atoms))
 
@@ -277,29 +284,29 @@ def test_after_two_inner_loops_the_one_whose_end_is_recorded_is_skipped():
 
 def test_between_two_inner_loops_the_end_of_the_second_is_too_late():
     facts = two_loops([val_end(k) for k in range(5)])
-    between = Wanted(("n",), ("epoch",), place="between")
+    between = Want(("n",), ("epoch",), place="between")
     assert only(facts, between).restores == ()
 
 
 def test_a_range_of_the_second_inner_loop_is_counted_by_its_own_iterations():
-    wanted = Wanted(("n",), ("epoch", "val"), at=parse_at("val=3"))
+    wanted = Want(("n",), ("epoch", "val"), at=parse_at("val=3"))
     assert only(two_loops([]), wanted).inner == (("val", 3, 4),)
-    far = Wanted(("n",), ("epoch", "val"), at=parse_at("val=7"))
+    far = Want(("n",), ("epoch", "val"), at=parse_at("val=7"))
     assert "at most 4" in plan(two_loops([]), far).refusals[0][1]
 
 
 def test_checkpoints_of_other_loops_are_left_alone():
     strange = CheckpointFacts("x", Point((Step("epoch", 2), Step("batch", 1))), restore=0.1)
     other = CheckpointFacts("y", Point((Step("fold", 2),)), restore=0.1)
-    wanted = Wanted(("n",), ("epoch", "step"), at=parse_at("epoch=3"))
+    wanted = Want(("n",), ("epoch", "step"), at=parse_at("epoch=3"))
     assert only(run(EPOCHS, [strange, other, *starts(1)], inner=INNER), wanted).start == "s1"
 
 
 def test_cells_of_loops_that_nobody_counted_are_the_least_there_are():
     facts = run(EPOCHS, starts(1, 2), inner=INNER)
-    deeper = Wanted(("n",), ("epoch", "step", "part"))
-    work = survey([Question(facts, (deeper,))]).work[0]
+    deeper = Want(("n",), ("epoch", "step", "part"))
+    work = survey([RunQuestion(facts, (deeper,))]).work[0]
     assert (work.cells, work.least) == (sum(facts.loops[1].counts), True)
     counted = replace(facts, deep={("step", "part"): DeepFacts([7] * len(EPOCHS))})
-    work = survey([Question(counted, (deeper,))]).work[0]
+    work = survey([RunQuestion(counted, (deeper,))]).work[0]
     assert (work.cells, work.least, work.about) == (7 * len(EPOCHS), False, False)

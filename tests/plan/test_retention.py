@@ -3,11 +3,11 @@ import random
 
 import pytest
 
-from rearview.plan.retention import Held, expected, thin
+from rearview.store.checkpoints.gc import KeptCheckpoint, expected, thin
 
 
 def kept(times, count, **more):
-    held = [Held(str(i), "r", float(t), 1, **more) for i, t in enumerate(times)]
+    held = [KeptCheckpoint(str(i), "r", float(t), 1, **more) for i, t in enumerate(times)]
     gone = set(thin(held, excess=len(held) - count))
     return [each.at for each in held if each.id not in gone]
 
@@ -32,24 +32,30 @@ def test_thinning_is_close_to_the_best_choice(seed):
 
 
 def test_the_last_and_the_promised_never_go():
-    held = [Held(f"{run}{i}", run, i, 5, promised=i == 2) for run in "ab" for i in range(5)]
+    held = [
+        KeptCheckpoint(f"{run}{i}", run, i, 5, promised=i == 2) for run in "ab" for i in range(5)
+    ]
     gone = thin(held, excess=10**9)
     assert set(gone) == {f"{run}{i}" for run in "ab" for i in (0, 1, 3)}
 
 
 def test_no_more_goes_than_needed():
-    held = [Held(str(i), "r", i, 100) for i in range(10)]
+    held = [KeptCheckpoint(str(i), "r", i, 100) for i in range(10)]
     assert len(thin(held, excess=301)) == 4
     assert thin(held, excess=0) == []
     assert thin([], excess=10) == []
 
 
 def test_of_equally_useful_ones_the_larger_goes_first():
-    held = [Held("small", "a", 1, 1), Held("end a", "a", 2, 1)]
-    held += [Held("large", "b", 1, 100), Held("end b", "b", 2, 1)]
+    held = [KeptCheckpoint("small", "a", 1, 1), KeptCheckpoint("end a", "a", 2, 1)]
+    held += [KeptCheckpoint("large", "b", 1, 100), KeptCheckpoint("end b", "b", 2, 1)]
     assert thin(held, excess=1) == ["large"]
 
 
 def test_checkpoints_of_one_moment_cost_nothing_to_give_up():
-    held = [Held("first", "r", 1, 1), Held("again", "r", 1, 1), Held("last", "r", 9, 1)]
+    held = [
+        KeptCheckpoint("first", "r", 1, 1),
+        KeptCheckpoint("again", "r", 1, 1),
+        KeptCheckpoint("last", "r", 9, 1),
+    ]
     assert thin(held, excess=1) in (["first"], ["again"])

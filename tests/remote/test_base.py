@@ -2,10 +2,10 @@ import pytest
 
 from rearview.errors import UsageError
 from rearview.remote.base import open_remote
-from rearview.remote.condor import CondorRemote, JobAd
 from rearview.remote.folder import FolderRemote
 from rearview.remote.fsspec import FsspecRemote
 from rearview.remote.function import FunctionRemote
+from rearview.remote.htcondor import CondorRemote, JobAd
 from rearview.remote.xrootd import XrootdRemote
 
 

@@ -5,9 +5,8 @@ import os
 import pytest
 
 from rearview.errors import RemoteError
-from rearview.remote.content import checksum
 from rearview.remote.folder import FolderRemote
-from rearview.remote.retry import Retry
+from rearview.remote.transfer import Retry, checksum
 
 STEPS = ["_send", "_read", "_publish", "_size", "_checksum"]
 

@@ -5,7 +5,7 @@ import pytest
 
 from rearview.errors import RemoteError
 from rearview.remote.function import FunctionRemote
-from rearview.remote.retry import Retry
+from rearview.remote.transfer import Retry
 
 
 @pytest.fixture

@@ -8,8 +8,7 @@ import pytest
 from limits import HUNG
 from rearview.errors import RemoteError
 from rearview.remote.base import HIDDEN, open_remote
-from rearview.remote.content import checksum
-from rearview.remote.retry import Retry
+from rearview.remote.transfer import Retry, checksum
 from servers.daemons import SERVERS, UnavailableError
 
 

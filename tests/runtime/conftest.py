@@ -1,9 +1,9 @@
 import pytest
 
 from rearview.config import Settings
-from rearview.runtime.pages import Pages
-from rearview.runtime.writer import Writer
-from rearview.store.checkpoints import Checkpoints
+from rearview.runtime.saving.dirty_pages import Pages
+from rearview.runtime.saving.writer import Writer
+from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.project import Project
 from servers.fixtures import pytest_sessionfinish, pytest_terminal_summary, server
 

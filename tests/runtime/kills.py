@@ -14,8 +14,8 @@ import sys
 import time
 from pathlib import Path
 
-from rearview.remote.retry import Retry
-from rearview.runtime.checkpointer import Checkpointer
+from rearview.checkpointer.checkpointer import Checkpointer
+from rearview.remote.transfer import Retry
 
 PIECES = 6
 ENOUGH = 2

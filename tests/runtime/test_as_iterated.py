@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plainly import plain, recorded, write
+from rearview._history import history
 from rearview.config import Settings
-from rearview.past import history
-from rearview.runtime import imports
+from rearview.runtime import importer
 from rearview.runtime.loops import Habit
 from rearview.runtime.session import Session
-from rearview.runtime.state.iterators import Walk, feeding
 from rearview.source.instrument import HOOK, ITER, PARTS, WALK, instrument
+from rearview.state.codecs.iterators import Walk, feeding
 from rearview.store.project import Project
 
 
@@ -347,9 +347,9 @@ def watching(apart):
     with tempfile.TemporaryDirectory() as folder:
         session = Watching(Project.create(Path(folder)), "run", Settings(), apart=apart)
         before = {one: builtins.__dict__.get(one) for one in (HOOK, PARTS, WALK, ITER)}
-        imports._hook(session, imports._never)
-        imports.offer(WALK, Walk)
-        imports.names.lend(ITER, iter)
+        importer._hook(session, importer._never)
+        importer.offer(WALK, Walk)
+        importer.names.lend(ITER, iter)
         try:
             yield session
         finally:

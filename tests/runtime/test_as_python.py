@@ -6,7 +6,7 @@ import textwrap
 import pytest
 
 from plainly import plain, recorded, write
-from rearview.past import history
+from rearview._history import history
 from rearview.store.records import read
 
 ENDINGS = {

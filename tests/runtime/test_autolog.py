@@ -1,7 +1,7 @@
 """Numbers assigned in loops become columns by themselves, and arguments are kept."""
 
 from plainly import recorded, write
-from rearview.past import history
+from rearview._history import history
 
 TEXT = """
 import argparse

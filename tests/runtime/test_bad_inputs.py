@@ -1,7 +1,7 @@
 """Programs that make it hard: recording neither breaks them nor pretends."""
 
 from plainly import plain, recorded, write
-from rearview.past import history
+from rearview._history import history
 
 LOOP = "total = 0\nfor epoch in range(3):\n    for i in range(3000): total += i\n"
 

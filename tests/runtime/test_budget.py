@@ -11,16 +11,14 @@ import pytest
 
 from rearview.config import Settings
 from rearview.model import Point, Step
-from rearview.runtime import budget as budgets
-from rearview.runtime.budget import Budget
-from rearview.runtime.costs import Costs
-from rearview.runtime.writer import Writer
-from rearview.store import sweep
-from rearview.store.checkpoints import Checkpoints
+from rearview.runtime.saving import overhead as budgets
+from rearview.runtime.saving.overhead import Budget, Costs
+from rearview.runtime.saving.writer import Writer
+from rearview.store.checkpoints import gc
+from rearview.store.checkpoints.checkpoints import Checkpoints
+from rearview.store.checkpoints.gc import fit, usage
 from rearview.store.project import Project
 from rearview.store.runs import Runs
-from rearview.store.sweep import usage
-from rearview.store.thinning import fit
 from rearview.store.verify import verify
 
 MB = 1 << 20
@@ -69,7 +67,7 @@ def test_the_store_is_made_to_fit_by_thinning_evenly(project):
 
 
 def test_other_runs_that_go_on_keep_everything(project, monkeypatch):
-    monkeypatch.setattr(sweep, "RECORDING", 0.0)
+    monkeypatch.setattr(gc, "RECORDING", 0.0)
     mine, other = begun(project, ended=False), begun(project, ended=False)
     fill(project, mine, 4)
     checkpoints = fill(project, other, 4)

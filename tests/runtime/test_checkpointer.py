@@ -9,9 +9,9 @@ import pytest
 
 from limits import HUNG
 from rearview import Checkpointer
+from rearview.checkpointer.archive import CheckpointerWarning
 from rearview.errors import DamagedError, UsageError
 from rearview.remote.folder import FolderRemote
-from rearview.runtime.checkpointer import CheckpointerWarning
 from runtime.checkpointers import make, other_node, read, write
 
 __all__ = ["make"]

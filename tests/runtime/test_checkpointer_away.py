@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from rearview.checkpointer.archive import CheckpointerWarning
 from rearview.errors import RemoteError, UsageError
 from rearview.remote.base import open_remote
 from rearview.remote.folder import FolderRemote
-from rearview.runtime.checkpointer import CheckpointerWarning
 from runtime.checkpointers import ONCE, make, other_node, read, write
 
 __all__ = ["make"]

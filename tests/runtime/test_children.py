@@ -1,7 +1,7 @@
 """Processes that a replay starts belong to it, and leave the user's files and history alone."""
 
 from plainly import recorded, write
-from rearview.past import history
+from rearview._history import history
 
 TEXT = """
 import multiprocessing, os, random

@@ -6,7 +6,7 @@ import textwrap
 from pathlib import Path
 
 from plainly import recorded, write
-from rearview.past import history
+from rearview._history import history
 
 TEXT = """
 import time
@@ -90,7 +90,7 @@ def test_dates_are_told_again_too(tmp_path):
 
 LIKE = """
 import datetime as dt, sys, time
-from rearview.runtime.clocks import tell_dates
+from rearview.runtime.sandbox.clock import tell_dates
 moment = 1_700_000_000_123_456_789
 plain = dt.datetime.now
 assert tell_dates(lambda: moment)

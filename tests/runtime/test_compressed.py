@@ -4,18 +4,18 @@ import numpy as np
 import pytest
 
 from plainly import recorded, write
+from rearview._history import history
 from rearview.config import Settings
 from rearview.errors import UsageError
 from rearview.model import Point, Step
-from rearview.past import history
 from rearview.remote.folder import FolderRemote
-from rearview.runtime.writer import Writer
-from rearview.store.checkpoints import Checkpoints
+from rearview.runtime.saving.writer import Writer
+from rearview.store.checkpoints.checkpoints import Checkpoints
+from rearview.store.checkpoints.compression import Worth
+from rearview.store.checkpoints.gc import usage
 from rearview.store.project import COMPRESSED, PLAIN, Project
-from rearview.store.sweep import usage
 from rearview.store.sync import pull, push
 from rearview.store.verify import verify
-from rearview.store.worth import Worth
 
 MB = 1 << 20
 SCRIPT = """\

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from rearview.runtime import copying
-from rearview.runtime.copying import PIECE, Stretch, copy
-from rearview.runtime.pages import address_of
+from rearview.runtime.saving import late_copy
+from rearview.runtime.saving.dirty_pages import address_of
+from rearview.runtime.saving.late_copy import PIECE, CopyRange, copy
 
 
 def copied(sizes):
@@ -16,7 +16,7 @@ def copied(sizes):
     into = bytearray(sum(sizes) + len(sizes))
     base, at, stretches = address_of(memoryview(into)), 0, []
     for source in sources:
-        stretches.append(Stretch(base + at, address_of(memoryview(source)), len(source)))
+        stretches.append(CopyRange(base + at, address_of(memoryview(source)), len(source)))
         at += len(source) + 1  # a byte between them, to see that nothing spills over
     copy(stretches)
     return into, b"".join(bytes(source) + b"\0" for source in sources)
@@ -40,10 +40,10 @@ def test_nobody_copies_any_more_when_training_was_interrupted(monkeypatch):
         time.sleep(0.01)
         at_work.append(nbytes)
 
-    monkeypatch.setattr(copying, "cores", lambda: 2)
-    monkeypatch.setattr(copying.ctypes, "memmove", move)
+    monkeypatch.setattr(late_copy, "cores", lambda: 2)
+    monkeypatch.setattr(late_copy.ctypes, "memmove", move)
     with pytest.raises(KeyboardInterrupt):
-        copy([Stretch(0, 0, 100 * PIECE)])
+        copy([CopyRange(0, 0, 100 * PIECE)])
     done = len(at_work)
     assert done <= 2
     time.sleep(0.05)
@@ -51,7 +51,7 @@ def test_nobody_copies_any_more_when_training_was_interrupted(monkeypatch):
 
 
 def test_a_machine_of_one_core_copies_alone(monkeypatch):
-    monkeypatch.setattr(copying, "cores", lambda: 1)
+    monkeypatch.setattr(late_copy, "cores", lambda: 1)
     monkeypatch.setattr(threading, "Thread", None)
     into, expected = copied((6 * PIECE,))
     assert into == expected
@@ -61,7 +61,7 @@ def test_no_more_threads_to_have_is_no_reason_to_fail(monkeypatch):
     def refused(_self):
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(copying, "cores", lambda: 4)
+    monkeypatch.setattr(late_copy, "cores", lambda: 4)
     monkeypatch.setattr(threading.Thread, "start", refused)
     into, expected = copied((6 * PIECE,))
     assert into == expected

@@ -1,7 +1,7 @@
 """A program that trains in a coroutine runs as ever, and is asked by running it again."""
 
 from plainly import plain, recorded, write
-from rearview.past import history
+from rearview._history import history
 from rearview.store.records import read
 
 TEXT = """

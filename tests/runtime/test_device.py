@@ -12,8 +12,8 @@ import torch
 
 from rearview.config import Settings
 from rearview.model import Point
-from rearview.runtime.device import Device
-from rearview.runtime.writer import Writer
+from rearview.runtime.saving.staging import Device
+from rearview.runtime.saving.writer import Writer
 
 
 class Stream:

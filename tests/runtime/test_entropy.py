@@ -5,8 +5,8 @@ import importlib.util
 import textwrap
 
 from plainly import plain, recorded, write
-from rearview.past import history
-from rearview.runtime.entropy import after_import
+from rearview._history import history
+from rearview.runtime.sandbox.entropy import after_import
 
 TEXT = """
 import os, random, secrets, shutil, tempfile, uuid
@@ -63,7 +63,7 @@ def test_restoring_imports_nothing_that_would_draw_as_it_is_imported(tmp_path):
     text = """
     import sys
     import torch
-    from rearview.runtime.state.randomness import read_global, write_global
+    from rearview.state.codecs.rng import read_global, write_global
     before = set(sys.modules)
     write_global(read_global())
     print(sorted(name for name in set(sys.modules) - before if name.startswith("torch._")))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from plainly import plain, recorded, run_as_started
-from rearview.past import history
+from rearview._history import history
 
 NOISY = """
 class Noisy:

@@ -31,7 +31,7 @@ def start(tmp_path):
 
     def start(*command, options=()):
         process = subprocess.Popen(
-            [sys.executable, "-m", "rearview.runtime.forward", *options, "--", *command],
+            [sys.executable, "-m", "rearview.checkpointer.supervisor", *options, "--", *command],
             cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": str(SRC)},
             stdout=subprocess.PIPE,
@@ -122,7 +122,7 @@ def test_killing_the_launcher_kills_the_command(start):
 )
 def test_what_cannot_be_run_is_said(arguments, code):
     done = subprocess.run(
-        [sys.executable, "-m", "rearview.runtime.forward", *arguments],
+        [sys.executable, "-m", "rearview.checkpointer.supervisor", *arguments],
         env={**os.environ, "PYTHONPATH": str(SRC)},
         capture_output=True,
         text=True,

@@ -13,10 +13,10 @@ import pytest
 from limits import HUNG
 from rearview.config import Settings
 from rearview.model import Point, Step
-from rearview.runtime.writer import Writer
-from rearview.store.checkpoints import Checkpoints
+from rearview.runtime.saving.writer import Writer
+from rearview.store.checkpoints.checkpoints import Checkpoints
+from rearview.store.checkpoints.gc import gc
 from rearview.store.project import Project
-from rearview.store.sweep import gc
 from rearview.store.verify import verify
 
 MB = 1 << 20

@@ -5,9 +5,9 @@ import ctypes
 import numpy as np
 import pytest
 
-from rearview.runtime.held import Held, How
-from rearview.runtime.pages import Pages
-from rearview.store.objects import plain
+from rearview.runtime.checkpoint_index import How, KnownMemory
+from rearview.runtime.saving.dirty_pages import Pages
+from rearview.store.checkpoints.objects import plain
 
 MB = 1 << 20
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture
 def held():
-    one = Held()
+    one = KnownMemory()
     yield one
     one.pages.close()
 

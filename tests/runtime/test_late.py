@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from limits import HUNG
-from rearview.runtime import changes, late
-from rearview.runtime.changes import Changes, Outlook, room
-from rearview.runtime.copying import Stretch
-from rearview.runtime.late import Copy, Late, read, taste
-from rearview.runtime.pages import PAGE, Pages, address_of
+from rearview.runtime.saving import changes, late_copy
+from rearview.runtime.saving.changes import Changes, CopyHints, room
+from rearview.runtime.saving.dirty_pages import PAGE, Pages, address_of
+from rearview.runtime.saving.late_copy import Copy, CopyRange, LateCopy, read, taste
 from runtime.writers import MB, equal, submit
 
 if not Pages().available:
@@ -30,13 +29,13 @@ def little(monkeypatch):
 @pytest.fixture
 def held_up(monkeypatch):
     """Let late copies wait until the returned event is set."""
-    go, real = threading.Event(), late.read
+    go, real = threading.Event(), late_copy.read
 
     def wait(stretch):
         assert go.wait(HUNG)
         return real(stretch)
 
-    monkeypatch.setattr(late, "read", wait)
+    monkeypatch.setattr(late_copy, "read", wait)
     return go
 
 
@@ -136,7 +135,7 @@ def test_where_no_core_is_free_training_waits_for_the_copy(writer, checkpoints, 
     state = weights()
     seq = known(writer, state)
     before = {key: value.copy() for key, value in state.items()}
-    assert submit(writer, seq, state, outlook=Outlook(roomy=False))
+    assert submit(writer, seq, state, outlook=CopyHints(roomy=False))
     state["one"] += 1
     assert writer.drain(30)
     equal(checkpoints, seq, before)
@@ -148,7 +147,7 @@ def test_the_next_boundary_leans_on_a_copy_that_is_still_made(
 ):
     writer, state = make(), weights()
     seq = known(writer, state)
-    assert submit(writer, seq, state, outlook=Outlook(soon=True))
+    assert submit(writer, seq, state, outlook=CopyHints(soon=True))
     state["b"] += 1
     assert submit(writer, seq + 1, state)
     writer.settle()
@@ -187,7 +186,7 @@ def test_pages_that_somebody_will_ask_about_stay_watched(here):
     state = weights()
     views = {key: memoryview(value).cast("B") for key, value in state.items()}
     into = mmap.mmap(-1, room(views))
-    staged = here.copy(views, memoryview(into), outlook=Outlook(soon=True), late=True)
+    staged = here.copy(views, memoryview(into), outlook=CopyHints(soon=True), late=True)
     here.complete(staged)
     same, lean, changed = here.split(views)
     assert not same
@@ -211,7 +210,7 @@ def test_memory_that_is_gone_is_not_read():
     memory = mmap.mmap(-1, 16 * PAGE)
     address = address_of(memoryview(memory))
     into = ctypes.create_string_buffer(16 * PAGE)
-    stretch = Stretch(ctypes.addressof(into), address, 16 * PAGE)
+    stretch = CopyRange(ctypes.addressof(into), address, 16 * PAGE)
     memory[:] = b"x" * len(memory)
     assert read(stretch)
     assert into.raw == bytes(memory)
@@ -226,8 +225,8 @@ def test_a_program_that_frees_its_memory_meanwhile_goes_on(pages, held_up):
     memory[:] = b"x" * len(memory)
     watch = pages.watch(memoryview(memory))
     into = ctypes.create_string_buffer(4 * MB)
-    stretch = Stretch(ctypes.addressof(into), watch.low, watch.whole)
-    running = Late(pages, {"w": Copy(stretch, watch)}, held=False).begin()
+    stretch = CopyRange(ctypes.addressof(into), watch.low, watch.whole)
+    running = LateCopy(pages, {"w": Copy(stretch, watch)}, held=False).begin()
     memory.close()
     held_up.set()
     running.wait()
@@ -240,7 +239,7 @@ def test_training_that_writes_all_the_time_never_leaves_a_wrong_checkpoint(make,
     for seq in range(60):
         state["w"] += 1
         state["v"] += 1
-        if submit(writer, seq, state, outlook=Outlook(soon=seq % 2 == 0)):
+        if submit(writer, seq, state, outlook=CopyHints(soon=seq % 2 == 0)):
             taken[seq] = seq + 1.0
         if seq % 2:
             writer.settle()

@@ -11,7 +11,7 @@ from limits import HUNG
 SRC = Path(__file__).parents[2] / "src"
 TEXT = """
 import multiprocessing, time
-from rearview.runtime.leaving import leave_at_once
+from rearview.checkpointer.signals import leave_at_once
 
 if __name__ == "__main__":
     worker = multiprocessing.get_context({!r}).Process(target=time.sleep, args=(600,), daemon=True)

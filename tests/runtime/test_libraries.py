@@ -3,8 +3,7 @@
 import ast
 import sys
 
-from rearview.runtime.frames import Modules, project_frames, roots
-from rearview.runtime.libraries import CLOCKS, LOOPS, loops_of
+from rearview.runtime.frames import CLOCKS, LOOPS, Modules, loops_of, project_frames, roots
 from rearview.source.instrument import instrument
 
 TEXT = """\

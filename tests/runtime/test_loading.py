@@ -1,7 +1,7 @@
 """A run says how long it waited for the libraries that it imports itself."""
 
 from plainly import recorded, write
-from rearview.past import history
+from rearview._history import history
 
 LIBRARY = "import inner\nimport time\ntime.sleep(0.05)\nSPEC = __spec__.loader"
 INNER = "import time\ntime.sleep(0.05)"

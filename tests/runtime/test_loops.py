@@ -5,7 +5,7 @@ import pytest
 from rearview.config import Settings
 from rearview.runtime.loops import Habit
 from rearview.runtime.session import Session
-from rearview.source.instrument import Site
+from rearview.source.instrument import LoopSite
 from rearview.store.project import Project
 
 
@@ -32,7 +32,9 @@ class Watching(Session):
 
 
 def habit(name):
-    return Habit(Site(name, name, "", 0, talks=True, loose=False, breaks=frozenset(), inner=False))
+    return Habit(
+        LoopSite(name, name, "", 0, talks=True, loose=False, breaks=frozenset(), inner=False)
+    )
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 from plainly import plain, recorded, write
-from rearview.past import history
+from rearview._history import history
 
 FUNCTION = """
 import time

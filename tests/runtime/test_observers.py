@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from rearview.runtime.observers import unobserved
+from rearview.runtime.frames import unobserved
 from rearview.runtime.recorder import _raised_by_handler
 
 

@@ -2,9 +2,8 @@
 
 import pytest
 
-from rearview.runtime.paces import Paces
-from rearview.runtime.policy import Policy
-from rearview.runtime.sites import Saved
+from rearview.runtime.saving.overhead import Paces
+from rearview.runtime.saving.policy import Policy, Saved
 
 
 def told(paces, steps, seconds, *, over=0.0, waited=0.0):

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rearview.runtime.pages import PAGE, TRACK_FROM, Pages, address_of
+from rearview.runtime.saving.dirty_pages import PAGE, TRACK_FROM, Pages, address_of
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_a_forgotten_watch_is_no_longer_believed(pages, watched):
 def test_watches_are_few_enough_to_leave_mappings_for_the_program(pages, watched, monkeypatch):
     watch, view = watched
     other = memoryview(bytearray(TRACK_FROM + PAGE))
-    monkeypatch.setattr("rearview.runtime.pages.MOST", 1)
+    monkeypatch.setattr("rearview.runtime.saving.dirty_pages.MOST", 1)
     assert pages.watch(other) is None
     assert pages.unwritten(watch, view)
     pages.forget(watch)
@@ -156,7 +156,7 @@ def test_watching_the_same_memory_otherwise_ends_the_earlier_watch(pages, watche
 
 
 def test_where_the_system_offers_nothing_nothing_is_watched(monkeypatch, buffer):
-    monkeypatch.setattr("rearview.runtime.pages._USERFAULTFD", {})
+    monkeypatch.setattr("rearview.runtime.saving.dirty_pages._USERFAULTFD", {})
     pages = Pages()
     assert not pages.available
     assert pages.watch(memoryview(buffer).cast("B")) is None

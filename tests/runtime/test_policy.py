@@ -5,8 +5,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rearview.runtime.policy import INNER_LEAST, NAIVE, Facts, Policy
-from rearview.runtime.sites import CROWDED, Iteration, Restored, Saved
+from rearview.runtime.saving.policy import (
+    CROWDED,
+    INNER_LEAST,
+    NAIVE,
+    BoundaryFacts,
+    Iteration,
+    Policy,
+    Restored,
+    Saved,
+)
 
 
 def simulate(policy, *, iterations, compute, cost, depth=0, cpu=0.0):
@@ -15,7 +23,7 @@ def simulate(policy, *, iterations, compute, cost, depth=0, cpu=0.0):
     for index in range(iterations):
         policy = policy.observe("epoch", Iteration(compute, depth))
         since += compute
-        if policy.decide("epoch", Facts(since=since, depth=depth)).save:
+        if policy.decide("epoch", BoundaryFacts(since=since, depth=depth)).save:
             policy = policy.observe("epoch", Saved(blocking=cost, cpu=cpu))
             saved.append(index)
             since = 0.0
@@ -48,16 +56,16 @@ def test_equation_four_is_what_decides():
         policy = Policy.learnt(epsilon, False, {"sites": {"epoch": {"save": cost}}})
         for _ in range(n):
             policy = policy.observe("epoch", Iteration(compute))
-        assert policy.decide("epoch", Facts(since=n * compute)).save is expected
+        assert policy.decide("epoch", BoundaryFacts(since=n * compute)).save is expected
 
 
 def test_the_replay_bound_decides_when_epsilon_is_generous():
     policy = Policy.learnt(0.9, False, {"sites": {"epoch": {"save": 1.0, "restores": 3.0}}})
     policy = policy.observe("epoch", Iteration(3.9))
     assert policy.share("epoch") == pytest.approx(1 / 4)
-    assert not policy.decide("epoch", Facts(since=3.9)).save
+    assert not policy.decide("epoch", BoundaryFacts(since=3.9)).save
     policy = policy.observe("epoch", Iteration(0.2))
-    assert policy.decide("epoch", Facts(since=4.1)).save
+    assert policy.decide("epoch", BoundaryFacts(since=4.1)).save
 
 
 def test_every_epoch_is_saved_where_saving_is_cheap():
@@ -74,23 +82,23 @@ def test_a_dear_state_is_saved_periodically():
 
 
 def test_off_is_off_and_every_is_every():
-    assert not Policy(0.0).decide("epoch", Facts(since=1e9)).save
-    assert "epsilon is 0" in Policy(0.0).decide("epoch", Facts(since=1e9)).reason
+    assert not Policy(0.0).decide("epoch", BoundaryFacts(since=1e9)).save
+    assert "epsilon is 0" in Policy(0.0).decide("epoch", BoundaryFacts(since=1e9)).reason
     always = Policy(0.0, every=True)
     for _ in range(3):
         always = always.observe("epoch", Saved(blocking=100.0))
-    assert always.decide("epoch", Facts(since=0.001)).save
-    assert not always.decide("step", Facts(since=0.001, depth=1)).save
+    assert always.decide("epoch", BoundaryFacts(since=0.001)).save
+    assert not always.decide("step", BoundaryFacts(since=0.001, depth=1)).save
 
 
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
-        (Facts(since=10.0, busy=True), "still being written"),
-        (Facts(since=0.0), "can start here without it"),
-        (Facts(since=10.0, nbytes=10**12), "computed so far leave"),
-        (Facts(since=0.001, nbytes=10**8), "computing 1 ms again is no slower"),
-        (Facts(since=5.0, nbytes=10**6, depth=1), "inner boundary"),
+        (BoundaryFacts(since=10.0, busy=True), "still being written"),
+        (BoundaryFacts(since=0.0), "can start here without it"),
+        (BoundaryFacts(since=10.0, nbytes=10**12), "computed so far leave"),
+        (BoundaryFacts(since=0.001, nbytes=10**8), "computing 1 ms again is no slower"),
+        (BoundaryFacts(since=5.0, nbytes=10**6, depth=1), "inner boundary"),
     ],
 )
 def test_a_skipped_checkpoint_has_its_reason(facts, words):
@@ -102,7 +110,10 @@ def test_a_skipped_checkpoint_has_its_reason(facts, words):
 
 def test_inner_boundaries_are_for_long_iterations():
     policy = Policy(0.0667).observe("epoch", Iteration(1000.0))
-    near, far = Facts(since=INNER_LEAST / 2, depth=1), Facts(since=INNER_LEAST * 2, depth=1)
+    near, far = (
+        BoundaryFacts(since=INNER_LEAST / 2, depth=1),
+        BoundaryFacts(since=INNER_LEAST * 2, depth=1),
+    )
     assert not policy.decide("step", near).save
     assert policy.decide("step", far).save
 
@@ -113,10 +124,10 @@ def test_inner_boundaries_share_the_budget_of_the_run():
         for _ in range(100):
             policy = policy.observe("step", Iteration(1.0, depth=1))
             since += 1.0
-            if policy.decide("step", Facts(since=since, depth=1)).save:
+            if policy.decide("step", BoundaryFacts(since=since, depth=1)).save:
                 policy, since, saved = policy.observe("step", Saved(0.8)), 0.0, saved + 1
         policy = policy.observe("epoch", Iteration(100.0))
-        if policy.decide("epoch", Facts(since=since)).save:
+        if policy.decide("epoch", BoundaryFacts(since=since)).save:
             policy, since, saved = policy.observe("epoch", Saved(0.8)), 0.0, saved + 1
         if epoch:
             assert policy.paid <= 0.02 * policy.computed
@@ -139,8 +150,8 @@ def test_a_moment_of_computing_is_not_saved_at_the_price_of_epsilon():
 
 def test_a_part_of_the_budget_is_kept_back_where_no_core_is_free():
     policy = Policy(0.1).observe("epoch", Iteration(1000.0)).observe("epoch", Saved(45.0))
-    assert policy.decide("epoch", Facts(since=1000.0)).save
-    assert not policy.decide("epoch", Facts(since=1000.0, crowded=1.0)).save
+    assert policy.decide("epoch", BoundaryFacts(since=1000.0)).save
+    assert not policy.decide("epoch", BoundaryFacts(since=1000.0, crowded=1.0)).save
 
 
 def test_the_cost_counts_what_training_loses_to_the_background():
@@ -176,7 +187,7 @@ def test_before_anything_is_measured_the_processor_time_counts():
 
 def test_a_site_whose_time_is_counted_elsewhere_is_judged_by_the_run():
     policy = Policy(0.0667).observe("epoch", Iteration(0.0, depth=1)).observe("", Iteration(10.0))
-    assert policy.decide("epoch", Facts(since=10.0)).save
+    assert policy.decide("epoch", BoundaryFacts(since=10.0)).save
 
 
 def test_restores_refine_the_scale():
@@ -206,33 +217,33 @@ def test_what_was_learnt_is_kept_between_runs():
     [{}, {"sites": {"epoch": None}}, {"sites": {"epoch": {"save": "x", "beside": -1, "z": 1}}}],
 )
 def test_a_damaged_memory_is_no_memory(facts):
-    assert Policy.learnt(0.1, False, facts).decide("epoch", Facts(since=10.0)).save
+    assert Policy.learnt(0.1, False, facts).decide("epoch", BoundaryFacts(since=10.0)).save
 
 
 def test_nothing_is_changed_by_looking():
     policy = Policy(0.1)
     policy.observe("epoch", Iteration(1.0))
-    policy.decide("epoch", Facts(since=1.0))
+    policy.decide("epoch", BoundaryFacts(since=1.0))
     assert policy == Policy(0.1)
 
 
 def test_the_end_of_an_inner_loop_leaves_enough_for_the_boundary():
     policy = Policy.learnt(0.1, False, {"sites": {"epoch": {"save": 1.0}}})
     policy = policy.observe("epoch", Iteration(15.0, depth=0))
-    assert policy.decide("epoch", Facts(since=15.0)).save
-    refused = policy.decide("epoch", Facts(since=15.0, ends=True))
+    assert policy.decide("epoch", BoundaryFacts(since=15.0)).save
+    refused = policy.decide("epoch", BoundaryFacts(since=15.0, ends=True))
     assert not refused.save
     assert "kept for the outer loop" in refused.reason
     policy = policy.observe("epoch", Iteration(15.0, depth=0))
-    assert policy.decide("epoch", Facts(since=15.0, ends=True)).save
+    assert policy.decide("epoch", BoundaryFacts(since=15.0, ends=True)).save
 
 
 def test_every_means_boundaries_of_the_outermost_loop():
     policy = Policy(1e-9, every=True).observe("epoch", Iteration(1.0))
-    assert policy.decide("epoch", Facts(since=1.0)).save
-    assert not policy.decide("epoch", Facts(since=1.0, ends=True)).save
-    assert not policy.decide("step", Facts(since=1.0, depth=1)).save
-    assert Policy(0.0, every=True).decide("epoch", Facts(since=1.0)).save
+    assert policy.decide("epoch", BoundaryFacts(since=1.0)).save
+    assert not policy.decide("epoch", BoundaryFacts(since=1.0, ends=True)).save
+    assert not policy.decide("step", BoundaryFacts(since=1.0, depth=1)).save
+    assert Policy(0.0, every=True).decide("epoch", BoundaryFacts(since=1.0)).save
 
 
 def test_the_first_save_of_a_run_does_not_speak_for_the_others():
@@ -252,4 +263,4 @@ def test_where_a_core_is_free_less_is_assumed_to_be_lost():
 
 def test_what_came_to_nothing_is_paid_all_the_same():
     policy = Policy(0.1).observe("epoch", Iteration(10.0)).wasted(0.9)
-    assert not policy.decide("epoch", Facts(since=10.0, nbytes=10**9)).save
+    assert not policy.decide("epoch", BoundaryFacts(since=10.0, nbytes=10**9)).save

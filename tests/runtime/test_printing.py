@@ -5,8 +5,8 @@ import subprocess
 import sys
 
 from plainly import SOURCE, plain, recorded, write
-from rearview.past import history
-from rearview.store.printed import printed
+from rearview._history import history
+from rearview.store.printed_lines import printed
 
 TEXT = """
 import sys

@@ -1,8 +1,8 @@
 """A replay is called exact only where what it executed was compared with what was recorded."""
 
 from plainly import recorded, write
-from rearview.past import history
-from rearview.store.checkpoints import Checkpoints
+from rearview._history import history
+from rearview.store.checkpoints.checkpoints import Checkpoints
 
 SCRIPT = """\
 import time

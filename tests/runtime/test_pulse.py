@@ -3,9 +3,8 @@
 import pytest
 
 from rearview.config import Settings
-from rearview.runtime import pulse as pulses
-from rearview.runtime.costs import Costs
-from rearview.runtime.pulse import Pulse
+from rearview.runtime.saving import overhead as pulses
+from rearview.runtime.saving.overhead import Costs, Overhead
 from rearview.store.project import Project
 
 
@@ -32,7 +31,7 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def pulse(tmp_path, clock):
-    made = Pulse.begin(Settings(), Project.create(tmp_path), "r", "train.py")
+    made = Overhead.begin(Settings(), Project.create(tmp_path), "r", "train.py")
     made.now, made._used = clock.now, clock.used
     return made
 
@@ -124,7 +123,7 @@ def test_what_saving_another_state_cost_is_forgotten(pulse, clock, tmp_path, nby
     pulse.turn("epoch", 100.0)
     save(pulse, clock, 1, blocking=5.0, background=0.1, cpu=0.1)
     pulse.keep()
-    again = Pulse.begin(Settings(), Project.open(tmp_path), "s", "train.py")
+    again = Overhead.begin(Settings(), Project.open(tmp_path), "s", "train.py")
     again.now, again._used = clock.now, clock.used
     again.enter(0.01, nbytes)
     clock.compute(20.0)

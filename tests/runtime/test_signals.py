@@ -12,13 +12,15 @@ from pathlib import Path
 import pytest
 
 from limits import HUNG
-from rearview.runtime.signals import Signals, SignalsWarning
+from rearview.checkpointer.signals import Signals, SignalsWarning
 
 SRC = Path(__file__).parents[2] / "src"
 
 
 def run(body, *, timeout=HUNG):
-    program = "import os, signal, sys, threading, time\nfrom rearview.runtime.signals import *\n"
+    program = (
+        "import os, signal, sys, threading, time\nfrom rearview.checkpointer.signals import *\n"
+    )
     return subprocess.run(
         [sys.executable, "-c", program + textwrap.dedent(body)],
         env={**os.environ, "PYTHONPATH": str(SRC)},

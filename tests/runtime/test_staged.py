@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from limits import HUNG
-from rearview.runtime import changes
-from rearview.runtime.changes import Changes, Outlook
-from rearview.runtime.pages import Pages
-from rearview.runtime.staging import Staging
+from rearview.runtime.saving import changes
+from rearview.runtime.saving.changes import Changes, CopyHints
+from rearview.runtime.saving.dirty_pages import Pages
+from rearview.runtime.saving.staging import Staging
 from runtime.writers import MB, ONE, arrays, equal, stalled, submit
 
 
@@ -97,7 +97,7 @@ def test_a_state_that_stays_every_other_time_is_copied_once(writer, checkpoints)
 
 
 def test_memory_is_made_ready_before_a_large_state_is_copied(make, checkpoints, monkeypatch):
-    monkeypatch.setattr("rearview.runtime.staging.COLD", 2 * MB)
+    monkeypatch.setattr("rearview.runtime.saving.staging.COLD", 2 * MB)
     writer = make()
     state = {"w": np.zeros(MB)}
     assert not submit(writer, 0, state)
@@ -109,12 +109,12 @@ def test_memory_is_made_ready_before_a_large_state_is_copied(make, checkpoints, 
 
 
 def test_where_memory_cannot_be_made_ready_the_copy_pays_for_it(make, checkpoints, monkeypatch):
-    monkeypatch.setattr("rearview.runtime.staging.COLD", 2 * MB)
+    monkeypatch.setattr("rearview.runtime.saving.staging.COLD", 2 * MB)
 
     def no_memory(self, nbytes):
         raise MemoryError
 
-    monkeypatch.setattr("rearview.runtime.staging.Staging.warm", no_memory)
+    monkeypatch.setattr("rearview.runtime.saving.staging.Staging.warm", no_memory)
     writer, state = make(), {"w": np.zeros(MB)}
     assert not submit(writer, 0, state)
     while writer.refusal() or not submit(writer, 1, state):
@@ -124,7 +124,7 @@ def test_where_memory_cannot_be_made_ready_the_copy_pays_for_it(make, checkpoint
 
 
 def test_a_checkpoint_that_must_be_taken_does_not_wait_for_memory(make, checkpoints, monkeypatch):
-    monkeypatch.setattr("rearview.runtime.staging.COLD", 2 * MB)
+    monkeypatch.setattr("rearview.runtime.saving.staging.COLD", 2 * MB)
     writer, state = make(), {"w": np.zeros(MB)}
     assert submit(writer, 0, state, wait=True)
     assert writer.drain(30)
@@ -134,7 +134,7 @@ def test_a_checkpoint_that_must_be_taken_does_not_wait_for_memory(make, checkpoi
 def test_a_checkpoint_that_must_be_taken_waits_while_its_memory_is_written_with_zeros(
     make, checkpoints, monkeypatch
 ):
-    monkeypatch.setattr("rearview.runtime.staging.COLD", 2 * MB)
+    monkeypatch.setattr("rearview.runtime.saving.staging.COLD", 2 * MB)
     begun, go_on = threading.Event(), threading.Event()
     warm = Staging.warm
 
@@ -143,7 +143,7 @@ def test_a_checkpoint_that_must_be_taken_waits_while_its_memory_is_written_with_
         go_on.wait()
         warm(self, nbytes)
 
-    monkeypatch.setattr("rearview.runtime.staging.Staging.warm", slow)
+    monkeypatch.setattr("rearview.runtime.saving.staging.Staging.warm", slow)
     writer, state = make(), {"w": np.arange(MB, dtype=float)}
     writer.prepare(8 * MB)
     begun.wait()
@@ -157,8 +157,8 @@ def test_a_checkpoint_that_must_be_taken_waits_while_its_memory_is_written_with_
 
 
 def test_a_state_that_would_exhaust_the_machine_is_refused(make, warned, monkeypatch):
-    monkeypatch.setattr("rearview.runtime.staging.COLD", MB)
-    monkeypatch.setattr("rearview.runtime.writer.free", lambda: 10 * MB)
+    monkeypatch.setattr("rearview.runtime.saving.staging.COLD", MB)
+    monkeypatch.setattr("rearview.runtime.saving.writer.free", lambda: 10 * MB)
     writer, state = make(), {"w": np.zeros(MB)}
     assert not submit(writer, 0, state, wait=True)
     assert "memory" in writer.reason
@@ -233,7 +233,7 @@ def test_what_is_submitted_again_soon_is_copied_only_where_it_was_written(
     monkeypatch.setattr(changes, "_holds", lambda *_: pytest.fail("compared byte by byte"))
     monkeypatch.setattr(Changes, "_unchanged", lambda *_: pytest.fail("hashed"))
     state = {key: np.arange(MB, dtype=np.uint8) for key in ("weights", "shared")}
-    assert submit(writer, 0, state, outlook=Outlook(soon=True))
+    assert submit(writer, 0, state, outlook=CopyHints(soon=True))
     if landed:
         go.set()
         assert writer.drain(30)
@@ -248,7 +248,7 @@ def test_what_is_submitted_again_soon_is_copied_only_where_it_was_written(
 def test_a_write_by_foreign_code_between_two_submissions_is_seen(make, checkpoints):
     writer = make()
     state = {"weights": np.zeros(MB, np.uint8)}
-    assert submit(writer, 0, state, outlook=Outlook(soon=True))
+    assert submit(writer, 0, state, outlook=CopyHints(soon=True))
     assert writer.drain(30)
     ctypes.memset(state["weights"].ctypes.data + MB // 2, 7, 1)  # as a library in C would
     assert submit(writer, 1, state)
@@ -262,7 +262,7 @@ def test_what_is_likely_to_stay_is_looked_at_only_once(make, checkpoints, monkey
         pytest.skip("this system does not note writes to pages")
     monkeypatch.setattr(Changes, "_unchanged", lambda *_: pytest.fail("hashed"))
     writer, frozen, data = make(), np.ones(MB, np.uint8), np.zeros(MB, np.uint8)
-    outlook = Outlook(still={"frozen", "data"})
+    outlook = CopyHints(still={"frozen", "data"})
     for seq in range(3):
         assert submit(writer, seq, {"frozen": frozen, "data": data}, outlook=outlook)
         writer.settle()
@@ -276,7 +276,7 @@ def test_what_is_likely_to_stay_is_looked_at_only_once(make, checkpoints, monkey
 
 
 def test_writing_waits_until_the_state_was_looked_at_again(make, checkpoints, monkeypatch):
-    monkeypatch.setattr("rearview.runtime.writer.SOON", 30)
+    monkeypatch.setattr("rearview.runtime.saving.writer.SOON", 30)
     begun, real = threading.Event(), checkpoints.save
 
     def save(*args, **kwargs):
@@ -285,7 +285,7 @@ def test_writing_waits_until_the_state_was_looked_at_again(make, checkpoints, mo
 
     checkpoints.save = save
     writer, state = make(), arrays()
-    assert submit(writer, 0, state, outlook=Outlook(soon=True))
+    assert submit(writer, 0, state, outlook=CopyHints(soon=True))
     assert not begun.wait(0.2)
     assert submit(writer, 1, state)
     writer.settle()
@@ -297,13 +297,13 @@ def test_writing_waits_until_the_state_was_looked_at_again(make, checkpoints, mo
 
 @pytest.mark.parametrize("wait", ["drain", "submit"])
 def test_nobody_waits_for_writing_that_waits(make, checkpoints, monkeypatch, wait):
-    monkeypatch.setattr("rearview.runtime.writer.SOON", 60)
+    monkeypatch.setattr("rearview.runtime.saving.writer.SOON", 60)
     writer, state = make(), arrays()
-    assert submit(writer, 0, state, outlook=Outlook(soon=True), wait=True)
+    assert submit(writer, 0, state, outlook=CopyHints(soon=True), wait=True)
     if wait == "submit":
         for seq in range(1, 12):  # more than may be in flight at once
             state["weights"] += 1
-            assert submit(writer, seq, state, outlook=Outlook(soon=True), wait=True)
+            assert submit(writer, seq, state, outlook=CopyHints(soon=True), wait=True)
     assert writer.drain(30)
     equal(checkpoints, 0 if wait == "drain" else 11, state)
 

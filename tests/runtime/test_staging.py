@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from rearview.runtime.staging import DEEPEST, PAGE, SMALL, Staging, _group_room
+from rearview.runtime.saving.staging import DEEPEST, PAGE, SMALL, Staging, _group_room
 
 
 def test_leases_never_overlap_and_stay_within_the_bound():
@@ -117,7 +117,7 @@ def test_a_limit_on_address_space_is_lived_with(limit, monkeypatch):
             raise OSError(12, "Cannot allocate memory")
         return made(fd, size, *rest)
 
-    monkeypatch.setattr("rearview.runtime.staging.mmap.mmap", limited)
+    monkeypatch.setattr("rearview.runtime.saving.staging.mmap.mmap", limited)
     staging = Staging()
     assert staging.take(10 * PAGE) is not None
     with pytest.raises(MemoryError):

@@ -8,8 +8,8 @@ import pytest
 
 from limits import HUNG
 from plainly import SOURCE, plain, recorded, write
-from rearview.past import history
-from rearview.runtime.traces import Traces
+from rearview._history import history
+from rearview.runtime.sandbox.overwritten_files import Traces
 
 TEXT = """
 import logging, os, pickle, random, signal, time

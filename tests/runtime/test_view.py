@@ -12,12 +12,12 @@ import textwrap
 import pytest
 
 from plainly import SOURCE
-from rearview.runtime.view import Use, View, resolved
+from rearview.runtime.sandbox.file_view import PathUse, View, resolved
 
 HEAD = """
 import glob, io, os, pathlib, pickle, shutil, sys
 from rearview.runtime import outside
-from rearview.runtime.view import View
+from rearview.runtime.sandbox.file_view import View
 home = os.getcwd()
 os.makedirs("proj/.rearview/tree", exist_ok=True)
 for name in ("proj/.rearview/tree/made", "data"):
@@ -250,7 +250,7 @@ def test_a_linked_input_is_copied_before_it_is_changed(tmp_path):
     (tmp_path / "tree").mkdir()
     (tmp_path / "tree" / "in.txt").symlink_to(tmp_path / "mine.txt")
     view = View(f"{tmp_path}/proj", f"{tmp_path}/tree")
-    path = view.real(f"{tmp_path}/proj/in.txt", Use.CHANGE)
+    path = view.real(f"{tmp_path}/proj/in.txt", PathUse.CHANGE)
     assert path == f"{tmp_path}/tree/in.txt"
     assert not (tmp_path / "tree" / "in.txt").is_symlink()
     assert (tmp_path / "tree" / "in.txt").read_text() == "mine"

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 import rearview
-from rearview.model import Report, proof_of
+from rearview.model import ReplayReport, proof_of
 from rearview.model.wording import in_words
-from rearview.runtime.state.anchors import tidy
-from rearview.runtime.state.randomness import read_global
+from rearview.state.anchors import tidy
+from rearview.state.codecs.rng import read_global
 
 ROOMS = ("runtime", "source", "frameworks", "execute")
 """Rooms in which state is named; what records hold is described in docs/schema.md."""
@@ -49,7 +49,7 @@ def test_global_state_has_words(library):
 
 
 def test_what_an_older_store_says_is_put_into_words():
-    report = Report(finished=True, difference="$clock[0] at epoch=3: recorded 1, now 2")
+    report = ReplayReport(finished=True, difference="$clock[0] at epoch=3: recorded 1, now 2")
     assert proof_of(report).why == "the clock at epoch=3: recorded 1, now 2"
 
 

@@ -13,10 +13,10 @@ import pytest
 from faults import Faults
 from limits import HUNG
 from rearview.config import Settings
-from rearview.runtime.writer import Writer
-from rearview.store.checkpoints import Checkpoints
+from rearview.runtime.saving.writer import Writer
+from rearview.store.checkpoints.checkpoints import Checkpoints
+from rearview.store.checkpoints.gc import gc
 from rearview.store.project import Project
-from rearview.store.sweep import gc
 from rearview.store.verify import verify
 from runtime.writers import MB, ONE, arrays, equal, stalled, submit
 
@@ -329,8 +329,8 @@ import atexit, sys
 from pathlib import Path
 from rearview.config import Settings
 from rearview.model import Point
-from rearview.runtime.writer import Writer
-from rearview.store.checkpoints import Checkpoints
+from rearview.runtime.saving.writer import Writer
+from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.project import Project
 writer = Writer(Checkpoints(Project.create(Path(sys.argv[1]))), Settings())
 atexit.register(writer.close)

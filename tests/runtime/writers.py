@@ -6,7 +6,7 @@ import numpy as np
 
 from limits import HUNG
 from rearview.model import Point, Step
-from rearview.runtime.writer import SKELETON
+from rearview.runtime.saving.writer import SKELETON
 
 MB = 1 << 20
 ONE = 5 * MB

@@ -24,7 +24,7 @@ queue
 """
 
 RUN = """#!/bin/sh
-exec python3 -m rearview.runtime.forward -- \\
+exec python3 -m rearview.checkpointer.supervisor -- \\
   python3 train.py {steps} {seconds} /jobs/{name} 'checkpoint_transfer_mode="htcondor"' {options}
 """
 

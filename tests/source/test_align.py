@@ -5,8 +5,8 @@ import ast
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rearview.source.align import align, compare
 from rearview.source.loops import loop_ids
+from rearview.source.probes.align import align, compare
 
 SIMPLE = st.sampled_from(["a = f(a)", "b = a", "g()", "a.append(b)", "x, y = y, x"])
 HEADS = st.sampled_from(

@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from rearview.source.apart import apart
+from rearview.source.propagate.splice import apart
 
 CASES = {
     "two that were added": ("x = 1\nimport r; r.log(x)\ny = 2\n", [(2, 0), (2, 10)]),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rearview.source.probes import check
+from rearview.source.probes.find import check
 
 TRAIN = """\
 import torch

@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from rearview.source.chains import chains
+from rearview.source.loops import chains
 
 
 def test_nothing_is_known_of_a_function_that_is_also_handed_on():

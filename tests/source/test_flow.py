@@ -1,9 +1,8 @@
 import ast
 
-from rearview.source.flow import definition, visible
-from rearview.source.text import parse
-from rearview.source.tree import grow
-from rearview.source.uses import conflict, uses
+from rearview.source.data_flow import conflict, definition, uses, visible
+from rearview.source.text import try_parse
+from rearview.source.trees import grow
 
 
 def of(text):
@@ -11,7 +10,7 @@ def of(text):
 
 
 def place(text, line):
-    tree = grow(parse(text))
+    tree = grow(try_parse(text))
     node = next(node for node in tree.statements() if node.start == line)
     return node.parent, node.index
 

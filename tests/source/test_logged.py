@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from rearview.source.logged import Aliases, calls_in, names_logged
+from rearview.source.log_calls import Aliases, calls_in, names_logged
 
 
 def logged(text):

@@ -4,9 +4,8 @@ import ast
 
 import pytest
 
-from rearview.source.align import compare
-from rearview.source.chains import chains
-from rearview.source.loops import loop_ids, loop_name
+from rearview.source.loops import chains, loop_ids, loop_name
+from rearview.source.probes.align import compare
 
 
 @pytest.mark.parametrize(

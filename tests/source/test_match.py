@@ -1,10 +1,10 @@
-from rearview.source.match import match
-from rearview.source.text import parse
-from rearview.source.tree import grow
+from rearview.source.propagate.match import match
+from rearview.source.text import try_parse
+from rearview.source.trees import grow
 
 
 def lines(new, old):
-    found = match(grow(parse(new)), grow(parse(old)))
+    found = match(grow(try_parse(new)), grow(try_parse(old)))
     return {one.start: two.start for one, two in found.there.items() if not one.is_block}
 
 

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rearview.errors import ProbeError
-from rearview.source.align import compare
-from rearview.source.probes import check, find
-from rearview.source.shield import shield_tree
+from rearview.source.probes.align import compare
+from rearview.source.probes.find import check, find
+from rearview.source.wrap_probes import shield_tree
 
 TRAIN = """\
 import torch

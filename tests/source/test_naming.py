@@ -2,9 +2,9 @@
 
 import pytest
 
-from rearview.source.naming import Naming, name_in
-from rearview.source.probes import check, find
-from rearview.source.propagate import HandPlace, Statement, through
+from rearview.source.probes.find import check, find
+from rearview.source.propagate.names import Naming, name_in
+from rearview.source.propagate.versions import HandPlace, Statement, through
 
 NEWEST = """\
 from torch.nn.utils import clip_grad_norm_

@@ -5,7 +5,9 @@ import textwrap
 import pytest
 
 from rearview.errors import ProbeError, SourceError
-from rearview.source.probes import START, Kind, Place, check, find, fits
+from rearview.source.probes.find import check, find
+from rearview.source.probes.loop_carried import START
+from rearview.source.probes.probe import Position, ProbeKind, fits
 
 TRAIN = """\
 import torch
@@ -69,16 +71,16 @@ def test_formatting_comments_and_docstrings_are_no_edits():
 @pytest.mark.parametrize(
     ("place", "loops", "where"),
     [
-        (SETUP, (), Place.BEFORE),
-        (OUTER_FIRST, ("epoch",), Place.BEFORE),
-        (INNER, ("epoch", "step"), Place.ALONE),
-        (OUTER_LAST, ("epoch",), Place.AFTER),
-        (AFTER, (), Place.AFTER),
+        (SETUP, (), Position.BEFORE),
+        (OUTER_FIRST, ("epoch",), Position.BEFORE),
+        (INNER, ("epoch", "step"), Position.ALONE),
+        (OUTER_LAST, ("epoch",), Position.AFTER),
+        (AFTER, (), Position.AFTER),
     ],
 )
 def test_a_probe_knows_where_it_stands(place, loops, where):
     found = probe('rearview.log("norm", net.weight.norm().item())', place)
-    assert (found.loops, found.place, found.kind) == (loops, where, Kind.LOG)
+    assert (found.loops, found.place, found.kind) == (loops, where, ProbeKind.LOG)
     assert found.names == ("norm",)
     assert (found.first, found.last) == (place[0], place[0])
     assert found.chains == (loops,)
@@ -94,8 +96,8 @@ def test_several_probes_in_several_files_are_found():
     }
     found = find(old, new)
     assert [(p.path, p.kind) for p in found.probes] == [
-        ("train.py", Kind.LOG),
-        ("lib.py", Kind.PRINT),
+        ("train.py", ProbeKind.LOG),
+        ("lib.py", ProbeKind.PRINT),
     ]
     assert found.source["gone.txt"] == "x"
     assert found.source["lib.py"] == new["lib.py"]
@@ -136,7 +138,7 @@ def test_helpers_imports_and_variables_of_probes_are_allowed_and_told():
     assert found.names == ("grad_norm",)
     assert found.of("grad_norm")[0].depth == 1
     kinds = [p.kind for p in found.probes]
-    assert kinds[:3] == [Kind.IMPORT, Kind.IMPORT, Kind.DEFINITION]
+    assert kinds[:3] == [ProbeKind.IMPORT, ProbeKind.IMPORT, ProbeKind.DEFINITION]
 
 
 def test_a_recorded_import_may_bring_in_more_names():
@@ -320,9 +322,9 @@ def test_a_probe_in_a_called_function_knows_the_loops_of_its_callers():
 
 
 def test_a_call_of_a_function_that_loops_counts_as_a_loop_of_its_level():
-    assert added_to(FUNCTIONS, 16, "print(epoch)", 12).place is Place.BEFORE
-    assert added_to(FUNCTIONS, 17, "print(epoch)", 12).place is Place.AFTER
-    assert added_to(FUNCTIONS, 25, "print(1)", 0).place is Place.AFTER
+    assert added_to(FUNCTIONS, 16, "print(epoch)", 12).place is Position.BEFORE
+    assert added_to(FUNCTIONS, 17, "print(epoch)", 12).place is Position.AFTER
+    assert added_to(FUNCTIONS, 25, "print(1)", 0).place is Position.AFTER
 
 
 def test_a_while_loop_is_named_by_its_function():

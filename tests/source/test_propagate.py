@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from rearview.source.propagate import carry
+from rearview.source.propagate.statement import carry
 from rearview.source.text import decode, encode
 
 GOLD = Path(__file__).parent.parent / "gold" / "propagation"

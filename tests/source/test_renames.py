@@ -2,9 +2,8 @@
 
 import pytest
 
-from rearview.source.imports import imports_as_then
-from rearview.source.probes import find
-from rearview.source.renames import Names, renames
+from rearview.source.probes.find import find
+from rearview.source.propagate.moved_files import FileNames, imports_as_then, renames
 
 TEXT = """import data
 
@@ -78,13 +77,13 @@ def test_no_file_is_paired_twice():
 
 
 def test_a_name_that_went_to_another_file_is_not_overwritten():
-    names = Names({"train.py": "main.py"})
+    names = FileNames({"train.py": "main.py"})
     new = {"main.py": TEXT, "train.py": OTHER}
     assert names.as_then(new, {"train.py": TEXT}) == {"train.py": TEXT}
 
 
 def test_an_unpaired_old_file_keeps_out_of_the_way_of_a_new_name():
-    names = Names({"a.py": "b.py"})
+    names = FileNames({"a.py": "b.py"})
     assert names.as_now({"a.py": "", "b.py": "", "c.py": ""}) == {
         "a.py": "b.py",
         "b.py": "then/b.py",

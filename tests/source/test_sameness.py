@@ -2,8 +2,8 @@
 
 import pytest
 
-from rearview.source.probes import find
-from rearview.source.sameness import sameness
+from rearview.source.probes.find import find
+from rearview.source.probes.probe import sameness
 
 OLD = """\
 def train(x):

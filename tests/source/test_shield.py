@@ -7,8 +7,8 @@ import traceback
 
 import pytest
 
-from rearview.source.probes import find
-from rearview.source.shield import shield_tree
+from rearview.source.probes.find import find
+from rearview.source.wrap_probes import shield_tree
 
 
 class Shield:

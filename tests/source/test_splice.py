@@ -2,12 +2,12 @@ import ast
 
 import pytest
 
-from rearview.source.splice import put, rename, render
-from rearview.source.text import parse
+from rearview.source.propagate.splice import put, rename, render
+from rearview.source.text import try_parse
 
 
 def shown(text, lines, **options):
-    parsed = parse(text)
+    parsed = try_parse(text)
     trees = [
         node
         for node in ast.walk(parsed.tree)

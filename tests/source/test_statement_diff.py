@@ -1,6 +1,6 @@
 """What became of each statement between two versions."""
 
-from rearview.source.statement_diff import Edit, statement_diff
+from rearview.source.propagate.statement_diff import Edit, statement_diff
 
 OLD = """import os
 

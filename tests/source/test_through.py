@@ -1,4 +1,4 @@
-from rearview.source.propagate import HandPlace, Statement, through
+from rearview.source.propagate.versions import HandPlace, Statement, through
 
 NEW = """import rearview
 

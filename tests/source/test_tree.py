@@ -1,9 +1,9 @@
-from rearview.source.text import parse
-from rearview.source.tree import grow, words
+from rearview.source.text import try_parse
+from rearview.source.trees import grow, words
 
 
 def tree(text, **options):
-    return grow(parse(text), **options)
+    return grow(try_parse(text), **options)
 
 
 def test_formatting_does_not_change_the_words():

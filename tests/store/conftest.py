@@ -1,7 +1,7 @@
 import pytest
 
 from rearview.model import Part, Point, Step
-from rearview.store.checkpoints import Checkpoints
+from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.project import Project
 
 BIG = 1 << 20

@@ -2,8 +2,7 @@ import threading
 
 import pytest
 
-from rearview.store.ahead import Ahead
-from rearview.store.objects import named
+from rearview.store.checkpoints.objects import Ahead, named
 
 VIEWS = [memoryview(bytes([i]) * 1000) for i in range(20)]
 

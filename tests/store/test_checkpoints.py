@@ -5,8 +5,8 @@ import pytest
 
 from rearview.errors import DamagedError, StoreError, UsageError
 from rearview.model import Part, Point, Step
-from rearview.store.checkpoints import OBJECT_FROM, Checkpoints
-from rearview.store.manifest import FORMAT, INLINE
+from rearview.store.checkpoints.checkpoints import OBJECT_FROM, Checkpoints
+from rearview.store.checkpoints.manifest import FORMAT, INLINE
 
 POINT = Point((Step("epoch", 3, "third"), Step("step", 20, 0.5)))
 

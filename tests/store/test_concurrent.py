@@ -4,9 +4,9 @@ import os
 import warnings
 
 from rearview.model import Part, Point, Step
-from rearview.store.checkpoints import Checkpoints
-from rearview.store.objects import Objects
-from rearview.store.sweep import gc
+from rearview.store.checkpoints.checkpoints import Checkpoints
+from rearview.store.checkpoints.gc import gc
+from rearview.store.checkpoints.objects import Objects
 from rearview.store.verify import verify
 
 BIG = 1 << 20
@@ -46,7 +46,9 @@ def in_child(action, *args):
 
 
 def test_eight_writers_and_a_sweeper_lose_nothing(project, monkeypatch):
-    monkeypatch.setattr("rearview.store.sweep.SLACK", 0.01)  # only the coarseness of file times
+    monkeypatch.setattr(
+        "rearview.store.checkpoints.gc.SLACK", 0.01
+    )  # only the coarseness of file times
     pids = [in_child(write, project, f"run{number}") for number in range(WRITERS)]
     freed = 0
     running = set(pids)

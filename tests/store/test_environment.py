@@ -3,7 +3,7 @@
 import pytest
 
 from rearview.model.environment import Class, Environment, class_of
-from rearview.store.environment import append_environment, read_environment
+from rearview.store.recorded_inputs import append_environment, read_environment
 
 RULE = {
     Class.RESTORED: (

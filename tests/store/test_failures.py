@@ -10,11 +10,11 @@ import pytest
 from faults import Faults
 from rearview.errors import StoreError
 from rearview.model import ObjectRef
-from rearview.store.checkpoints import Checkpoints
-from rearview.store.objects import Batch, Objects, digest
-from rearview.store.sweep import gc, usage
+from rearview.store.checkpoints.checkpoints import Checkpoints
+from rearview.store.checkpoints.compression import Worth
+from rearview.store.checkpoints.gc import gc, usage
+from rearview.store.checkpoints.objects import Batch, Objects, digest
 from rearview.store.verify import verify
-from rearview.store.worth import Worth
 
 
 def leftovers(project):

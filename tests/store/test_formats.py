@@ -7,13 +7,13 @@ import pytest
 
 from rearview.energy import Account
 from rearview.model import Point, Step
-from rearview.runtime.traces import Traces
-from rearview.store import printed, runs
-from rearview.store.checkpoints import Checkpoints
-from rearview.store.lines import CHECKED
-from rearview.store.objects import Objects
+from rearview.runtime.sandbox.overwritten_files import Traces
+from rearview.store import printed_lines, runs
+from rearview.store.checkpoints.checkpoints import Checkpoints
+from rearview.store.checkpoints.compression import MARK
+from rearview.store.checkpoints.objects import Objects
+from rearview.store.json_lines import CHECKED
 from rearview.store.project import COMPRESSED, FORMAT, Project
-from rearview.store.shrunk import MARK
 from rearview.store.verify import verify
 
 GOLD = Path(__file__).parent.parent / "gold"
@@ -48,10 +48,10 @@ def test_a_store_of_an_old_format_is_read(tmp_path, number):
     assert file.read_bytes().startswith(MARK) == (number >= COMPRESSED)
 
 
-@pytest.mark.parametrize("number", range(1, printed.FORMAT + 1))
+@pytest.mark.parametrize("number", range(1, printed_lines.FORMAT + 1))
 def test_printed_lines_of_an_old_format_are_read(tmp_path, number):
-    shutil.copy(GOLD / "printed" / f"{number}.jsonl", tmp_path / printed.FILE)
-    begins, loss, dropped = printed.printed(tmp_path)
+    shutil.copy(GOLD / "printed" / f"{number}.jsonl", tmp_path / printed_lines.FILE)
+    begins, loss, dropped = printed_lines.printed(tmp_path)
     assert (begins.where, begins.stream, begins.text) == ("", "out", "begins")
     assert (loss.where, loss.stream, loss.text) == ("epoch=3/step=20", "err", "loss 0.5")
     assert (dropped.stream, dropped.text) == ("", "only 8 MB are kept")

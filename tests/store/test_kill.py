@@ -11,10 +11,10 @@ import pytest
 
 from rearview.config import Settings
 from rearview.model import Part, Point, Step
-from rearview.runtime.writer import Writer
-from rearview.store.checkpoints import Checkpoints
+from rearview.runtime.saving.writer import Writer
+from rearview.store.checkpoints.checkpoints import Checkpoints
+from rearview.store.checkpoints.compression import Worth
 from rearview.store.verify import verify
-from rearview.store.worth import Worth
 
 BIG = 1 << 20
 

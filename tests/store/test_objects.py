@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rearview.errors import DamagedError, StoreError
 from rearview.model import ObjectRef
-from rearview.store.objects import Batch, Objects, digest
+from rearview.store.checkpoints.objects import Batch, Objects, digest
 from rearview.store.project import Project
 
 

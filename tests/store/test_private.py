@@ -10,7 +10,7 @@ import pytest
 
 from rearview.config import Settings
 from rearview.store.project import Project
-from rearview.store.versions import Versions
+from rearview.store.versions.versions import Versions
 
 JOB = """\
 import rearview

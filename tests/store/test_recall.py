@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from rearview.errors import DamagedError
-from rearview.store.recall import recorded
-from rearview.store.sealed import MARK, about
-from rearview.store.views import Tables
+from rearview.store.records import recorded
+from rearview.store.sealed_records import MARK, about
+from rearview.store.tables.tables import Tables
 from recorded import Recorded, at
 
 GOLD = Path(__file__).parents[1] / "gold/records/format-1.parquet"

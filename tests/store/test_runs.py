@@ -16,7 +16,7 @@ import pytest
 from rearview.errors import StoreError, UsageError
 from rearview.model import Status
 from rearview.model.checksum import add_check
-from rearview.store import alive as alive_module
+from rearview.store import machine as alive_module
 from rearview.store.project import Project
 from rearview.store.runs import FORMAT, Runs
 

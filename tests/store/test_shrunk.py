@@ -13,15 +13,14 @@ from hypothesis import strategies as st
 
 from rearview.errors import DamagedError, StoreError
 from rearview.model import ObjectRef, Part, Point
-from rearview.store import objects as objects_module
-from rearview.store import shrunk
-from rearview.store.checkpoints import OBJECT_FROM, Checkpoints
-from rearview.store.objects import Batch, Objects, digest
+from rearview.store.checkpoints import compression
+from rearview.store.checkpoints import objects as objects_module
+from rearview.store.checkpoints.checkpoints import OBJECT_FROM, Checkpoints
+from rearview.store.checkpoints.compression import MARK, Worth, library
+from rearview.store.checkpoints.gc import gc, usage
+from rearview.store.checkpoints.objects import Batch, Objects, digest
 from rearview.store.project import COMPRESSED, PLAIN, Project
-from rearview.store.shrunk import MARK, library
-from rearview.store.sweep import gc, usage
 from rearview.store.verify import verify
-from rearview.store.worth import Worth
 
 DENSE = random.Random(7).randbytes(1 << 20)
 KINDS = {
@@ -266,7 +265,7 @@ def test_a_python_without_the_library_says_so_and_records_all_the_same(objects, 
     def absent():
         raise StoreError("no zstd", slug="zstd-missing")
 
-    monkeypatch.setattr(shrunk, "library", absent)
+    monkeypatch.setattr(compression, "library", absent)
     assert Worth.of("auto") is None
     with pytest.raises(StoreError, match="no zstd"):
         objects.get(ref)

@@ -6,13 +6,13 @@ import pytest
 
 from gitrepo import git, repo, versions, write
 from rearview.errors import VersionError
-from rearview.store import sources
+from rearview.store.versions import source_files
 
 
 def test_every_kind_of_change_is_seen_by_the_next_save(tmp_path, monkeypatch):
     root = repo(tmp_path)
     store = versions(root)
-    monkeypatch.setattr(sources, "SETTLED", -(10**18))  # trust the cache at once
+    monkeypatch.setattr(source_files, "SETTLED", -(10**18))  # trust the cache at once
     first = store.save("r1")
     assert store.save("r1b") == first
     (root / "train.py").unlink()
@@ -42,7 +42,7 @@ def test_a_change_within_the_same_tick_of_the_clock_is_not_missed(tmp_path):
 
 def test_a_cache_that_speaks_of_lost_objects_is_given_up(tmp_path, monkeypatch):
     root = repo(tmp_path)
-    monkeypatch.setattr(sources, "SETTLED", -(10**18))
+    monkeypatch.setattr(source_files, "SETTLED", -(10**18))
     write(root, {"loose.py": "u\n"})
     store = versions(root)
     version = store.save("r1")
@@ -57,7 +57,7 @@ def test_a_cache_that_speaks_of_lost_objects_is_given_up(tmp_path, monkeypatch):
 
 
 def test_a_folder_of_data_is_not_swallowed(tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "MANY", 20)
+    monkeypatch.setattr(source_files, "MANY", 20)
     write(tmp_path, {f"corpus/{i}.txt": f"{i}" for i in range(30)})
     write(tmp_path, {"train.py": "x\n", "conf/a.yaml": "a: 1\n", "requirements.txt": "torch\n"})
     store = versions(tmp_path)

@@ -13,11 +13,11 @@ from hypothesis.extra import numpy as arrays
 from PIL import Image
 
 from rearview.errors import DamagedError, StoreError, UsageError
-from rearview.store.objects import Objects
-from rearview.store.stored_value import StoredValue, in_text, stored_value
-from rearview.store.tables.table import PREVIEW
+from rearview.store.checkpoints.objects import Objects
+from rearview.store.media import StoredValue, in_text, stored_value
+from rearview.store.tables.result_table import PREVIEW
+from rearview.store.tables.tables import Tables
 from rearview.store.values import convert
-from rearview.store.views import Tables
 from recorded import Recorded, at
 
 TORCH = [
@@ -153,7 +153,7 @@ def test_a_notebook_draws_images_and_histograms(log):
 
 
 def test_a_notebook_holds_only_so_many_bytes_of_images(log, monkeypatch):
-    monkeypatch.setattr("rearview.store.tables.table.THUMBNAILS", 150)
+    monkeypatch.setattr("rearview.store.tables.result_table.THUMBNAILS", 150)
     rows = [{"i": Image.new("L", (8, 8), k)} for k in range(PREVIEW)]
     page = log(*rows).table(["i"])._repr_html_()
     assert 1 <= page.count("<img") <= 2
@@ -239,7 +239,7 @@ def kept(value):
     shelf = {}
 
     def put(data):
-        from rearview.store.objects import named, plain
+        from rearview.store.checkpoints.objects import named, plain
 
         ref = named(plain(data))
         shelf[ref.oid] = bytes(plain(data))

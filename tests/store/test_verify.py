@@ -3,7 +3,7 @@ import os
 import pytest
 
 from rearview.errors import StoreError
-from rearview.store.checkpoints import Checkpoints
+from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.runs import Runs
 from rearview.store.verify import verify
 

@@ -257,7 +257,7 @@ def test_eight_runs_that_start_at_once_all_keep_their_version(tmp_path):
         Project.create(place)
         code = (
             "import sys; from pathlib import Path; from rearview.config import Settings;"
-            "from rearview.store.project import Project; from rearview.store.versions import Versions;"
+            "from rearview.store.project import Project; from rearview.store.versions.versions import Versions;"
             "print(Versions(Project.create(Path(sys.argv[1])), Settings()).save(sys.argv[2]))"
         )
         env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2] / "src")}

@@ -14,9 +14,9 @@ from gitrepo import versions as versions_of
 from gitrepo import write
 from rearview.errors import StoreError, UsageError
 from rearview.model import Checkpoint, ObjectRef, Point, Step
-from rearview.store.tables import points as points_module
+from rearview.store.tables import record_files as points_module
 from rearview.store.tables import schema
-from rearview.store.views import Tables
+from rearview.store.tables.tables import Tables
 from recorded import Recorded, at, rechecked
 
 SRC = str(Path(__file__).parents[2] / "src")

@@ -4,14 +4,21 @@ import random
 
 import pytest
 
-from rearview.store.worth import FIRST, LONGEST, Disk, Sample, Worth, pays
+from rearview.store.checkpoints.compression import (
+    FIRST,
+    LONGEST,
+    CompressionSample,
+    Disk,
+    Worth,
+    pays,
+)
 
 NVME, HARD_DISK, HOME_FOLDER = Disk(2e9, 1.0), Disk(1.5e8, 1.0), Disk(1e7, 1.0)
 MB = 1 << 20
 
 
 def sample(share, speed=3e8):
-    return Sample(16384, round(16384 * share), 16384 / speed)
+    return CompressionSample(16384, round(16384 * share), 16384 / speed)
 
 
 @pytest.mark.parametrize("disk", [Disk(), NVME, HARD_DISK, HOME_FOLDER])

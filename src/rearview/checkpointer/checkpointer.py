@@ -1,5 +1,435 @@
-"""The published home of the class: `from checkpointer.checkpointer import Checkpointer`."""
+"""The Checkpointer: saves your own way, at any interval, through any interruption."""
 
-from rearview import Checkpointer
+from __future__ import annotations
 
-__all__ = ["Checkpointer"]
+import copy
+import multiprocessing
+import operator
+import os
+import signal
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Self, SupportsIndex
+
+from rearview.checkpointer import saves
+from rearview.checkpointer.archive import Archive, CheckpointerWarning, Courier
+from rearview.checkpointer.options import Interval, Stopwatch, destination, interval, seconds
+from rearview.checkpointer.saves import Keep, Save, SaveFolder
+from rearview.checkpointer.signals import Signals, in_notebook, leave, leave_at_once
+from rearview.errors import RemoteError, StoreError, UsageError
+from rearview.remote.base import Remote
+from rearview.remote.htcondor import EXIT_CODE
+from rearview.remote.transfer import Retry
+
+__all__ = ["Checkpointer", "CheckpointerWarning"]
+
+FAILURES = 3
+"""So many failed saves in a row are an error, not a warning."""
+
+TRAPPED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+
+_STEPPING: weakref.WeakSet[Checkpointer] = weakref.WeakSet()
+
+
+class Checkpointer:
+    """Saves what you give it, the way you say, and brings it back after any interruption.
+
+    ::
+
+        checkpointer = Checkpointer(
+            local_checkpoint_file=Path("model.pt"),
+            checkpoint_function=lambda path, state: torch.save(state, path),
+            restore_function=torch.load,
+            checkpoint_transfer_target="s3://bucket/run-1",
+            checkpoint_every="10min",
+        )
+        state = checkpointer.restore(default=state)
+        while state["epoch"] < 100:
+            train(state)
+            checkpointer.step(state)
+
+    A signal (SIGTERM, SIGUSR1, SIGINT) is remembered; the next `step` saves, transfers and exits
+    with `checkpoint_exit_code`. Every parameter is explained in docs/checkpointer.md.
+    """
+
+    def __init__(
+        self,
+        local_checkpoint_file: str | os.PathLike[str],
+        checkpoint_function: Callable[[Path, Any], Any] | None = None,
+        restore_function: Callable[[Path], Any] | None = None,
+        checkpoint_transfer_mode: str | None = None,
+        checkpoint_transfer_target: str | os.PathLike[str] | Remote | None = None,
+        xrootd_server_name: str | None = None,
+        checkpoint_transfer_callback: Callable[..., Any] | None = None,
+        checkpoint_transfer_callback_kwargs: Mapping[str, Any] | None = None,
+        checkpoint_every: int | str | timedelta | Interval | None = 10,
+        on_SIGTERM_prehook: Callable[..., Any] | None = None,  # noqa: N803  published name
+        on_SIGTERM_prehook_kwargs: Mapping[str, Any] | None = None,  # noqa: N803
+        checkpoint_exit_code: int = EXIT_CODE,
+        *,
+        keep_last: int = 2,
+        keep_best: int = 0,
+        best: str = "min",
+        asynchronous: bool | str = False,
+        snapshot_function: Callable[[Any], Any] = copy.deepcopy,
+        signals: Iterable[int] | None = None,
+        grace: float | str | None = "5min",
+        exit_every: float | str | timedelta | None = None,
+        pause_when: Callable[[], bool] | None = None,
+        agree: Callable[[bool], bool] | None = None,
+        remote_options: Mapping[str, Any] | None = None,
+        retry: Retry | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if asynchronous not in {True, False, "transfer"}:
+            raise UsageError(
+                f"asynchronous={asynchronous!r} is unknown. Give False, True (save and transfer in "
+                "the background) or 'transfer' (only that).",
+                slug="checkpointer-asynchronous",
+            )
+        self.checkpoint_function = checkpoint_function or saves.write
+        self.restore_function = restore_function or saves.read
+        self.on_SIGTERM_prehook = on_SIGTERM_prehook
+        self.on_SIGTERM_prehook_kwargs = dict(on_SIGTERM_prehook_kwargs or {})
+        self.checkpoint_value: Any = None
+        self.step_counter = 0
+
+        folder = SaveFolder(Path(local_checkpoint_file))
+        self.local_checkpoint_file = folder.file
+        found = destination(
+            folder,
+            mode=checkpoint_transfer_mode,
+            target=checkpoint_transfer_target,
+            server=xrootd_server_name,
+            callback=checkpoint_transfer_callback,
+            kwargs=checkpoint_transfer_callback_kwargs,
+            options={"retry": retry or Retry(), **(remote_options or {})},
+        )
+        keep = Keep(keep_last, keep_best, best)
+        self._archive = Archive(folder, found.mirror, keep, found.foreign_key)
+        self._condor = found.condor is not None
+        self.checkpoint_exit_code = checkpoint_exit_code
+        self._exit_every = None if exit_every is None else seconds(exit_every)
+        deadline = None if grace is None else seconds(grace)
+        if found.condor is not None:
+            # the job's own description overrules, as HTCondor acts by that
+            self.checkpoint_exit_code = found.condor.exit_code
+            deadline = found.condor.grace or deadline
+            if self._exit_every is None:
+                self._exit_every = 3600.0
+
+        self._interval = interval(checkpoint_every)
+        self._asynchronous, self._snapshot = asynchronous, snapshot_function
+        self._pause_when, self._agree = pause_when, agree
+        self._clock = clock
+        self._watch = Stopwatch(clock)
+        self._failures = 0
+        self._index: int | None = None
+        """Number of the step as the program counts it, where it says so."""
+        self._rearm_at = clock()
+        self._courier = Courier(f"save {self.local_checkpoint_file.name}")
+        self._carrier = Courier(f"transfer {self.local_checkpoint_file.name}")
+        """Saves are written by the one and brought away by the other: a slow transfer delays no save."""
+        self.departed = False
+        """Whether the save that a signal asked for is done."""
+        self.thread = threading.current_thread()
+        """Where `step` was called last."""
+        if signals is None:
+            # a worker that multiprocessing started is stopped by SIGTERM; trapped, it would hang
+            signals = TRAPPED if multiprocessing.parent_process() is None else ()
+        self.signals = Signals(signals, grace=deadline, on_deadline=self._give_up, clock=clock)
+        self.signals.start()
+
+    # the loop
+
+    def step(self, value: Any, metric: Any = None) -> None:
+        """Say that `value` is whole now: save it if that is due, or if a signal asked to leave.
+
+        `metric` ranks the save for `keep_best`. The published `step(i, model)`, with a number first
+        and a value that is no number second, saves `model` as that of step `i`.
+        """
+        value, metric, self._index = _published_order(value, metric)
+        self.checkpoint_value = value
+        self.thread = threading.current_thread()
+        _STEPPING.add(self)
+        now = self._clock()
+        if now >= self._rearm_at:  # not at every step: some take microseconds
+            self.signals.rearm()
+            self._rearm_at = now + 0.05
+        if self._pause_when is not None and self._pause_when():
+            self.signals.request(signal.SIGTERM)
+        leaving = self.signals.requested is not None
+        if self._agree is not None:
+            # processes that train together leave together, at the same step
+            leaving = self._agree(leaving)
+            if leaving:
+                self.signals.request(signal.SIGTERM)
+        if leaving:
+            self._depart(metric)
+            return
+        self._check_courier()
+        if self._interval.due(self._watch.pace(self.step_counter)) and not self._courier.busy:
+            with self._watch.saving(), self.signals.saving():
+                self._save(value, metric, background=self._asynchronous)
+            if self._exit_due():
+                self.signals.absorb()
+                self._finish_courier()
+                self.close()
+                leave(self.checkpoint_exit_code)
+        self.step_counter += 1
+
+    def checkpoint(self, value: Any = None, metric: Any = None) -> None:
+        """Save `value` (or the last one given) and transfer it, now and in the foreground.
+
+        `checkpoint(i, model)` is understood as `step(i, model)` is.
+        """
+        value, metric, self._index = _published_order(value, metric)
+        if value is None:
+            value = self.checkpoint_value
+        if value is None:
+            raise UsageError(
+                "There is no value to save yet. Give one: checkpoint(value).",
+                slug="checkpointer-no-value",
+            )
+        self.checkpoint_value = value
+        self.signals.rearm()
+        self._finish_courier()
+        if self.signals.requested is not None:
+            _STEPPING.add(self)
+            self._depart(metric)
+            return
+        with self._watch.saving(), self.signals.saving():
+            self._save(value, metric, background=False)
+
+    def restore(self, default: Any = None) -> Any:
+        """Return what `restore_function` makes of the newest intact save, or `default`.
+
+        The newest is the one saved last, here or at the remote. A damaged save is reported and
+        the one before it taken; if saves exist and none is intact, that is an error, not a start
+        from the beginning. So is a remote that cannot be asked.
+        """
+        path = self.get_checkpoint()
+        return default if path is None else self.restore_function(path)
+
+    # the parts
+
+    def get_checkpoint(self) -> Path | None:
+        """Bring the newest intact save to `local_checkpoint_file`; None if there is none."""
+        self._finish_courier()
+        return self._archive.newest()
+
+    def transfer_checkpoint(self) -> None:
+        """Bring the newest save to the remote, unless it is there; raise if that fails."""
+        self._finish_courier()
+        self._archive.push_newest()
+
+    def transfer_checkpoint_files(self) -> None:
+        """Do as `transfer_checkpoint` does (the published name)."""
+        self.transfer_checkpoint()
+
+    @property
+    def checkpoint_exists(self) -> bool:
+        """Whether `restore` would find something, here or at the remote."""
+        return self._archive.exists
+
+    def clean_up_local_checkpoint_files(self) -> None:
+        """Remove the local saves, if the remote is known to hold the newest of them."""
+        self._archive.clean_up()
+
+    def wait(self) -> None:
+        """Return when everything saved so far is durable and transferred; raise if it is not."""
+        self._finish_courier()
+        self._check_courier()
+
+    def close(self) -> None:
+        """Finish what is under way and give the signals back."""
+        self._wait_for_couriers()
+        self.signals.stop()
+        _STEPPING.discard(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # saving
+
+    def _save(self, value: Any, metric: float | None, *, background: bool | str) -> None:
+        step = self.step_counter if self._index is None else self._index
+        try:
+            counter = self._archive.next_counter()
+        except RemoteError as exc:
+            self._transfer_failed(exc)
+            counter = self._archive.counter
+        if background is True:
+            value = self._snapshot(value)
+
+        def write() -> Save:
+            return self._archive.write(
+                lambda path: self.checkpoint_function(path, value),
+                counter=counter,
+                step=step,
+                metric=metric,
+            )
+
+        def write_and_send() -> None:
+            write()
+            self._failures = 0
+            self._archive.prune()
+            if self._archive.mirror is not None:
+                self._carrier.send(self._archive.deliver_kept)
+
+        try:
+            if background is True:
+                self._courier.send(write_and_send)
+            elif background == "transfer":
+                write_and_send()
+            else:
+                save = write()
+                self._failures = 0
+                self._archive.deliver(save)
+        except Exception as exc:
+            self._failed(exc)
+
+    def _transfer_failed(self, exc: RemoteError) -> None:
+        """Warn and go on if an earlier transfer succeeded; a target that never worked is an error.
+
+        A run that trains for days towards a target that cannot be written to helps nobody.
+        """
+        if not self._archive.delivered:
+            raise exc
+        warnings.warn(
+            f"The save of step {self.step_counter} is here but not at the target: {exc} The next "
+            "save tries again.",
+            CheckpointerWarning,
+            stacklevel=4,
+        )
+
+    def _failed(self, exc: Exception) -> None:
+        """Warn and go on if an earlier save stands and this is not the third failure in a row.
+
+        A disk that was full for an hour should not end a training of days.
+        """
+        if isinstance(exc, RemoteError):
+            self._transfer_failed(exc)
+            return
+        self._failures += 1
+        if not self._archive.folder.saves() or self._failures >= FAILURES:
+            raise exc
+        warnings.warn(
+            f"The save of step {self.step_counter} failed ({type(exc).__name__}: {exc}). The one "
+            "before it stays; the next save tries again.",
+            CheckpointerWarning,
+            stacklevel=4,
+        )
+
+    def _wait_for_couriers(self) -> None:
+        self._courier.wait()  # first: what it saves is brought away by the other
+        self._carrier.wait()
+
+    def _finish_courier(self) -> None:
+        self._wait_for_couriers()
+        self._check_courier()
+
+    def _check_courier(self) -> None:
+        for courier in (self._courier, self._carrier):
+            try:
+                courier.check()
+            except Exception as exc:
+                self._failed(exc)
+
+    # leaving
+
+    def _exit_due(self) -> bool:
+        return self._exit_every is not None and self._watch.age >= self._exit_every
+
+    def _depart(self, metric: float | None) -> None:
+        number = self.signals.requested or signal.SIGTERM
+        if not self.departed:
+            self.signals.settle()
+            self.signals.absorb()
+            self.departed = True
+            self._last_save_before_leaving(metric)
+            others = [
+                one
+                for one in _STEPPING
+                if one is not self and not one.departed and one.thread.is_alive()
+            ]
+            if others:  # they save at their own next step, where their state is whole
+                for one in others:
+                    one.signals.request(number)
+                return
+        everyone = list(_STEPPING)
+        going_on = in_notebook() and number == signal.SIGINT
+        for one in everyone:
+            if going_on:
+                one.departed = False
+                one.signals.clear()
+            else:
+                one.close()
+        leave(self._code(number), number)
+
+    def _last_save_before_leaving(self, metric: float | None) -> None:
+        if self.on_SIGTERM_prehook is not None:
+            try:
+                self.on_SIGTERM_prehook(**self.on_SIGTERM_prehook_kwargs)
+            except Exception as exc:
+                warnings.warn(
+                    f"on_SIGTERM_prehook failed ({type(exc).__name__}: {exc}); saving goes on.",
+                    CheckpointerWarning,
+                    stacklevel=4,
+                )
+        self._finish_courier()
+        self._save(self.checkpoint_value, metric, background=False)
+        if not in_notebook():
+            self.clean_up_local_checkpoint_files()
+
+    def _code(self, number: int) -> int:
+        # HTCondor holds a job that exits with the code and has no checkpoint to show
+        if self._condor and not self._archive.folder.saves():
+            return 128 + number
+        return self.checkpoint_exit_code
+
+    def _give_up(self, number: signal.Signals) -> None:
+        """Leave at the deadline with the last complete save; runs in a thread of its own."""
+        if in_notebook():
+            return
+        try:
+            self._wait_for_couriers()
+            self._archive.push_newest()
+        except (RemoteError, StoreError, OSError) as exc:
+            warnings.warn(f"At the deadline: {exc}", CheckpointerWarning, stacklevel=1)
+        finally:
+            leave_at_once(self._code(number))
+
+
+def _published_order(value: Any, metric: Any) -> tuple[Any, float | None, int | None]:
+    """Return value, metric and step number of `step(value, metric)` or of `step(i, value)`.
+
+    >>> _published_order({"w": 1}, 0.5), _published_order(7, {"w": 1}), _published_order(7, None)
+    (({'w': 1}, 0.5, None), ({'w': 1}, None, 7), (7, None, None))
+    """
+    if metric is None:
+        return value, None, None
+    try:
+        return value, _number(metric), None
+    except (TypeError, ValueError, RuntimeError):
+        if isinstance(value, SupportsIndex) and not isinstance(value, bool):
+            return metric, None, operator.index(value)
+        raise UsageError(
+            f"The metric is {type(metric).__name__}, which is not a number. Call step(value), "
+            "step(value, metric=loss), or step(i, value) with the number of the step first.",
+            slug="checkpointer-metric",
+        ) from None
+
+
+def _number(metric: Any) -> float:
+    if isinstance(metric, str | bytes):
+        raise TypeError
+    return float(metric)

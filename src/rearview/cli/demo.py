@@ -13,9 +13,9 @@ from pathlib import Path
 
 import click
 
-from rearview.cli import show
 from rearview.cli.demo_script import SCRIPT, edited
-from rearview.cli.formats import duration
+from rearview.cli.terminal import output
+from rearview.cli.terminal.output import duration
 from rearview.errors import UsageError
 
 NEEDS = {"torch": "torch", "sklearn": "scikit-learn"}
@@ -48,14 +48,14 @@ def demo(folder: Path | None, epochs: int) -> int:
     code = _do(place, "run", "train.py", "--epochs", str(epochs))
     if code:
         return code
-    show.out(f"\nTrained and recorded in {duration(time.monotonic() - start)}.")
+    output.out(f"\nTrained and recorded in {duration(time.monotonic() - start)}.")
 
     _step(
         2,
         "Hindsight. How did the weights and the gradients grow? Nobody logged them. Log them now.",
     )
     script.write_text(edited(), "utf-8")
-    show.diff("\n".join(_changes(SCRIPT, edited())))
+    output.diff("\n".join(_changes(SCRIPT, edited())))
 
     _step(3, "Backfill. The weights' norm, once an epoch: epochs are restored, not trained again.")
     code = _do(place, "backfill", "weight_norm", "--quiet")
@@ -69,12 +69,12 @@ def demo(folder: Path | None, epochs: int) -> int:
 
     _step(5, "The table, as if it had been logged all along.")
     _do(place, "table", "weight_norm")
-    show.out("")
+    output.out("")
     _do(place, "table", "grad_norm", "--where", f"epoch = {middle}", "--limit", "8")
 
-    show.out(f"\nAll of it is in {place}. Try there:")
+    output.out(f"\nAll of it is in {place}. Try there:")
     for words in ("show", "table grad_norm --format csv", "replay", 'sql "select * from runs"'):
-        show.out(f"  rearview {words}")
+        output.out(f"  rearview {words}")
     return 0
 
 
@@ -97,13 +97,13 @@ def _made(folder: Path | None) -> Path:
 
 
 def _step(number: int, text: str) -> None:
-    show.out(show.paint(f"\n{number}. {text}\n", show.BOLD))
+    output.out(output.paint(f"\n{number}. {text}\n", output.BOLD))
 
 
 def _do(place: Path, *words: str) -> int:
     """Run one of our own commands in `place` as a user would, and show it."""
     line = " ".join(f'"{word}"' if " " in word else word for word in words)
-    show.out(show.paint(f"$ rearview {line}", show.CYAN))
+    output.out(output.paint(f"$ rearview {line}", output.CYAN))
     sys.stdout.flush()
     env = {name: value for name, value in os.environ.items() if name != "REARVIEW_ROOT"}
     return subprocess.run(

@@ -1,4 +1,9 @@
-"""The command `rearview`: which commands there are, and how each way of failing ends."""
+"""The command `rearview`: which commands there are, and how each way of failing ends.
+
+The command completion.
+
+The command `rearview`: which commands there are, and how each way of failing ends.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +16,26 @@ from typing import Any, NoReturn
 import click
 
 import rearview
-from rearview.cli import show
+from rearview.cli.terminal import output
 from rearview.errors import RearviewError
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the completion script of a shell.
+
+    Commands, options, run ids and names then complete with the Tab key. Put into the shell's start
+    file: `eval "$(rearview completion bash)"`, the same with zsh, or for fish `rearview
+    completion fish | source`.
+    """
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    assert kind is not None, "the choices above are click's own"
+    complete = kind(cli, {}, "rearview", "_REARVIEW_COMPLETE")
+    output.out(complete.source_template % complete.source_vars())
+
 
 OK = 0
 NO = 1
@@ -110,7 +133,7 @@ class Lazy(click.Group):
 def cli(ctx: click.Context, traceback: bool) -> int | None:  # noqa: ARG001 - read in `main`
     """Hindsight for model training: log it after the run, exactly."""
     if ctx.invoked_subcommand is None:
-        show.overview(rearview.__version__)
+        output.overview(rearview.__version__)
         return OK
     return None
 
@@ -131,23 +154,23 @@ def _run(words: list[str]) -> int:
         result: Any = cli.main(words, prog_name="rearview", standalone_mode=False)
         sys.stdout.flush()
     except click.ClickException as exc:
-        show.usage(exc)
+        output.usage(exc)
         return USAGE
     except (KeyboardInterrupt, click.Abort):
-        show.note("")
+        output.note("")
         return INTERRUPTED
-    except (BrokenPipeError, show.ReaderGone):
+    except (BrokenPipeError, output.ReaderGone):
         # who reads us went away: say nothing, and keep the interpreter from flushing into it
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return PIPE
     except RearviewError as exc:
         if "--traceback" in words[:1]:
             raise
-        show.problem(str(exc), exc.slug)
+        output.problem(str(exc), exc.slug)
         return USAGE
     except Exception as exc:
         if "--traceback" in words[:1]:
             raise
-        show.bug(exc)
+        output.bug(exc)
         return BUG
     return result if isinstance(result, int) else OK

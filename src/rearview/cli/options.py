@@ -16,7 +16,7 @@ from rearview.errors import UsageError
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    from rearview.past import History, Start
+    from rearview._history import History, Start
 
 SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 BYTES = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12} | {
@@ -132,7 +132,7 @@ def asked(*, trusting: bool = False) -> History:
 
     One that is `trusting` is there to be trusted, wherever links in its store lead.
     """
-    from rearview.past import History, history
+    from rearview._history import History, history
     from rearview.store.project import Project
 
     project = Project.find(here()) if trusting else None

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rearview.cli import show
-from rearview.cli.chart import COLORS, Line, braille, frame_of, svg
 from rearview.cli.options import TakesRuns, asked, some_names, some_runs
-from rearview.cli.progress import waiting
+from rearview.cli.terminal import output as show
+from rearview.cli.terminal.chart import COLORS, ChartLine, braille, frame_of, svg
+from rearview.cli.terminal.progress import waiting
 from rearview.errors import UsageError
 
 if TYPE_CHECKING:
-    from rearview.past import History
+    from rearview._history import History
 
 INK = (show.CYAN, show.RED, show.GREEN, show.YELLOW)
 """Colours of lines on a terminal, in turn."""
@@ -73,33 +73,34 @@ def plot(
 
 def lines_of(
     past: History, names: Sequence[str], where: str | None, runs: list[str] | None
-) -> tuple[list[Line], str]:
+) -> tuple[list[ChartLine], str]:
     """Return a line per name and run, and what is across."""
     called = {run.id: run.name or run.id for run in past.runs()}
-    out: list[Line] = []
+    out: list[ChartLine] = []
     labels: dict[str, None] = {}
     for name in names:
         table = past.table(name, where=where, runs=runs)
         column = next(c for c in reversed(table.columns) if c != table.mark)
         loops = table.columns[1 : table.columns.index(column)]
         across = loops[0] if len(loops) == 1 else ""
-        lines: dict[str, Line] = {}
+        lines: dict[str, ChartLine] = {}
         for row in table:
             value, x = row[column], row[across] if across else None
             if not isinstance(value, (int, float)):
                 continue
             label = f"{name} {called[row['run']]}" if len(names) > 1 else called[row["run"]]
-            line = lines.setdefault(row["run"], Line(label, []))
+            line = lines.setdefault(row["run"], ChartLine(label, []))
             place = x if isinstance(x, (int, float)) else len(line.points)
             line.points.append((float(place), float(value)))
         out += [
-            Line(line.label, sorted(line.points, key=lambda p: p[0])) for line in lines.values()
+            ChartLine(line.label, sorted(line.points, key=lambda p: p[0]))
+            for line in lines.values()
         ]
         labels[across or "values logged"] = None
     return out, ", ".join(labels)
 
 
-def _draw(lines: list[Line], across: str) -> None:
+def _draw(lines: list[ChartLine], across: str) -> None:
     frame = frame_of(lines)
     assert frame is not None
     top, bottom = f"{frame.y1:.4g}", f"{frame.y0:.4g}"
@@ -120,7 +121,7 @@ def _draw(lines: list[Line], across: str) -> None:
         show.out(f"  … and {len(lines) - LEGEND} more; `--runs` chooses, `-o plot.svg` shows all")
 
 
-def _png(lines: list[Line], title: str, across: str, file: Path) -> None:
+def _png(lines: list[ChartLine], title: str, across: str, file: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError as exc:

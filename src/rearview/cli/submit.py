@@ -10,9 +10,9 @@ from typing import Any
 
 import click
 
-from rearview.cli import show
 from rearview.cli.options import pair, quiet_option
-from rearview.cli.record import Program, check_script, run
+from rearview.cli.run import Program, check_script, run
+from rearview.cli.terminal import output as show
 from rearview.errors import SiteError, UsageError
 
 _OWN = {"preemptible", "quiet"}
@@ -100,7 +100,7 @@ def submit(
         raise click.UsageError(
             "For which batch system, and which script? `rearview submit --condor train.py`.", ctx
         )
-    from rearview.sites import Job, batch_script, submit_file
+    from rearview.checkpointer.batch_files import BatchJob, batch_script, submit_file
 
     here = Path.cwd()
     target = module or program[0]
@@ -116,7 +116,7 @@ def submit(
     name = Path(target).stem if module is None else target
     file = Path(output or f"{name}.{'sub' if site == 'condor' else 'sbatch'}")
     rest = program if module is not None else (target, *program[1:])
-    job = Job(
+    job = BatchJob(
         name=name,
         command=(
             python or sys.executable,

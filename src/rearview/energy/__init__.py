@@ -1,27 +1,30 @@
 """When power is green: ask, decide, measure, account. Never a reason for a run to fail."""
 
-from rearview.energy.account import Account, Interval, Report, report
-from rearview.energy.decide import Decision, Rule, decide
-from rearview.energy.gate import Gate
-from rearview.energy.meter import Meter, Reading
-from rearview.energy.outlook import Outlook, Sample
-from rearview.energy.services import ElectricityMaps, EnergyCharts, WattTime, open_source
-from rearview.energy.sources import Source
-from rearview.energy.used import Used
+from rearview.energy.grid import (
+    ElectricityMaps,
+    EnergyCharts,
+    Forecast,
+    GridSample,
+    Source,
+    WattTime,
+    open_source,
+)
+from rearview.energy.meter import Account, EnergyReading, EnergyReport, Meter, OnTime, Used, report
+from rearview.energy.schedule import Gate, GridDecision, Rule, decide
 
 __all__ = [
     "Account",
-    "Decision",
+    "GridDecision",
     "ElectricityMaps",
     "EnergyCharts",
     "Gate",
-    "Interval",
+    "OnTime",
     "Meter",
-    "Outlook",
-    "Reading",
-    "Report",
+    "Forecast",
+    "EnergyReading",
+    "EnergyReport",
     "Rule",
-    "Sample",
+    "GridSample",
     "Source",
     "Used",
     "WattTime",

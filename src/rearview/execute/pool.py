@@ -7,13 +7,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from rearview.execute.crew import Post
-from rearview.execute.events import Event, Progress, UnderWay
 from rearview.execute.executor import Executor, Job, Task
-from rearview.execute.replays import Outcome, Replays, doubtful
-from rearview.execute.watch import Pace, Watch
+from rearview.execute.replay_jobs import ReplayOutcome, Replays, doubtful
+from rearview.execute.status import Eta, Event, Post, Progress, RecordTail, UnderWay
 from rearview.model import Run
-from rearview.model.segment import PROBE_RAISED
+from rearview.model.plan import PROBE_RAISED
 
 LOST = 3
 """How often a segment is started again whose process was killed under it."""
@@ -37,7 +35,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class PendingSegment:
     """One segment that is made ready only when its turn has come."""
 
     run: Run
@@ -45,7 +43,7 @@ class Piece:
     """Predicted."""
     turn: Callable[[], Turn]
     """Asked again as long as there is a rest."""
-    watch: Callable[[Task], Watch] | None = None
+    watch: Callable[[Task], RecordTail] | None = None
     """Follows how far it is."""
 
 
@@ -54,8 +52,8 @@ class _Running:
     number: int
     job: Job
     begun: float
-    pace: Pace
-    watch: Watch | None = None
+    pace: Eta
+    watch: RecordTail | None = None
     looked: float = 0.0
     leaving: bool = False
     """Its worker was taken away; it may end."""
@@ -92,7 +90,7 @@ class Pool:
     """Seconds that segments took which were predicted to take `_planned`."""
     _planned: float = 0.0
 
-    def carry_out(self, pieces: Sequence[Piece]) -> list[Outcome]:
+    def carry_out(self, pieces: Sequence[PendingSegment]) -> list[ReplayOutcome]:
         """Return what became of the pieces, in their order.
 
         Of a piece that another backfill filled there is nothing to tell.
@@ -100,7 +98,7 @@ class Pool:
         self._pieces = pieces
         self._waiting: deque[tuple[int, Task | None]] = deque((k, None) for k in range(len(pieces)))
         self._running: dict[int, _Running] = {}
-        self._outcomes: dict[int, list[Outcome]] = {}
+        self._outcomes: dict[int, list[ReplayOutcome]] = {}
         self._rests: set[int] = set()
         self._later: list[int] = []
         self._next_look = 0.0
@@ -203,7 +201,7 @@ class Pool:
         job = self.executor.start(replace(task, imports=None) if self._alone else task, slot)
         now = time.monotonic()
         watch = piece.watch(job.task) if piece.watch is not None and self.progress else None
-        self._running[slot] = _Running(number, job, now, Pace(piece.seconds, now), watch)
+        self._running[slot] = _Running(number, job, now, Eta(piece.seconds, now), watch)
         self._tell("started", number, seconds=piece.seconds, worker=slot)
 
     def _look(self, slot: int, one: _Running) -> None:

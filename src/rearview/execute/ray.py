@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from rearview.errors import SiteError
-from rearview.execute import aboard
-from rearview.execute.cargo import segment_of
-from rearview.execute.carrier import Carrier
-from rearview.execute.carry import Passage, sign_of
+from rearview.execute import ray_node
 from rearview.execute.executor import Job, Task
+from rearview.execute.ray_shipping import Carrier, Passage, segment_of, sign_of
 
 
 @dataclass
@@ -87,7 +85,7 @@ class Ray:
         self._gpus = gpus
         self._carrier = Carrier(gpus)
         self._check()
-        self._run = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(aboard.execute)
+        self._run = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(ray_node.execute)
 
     def _check(self) -> None:
         """Refuse a share of accelerators that no node can give: Ray would wait for one forever."""

@@ -17,14 +17,15 @@ from typing import Any
 import keras
 
 import rearview
-from rearview.frameworks.chance import read_chance, write_chance
-from rearview.frameworks.modules import (
+from rearview.frameworks.torch_state import (
     load,
     read_attributes,
+    read_chance,
     read_module,
     save,
     scalars,
     write_attributes,
+    write_chance,
     write_module,
 )
 

@@ -20,14 +20,16 @@ import transformers
 import transformers.trainer as loops
 
 import rearview
-from rearview.frameworks.chance import generators_of, read_chance, write_chance
-from rearview.frameworks.modules import (
+from rearview.frameworks.torch_state import (
+    generators_of,
     load,
     read_attributes,
+    read_chance,
     read_module,
     save,
     scalars,
     write_attributes,
+    write_chance,
     write_module,
 )
 

@@ -1,12 +1,9 @@
 """The words: frozen values without I/O that every room speaks in."""
 
 from rearview.model.checkpoint import Checkpoint, ObjectRef, Part
-from rearview.model.plan import Operator, Plan, Segment
-from rearview.model.point import Point, Step
+from rearview.model.plan import Control, Operator, Plan, ReplayReport, Segment, SegmentFile
 from rearview.model.proof import Proof, Verdict, proof_of
-from rearview.model.record import Origin, Record
-from rearview.model.run import Run, Status
-from rearview.model.segment import Control, Report, Wanted
+from rearview.model.run import Origin, Point, Record, Run, Status, Step
 
 __all__ = [
     "Checkpoint",
@@ -19,12 +16,12 @@ __all__ = [
     "Point",
     "Proof",
     "Record",
-    "Report",
+    "ReplayReport",
     "Run",
     "Segment",
     "Status",
     "Step",
     "Verdict",
-    "Wanted",
+    "SegmentFile",
     "proof_of",
 ]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rearview.model.point import Point
+from rearview.model.run import Point
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from rearview.model.record import Origin
-from rearview.model.segment import Report
+from rearview.model.plan import ReplayReport
+from rearview.model.run import Origin
 from rearview.model.wording import in_words
 
 
@@ -66,7 +66,9 @@ class Proof:
         return f"{self.verdict}: {self.why}" if self.why else str(self.verdict)
 
 
-def proof_of(report: Report | None, *, proved: bool | None = None, redone: bool = False) -> Proof:
+def proof_of(
+    report: ReplayReport | None, *, proved: bool | None = None, redone: bool = False
+) -> Proof:
     """Return what is known of one replay.
 
     `report` is what it left, None if that is lost; `proved` what was kept of it then (None: it has
@@ -83,7 +85,7 @@ def proof_of(report: Report | None, *, proved: bool | None = None, redone: bool 
     return Proof(Verdict.REDONE if redone else own.verdict, in_words(own.why))
 
 
-def _own(report: Report | None, proved: bool | None) -> Proof:
+def _own(report: ReplayReport | None, proved: bool | None) -> Proof:
     if report is None:
         if proved is None:
             return Proof(Verdict.INCOMPLETE, "it has not ended, or was interrupted")
@@ -108,7 +110,7 @@ def _own(report: Report | None, proved: bool | None) -> Proof:
     return Proof(Verdict.UNPROVED, "the run recorded nothing there to compare with")
 
 
-def compared(reports: Iterable[Report]) -> str:
+def compared(reports: Iterable[ReplayReport]) -> str:
     """Return how much replays restored and compared, in words."""
     reports = list(reports)
     restored, states, repeated = (

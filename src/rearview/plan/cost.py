@@ -64,27 +64,27 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True)
-class Correction:
+class CostCorrection:
     """How much longer than predicted things took: logarithms of the ratios, summed up."""
 
     count: int = 0
     total: float = 0.0
     squares: float = 0.0
 
-    def seen(self, ratio: float) -> Correction:
+    def seen(self, ratio: float) -> CostCorrection:
         """Return it with one more ratio of real to predicted seconds."""
         value = math.log(min(max(ratio, 0.01), 100.0))
-        return Correction(self.count + 1, self.total + value, self.squares + value**2)
+        return CostCorrection(self.count + 1, self.total + value, self.squares + value**2)
 
 
 @dataclass(frozen=True, slots=True)
-class Corrections:
+class CostCorrections:
     """What past replays teach, by version and operator, by operator, and over all.
 
     The more often something was replayed, the more its own history counts.
     """
 
-    by: Mapping[str, Correction] = field(default_factory=dict)
+    by: Mapping[str, CostCorrection] = field(default_factory=dict)
     trust: float = 1.0
     """How many observations the wider history counts for."""
     prior: float = 0.1
@@ -110,11 +110,11 @@ class Corrections:
         >>> Corrections().unknown("v", "DP")
         1.0
         """
-        seen = self.by.get(f"{version} {operator}", Correction())
+        seen = self.by.get(f"{version} {operator}", CostCorrection())
         return self.trust / (seen.count + self.trust)
 
 
-def refine(known: Corrections, predicted: Segment, real: float) -> Corrections:
+def refine(known: CostCorrections, predicted: Segment, real: float) -> CostCorrections:
     """Return the corrections with one more replay taken into account.
 
     `predicted.seconds` is the prediction that was made, corrections included.
@@ -135,7 +135,7 @@ def refine(known: Corrections, predicted: Segment, real: float) -> Corrections:
     ratio = real / (predicted.seconds / factor)
     by = dict(known.by)
     for key in ("", operator, f"{predicted.version} {operator}"):
-        by[key] = by.get(key, Correction()).seen(ratio)
+        by[key] = by.get(key, CostCorrection()).seen(ratio)
     return replace(known, by=by)
 
 
@@ -177,11 +177,11 @@ class CostModel:
     """Predictions for one run on one machine."""
 
     def __init__(
-        self, facts: RunFacts, *, here: Machine | None = None, known: Corrections | None = None
+        self, facts: RunFacts, *, here: Machine | None = None, known: CostCorrections | None = None
     ) -> None:
         self.facts = facts
         self.speed = speed(facts.machine, here)
-        self.known = known or Corrections()
+        self.known = known or CostCorrections()
         measured = [c for c in facts.checkpoints if c.restore is not None]
         size = sum(c.nbytes for c in measured)
         self._each, self._per_byte = RESTORE, 1e-6 / self.speed.read

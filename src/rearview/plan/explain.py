@@ -7,13 +7,11 @@ from dataclasses import dataclass, replace
 from operator import lt
 
 from rearview.model import Operator, Plan, Segment
-from rearview.model.point import columns_of, name_of
-from rearview.plan.at import At
-from rearview.plan.balance import schedule
-from rearview.plan.facts import Question, Shown, Wanted
-from rearview.plan.needs import RUN
-from rearview.plan.partition import divide, least
+from rearview.model.run import columns_of, name_of
+from rearview.plan.demand import RUN
+from rearview.plan.facts import At, RunQuestion, Shown, Want
 from rearview.plan.replay import Survey, Work, work_of
+from rearview.plan.schedule import divide, least, schedule
 
 SAMPLE = 20
 """Runs that are planned anew to find out what another question would save."""
@@ -143,7 +141,7 @@ def _fewer(all_work: Sequence[Work]) -> list[Cheaper]:
     main = iterated[0].facts.loops[0]
     middle = iterated[0].iterations[len(iterated[0].iterations) // 2]
 
-    def half(work: Work, wanted: Wanted) -> Wanted:
+    def half(work: Work, wanted: Want) -> Want:
         some = work.iterations[: len(work.iterations) // 2]
         return replace(wanted, missing=frozenset(some))
 
@@ -184,7 +182,7 @@ def _deep(all_work: Sequence[Work]) -> list[Cheaper]:
     if step < 0 or not _rising(facts.values):
         return []
 
-    def first_few(_: Work, wanted: Wanted) -> Wanted:
+    def first_few(_: Work, wanted: Want) -> Want:
         if len(wanted.loops) < 2:
             return wanted
         return replace(wanted, at=(*wanted.at, At(columns_of(wanted.loops)[1], first, last)))
@@ -207,11 +205,11 @@ def _inner_name(work: Work) -> str:
     return next(wanted.loops[1] for wanted in _wanted(work) if len(wanted.loops) > 1)
 
 
-def _wanted(work: Work) -> tuple[Wanted, ...]:
+def _wanted(work: Work) -> tuple[Want, ...]:
     return work.question.wanted if work.question is not None else ()
 
 
-def _saved(all_work: Sequence[Work], change: Callable[[Work, Wanted], Wanted]) -> float:
+def _saved(all_work: Sequence[Work], change: Callable[[Work, Want], Want]) -> float:
     """Return the seconds that another question would save, by planning it.
 
     Of a long history some runs are planned, and stand for the rest.
@@ -220,7 +218,7 @@ def _saved(all_work: Sequence[Work], change: Callable[[Work, Wanted], Wanted]) -
     before = after = 0.0
     for work in some:
         wanted = tuple(change(work, one) for one in _wanted(work))
-        done = work_of(Question(work.facts, wanted), work.cost)
+        done = work_of(RunQuestion(work.facts, wanted), work.cost)
         if isinstance(done, Work):
             before += work.seconds
             after += done.seconds

@@ -1,17 +1,39 @@
-"""Which parts of a run must be replayed for what is wanted, and by which operator."""
+"""Which parts of a run must be replayed for what is wanted, and by which operator.
+
+Planning over a long history without Python's search for garbage.
+
+Which parts of a run must be replayed for what is wanted, and by which operator.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+import gc
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 from rearview.model import Operator
-from rearview.plan.axis import BITS, Axis, Stop
-from rearview.plan.cost import Corrections, CostModel, Prediction
-from rearview.plan.facts import CheckpointFacts, Machine, Question, RunFacts, Within
-from rearview.plan.needs import HEAD, NONE, RUN, TAIL, Needs
-from rearview.plan.quiet import quietly
+from rearview.plan.cost import CostCorrections, CostModel, Prediction
+from rearview.plan.demand import BITS, HEAD, NONE, RUN, TAIL, Axis, Needs, Stop
+from rearview.plan.facts import CheckpointFacts, Machine, RunFacts, RunQuestion, Within
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """Let Python not look for cycles meanwhile.
+
+    A plan over a thousand runs makes a million tuples and no cycle. Looking for some in all that
+    there is takes a third of the time.
+    """
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
 
 Checkpoints = tuple[CheckpointFacts, ...]
 Atom = tuple[int, int, float, Checkpoints, float, Checkpoints]
@@ -60,7 +82,7 @@ class Work:
     """There are more cells than anybody counted."""
     nbytes: int = 0
     """Bytes that the new values will take."""
-    question: Question | None = None
+    question: RunQuestion | None = None
     """What this answers."""
 
     def add(self, atoms: Sequence[Atom]) -> None:
@@ -92,10 +114,10 @@ class Survey:
 
 @quietly()
 def survey(
-    questions: Iterable[Question],
+    questions: Iterable[RunQuestion],
     *,
     here: Machine | None = None,
-    known: Corrections | None = None,
+    known: CostCorrections | None = None,
 ) -> Survey:
     """Return what has to be replayed to answer the questions."""
     work: list[Work] = []
@@ -113,7 +135,7 @@ def survey(
     return Survey(tuple(work), tuple(refusals))
 
 
-def work_of(question: Question, cost: CostModel) -> Work | str:
+def work_of(question: RunQuestion, cost: CostModel) -> Work | str:
     """Return the work of one run, or why it cannot be done; nothing to do gives no reason."""
     axis = Axis(cost, _inner_loop(question))
     needs = Needs(axis, question.facts)
@@ -146,7 +168,7 @@ def _add_writing(work: Work) -> None:
         work.cold = [seconds + each for seconds in work.cold]
 
 
-def _inner_loop(question: Question) -> str | None:
+def _inner_loop(question: RunQuestion) -> str | None:
     """Return the inner loop to look at: the one asked about, or one whose end is recorded."""
     loops = question.facts.loops[1:]
     deep = [w.loops[1] for w in question.wanted if len(w.loops) > 1]

@@ -114,7 +114,7 @@ def open_remote(
     text = os.fspath(target) if target is not None else ""
     scheme = scheme_of(text)
     if mode == "htcondor" or text.startswith("htcondor:"):
-        from rearview.remote.condor import CondorRemote
+        from rearview.remote.htcondor import CondorRemote
 
         return CondorRemote(text.removeprefix("htcondor:") or None, **options)
     if not text:

@@ -6,10 +6,9 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from rearview.remote import content
+from rearview.remote import transfer
 from rearview.remote.base import check_key
-from rearview.remote.careful import CarefulRemote
-from rearview.remote.retry import Retry
+from rearview.remote.transfer import CarefulRemote, Retry
 
 
 class FolderRemote(CarefulRemote):
@@ -34,7 +33,7 @@ class FolderRemote(CarefulRemote):
             if have > size:
                 os.ftruncate(fd, 0)
                 have = os.lseek(fd, 0, os.SEEK_SET)
-            for data in content.chunks(local, have):
+            for data in transfer.chunks(local, have):
                 view = memoryview(data)
                 while view:
                     view = view[os.write(fd, view) :]
@@ -46,7 +45,7 @@ class FolderRemote(CarefulRemote):
             os.close(fd)
 
     def _read(self, key: str, offset: int) -> Iterable[bytes]:
-        return content.chunks(self.root / key, offset)
+        return transfer.chunks(self.root / key, offset)
 
     def _publish(self, staged: str, key: str) -> None:
         target = self.root / key

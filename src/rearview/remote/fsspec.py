@@ -9,10 +9,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from rearview.remote import content
+from rearview.remote import transfer
 from rearview.remote.base import HIDDEN, scheme_of
-from rearview.remote.careful import CarefulRemote
-from rearview.remote.retry import Retry
+from rearview.remote.transfer import CarefulRemote, Retry
 
 PIECE = 64 << 20
 """Larger files go to object stores in pieces of this size, so that a broken put continues."""
@@ -70,7 +69,7 @@ class FsspecRemote(CarefulRemote):
             return
         if 0 < have < size and not APPENDS.isdisjoint(_protocols(fs)):
             with fs.open(path, "ab") as file:
-                for data in content.chunks(local, have):
+                for data in transfer.chunks(local, have):
                     file.write(data)
         elif have != size or size == 0:
             fs.put_file(str(local), path)
@@ -90,9 +89,9 @@ class FsspecRemote(CarefulRemote):
             self._remove(key)
 
     def _read(self, key: str, offset: int) -> Iterator[bytes]:
-        with self._fs.open(self._path(key), "rb", block_size=content.CHUNK) as file:
+        with self._fs.open(self._path(key), "rb", block_size=transfer.CHUNK) as file:
             file.seek(offset)
-            while data := file.read(content.CHUNK):
+            while data := file.read(transfer.CHUNK):
                 yield data
 
     def _publish(self, staged: str, key: str) -> None:
@@ -128,7 +127,7 @@ class FsspecRemote(CarefulRemote):
     def _agrees(self, stated: str, local: Path) -> bool:
         if stated.startswith("etag:"):
             return any(
-                stated == f"etag:{content.etag(local, size)}" for size in (self.piece, STORE_PART)
+                stated == f"etag:{transfer.etag(local, size)}" for size in (self.piece, STORE_PART)
             )
         return super()._agrees(stated, local)
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from rearview.errors import RemoteError
-from rearview.remote import content
+from rearview.remote import transfer
 from rearview.remote.base import Stat, check_key
-from rearview.remote.retry import DiffersError, Retry
+from rearview.remote.transfer import DiffersError, Retry
 
 FORMAT = 1
 
@@ -45,7 +45,7 @@ class FunctionRemote:
     def put(self, local: Path, key: str) -> Stat:
         """Bring the file `local` to `key`, replacing in one step what was there."""
         check_key(key)
-        size, digest = Path(local).stat().st_size, content.checksum(Path(local))
+        size, digest = Path(local).stat().st_size, transfer.checksum(Path(local))
         index = self._index()
         used = {entry[0] for entry in index["keys"].values()}
         place = next(number for number in range(len(used) + 1) if number not in used)
@@ -69,7 +69,7 @@ class FunctionRemote:
             with _scratch(local.parent) as folder:
                 part = Path(folder, local.name)
                 self.copy(self._place(str(place)), part, **self.kwargs)
-                if content.checksum(part) != digest:
+                if transfer.checksum(part) != digest:
                     raise DiffersError(f"{key} did not arrive as it was sent ({digest})")
                 part.replace(local)
 
@@ -106,7 +106,7 @@ class FunctionRemote:
                         "the function brought nothing back when called with (target, path); it "
                         "must copy in both directions"
                     )
-                if (found := content.checksum(back)) != digest:
+                if (found := transfer.checksum(back)) != digest:
                     raise DiffersError(f"{digest} was sent and {found} came back")
 
         self.retry.call(f"Bringing {local} to {self}.{suffix}", once)
@@ -114,11 +114,11 @@ class FunctionRemote:
     def _write_index(self, old: dict[str, Any], keys: dict[str, Any]) -> None:
         counter = old["counter"] + 1
         body = json.dumps({"format": FORMAT, "counter": counter, "keys": keys}, sort_keys=True)
-        text = f"{content.checksum_of([body.encode()])}\n{body}".encode()
+        text = f"{transfer.checksum_of([body.encode()])}\n{body}".encode()
         with _scratch() as folder:
             file = Path(folder, "index")
             file.write_bytes(text)
-            self._copy_out(file, f"index.{counter % 2}", content.checksum(file))
+            self._copy_out(file, f"index.{counter % 2}", transfer.checksum(file))
 
     def _index(self) -> dict[str, Any]:
         """Return the newest whole index; an empty one only if there is certainly none."""
@@ -156,7 +156,7 @@ class FunctionRemote:
             file = Path(folder, "probe")
             file.write_bytes(b"rearview\n")
             try:
-                self._copy_out(file, "probe", content.checksum(file))
+                self._copy_out(file, "probe", transfer.checksum(file))
             except RemoteError as exc:
                 raise RemoteError(
                     f"{self} cannot be asked for its index ({type(doubt).__name__}: {doubt}), and "
@@ -167,7 +167,7 @@ class FunctionRemote:
 
 def _parse(text: bytes) -> dict[str, Any] | None:
     digest, _, body = text.partition(b"\n")
-    if content.checksum_of([body]).encode() != digest:
+    if transfer.checksum_of([body]).encode() != digest:
         return None
     index: dict[str, Any] = json.loads(body)
     return index

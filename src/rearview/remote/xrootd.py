@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rearview.remote.base import HIDDEN
-from rearview.remote.careful import CarefulRemote
-from rearview.remote.content import CHUNK
-from rearview.remote.retry import DiffersError, Retry
+from rearview.remote.transfer import CHUNK, CarefulRemote, DiffersError, Retry
 
 NOT_FOUND = 3011
 CHECKSUM_KINDS = {"adler32", "md5"}

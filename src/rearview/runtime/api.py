@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from rearview.errors import StoreError, UsageError
-from rearview.model.printable import printable
+from rearview.model.wording import printable
 from rearview.runtime.session import Explicit, Session
 
 T = TypeVar("T")
@@ -27,12 +27,12 @@ def current() -> Session:
     """Return this process's session, starting one if the script runs under plain `python`."""
     global _session  # noqa: PLW0603 - one session per process is the point
     if _session is None:
-        from rearview.runtime.begin import attach
+        from rearview.runtime.start_recording import attach
 
         try:
             _session = attach()
         except (StoreError, OSError) as exc:
-            from rearview.runtime.unrecorded import go_unrecorded
+            from rearview.runtime.start_recording import go_unrecorded
 
             _session = go_unrecorded(Path.cwd(), {}, exc)
     return _session

@@ -1,20 +1,187 @@
-"""Frames of the user's program: which are the project's, what they hold, and writing it back."""
+"""Keep the program's own trace and profile functions from seeing our work.
+
+Training loops that live in installed libraries: which are watched, and under what names.
+
+A user of Lightning, Keras or the Hugging Face Trainer writes no loop. The ones named here are
+rewritten like the project's own, so their iterations are points. What stays apart: the globals of
+such a module are not state (they are the library's program), and all other loops of the library
+are left alone.
+
+Frames of the user's program: which are the project's, what they hold, and writing it back.
+
+Run the program so that its stack ends where it would end under plain `python`.
+
+`inspect.stack()[-1]`, `warnings.warn(..., stacklevel=9)`, `traceback.print_stack()` and
+`sys._getframe(n)` look at everything below the program, and the recursion limit counts it. Python has no
+call to hide frames, so on CPython 3.11 the one link from the program's first frame to ours is cut in the
+interpreter's own structure. Nothing else of 3.11 follows that link: when a frame that C code entered
+returns, the interpreter takes the frame below from the C stack. Before anything is written, the link must
+hold the address of the frame that is known to lie below; otherwise, and on every other Python, where the
+interpreter itself uses the link, our frames stay visible.
+
+Keep the program's own trace and profile functions from seeing our work.
+
+What they note is part of the program's state. Were they called while that state is walked, the walk
+would make what it walks longer, without an end.
+"""
 
 from __future__ import annotations
 
+import ast
 import ctypes
+import functools
 import importlib
 import os
 import sys
+import sysconfig
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import islice
-from types import CodeType, FrameType, ModuleType
-from typing import Any
+from types import CodeType, FrameType, GeneratorType, ModuleType
+from typing import Any, ParamSpec, TypeVar
 
-from rearview.runtime.libraries import CLOCKS
 from rearview.source.instrument import PART, TURN
+from rearview.source.loops import walk_loops
+
+Names = Mapping[str, tuple[str, ...] | Mapping[str, str]]
+"""By function: the name of each of its loops in the order of the text; an empty one is left alone.
+Or, by a word in the head of a loop, its name: where releases of the library have other loops before."""
+
+_STEPS = {"_TrainingEpochLoop.run": ("step",)}
+_EVALUATED = {"_EvaluationLoop.run": ("eval_step",)}
+_EPOCHS = {"_FitLoop.run": ("epoch",)}
+_KERAS = {
+    "{}.fit": ("epoch", "step"),
+    "{}.evaluate": ("eval_step",),
+    "{}.predict": ("predict_step",),
+}
+
+
+def _keras(trainer: str) -> Names:
+    return {function.format(trainer): names for function, names in _KERAS.items()}
+
+
+LOOPS: Mapping[str, Names] = {
+    "lightning.pytorch.loops.fit_loop": _EPOCHS,
+    "lightning.pytorch.loops.training_epoch_loop": _STEPS,
+    "lightning.pytorch.loops.evaluation_loop": _EVALUATED,
+    "pytorch_lightning.loops.fit_loop": _EPOCHS,
+    "pytorch_lightning.loops.training_epoch_loop": _STEPS,
+    "pytorch_lightning.loops.evaluation_loop": _EVALUATED,
+    "transformers.trainer": {
+        "Trainer._inner_training_loop": ("epoch",),
+        "Trainer._run_epoch": ("step", "micro_step"),
+        "Trainer.evaluation_loop": ("eval_step",),
+    },
+    "keras.src.backend.torch.trainer": _keras("TorchTrainer"),
+    "keras.src.backend.jax.trainer": _keras("JAXTrainer"),
+    "keras.src.backend.tensorflow.trainer": _keras("TensorFlowTrainer"),
+    "ignite.engine.engine": {
+        "Engine._internal_run_legacy": ("epoch",),
+        "Engine._run_once_on_dataset_legacy": ("step",),
+        "Engine._internal_run_as_gen": ("epoch",),
+        "Engine._run_once_on_dataset_as_gen": ("step",),
+    },
+    "lightgbm.engine": {
+        "train": {"num_boost_round": "round"},
+        "cv": {"num_boost_round": "round"},
+    },
+    "optuna.study._optimize": {"_optimize_sequential": ("trial",)},
+    "xgboost.training": {"train": ("", "round"), "cv": ("round",)},
+    "sklearn.neural_network._multilayer_perceptron": {
+        "BaseMultilayerPerceptron._fit_stochastic": ("epoch", "step"),
+    },
+}
+
+CLOCKS = frozenset({"start_time", "time_start"})
+"""Local variables of libraries that hold the time of day: they measure, and are not state."""
+
+
+def loops_of(module: str, tree: ast.Module) -> dict[int, str]:
+    r"""Return the ids of the loops of a library's module that are watched, by line.
+
+    >>> text = "class Engine:\n  def _internal_run_legacy(self):\n    while True: pass"
+    >>> loops_of("ignite.engine.engine", ast.parse(text))
+    {3: 'ignite.engine.engine:Engine._internal_run_legacy:0:epoch'}
+    """
+    wanted = LOOPS.get(module, {})
+    counts: dict[str, int] = {}
+    found: dict[int, str] = {}
+    for node, function, _ in walk_loops(tree):
+        ordinal = counts[function] = counts.get(function, -1) + 1
+        name = _name_of(node, ordinal, wanted.get(function, ()))
+        if name:
+            found[node.lineno] = f"{module}:{function}:{ordinal}:{name}"
+    return found
+
+
+def _name_of(node: ast.AST, ordinal: int, names: tuple[str, ...] | Mapping[str, str]) -> str:
+    """Return the name of a loop of a function; empty if it is left alone."""
+    if isinstance(names, tuple):
+        return names[ordinal] if ordinal < len(names) else ""
+    head = getattr(node, "iter", None) or getattr(node, "test", None)
+    words = {one.id for one in ast.walk(head) if isinstance(one, ast.Name)} if head else set()
+    return next((name for word, name in names.items() if word in words), "")
+
+
+def _keras_state() -> Any:
+    """Return what Keras keeps for the whole process: its seed generator, names given so far."""
+    module = sys.modules.get("keras.src.backend.common.global_state")
+    return vars(module.GLOBAL_STATE_TRACKER) if module is not None else None
+
+
+def settle(frames: Iterable[FrameType], files: Collection[str]) -> None:
+    """Clear references that watched loops no longer need, and wait for what they have in flight."""
+    for frame in frames:
+        if frame.f_code.co_filename in files and "epoch_iterator" in frame.f_code.co_varnames:
+            held = frame.f_locals
+            _settle_keras(held.get("epoch_iterator"))
+            _settle_keras(getattr(held.get("self"), "_eval_epoch_iterator", None))
+            _await_keras(held.get("callbacks"))
+
+
+def _settle_keras(iterator: Any) -> None:
+    """Drop a loader's iterator that Keras holds between two epochs and replaces before using it."""
+    running = getattr(iterator, "_epoch_iterator", None)
+    over = isinstance(running, GeneratorType) and running.gi_frame is None
+    if over and getattr(iterator, "steps_per_epoch", 0) is None:
+        vars(iterator)["_current_iterator"] = None
+
+
+def _await_keras(callbacks: Any) -> None:
+    """Wait until the callbacks that Keras runs in threads have seen the batches so far.
+
+    Keras itself waits for them at the end of an epoch; whether one is done at a boundary would be
+    a matter of timing, and what it changes is state.
+    """
+    futures = getattr(callbacks, "_futures", None)
+    if futures:
+        import concurrent.futures
+
+        concurrent.futures.wait(list(futures))
+
+
+def _pyro_state() -> Any:
+    """Return the parameters of Pyro's models: one store for all of them, and no model holds it."""
+    return getattr(sys.modules.get("pyro.poutine.runtime"), "_PYRO_PARAM_STORE", None)
+
+
+_KEPT_BY: Mapping[str, Callable[[], Any]] = {"pyro": _pyro_state}
+_KEPT_IN_LOOPS_BY: Mapping[str, Callable[[], Any]] = {"keras": _keras_state}
+"""The same, for libraries whose own loops train: their state matters only there."""
+
+
+def library_roots(*, loops: bool) -> Iterator[tuple[str, Any]]:
+    """Yield the state that libraries keep outside everything that the program holds, by name.
+
+    `loops` is True if a loop of a library is watched.
+    """
+    for name, state in {**_KEPT_BY, **(_KEPT_IN_LOOPS_BY if loops else {})}.items():
+        held = state()
+        if held is not None:
+            yield f"library::{name}", held
+
 
 Belongs = Callable[[str], bool]
 """Says whether a file is part of the project."""
@@ -197,3 +364,106 @@ def position(frame: FrameType) -> tuple[int | None, int | None]:
     spans = islice(frame.f_code.co_positions(), frame.f_lasti // 2, None)
     line, _, column, _ = next(spans, (None, None, None, None))
     return line, column
+
+
+_WORD = ctypes.sizeof(ctypes.c_void_p)
+_FRAME = 3
+"""Words before the pointer to the interpreter's frame in a frame object."""
+_BELOW = 6
+"""Words before the pointer to the frame below in an interpreter's frame."""
+_OBJECT = 5
+"""Words before the pointer to the frame object in an interpreter's frame."""
+_COUNTERS = range(24, 56, 4)
+"""Bytes of a thread's state among which the calls that are left and their limit stand."""
+_OWN_CALLS = 4
+"""Calls that count against the limit while `_allow_all_calls` runs and end before the program goes on."""
+
+
+def run_at_bottom(call: Callable[..., Any], *args: Any) -> None:
+    """Call `call(*args)`; the first Python frame that it makes has none below it."""
+    known, before = _supported(), sys.getprofile()
+    if not known or before is not None:
+        call(*args)
+        return
+    own = sys._getframe()
+
+    def first(frame: FrameType, event: str, _: object) -> None:
+        if event == "call":
+            sys.setprofile(None)
+            if frame.f_back is own:
+                _cut(frame, own)
+
+    sys.setprofile(first)
+    try:
+        call(*args)
+    finally:
+        if sys.getprofile() is first:
+            sys.setprofile(None)
+
+
+def _supported() -> bool:
+    return (
+        sys.implementation.name == "cpython"
+        and sys.version_info[:2] == (3, 11)
+        and not sysconfig.get_config_var("Py_DEBUG")  # it asserts that the link is there
+        and not hasattr(sys, "getobjects")  # Py_TRACE_REFS makes objects larger
+    )
+
+
+def _cut(frame: FrameType, below: FrameType) -> None:
+    inner = _inner(frame)
+    if _word(inner, _OBJECT) == id(frame) and _word(inner, _BELOW) == _inner(below):
+        ctypes.c_void_p.from_address(inner + _BELOW * _WORD).value = None
+        _allow_all_calls()
+
+
+def _allow_all_calls() -> None:
+    """Give the program as many nested calls as it has under plain `python`."""
+    limit = sys.getrecursionlimit()
+    state = ctypes.pythonapi.PyThreadState_Get
+    state.restype = ctypes.c_void_p
+    address = state()
+    for offset in _COUNTERS:
+        left = ctypes.c_int.from_address(address + offset)
+        if ctypes.c_int.from_address(address + offset + 4).value == limit > left.value > 0:
+            left.value = limit - _OWN_CALLS
+            return
+
+
+def _inner(frame: FrameType) -> int:
+    return _word(id(frame), _FRAME)
+
+
+def _word(address: int, position: int) -> int:
+    return ctypes.c_void_p.from_address(address + position * _WORD).value or 0
+
+
+_Parameters = ParamSpec("_Parameters")
+_Answer = TypeVar("_Answer")
+
+_set_trace, _set_profile = sys.settrace, sys.setprofile  # debuggers put others in their place
+
+
+def unobserved(function: Callable[_Parameters, _Answer]) -> Callable[_Parameters, _Answer]:
+    """Suspend what `sys.settrace` and `sys.setprofile` were given while `function` runs."""
+
+    @functools.wraps(function)
+    def call(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Answer:
+        trace, profile = sys.gettrace(), sys.getprofile()
+        if not callable(profile):  # cProfile's: it writes down nothing that is walked
+            profile = None
+        if trace is None and profile is None:
+            return function(*args, **kwargs)
+        if profile is not None:
+            _set_profile(None)
+        if trace is not None:
+            _set_trace(None)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            if trace is not None:
+                _set_trace(trace)
+            if profile is not None:
+                _set_profile(profile)
+
+    return call

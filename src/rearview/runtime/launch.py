@@ -22,15 +22,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from rearview.errors import RearviewError, StoreError, UsageError
-from rearview.model.printable import printable
-from rearview.model.segment import VARIABLE, Control
-from rearview.runtime.background import hide_background_threads
-from rearview.runtime.bottom_frame import run_at_bottom
-from rearview.runtime.names import furnish, retire
-from rearview.runtime.state.programs import Standin
+from rearview.model.plan import VARIABLE, Control
+from rearview.model.wording import printable
+from rearview.runtime.frames import run_at_bottom
+from rearview.runtime.importer import furnish, retire
+from rearview.runtime.saving.writer import hide_background_threads
+from rearview.state.codecs.functions import Standin
 
 if TYPE_CHECKING:
-    from rearview.runtime.hooks import Shared
+    from rearview.runtime.start_replay import Shared
 
 _INTERRUPTED = 130
 _KILLED = object()
@@ -51,7 +51,7 @@ def main(plain: frozenset[str] | None = None) -> None:
     _give_back(control)
     shared = None
     if control.nursery is not None:
-        from rearview.runtime.nursery import attend
+        from rearview.runtime.fork_server import attend
 
         control, shared = attend(control)
         _give_back(control)
@@ -74,17 +74,17 @@ def _give_back(control: Control) -> None:
 
 def _begin(control: Control, shared: Shared | None) -> Any:
     if control.segment is not None:
-        from rearview.runtime.replaying import replay
+        from rearview.runtime.start_replay import replay
 
         return replay(control, shared)
-    from rearview.runtime.begin import begin
+    from rearview.runtime.start_recording import begin
 
     try:
         return begin(control)
     except (StoreError, OSError) as exc:
         if control.resume is not None:
             raise
-        from rearview.runtime.unrecorded import go_unrecorded
+        from rearview.runtime.start_recording import go_unrecorded
 
         signal.pthread_sigmask(signal.SIG_UNBLOCK, control.signals)
         return go_unrecorded(Path(control.root), control.given, exc)
@@ -174,7 +174,7 @@ def prepare(
     control: Control, session: Any, plain: frozenset[str] | None = None
 ) -> tuple[Callable[..., Any], *tuple[Any, ...]]:
     """Make a fresh `__main__`, set argv and path as `python` does, and return the call that runs it."""
-    from rearview.runtime.view import Use
+    from rearview.runtime.sandbox.file_view import PathUse
 
     known = sys.modules["__main__"]
     # one without a file is there for us, and libraries know it already
@@ -210,7 +210,7 @@ def prepare(
     module.__loader__ = SourceFileLoader("__main__", file)
     module.__file__ = file
     module.__dict__["__cached__"] = None
-    data = Path(session.real(file, Use.RUN)).read_bytes()
+    data = Path(session.real(file, PathUse.RUN)).read_bytes()
     try:
         code = session.compiler.compile(data, file)
     except (SyntaxError, ValueError):
@@ -225,7 +225,7 @@ def _run_unrecorded(control: Control, session: Any) -> None:
 
     It reads a file in another way than `compile` reads bytes, and words errors of encoding otherwise.
     """
-    from rearview.runtime.begin import RUN_VARIABLE
+    from rearview.runtime.start_recording import RUN_VARIABLE
 
     session.code = 1
     session.finish(1)

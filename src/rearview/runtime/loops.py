@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from rearview.model import Step
 from rearview.runtime.frames import position
-from rearview.runtime.state.iterators import Walk, drawn
-from rearview.source.instrument import Site
+from rearview.source.instrument import LoopSite
+from rearview.state.codecs.iterators import Walk, drawn
 
 if TYPE_CHECKING:
     from rearview.runtime.session import Session
@@ -42,7 +42,7 @@ _PYTHON_CLASS = 1 << 9
 class Habit:
     """What is known of a site from its iterations so far."""
 
-    site: Site
+    site: LoopSite
     entries: int = 0
     iterations: int = 0
     seconds: float = 0.0
@@ -65,7 +65,7 @@ class Habit:
 
 
 @dataclass(slots=True)
-class Entry:
+class LoopEntry:
     """One loop being executed."""
 
     habit: Habit
@@ -98,7 +98,7 @@ class Entry:
     """Which iteration that is, and whether its item was being made."""
 
     @property
-    def site(self) -> Site:
+    def site(self) -> LoopSite:
         """The loop in the program text."""
         return self.habit.site
 
@@ -177,7 +177,7 @@ class Entry:
         return Step(self.site.name, index, self.label(index))
 
 
-def iterate(session: Session, entry: Entry, items: Any) -> Generator[Iterable[Any], None, None]:
+def iterate(session: Session, entry: LoopEntry, items: Any) -> Generator[Iterable[Any], None, None]:
     """Yield the items of a loop in slices; the session acts before each.
 
     `items` is the iterator that the loop draws from, or the `range` it runs over, or None for a
@@ -255,7 +255,9 @@ def untouched(source: Any) -> Any:
     return source
 
 
-def suspended(session: Session, entry: Entry, walk: Walk) -> Generator[Iterable[Any], None, None]:
+def suspended(
+    session: Session, entry: LoopEntry, walk: Walk
+) -> Generator[Iterable[Any], None, None]:
     """Yield a loop in a generator or coroutine, which counts its items itself, as one slice."""
     entry.walk = walk
     entry.source = walk.source
@@ -330,7 +332,7 @@ def _held(items: list[Any] | tuple[Any, ...], begun: int = 0) -> list[Any] | Non
     return None if None in found else found
 
 
-def untried(entry: Entry, frame: FrameType | None) -> bool:
+def untried(entry: LoopEntry, frame: FrameType | None) -> bool:
     """Say whether a `while` loop ended at its test, so that the last turn had no body."""
     if frame is None or id(frame) != entry.frame:
         return False

@@ -1,10 +1,16 @@
-"""Record a run: take checkpoints where the policy says they pay, keep records, never interfere."""
+"""Record a run: take checkpoints where the policy says they pay, keep records, never interfere.
+
+Points as records spell them, without building each.
+
+Record a run: take checkpoints where the policy says they pay, keep records, never interfere.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Mapping
@@ -15,32 +21,54 @@ from typing import Any
 
 import msgspec
 
+from rearview.checkpointer.signals import Signals, leave_at_once
 from rearview.energy import Used
 from rearview.errors import UsageError
 from rearview.model import Point, Step
-from rearview.model.printable import printable
-from rearview.runtime.bring import Bringer
-from rearview.runtime.changes import Outlook
-from rearview.runtime.clocks import Clock
-from rearview.runtime.frames import position, qualified
-from rearview.runtime.inputs import Inputs
-from rearview.runtime.leaving import leave_at_once
-from rearview.runtime.loops import SLICE, STRIDE, Entry, untried
-from rearview.runtime.observers import unobserved
-from rearview.runtime.outputs import Outputs
-from rearview.runtime.policy import INNER_LEAST
-from rearview.runtime.prefixes import Prefixes
-from rearview.runtime.printing import Printing
-from rearview.runtime.pulse import Pulse
+from rearview.model.wording import printable
+from rearview.runtime.frames import position, qualified, unobserved
+from rearview.runtime.loops import SLICE, STRIDE, LoopEntry, untried
+from rearview.runtime.measurements import Timeline, surroundings
+from rearview.runtime.sandbox.clock import Clock
+from rearview.runtime.sandbox.file_log import Inputs
+from rearview.runtime.sandbox.outputs import Outputs
+from rearview.runtime.sandbox.printed_lines import Printing
+from rearview.runtime.saving.changes import CopyHints
+from rearview.runtime.saving.overhead import Overhead
+from rearview.runtime.saving.policy import INNER_LEAST
+from rearview.runtime.saving.remote_copy import Bringer
+from rearview.runtime.saving.writer import Writer
 from rearview.runtime.session import Session
-from rearview.runtime.signals import Signals
-from rearview.runtime.state.capture import capture
-from rearview.runtime.state.tensors import memory_of
-from rearview.runtime.surroundings import surroundings
-from rearview.runtime.timeline import Timeline
-from rearview.runtime.writer import Writer
-from rearview.store.records import RecordFile
+from rearview.state.capture import capture
+from rearview.state.codecs.tensors import memory_of
+from rearview.store.records import RecordFile, encode_point
 from rearview.store.runs import Runs
+
+
+class Prefixes:
+    """What records at the points of one run begin with."""
+
+    def __init__(self) -> None:
+        self._heads: dict[tuple[str, ...], bytes] = {(): encode_point(Point())}
+
+    def of(self, session: Session) -> bytes:
+        """Return the current point as records spell it; the common case without building it."""
+        stack = session.stack
+        if session.loose or threading.get_ident() != session.thread:
+            return encode_point(session.point())
+        indices = [entry.now for entry in stack]
+        for entry, index in zip(stack, indices, strict=True):
+            if entry.label(index) is not None:
+                return encode_point(session.point())
+        names = tuple([entry.habit.site.name for entry in stack])
+        head = self._heads.get(names)
+        if head is None:
+            zeros = encode_point(Point(tuple(Step(name, 0) for name in names)))
+            head = self._heads[names] = zeros[: zeros.rfind(b"[") + 1]
+        if not indices:
+            return head
+        return b"%b%b]," % (head, ",".join(map(str, indices)).encode())
+
 
 START = "start"
 END = "end"
@@ -65,7 +93,7 @@ class Recorder(Session):
     runs: Runs = field(kw_only=True)
     records: RecordFile = field(kw_only=True)
     writer: Writer = field(kw_only=True)
-    pulse: Pulse = field(kw_only=True)
+    pulse: Overhead = field(kw_only=True)
     script: str = ""
     clock: Clock | None = None
     """What the program was told of the time."""
@@ -102,13 +130,13 @@ class Recorder(Session):
         self.timeline = Timeline()
         self._prefixes = Prefixes()
 
-    def push(self, entry: Entry) -> None:
+    def push(self, entry: LoopEntry) -> None:
         """Note when an outermost loop begins."""
         super().push(entry)
         if self.nest is not None and self.nest.entry is entry:
             self.timeline.enter(entry.site.id, entry.site.name)
 
-    def leave(self, entry: Entry, frame: FrameType | None, *, ended: bool) -> None:
+    def leave(self, entry: LoopEntry, frame: FrameType | None, *, ended: bool) -> None:
         """Note what a loop took."""
         outermost = self.nest is not None and self.nest.entry is entry
         if outermost and not ended and not untried(entry, frame):
@@ -119,7 +147,7 @@ class Recorder(Session):
         elif self.stack and not entry.site.loose:
             self._count(entry)
 
-    def _count(self, entry: Entry) -> None:
+    def _count(self, entry: LoopEntry) -> None:
         """Note how often an inner loop went round, in this iteration of the outermost one."""
         outer, *between = self.stack
         count = max(0, entry.now + 1)
@@ -133,7 +161,7 @@ class Recorder(Session):
             self.timeline.inside(entry.site.id, outer.now, took, count, entry.span, held)
 
     @unobserved
-    def boundary(self, entry: Entry, index: int, frame: FrameType) -> int:
+    def boundary(self, entry: LoopEntry, index: int, frame: FrameType) -> int:
         """Consider a checkpoint before iteration `index`."""
         nest = self.nest
         if not self.checkpointing or entry.site.loose or self.failed or nest is None:
@@ -163,13 +191,13 @@ class Recorder(Session):
             self.fail(exc)
         return index
 
-    def _long_since(self, entry: Entry) -> bool:
+    def _long_since(self, entry: LoopEntry) -> bool:
         """Say whether to ask about an inner boundary: asking takes a tenth of a millisecond."""
         now = perf_counter()
         since = now - max(entry.started, self.last)
         return since >= INNER_LEAST and now >= self.due.get(START, 0.0)
 
-    def leave_program(self, entry: Entry, index: int, frame: FrameType) -> None:
+    def leave_program(self, entry: LoopEntry, index: int, frame: FrameType) -> None:
         """Save here and end with exit code 85, as somebody asked; the run is to be continued.
 
         Where the state cannot be saved whole, the program goes on to the next boundary of its
@@ -194,25 +222,25 @@ class Recorder(Session):
         self.finish(PAUSED)
         leave_at_once(self.code)
 
-    def _may_walk(self, entry: Entry) -> bool:
+    def _may_walk(self, entry: LoopEntry) -> bool:
         if self.settings.epsilon <= 0 and not self.settings.every and self.signals is None:
             return False  # nothing will be saved
         now = perf_counter()
         allowed = _FIRST + _WALKING * (now - self.began)
         return self.walked <= allowed or now - entry.started > 20 * self.walked
 
-    def exhausted(self, entry: Entry, index: int, frame: FrameType) -> bool:
+    def exhausted(self, entry: LoopEntry, index: int, frame: FrameType) -> bool:
         """Consider a checkpoint after the loop."""
         self.ended(entry, index, frame)
         return True
 
-    def broken(self, entry: Entry, frame: FrameType) -> None:
+    def broken(self, entry: LoopEntry, frame: FrameType) -> None:
         """Consider a checkpoint after a loop that was left by `break`."""
         if position(frame) in entry.site.breaks:
             self.ended(entry, entry.now, frame)
 
     @unobserved
-    def ended(self, entry: Entry, index: int, frame: FrameType) -> None:
+    def ended(self, entry: LoopEntry, index: int, frame: FrameType) -> None:
         """Consider a checkpoint after a loop that ended where its exhaustion would lead."""
         nest = self.nest
         if not self.checkpointing or self.failed or entry.site.loose or nest is None:
@@ -225,7 +253,7 @@ class Recorder(Session):
         except Exception as exc:
             self.fail(exc)
 
-    def consider(self, entry: Entry, index: int, edge: str, frame: FrameType) -> None:
+    def consider(self, entry: LoopEntry, index: int, edge: str, frame: FrameType) -> None:
         """Save if the policy finds that it pays."""
         depth = len(self.stack) - 1
         ends = edge == END and depth == 1  # what an iteration leaves to be skipped to
@@ -245,7 +273,7 @@ class Recorder(Session):
             self.last = perf_counter()
         self.pulse.paid(perf_counter() - begun)
 
-    def _last_chance(self, entry: Entry, edge: str) -> bool:
+    def _last_chance(self, entry: LoopEntry, edge: str) -> bool:
         """Say whether to save after an outermost loop, so that a replay has something to equal."""
         nest = self.nest
         if edge != END or nest is None or nest.entry is not entry:
@@ -253,7 +281,7 @@ class Recorder(Session):
         return self.pulse.affords(entry.site.id + END)
 
     def save(
-        self, entry: Entry, index: int, edge: str, frame: FrameType, *, wait: bool = False
+        self, entry: LoopEntry, index: int, edge: str, frame: FrameType, *, wait: bool = False
     ) -> bool:
         """Take a checkpoint here; say whether it was taken, and with `wait` whether it is whole."""
         nest = self.nest
@@ -295,7 +323,7 @@ class Recorder(Session):
             missing=tuple(captured.missing),
             wait=wait or self.settings.every,
             # after an inner loop the boundary around it is not far
-            outlook=Outlook(
+            outlook=CopyHints(
                 soon=edge == END and len(path) > 1,
                 still=captured.still,
                 roomy=self.pulse.crowded < _CROWDED,
@@ -305,7 +333,7 @@ class Recorder(Session):
             self.pulse.skipped(self.seq, self.writer.reason)
         return taken and not (wait and captured.missing)
 
-    def place(self, entry: Entry, index: int) -> Point:
+    def place(self, entry: LoopEntry, index: int) -> Point:
         """Return the point whose start or end a checkpoint of `entry` marks."""
         steps = [other.step() for other in self.stack]
         known = entry.sequence[index] if entry.sequence and index < len(entry.sequence) else None

@@ -13,20 +13,18 @@ from typing import Any
 
 import msgspec
 
+from rearview.checkpointer.signals import leave_at_once
 from rearview.errors import RearviewError
-from rearview.model import Checkpoint, Point, Report, Wanted
-from rearview.model.point import name_of
-from rearview.model.segment import PROBE_RAISED, may_hold
-from rearview.runtime.frames import position
-from rearview.runtime.jumps import END, START, Jumps
-from rearview.runtime.leaving import leave_at_once
-from rearview.runtime.loops import Entry
-from rearview.runtime.observers import unobserved
+from rearview.model import Checkpoint, Point, ReplayReport, SegmentFile
+from rearview.model.plan import PROBE_RAISED, may_hold
+from rearview.model.run import name_of
+from rearview.runtime.checkpoint_index import END, START, Jumps
+from rearview.runtime.frames import position, unobserved
+from rearview.runtime.loops import LoopEntry
+from rearview.runtime.measurements import changed_inputs, changes, surroundings
 from rearview.runtime.session import Session
-from rearview.runtime.surroundings import changed_inputs, changes, surroundings
 from rearview.store.project import publish
-from rearview.store.recall import recorded
-from rearview.store.records import RecordFile, encode_point
+from rearview.store.records import RecordFile, encode_point, recorded
 from rearview.store.values import Put, convert
 
 _SELDOM = 8
@@ -37,7 +35,7 @@ _SELDOM = 8
 class Replayer(Session):
     """A session that replays one segment and then leaves the program."""
 
-    wanted: Wanted = field(kw_only=True)
+    wanted: SegmentFile = field(kw_only=True)
     jumps: Jumps = field(init=False)
     records: RecordFile = field(kw_only=True)
     put: Put | None = None
@@ -48,7 +46,7 @@ class Replayer(Session):
     made: Collection[str] = ()
     """Files that the run made, which were not there before."""
     recorded: Mapping[tuple[Any, ...], list[bytes]] = field(kw_only=True)
-    report: Report = field(default_factory=Report)
+    report: ReplayReport = field(default_factory=ReplayReport)
     seen: Counter[tuple[Any, ...]] = field(default_factory=Counter)
     moved: bool = False
     """Something was executed since the last restore."""
@@ -78,7 +76,7 @@ class Replayer(Session):
         self.began = perf_counter()
 
     @unobserved
-    def boundary(self, entry: Entry, index: int, frame: FrameType) -> int | None:
+    def boundary(self, entry: LoopEntry, index: int, frame: FrameType) -> int | None:
         """Skip, jump or go on, by what is wanted."""
         if entry.site.loose or self.nest is None:
             return index
@@ -129,18 +127,18 @@ class Replayer(Session):
         self.skips = self.report.skipped
         return skipped
 
-    def slice(self, entry: Entry, size: int) -> int:
+    def slice(self, entry: LoopEntry, size: int) -> int:
         """Act before every iteration once loops inside are skipped: what followed is compared there."""
         skips = self.report.skipped > 0 and self.nest is not None and self.nest.entry is entry
         return 1 if skips else super().slice(entry, size)
 
-    def learn(self, entry: Entry) -> None:
+    def learn(self, entry: LoopEntry) -> None:
         """Take in what a loop took; one that was skipped tells nothing, and may be skipped again."""
         if entry.now >= 0:
             self.count(entry)
             super().learn(entry)
 
-    def leave(self, entry: Entry, frame: FrameType | None, *, ended: bool) -> None:
+    def leave(self, entry: LoopEntry, frame: FrameType | None, *, ended: bool) -> None:
         """Count the last iterations of the main loop."""
         if self.in_main and self.nest is not None and self.nest.entry is entry:
             self.gone_on(entry.now + 1)
@@ -153,7 +151,7 @@ class Replayer(Session):
             self.visited[self.wanted.main] += max(0, min(last, index) - max(first, self.since))
         self.since = index
 
-    def count(self, entry: Entry) -> None:
+    def count(self, entry: LoopEntry) -> None:
         """Count the iterations of a loop that has ended, as far as they are this segment's."""
         if entry.site.id not in self.wanted.owed:
             return
@@ -185,7 +183,7 @@ class Replayer(Session):
         self.report.open += self.worked and self.report.repeated == self.repeats
         self.worked, self.repeats = False, self.report.repeated
 
-    def needed(self, entry: Entry) -> bool:
+    def needed(self, entry: LoopEntry) -> bool:
         """Say whether something inside this loop is wanted, at the current iterations around it."""
         around = [other for other in self.stack if other is not entry]
         if not all(map(self.in_range, around)):
@@ -200,12 +198,12 @@ class Replayer(Session):
         """Whether the program is in the loop that is divided among segments."""
         return self.nest is not None and self.nest.entry.site.id == self.wanted.main
 
-    def in_range(self, entry: Entry) -> bool:
+    def in_range(self, entry: LoopEntry) -> bool:
         """Return True if the iteration that a loop is in is wanted."""
         ranges = self.ranges_of(entry)
         return ranges is None or any(first <= entry.now < last for first, last in ranges)
 
-    def ranges_of(self, entry: Entry) -> list[tuple[int, int]] | None:
+    def ranges_of(self, entry: LoopEntry) -> list[tuple[int, int]] | None:
         """Return which iterations of a loop are wanted in this one of the main loop; None: all.
 
         Only the main loop and those directly inside it have ranges: the same lines of the program
@@ -226,7 +224,7 @@ class Replayer(Session):
         found = [(max(first, low), min(last, high)) for first, last in ranges or [span]]
         return [(first, last) for first, last in found if first < last]
 
-    def goal(self, entry: Entry, index: int) -> int | None:
+    def goal(self, entry: LoopEntry, index: int) -> int | None:
         """Return the next wanted iteration from `index` on; None if there is none."""
         if not self.needed(entry):
             return index
@@ -235,7 +233,7 @@ class Replayer(Session):
             return index
         return min((max(first, index) for first, last in ranges if last > index), default=None)
 
-    def may_leave(self, entry: Entry, index: int) -> bool:
+    def may_leave(self, entry: LoopEntry, index: int) -> bool:
         """Say whether the proof is in, or too far away to wait for."""
         reach = index + self.report.iterations
         return not self.moved or not self.jumps.ahead(self.path(entry, index), reach)
@@ -254,7 +252,7 @@ class Replayer(Session):
         return True
 
     def advance(
-        self, entry: Entry, source: Iterator[Any], index: int, target: int, frame: FrameType
+        self, entry: LoopEntry, source: Iterator[Any], index: int, target: int, frame: FrameType
     ) -> int:
         """Go to the pending checkpoint."""
         self.end_stretch()
@@ -270,7 +268,7 @@ class Replayer(Session):
         return target
 
     @unobserved
-    def exhausted(self, entry: Entry, index: int, frame: FrameType) -> bool:
+    def exhausted(self, entry: LoopEntry, index: int, frame: FrameType) -> bool:
         """Prove the state after the loop; leave if nothing is wanted any more."""
         if entry.site.loose or self.nest is None:
             return True
@@ -285,7 +283,7 @@ class Replayer(Session):
         return True
 
     @unobserved
-    def broken(self, entry: Entry, frame: FrameType) -> None:
+    def broken(self, entry: LoopEntry, frame: FrameType) -> None:
         """Prove the state after a loop that was left by `break`."""
         if position(frame) in entry.site.breaks:
             self.exhausted(entry, entry.now, frame)

@@ -1,21 +1,152 @@
-"""Go on with a run that stopped: set up again, jump to its last checkpoint, record from there."""
+"""Go on with a run that stopped: set up again, jump to its last checkpoint, record from there.
+
+Begin the process anew when a checkpoint turns out not to be one to go on from.
+
+A gradient that flows through the boundary is only seen when it flows, in the middle of the program's
+own work, and a state that cannot be read back leaves the program neither here nor there. Nothing but
+a fresh process helps then; it goes on from a checkpoint less deep in the loops, or from the start.
+
+Go on with a mended source: refuse as soon as a changed line is about to run too early.
+
+Until the checkpoint is reached, the program only sets up what the run had set up. A line that was changed
+and runs before that is part of what the run did before the checkpoint.
+
+Go on with a run that stopped: set up again, jump to its last checkpoint, record from there.
+"""
 
 from __future__ import annotations
 
 import os
+import signal
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from time import perf_counter
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
+import msgspec
+
+from rearview.checkpointer.signals import end_children
 from rearview.errors import RearviewError, StateError
-from rearview.model import Checkpoint
-from rearview.runtime.jumps import END, Jumps
-from rearview.runtime.loops import Entry
-from rearview.runtime.mending import Mending
-from rearview.runtime.observers import unobserved
+from rearview.model import Checkpoint, Control
+from rearview.model.plan import LAUNCHER, VARIABLE
+from rearview.runtime.checkpoint_index import END, Jumps
+from rearview.runtime.frames import unobserved
+from rearview.runtime.loops import LoopEntry
 from rearview.runtime.recorder import Recorder
+from rearview.source.mended_source import Mend
+
+_OPEN = Path("/proc/self/fd")
+
+
+def _files() -> set[int]:
+    return {int(one.name) for one in _OPEN.iterdir()} if _OPEN.is_dir() else set()
+
+
+@dataclass(frozen=True)
+class Retreat:
+    """How this process was started, so that it can be once more."""
+
+    control: Control
+    environment: dict[str, str] = field(default_factory=os.environ.copy)
+    folder: str = field(default_factory=os.getcwd)
+    files: set[int] = field(default_factory=_files)
+
+    def __call__(self, checkpoint: Checkpoint, why: RearviewError) -> None:
+        """Go on from a checkpoint less deep in the loops than this one; does not return."""
+        depth = len(checkpoint.meta["path"]) - 1
+        way = "going on from an earlier one" if depth else "starting over"
+        sys.stderr.write(
+            f"rearview: the checkpoint at {checkpoint.point} is not one to go on from; {way} ({why})\n"
+        )
+        sys.stderr.flush()
+        self._begin(msgspec.structs.replace(self.control, depth=depth))
+
+    def afresh(self, why: RearviewError) -> None:
+        """Set up once more without the files that the run has made; does not return.
+
+        A program that fetches its data only where it is absent has taken another way now.
+        """
+        sys.stderr.write(
+            "rearview: the set-up came out differently, now that files are there which the run made "
+            f"itself; setting up again without them ({why})\n"
+        )
+        sys.stderr.flush()
+        self._begin(msgspec.structs.replace(self.control, afresh=True))
+
+    def _begin(self, control: Control) -> None:
+        """Replace this process by one that is told `control`."""
+        end_children()
+        for number in _files() - self.files:
+            try:
+                os.set_inheritable(number, False)
+            except OSError:
+                continue  # it was that of the folder we looked into
+        signal.pthread_sigmask(signal.SIG_BLOCK, self.control.signals)
+        told = msgspec.json.encode(control).decode()
+        os.chdir(self.folder)
+        command = (sys.executable, LAUNCHER)
+        env = {**self.environment, **self.control.lent, VARIABLE: told}
+        os.execve(command[0], command, env)  # noqa: S606 - no shell
+
+
+@dataclass
+class Mending:
+    """Watches the way to the checkpoint that a run goes on from with a mended source."""
+
+    mend: Mend
+    root: str
+    point: str
+    """Where the checkpoint lies."""
+    leave: Callable[[str], NoReturn]
+    """Ends the process, saying why."""
+    _files: dict[str, str] = field(default_factory=dict)
+    _stopped: bool = False
+
+    def start(self) -> None:
+        """Watch the lines that the program runs, until `stop`."""
+        sys.settrace(self._call)
+
+    def stop(self) -> None:
+        """Stop watching: the checkpoint is reached, and all that runs from now on is after it."""
+        self._stopped = True  # a boundary puts the tracer back that it found when it began
+        sys.settrace(None)
+
+    def skipped(self, loop: str) -> None:
+        """Refuse if a loop that ended before the checkpoint would have run a changed line."""
+        for path, line in self.mend.run_in(loop):
+            self._refuse(path, line)
+
+    def failed(self, exc: RearviewError) -> NoReturn:
+        """Refuse: the state does not fit the program as it is now."""
+        self.leave(f"the state saved at {self.point} does not fit the mended source: {exc}")
+
+    def _call(self, frame: FrameType, event: str, _arg: Any) -> Any:
+        if self._stopped:
+            sys.settrace(None)
+            return None
+        name = frame.f_code.co_filename
+        path = self._files.get(name)
+        if path is None:
+            path = self._files[name] = os.path.relpath(os.path.realpath(name), self.root)
+        return self._line if event == "call" and self.mend.lines.get(path) else None
+
+    def _line(self, frame: FrameType, event: str, _arg: Any) -> Any:
+        if self._stopped:
+            return None
+        path = self._files[frame.f_code.co_filename]
+        if event == "line" and frame.f_lineno in self.mend.lines[path]:
+            self._refuse(path, frame.f_lineno)
+        return self._line
+
+    def _refuse(self, path: str, line: int) -> NoReturn:
+        done = self.mend.lines[path][line]
+        self.leave(
+            f"line {line} of {path} {done} and runs before the checkpoint at {self.point}, so the "
+            "state saved there was computed without it"
+        )
 
 
 def last_usable(checkpoints: list[Checkpoint]) -> Checkpoint | None:
@@ -51,7 +182,7 @@ class Resumer(Recorder):
         return self.target is not None
 
     @unobserved
-    def boundary(self, entry: Entry, index: int, frame: FrameType) -> int | None:  # type: ignore[override]
+    def boundary(self, entry: LoopEntry, index: int, frame: FrameType) -> int | None:  # type: ignore[override]
         """Jump towards the target; record once it is reached."""
         if self.target is None:
             return super().boundary(entry, index, frame)
@@ -80,7 +211,7 @@ class Resumer(Recorder):
                 return target
         return index
 
-    def _anchor(self, entry: Entry, index: int, frame: FrameType) -> None:
+    def _anchor(self, entry: LoopEntry, index: int, frame: FrameType) -> None:
         try:
             self.jumps.anchor(entry, index, frame)
         except RearviewError as exc:
@@ -91,7 +222,7 @@ class Resumer(Recorder):
             raise
 
     def advance(
-        self, entry: Entry, source: Iterator[Any], index: int, target: int, frame: FrameType
+        self, entry: LoopEntry, source: Iterator[Any], index: int, target: int, frame: FrameType
     ) -> int:
         """Go to the pending checkpoint; if it is the target, the run goes on from here."""
         assert self.target is not None
@@ -152,7 +283,7 @@ class Resumer(Recorder):
             self.clock.go_on()
         self.pulse.now = self.last = perf_counter()
 
-    def ended(self, entry: Entry, index: int, frame: FrameType) -> None:
+    def ended(self, entry: LoopEntry, index: int, frame: FrameType) -> None:
         """Record loop ends only once the target is reached."""
         if self.target is None:
             super().ended(entry, index, frame)

@@ -14,14 +14,13 @@ from typing import Any
 
 from rearview.config import Settings
 from rearview.model import Point
-from rearview.model.point import NAMED
-from rearview.runtime.frames import Modules, project_frames, resolved, roots
-from rearview.runtime.libraries import library_roots, settle
-from rearview.runtime.loops import SLICE, Entry, Habit, iterate, suspended, untouched, watched
-from rearview.runtime.state.anchors import Anchors
-from rearview.runtime.state.iterators import Walk, feeding
-from rearview.runtime.view import Use, View
-from rearview.source.instrument import Site
+from rearview.model.run import NAMED
+from rearview.runtime.frames import Modules, library_roots, project_frames, resolved, roots, settle
+from rearview.runtime.loops import SLICE, Habit, LoopEntry, iterate, suspended, untouched, watched
+from rearview.runtime.sandbox.file_view import PathUse, View
+from rearview.source.instrument import LoopSite
+from rearview.state.anchors import Anchors
+from rearview.state.codecs.iterators import Walk, feeding
 from rearview.store.project import FOLDER, Project
 
 SHORT = 0.0002
@@ -56,10 +55,10 @@ class Explicit:
 
 
 @dataclass(slots=True)
-class Nest:
+class LoopNest:
     """The loops from the outermost in: they share anchors."""
 
-    entry: Entry
+    entry: LoopEntry
     anchors: Anchors | None = None
     at: int = 0
     """Iteration of the outermost loop at whose start the anchors were walked."""
@@ -84,8 +83,8 @@ class Session:
     declared: dict[str, Any] = field(default_factory=dict)
     """Objects given to `checkpointing`, by name."""
     habits: dict[str, Habit] = field(default_factory=dict)
-    stack: list[Entry] = field(default_factory=list)
-    nest: Nest | None = None
+    stack: list[LoopEntry] = field(default_factory=list)
+    nest: LoopNest | None = None
     ordinals: dict[str, int] = field(default_factory=dict)
     """Entries of loops outside all others, so far."""
     given: dict[str, str] = field(default_factory=dict)
@@ -99,7 +98,7 @@ class Session:
     """Sites of loops that are left alone from now on."""
     watching: bool = True
     """False in threads and forked children, where loops are left alone."""
-    loose: list[Entry] = field(default_factory=list)
+    loose: list[LoopEntry] = field(default_factory=list)
     """Loops in generators and coroutines: suspended and resumed in any order, so not stacked."""
     loop_files: set[str] = field(default_factory=set)
     """Files of libraries whose training loops are watched."""
@@ -131,7 +130,7 @@ class Session:
             known = self._belongs[file] = inside and not installed and not ours
         return known
 
-    def real(self, path: str, use: Use = Use.READ) -> str:
+    def real(self, path: str, use: PathUse = PathUse.READ) -> str:
         """Return where a file of the program is, which in a replay is not where it seems."""
         return path if self.view is None else str(self.view.real(path, use))
 
@@ -181,14 +180,16 @@ class Session:
         key = NAMED + name
         habit = self.habits.get(key)
         if habit is None:
-            site = Site(key, name, "", 0, talks=True, loose=False, breaks=frozenset(), inner=False)
+            site = LoopSite(
+                key, name, "", 0, talks=True, loose=False, breaks=frozenset(), inner=False
+            )
             habit = self.habits[key] = Habit(site, loud=True)
         return habit
 
     def enter(self, habit: Habit, items: Any, frame: FrameType) -> Iterator[Any]:
         """Return an iterator over `items`, as `iterate` takes them, that tells this session of each."""
         if habit.site.loose:
-            entry = Entry(habit, 0, id(frame))
+            entry = LoopEntry(habit, 0, id(frame))
             habit.entries += 1
             walk = items if type(items) is Walk else Walk(items)
             return chain.from_iterable(suspended(self, entry, walk))
@@ -203,7 +204,7 @@ class Session:
         counts = self.stack[-1].inside() if self.stack else self.ordinals
         ordinal = counts.get(habit.site.id, 0)
         counts[habit.site.id] = ordinal + 1
-        entry = Entry(habit, ordinal, id(frame))
+        entry = LoopEntry(habit, ordinal, id(frame))
         habit.entries += 1
         return iterate(self, entry, items)
 
@@ -214,17 +215,17 @@ class Session:
             if self.nest is not None and self.nest.entry is last:
                 self.nest = None
 
-    def push(self, entry: Entry) -> None:
+    def push(self, entry: LoopEntry) -> None:
         """Put a loop on the stack: its first iteration is about to begin."""
         if entry.site.loose:
             self.loose.append(entry)
             return
         if not self.stack:
-            self.nest = Nest(entry)
+            self.nest = LoopNest(entry)
             entry.habit.outermost = True
         self.stack.append(entry)
 
-    def leave(self, entry: Entry, frame: FrameType | None, *, ended: bool) -> None:
+    def leave(self, entry: LoopEntry, frame: FrameType | None, *, ended: bool) -> None:
         """Take a loop off the stack, however it was left."""
         if entry.site.loose:
             self.loose = [other for other in self.loose if other is not entry]
@@ -242,7 +243,7 @@ class Session:
                 break
         self.learn(entry)
 
-    def learn(self, entry: Entry) -> None:
+    def learn(self, entry: LoopEntry) -> None:
         """Take in what a loop took; one that is brief and says nothing is left alone from now on."""
         habit = entry.habit
         seconds = perf_counter() - entry.started
@@ -255,7 +256,7 @@ class Session:
             if brief:
                 self.quiet.add(habit.site.id)
 
-    def slice(self, entry: Entry, size: int) -> int:
+    def slice(self, entry: LoopEntry, size: int) -> int:
         """Return how many iterations may pass unobserved, `size` at the most."""
         if entry.site.loose:
             return 1
@@ -277,7 +278,7 @@ class Session:
         stack = self.stack
         return tuple([one.habit.site.name for one in stack]), tuple([one.now for one in stack])
 
-    def running(self) -> list[Entry]:
+    def running(self) -> list[LoopEntry]:
         """Return the loops around the statement being executed, outermost first."""
         if not self.loose:
             return self.stack
@@ -289,7 +290,7 @@ class Session:
         # By the frames they run in: a generator was perhaps begun outside the loops around it now.
         return sorted([*self.stack, *loose], key=lambda e: depth.get(e.frame, -len(frames)))
 
-    def path(self, entry: Entry, index: int) -> list[list[Any]]:
+    def path(self, entry: LoopEntry, index: int) -> list[list[Any]]:
         """Return the stack down to `entry`, as checkpoints are found by."""
         steps: list[list[Any]] = []
         for other in self.stack:
@@ -309,7 +310,7 @@ class Session:
         found.update((f"declared::{name}", obj) for name, obj in self.declared.items())
         return found, frames
 
-    def _sources(self, nest: Nest) -> dict[str, Any]:
+    def _sources(self, nest: LoopNest) -> dict[str, Any]:
         """Return the generators and loaders that feed the outermost loop: they are state too."""
         if nest.feeds is None:
             nest.feeds = feeding(nest.entry.source, self.is_project_module)
@@ -317,7 +318,7 @@ class Session:
 
     def anchor(
         self,
-        nest: Nest,
+        nest: LoopNest,
         index: int,
         found: Mapping[str, Any],
         signature: Sequence[str] | None = None,
@@ -344,21 +345,21 @@ class Session:
 
     # What recording and replaying do differently.
 
-    def boundary(self, entry: Entry, index: int, frame: FrameType) -> int | None:
+    def boundary(self, entry: LoopEntry, index: int, frame: FrameType) -> int | None:
         """Act before iteration `index`; return the iteration to go on with, None to end."""
         raise AssertionError
 
     def advance(
-        self, entry: Entry, source: Iterator[Any], index: int, target: int, frame: FrameType
+        self, entry: LoopEntry, source: Iterator[Any], index: int, target: int, frame: FrameType
     ) -> int:
         """Bring the loop from iteration `index` to `target` without running what lies between."""
         raise AssertionError
 
-    def exhausted(self, entry: Entry, index: int, frame: FrameType) -> bool:
+    def exhausted(self, entry: LoopEntry, index: int, frame: FrameType) -> bool:
         """Act when the iterator has no more items."""
         raise AssertionError
 
-    def broken(self, entry: Entry, frame: FrameType) -> None:
+    def broken(self, entry: LoopEntry, frame: FrameType) -> None:
         """Act when the loop was left early."""
 
     def log(self, items: Mapping[str, Any]) -> None:

@@ -1,4 +1,9 @@
-"""What Rearview sees in a program before it runs: loops, what they change, logs, obstacles, places."""
+"""Whether a script adds a folder above its own to `sys.path`.
+
+What Rearview sees in a program before it runs: loops, what they change, logs, obstacles, places.
+
+Whether a script adds a folder above its own to `sys.path`.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +11,22 @@ import ast
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rearview.source.blocks import blocks, parse
-from rearview.source.chains import Chains, called_name, chains
-from rearview.source.effects import Changeset, LibraryFacts, augment, effects, explain
 from rearview.source.instrument import COMPILERS
-from rearview.source.logged import TRACKERS, Aliases, calls_in
-from rearview.source.loops import FUNCTIONS, LOOPS, Loop, LoopId, loop_ids, walk_loops
+from rearview.source.log_calls import TRACKERS, Aliases, calls_in
+from rearview.source.loop_effects import Changeset, LibraryFacts, augment, effects, explain
+from rearview.source.loops import (
+    FUNCTIONS,
+    LOOPS,
+    Chains,
+    Loop,
+    LoopId,
+    called_name,
+    chains,
+    loop_ids,
+    walk_loops,
+)
 from rearview.source.scopes import bound_by
+from rearview.source.text import blocks, parse
 
 TRAINS = {
     "backward": 4, "step": 3, "zero_grad": 3, "partial_fit": 3, "train_on_batch": 3, "boost": 2,
@@ -412,3 +426,53 @@ def _place(report: LoopReport, loop: Loop, where: str, cost: str) -> ProbePlace:
         names.update(dict.fromkeys(name for name, _ in bound_by(loop.target)))
     reads = tuple(name for name in names if name.strip("_"))[:READS_WELL]
     return ProbePlace(report.id.path, body[-1].end_lineno or body[-1].lineno, where, cost, reads)
+
+
+_CHANGES = {"append", "extend", "insert"}
+
+
+def reaches_up(text: str) -> bool:
+    r"""Return True if a script changes `sys.path` and computes a folder above its own.
+
+    >>> reaches_up("import sys\nsys.path.append('../..')\nfrom lib import step\n")
+    True
+    >>> reaches_up("import sys\nroot = Path(__file__).parents[1]\nsys.path.insert(0, str(root))\n")
+    True
+    >>> reaches_up("sys.path.append('tools')\n"), reaches_up("open('../data.csv')\n")
+    (False, False)
+    """
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return False
+    nodes = list(ast.walk(tree))
+    return any(map(_changes_path, nodes)) and sum(map(_upward, nodes)) >= 2
+
+
+def _is_path(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.Attribute)
+        and node.attr == "path"
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "sys"
+    )
+
+
+def _changes_path(node: ast.AST) -> bool:
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        return node.func.attr in _CHANGES and _is_path(node.func.value)
+    if isinstance(node, ast.Assign):
+        return any(_is_path(getattr(target, "value", target)) for target in node.targets) or any(
+            map(_is_path, node.targets)
+        )
+    return isinstance(node, ast.AugAssign) and _is_path(node.target)
+
+
+def _upward(node: ast.AST) -> int:
+    """Return how far a node leads up: `dirname(__file__)` and `.parent` are the script's own folder."""
+    if isinstance(node, ast.Constant):
+        text = node.value if isinstance(node.value, str) else ""
+        return 2 if ".." in text.replace("\\", "/").split("/") else 0
+    if isinstance(node, ast.Attribute):
+        return {"parents": 2, "pardir": 2, "parent": 1, "dirname": 1}.get(node.attr, 0)
+    return int(isinstance(node, ast.Name) and node.id == "dirname")

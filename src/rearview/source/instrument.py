@@ -54,7 +54,7 @@ TALKERS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class LoopSite:
     """One loop in the program text, with what the runtime has to know of it."""
 
     id: str
@@ -78,7 +78,7 @@ def instrument(
     ids: Mapping[int, str] | None = None,
     autolog: bool = False,
     only: bool = False,
-) -> list[Site]:
+) -> list[LoopSite]:
     """Rewrite `tree` in place and return its loops in order of appearance.
 
     `ids` gives, by line number, the ids that loops have in the version that was recorded, so that
@@ -86,7 +86,7 @@ def instrument(
     `only`, loops that `ids` does not name stay as they are, and those that it names are run
     through without a pause, also in a generator function.
     """
-    sites: list[Site] = []
+    sites: list[LoopSite] = []
     known = {line: str(one) for line, one in loop_ids(tree, path).items()} if ids is None else ids
     rewriter = _Rewriter(path, known, sites, autolog=autolog, only=only)
     rewriter.parts = not any(map(_names_range, ast.walk(tree)))
@@ -98,7 +98,7 @@ def instrument(
 
 class _Rewriter(ast.NodeTransformer):
     def __init__(
-        self, path: str, ids: Mapping[int, str], sites: list[Site], *, autolog: bool, only: bool
+        self, path: str, ids: Mapping[int, str], sites: list[LoopSite], *, autolog: bool, only: bool
     ) -> None:
         self.path = path
         self.ids = ids
@@ -137,14 +137,14 @@ class _Rewriter(ast.NodeTransformer):
     visit_AsyncFunctionDef = _scoped
     visit_ClassDef = _scoped
 
-    def _site(self, node: Loop) -> Site:
+    def _site(self, node: Loop) -> LoopSite:
         name = loop_name(node, self.function)
         known = self.ids.get(node.lineno)
         if known is None:  # a loop that a probe brought along
             known = f"{self.path}:{self.function}:+{node.lineno}:{name}"
         else:
             name = known.rpartition(":")[2]
-        site = Site(
+        site = LoopSite(
             id=known,
             name=name,
             path=self.path,
@@ -245,7 +245,7 @@ def _names_range(node: ast.AST) -> bool:
     return "range" in (getattr(node, "name", None), getattr(node, "arg", None))
 
 
-def _in_parts(node: ast.For, site: Site) -> ast.For:
+def _in_parts(node: ast.For, site: LoopSite) -> ast.For:
     """Return a loop over the parts of a range, around the loop over the numbers of one.
 
     A `break` of the user leaves both; what leaves the outer one stands where a `break` of the user

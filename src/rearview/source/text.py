@@ -1,10 +1,56 @@
-"""Lines, newlines and encodings of program text, kept so that every byte can be given back."""
+"""Lines, newlines and encodings of program text, kept so that every byte can be given back.
+
+A text as a tree, and the blocks of statements in it.
+
+Lines, newlines and encodings of program text, kept so that every byte can be given back.
+"""
+
+from __future__ import annotations
 
 import ast
 import codecs
 import re
 import warnings
 from dataclasses import dataclass
+
+from rearview.errors import SourceError
+
+BODIES = ("body", "orelse", "finalbody")
+
+
+def parse(text: str, path: str) -> ast.Module:
+    """Return the tree of `text`, or raise naming the line that does not parse."""
+    try:
+        return ast.parse(text, filename=path)
+    except (SyntaxError, ValueError) as exc:
+        line = getattr(exc, "lineno", None) or 1
+        raise SourceError(
+            f"{path}:{line} is not Python that this interpreter can read ({exc}). "
+            f"Correct the file and ask again.",
+            slug="source-syntax",
+        ) from exc
+
+
+def blocks(node: ast.AST) -> list[list[ast.stmt]]:
+    """Return the statement lists directly inside `node`, in the order of the text."""
+    found: list[list[ast.stmt]] = []
+    for name, value in ast.iter_fields(node):
+        if name in BODIES and isinstance(value, list):
+            found.append(value)
+        elif name in {"handlers", "cases"}:
+            found.extend(part.body for part in value)
+    return found
+
+
+def effective(block: list[ast.stmt]) -> list[ast.stmt]:
+    """Return the statements of a block that do something: no docstrings, no `pass`."""
+    return [
+        stmt
+        for stmt in block
+        if not isinstance(stmt, ast.Pass)
+        and not (isinstance(stmt, ast.Expr) and isinstance(stmt.value, ast.Constant))
+    ]
+
 
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 _COOKIE = re.compile(rb"^[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)")
@@ -84,7 +130,7 @@ def encoding_of(data: bytes) -> str:
     return "utf-8"
 
 
-def parse(text: str) -> Parsed | str:
+def try_parse(text: str) -> Parsed | str:
     """Return the parsed text, or the sentence that says why it cannot be parsed.
 
     >>> parse("print 'loss', loss").repaired

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from rearview.errors import UsageError
-from rearview.model.printable import printable
+from rearview.model.wording import printable
 
 NAME, TAG, UNTAG, NOTE = "name", "tag", "untag", "note"
 """Kinds of events that label a run."""

@@ -9,10 +9,9 @@ from pathlib import Path
 
 from rearview.config import Settings
 from rearview.errors import StoreError
-from rearview.source.search_path import reaches_up
+from rearview.source.inspection import reaches_up
 from rearview.store import trust
-from rearview.store.direct import sync_folder
-from rearview.store.private import GROUP, OWNER, make_folder, make_top, open_file
+from rearview.store.files import GROUP, OWNER, make_folder, make_top, open_file, sync_folder
 
 FOLDER = ".rearview"
 FORMAT = 2

@@ -1,4 +1,6 @@
-"""Records on the hot path: one file of JSON lines per process, one write per log call.
+"""What a run logged itself, for a replay to check against: sealed or not, value by value.
+
+Records on the hot path: one file of JSON lines per process, one write per log call.
 
 A file is named `records-<pid>-<n>.jsonl`. Its first line says whose it is::
 
@@ -16,6 +18,8 @@ never acknowledged and is not read. Numbers (`s`) go on from line to line, so a 
 or gone leaves a gap; one that a full disk cut off leaves none, for its numbers are given again.
 `{"lost":2,"s":98,"c":…}` stands where a repair took damaged lines out. After `PART` bytes a process
 goes on in a new file. Format 1 has no checksums, and ends in `{"end":true}`.
+
+What a run logged itself, for a replay to check against: sealed or not, value by value.
 """
 
 from __future__ import annotations
@@ -26,7 +30,8 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -36,9 +41,12 @@ import msgspec
 from rearview.errors import DamagedError, StoreError
 from rearview.model import Origin, Point, Record, Step
 from rearview.model.checksum import add_check, is_intact
-from rearview.store.alive import identity
-from rearview.store.lines import CHECKED, check_format
-from rearview.store.private import open_file
+from rearview.store.files import open_file
+from rearview.store.json_lines import CHECKED, check_format
+from rearview.store.machine import identity
+from rearview.store.sealed_records import about, checked
+from rearview.store.tables.connection import quoted
+from rearview.store.tables.pivot import cell
 from rearview.store.values import HIGH, LOW, Put, convert, restore
 
 FORMAT = 2
@@ -51,7 +59,7 @@ STDOUT = "$stdout"
 _encode = msgspec.json.Encoder().encode
 
 
-class Line(msgspec.Struct):
+class RecordLine(msgspec.Struct):
     """One log call as it stands in the file."""
 
     s: int
@@ -106,7 +114,7 @@ class _Numbers(msgspec.Struct):
 
 
 _numbers_of = msgspec.json.Decoder(_Numbers).decode
-line_of = msgspec.json.Decoder(Line).decode
+line_of = msgspec.json.Decoder(RecordLine).decode
 
 
 def encode_point(point: Point) -> bytes:
@@ -424,3 +432,71 @@ def _name(text: str) -> str:
 
 def _str(value: Any) -> Any:
     return convert(value) if isinstance(value, str) else value
+
+
+Logged = tuple[tuple[str, ...], tuple[int, ...], str, Any]
+"""Loops, iterations, name, and the value as `store.values` converts it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    attempt: int
+    process: str
+    since: int
+    rows: Iterable[tuple[int, Logged]]
+    """With the number that each record has within its process."""
+
+
+def recorded(folder: Path) -> Iterator[Logged]:
+    """Yield all that the run in `folder` logged itself, in order.
+
+    What an attempt logged after the checkpoint that the next one began from was logged again
+    there, and is left out here.
+    """
+    parts = sorted(
+        (*_open(folder), *_sealed(folder)), key=lambda part: (part.attempt, part.process)
+    )
+    for part in parts:
+        end = min((p.since for p in parts if p.attempt > part.attempt), default=None)
+        for number, row in part.rows:
+            if end is None or number < end:
+                yield row
+
+
+def _open(folder: Path) -> Iterator[_Part]:
+    for file in sorted(folder.glob("records-*.jsonl")):
+        header, data, *_ = scan(file)
+        if header.origin == Origin.RECORDED:
+            yield _Part(header.attempt, header.process, header.since, _lines(data))
+
+
+def _lines(data: bytes) -> Iterator[tuple[int, Logged]]:
+    for raw in data.splitlines():
+        try:
+            line = line_of(raw)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            continue  # torn by a kill or a full disk
+        for k, (name, value) in enumerate(zip(line.n, line.v, strict=True)):
+            yield line.s + k, (tuple(line.l), tuple(line.i), name, value)
+
+
+def _sealed(folder: Path) -> Iterator[_Part]:
+    for file in sorted(folder.glob("records-*.parquet")):
+        summary = about(file)
+        if summary.get("replay") is None:
+            checked(file)  # a value that is damaged would be taken for one that differs
+            since = int(summary.get("since", 0))
+            yield _Part(int(summary["attempt"]), str(summary["process"]), since, _rows(file))
+
+
+def _rows(file: Path) -> Iterator[tuple[int, Logged]]:
+    import duckdb
+
+    found = duckdb.connect().execute(
+        f"SELECT seq, path, indices, name, {cell('mixed')} FROM read_parquet({quoted(file)}) "
+        "WHERE kind != 'repr' ORDER BY seq"
+    )
+    while batch := found.fetchmany(10_000):
+        for seq, path, indices, name, text in batch:
+            value = msgspec.json.decode(text) if text is not None else None
+            yield seq, (tuple(path.split("/")) if path else (), tuple(indices), name, value)

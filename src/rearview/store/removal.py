@@ -16,14 +16,13 @@ from pathlib import Path
 
 from rearview.errors import DamagedError, RearviewError, UsageError
 from rearview.model import Status
-from rearview.store.checkpoints import Checkpoints
-from rearview.store.direct import unwritable
+from rearview.store.checkpoints.checkpoints import Checkpoints
+from rearview.store.files import make_folder, unwritable
+from rearview.store.json_lines import read_lines
 from rearview.store.labels import labels_of
-from rearview.store.lines import read_lines
-from rearview.store.private import make_folder
 from rearview.store.project import Project
 from rearview.store.runs import FORMAT, Runs
-from rearview.store.versions import Versions
+from rearview.store.versions.versions import Versions
 
 FOLDER = "removed"
 """Folder of a store that holds what is being removed."""

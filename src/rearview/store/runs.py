@@ -13,13 +13,13 @@ from typing import Any
 import msgspec
 
 from rearview.errors import DamagedError, StoreError, UsageError
-from rearview.model import Proof, Report, Run, Status, proof_of
+from rearview.model import Proof, ReplayReport, Run, Status, proof_of
 from rearview.model.checksum import add_check
 from rearview.model.secrets import redact_value
-from rearview.store.alive import alive, identity
+from rearview.store.files import make_folder, make_new_folder, open_file
+from rearview.store.json_lines import append_line, encode, read_facts, read_lines
 from rearview.store.labels import Labels, labels_of
-from rearview.store.lines import append_line, encode, read_facts, read_lines
-from rearview.store.private import make_folder, make_new_folder, open_file
+from rearview.store.machine import alive, identity
 from rearview.store.project import Project, publish
 
 FORMAT = 2
@@ -54,10 +54,10 @@ class Replay:
         return proof_of(self.report, proved=self.proved, redone=self.redone)
 
     @property
-    def report(self) -> Report | None:
+    def report(self) -> ReplayReport | None:
         """What it reported; None before its end, or if that cannot be read."""
         try:
-            return msgspec.convert(self.facts["report"], Report)
+            return msgspec.convert(self.facts["report"], ReplayReport)
         except (KeyError, msgspec.ValidationError):
             return None
 

@@ -16,11 +16,11 @@ from rearview.config import Settings
 from rearview.errors import DamagedError, RemoteError
 from rearview.model import Checkpoint
 from rearview.remote.base import Remote, check_key
-from rearview.store.checkpoints import Checkpoints
-from rearview.store.private import close_to_others, make_folder
+from rearview.store.checkpoints.checkpoints import Checkpoints
+from rearview.store.files import close_to_others, make_folder
 from rearview.store.project import FORMAT, Project, publish
 from rearview.store.runs import Runs
-from rearview.store.versions import Versions
+from rearview.store.versions.versions import Versions
 
 _FOLDERS = frozenset(("runs", "checkpoints", "packs", "objects"))
 """Folders of a store in which the files of a run are."""

@@ -28,7 +28,7 @@ from typing import Any
 
 from rearview.errors import DamagedError, StoreError
 from rearview.model.checksum import add_check
-from rearview.store.lines import encode, read_facts
+from rearview.store.json_lines import encode, read_facts
 
 FILE = "identity.json"
 FORMAT = 2
@@ -46,7 +46,7 @@ _BIRTH = 0x800
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FolderIdentity:
     """What tells a folder from every copy of it."""
 
     path: str
@@ -55,7 +55,7 @@ class Place:
     """Nanoseconds since 1970; 0 where the file system does not tell."""
 
     @classmethod
-    def of(cls, folder: Path) -> Place:
+    def of(cls, folder: Path) -> FolderIdentity:
         """Return the place of a folder that is there, following links to it."""
         real = os.path.realpath(folder)
         return cls(real, os.stat(real).st_ino, birth(Path(real)))  # noqa: PTH116
@@ -236,7 +236,7 @@ def _identity(store: Path) -> dict[str, Any] | None:
 
 def _remembered(store: Path, facts: Mapping[str, Any]) -> Path:
     """Return the file that is there if the store is trusted."""
-    name = Place.of(store).key(str(facts["id"]))
+    name = FolderIdentity.of(store).key(str(facts["id"]))
     home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")  # noqa: PTH111
     if not os.path.isabs(home):  # noqa: PTH117 - without a home there is none
         raise FileNotFoundError(2, "there is no home folder", "~/.local/state")

@@ -1,32 +1,91 @@
-"""Look at everything in the store, and put right what can be put right."""
+"""Look at everything in the store, and put right what can be put right.
+
+Look at every byte of the records of runs, and say what is not as it was written.
+
+Look at everything in the store, and put right what can be put right.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from rearview.config import Settings
 from rearview.errors import DamagedError, RearviewError, StoreError, VersionError
 from rearview.model import Checkpoint, ObjectRef
-from rearview.store import printed, readings, trust
-from rearview.store.checkpoints import Checkpoints, is_of
-from rearview.store.direct import unwritable
-from rearview.store.lines import CHECKED, damaged_lines, facts_of, read_facts
-from rearview.store.loose import LooseDatabase
-from rearview.store.manifest import checkpoint_of, seal, unseal
-from rearview.store.objects import Objects
-from rearview.store.packs import body_of
-from rearview.store.private import make_folder
+from rearview.store import printed_lines, recorded_inputs, trust
+from rearview.store.checkpoints.checkpoints import Checkpoints, is_of
+from rearview.store.checkpoints.gc import bring_back
+from rearview.store.checkpoints.manifest import body_of, checkpoint_of, seal, unseal
+from rearview.store.checkpoints.objects import Objects
+from rearview.store.files import make_folder, unwritable
+from rearview.store.json_lines import CHECKED, damaged_lines, facts_of, read_facts
 from rearview.store.project import FORMAT, Project, publish
-from rearview.store.records import repaired
+from rearview.store.records import repaired, scan
 from rearview.store.runs import ACCOUNT, Runs
 from rearview.store.runs import FORMAT as FACTS
-from rearview.store.sweep import bring_back
-from rearview.store.tables.check import look_at
-from rearview.store.tables.duck import Duck
-from rearview.store.versions import Versions
+from rearview.store.tables.connection import Duck
+from rearview.store.tables.record_files import summary_of
+from rearview.store.tables.seal import unreadable
+from rearview.store.versions.loose_objects import LooseDatabase
+from rearview.store.versions.versions import Versions
+
+
+class FileCheck(NamedTuple):
+    """What was found in one file of records."""
+
+    file: Path
+    what: str = ""
+    """What is wrong with it; empty if nothing is."""
+    checked: bool = True
+    """False for a file without checksums: that it can be read is all that is known."""
+
+
+def check_records(project: Project) -> Iterator[str]:
+    """Yield one sentence for every run or records file that is damaged; nothing if all is well."""
+    runs, duck = Runs(project), Duck(project.store)
+    try:
+        for run in runs.ids():
+            try:
+                damage = runs.get(run).facts.get("damaged")
+                if damage:
+                    yield str(damage)
+                runs.replays(run)
+            except RearviewError as exc:
+                yield str(exc)
+            for look in look_at(duck, runs.folder(run)):
+                if look.what:
+                    yield f"{look.file} {look.what}"
+    finally:
+        duck.close()
+
+
+def look_at(duck: Duck, folder: Path) -> Iterator[FileCheck]:
+    """Yield what is found in each file of records in a run's folder."""
+    for file in sorted(folder.glob("records-*")):
+        try:
+            if file.suffix == ".jsonl":
+                yield _lines(file)
+            elif file.suffix == ".parquet":
+                yield FileCheck(file, checked=bool(summary_of(duck, file).check))
+        except FileNotFoundError:
+            continue  # sealed by a reader meanwhile
+        except DamagedError as exc:
+            yield FileCheck(file, f"is damaged: {exc}")
+        except OSError as exc:
+            yield FileCheck(file, f"cannot be read: {exc.strerror or exc}")
+
+
+def _lines(file: Path) -> FileCheck:
+    found = scan(file)
+    if found.header.format >= CHECKED:
+        return FileCheck(file, f"has lost at least {found.lost} records" if found.lost else "")
+    bad = unreadable(found.lines)
+    what = f"has {bad} lines that cannot be read; all others can." if bad else ""
+    return FileCheck(file, what, checked=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +101,7 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class VerifyReport:
     """What was looked at, and what was found."""
 
     objects: int = 0
@@ -67,7 +126,7 @@ def verify(
     versions: Versions | None = None,
     fetch: Callable[[str], bytes | None] | None = None,
     progress: Callable[[int], None] | None = None,
-) -> Report:
+) -> VerifyReport:
     """Check every byte of the store; with `repair` rebuild what can be, set aside what cannot.
 
     `versions` are those of the project, which may lie in the user's git. `fetch` brings the content of an object from elsewhere by its oid. `progress` is told the bytes checked. Nothing is
@@ -85,7 +144,7 @@ def verify(
         check.versions()
     except OSError as exc:
         raise unwritable(exc, "A repair", project.store) from exc
-    return Report(
+    return VerifyReport(
         objects=check.objects,
         packs=len(check.packs),
         checkpoints=check.checkpoints,
@@ -202,9 +261,9 @@ class _Check:
         self._note(path, f"{bad} lines are damaged, or were cut off by a kill", done)
 
     def _printed(self, folder: Path) -> None:
-        path = folder / printed.FILE
-        good, bad = printed.intact_lines(folder)
-        if good and not printed.is_checked(folder):
+        path = folder / printed_lines.FILE
+        good, bad = printed_lines.intact_lines(folder)
+        if good and not printed_lines.is_checked(folder):
             self.unchecked += 1
         if not bad:
             return
@@ -215,13 +274,13 @@ class _Check:
         self._note(path, f"{bad} printed lines are damaged", done)
 
     def _clock(self, folder: Path) -> None:
-        path = folder / readings.FILE
+        path = folder / recorded_inputs.CLOCK_FILE
         try:
-            readings.read_clock(path)
+            recorded_inputs.read_clock(path)
         except DamagedError as exc:
             done = self._aside(path)
             if done:
-                readings.remove_clock(path)
+                recorded_inputs.remove_clock(path)
             lost = "the times it was told are lost: replays of it may differ"
             self._note(path, str(exc), f"{done}; {lost}" if done else "")
 

@@ -2,8 +2,8 @@ from datetime import timedelta
 
 import pytest
 
+from rearview.checkpointer.options import Pace, Seconds, Share, Steps, interval
 from rearview.errors import UsageError
-from rearview.runtime.saving.interval import Pace, Seconds, Share, Steps, interval
 
 
 @pytest.mark.parametrize(

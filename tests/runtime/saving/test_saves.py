@@ -3,9 +3,8 @@ import os
 
 import pytest
 
+from rearview.checkpointer.saves import Keep, Save, SaveFolder
 from rearview.errors import StoreError, UsageError
-from rearview.runtime.saving.keep import Keep
-from rearview.runtime.saving.saves import Save, SaveFolder
 
 
 def save(folder, text, counter, metric=None):

@@ -4,10 +4,10 @@ import pickle
 
 import pytest
 
-from rearview.runtime.state.anchors import Anchors
-from rearview.runtime.state.capture import capture
-from rearview.runtime.state.compare import compare
-from rearview.runtime.state.restore import restore
+from rearview.state.anchors import Anchors
+from rearview.state.capture import capture
+from rearview.state.compare import compare
+from rearview.state.restore import restore
 
 
 def rooted(names):

@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from rearview.runtime.state.compare import compare
-from rearview.runtime.state.tree import Tree
+from rearview.state.compare import compare
+from rearview.state.skeleton import Skeleton
 
 
 class Thing:
@@ -331,7 +331,7 @@ def test_an_id_in_an_attribute_goes_with_a_value_too(program, resumes, stop_word
     run = program(setup, step)
     run.run(0, 2)
     captured, _ = run.capture()
-    tree = Tree(captured.skeleton)
+    tree = Skeleton(captured.skeleton)
     kept = tree.roots["local:main:of"]
     attributes = kept.state if born else tree.contents[kept.number][1]
     assert not isinstance(attributes["checked"], int)

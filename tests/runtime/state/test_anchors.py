@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from rearview.errors import StateError
-from rearview.runtime.state.anchors import Anchors, bare, letting_go
+from rearview.state.anchors import Anchors, bare, letting_go
 
 
 def nobody(_module):

@@ -8,7 +8,7 @@ import pytest
 from rich import progress
 from rich.console import Console
 
-from rearview.runtime.state.compare import compare
+from rearview.state.compare import compare
 
 tqdm = pytest.importorskip("tqdm")
 

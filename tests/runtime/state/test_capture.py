@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from rearview.errors import StateError
-from rearview.runtime.state.capture import split
-from rearview.runtime.state.reading import StatePickler
+from rearview.state.capture import StatePickler, split
 
 
 class Spiteful:
@@ -59,7 +58,7 @@ def test_a_long_list_of_values_costs_no_python_call_for_each(program, monkeypatc
 
 def test_big_memory_is_shown_and_not_copied(program):
     run = program(lambda: {"weights": torch.zeros(5000), "array": np.zeros(5000)}, None)
-    from rearview.runtime.state.capture import capture
+    from rearview.state.capture import capture
 
     captured = capture(run.anchors, {f"local:main:{k}": v for k, v in run.names.items()})
     assert sorted(len(memoryview(b)) for b in captured.buffers.values()) == [20_000, 40_000]
@@ -127,10 +126,10 @@ SCRIPT = """
 import sys, pickle, random
 import numpy as np, torch
 from torch import nn
-from rearview.runtime.state.anchors import Anchors
-from rearview.runtime.state.capture import capture
-from rearview.runtime.state.restore import restore
-from rearview.runtime.state.compare import compare
+from rearview.state.anchors import Anchors
+from rearview.state.capture import capture
+from rearview.state.restore import restore
+from rearview.state.compare import compare
 
 class Trainer:
     epochs_done = 0

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from rearview.runtime.state.anchors import Anchors
-from rearview.runtime.state.compare import compare, differences
+from rearview.state.anchors import Anchors
+from rearview.state.compare import compare, differences
 
 
 def base():
@@ -263,7 +263,7 @@ def test_checkpoints_without_the_name_of_an_operation_compare_equal(program, mon
     run = program(lambda: {"weight": nn.Parameter(torch.ones(2))}, None)
     run.names["loss"] = run.names["weight"].tanh()
     with monkeypatch.context() as older:
-        older.setattr("rearview.runtime.state.tensors.operation_of", lambda tensor: True)
+        older.setattr("rearview.state.codecs.tensors.operation_of", lambda tensor: True)
         then, buffers = run.capture()
     now, _ = run.capture()
     assert now.skeleton != then.skeleton

@@ -6,8 +6,8 @@ from collections import ChainMap, Counter, OrderedDict, UserDict, defaultdict, d
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from rearview.runtime.state.compare import compare
-from rearview.runtime.state.sets import recipe_for
+from rearview.state.codecs.containers import recipe_for
+from rearview.state.compare import compare
 
 Pair = namedtuple("Pair", "left right")  # noqa: PYI024
 

@@ -9,9 +9,9 @@ import types
 import pytest
 import torch
 
-from rearview.runtime.state import iterators, loaders
-from rearview.runtime.state.iterators import Walk
 from rearview.source.instrument import HOOK, ITER, WALK, instrument
+from rearview.state.codecs import data_loaders, iterators
+from rearview.state.codecs.iterators import Walk
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_a_generator_made_in_the_loop_is_made_again(made, resumes):
 
 
 def test_a_loader_with_a_generator_of_its_own_goes_on(resumes):
-    loaders.watch_loaders(torch.utils.data.dataloader)
+    data_loaders.watch_loaders(torch.utils.data.dataloader)
 
     def setup():
         own = torch.Generator().manual_seed(3)
@@ -185,7 +185,7 @@ class Noisy:
 
 
 def test_an_iterator_of_a_loader_with_workers_goes_on(resumes):
-    loaders.watch_loaders(torch.utils.data.dataloader)
+    data_loaders.watch_loaders(torch.utils.data.dataloader)
 
     def setup():
         # forked, because other workers would import this module by a name that only pytest knows

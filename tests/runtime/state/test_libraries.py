@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import pytest
 
-from rearview.runtime.state.compare import compare
+from rearview.state.compare import compare
 
 
 def needed(name):

@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import nn
 
-from rearview.runtime.state.capture import capture as state_of
-from rearview.runtime.state.layout import layout_of
+from rearview.state.capture import capture as state_of
+from rearview.state.kinds import layout_of
 
 
 class Colour(enum.Enum):

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from rearview.errors import StateError
-from rearview.runtime.jumps import unknown
-from rearview.runtime.state.compare import compare, differences
-from rearview.runtime.state.loaders import watch_loaders
+from rearview.runtime.checkpoint_index import unknown
+from rearview.state.codecs.data_loaders import watch_loaders
+from rearview.state.compare import compare, differences
 
 
 def test_buffers_in_memory_resume(resumes):

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from rearview.errors import RearviewError
-from rearview.runtime.state.capture import MAGIC
-from rearview.runtime.state.variables import ModuleState, NotGiven, Variables
+from rearview.state.capture import MAGIC
+from rearview.state.variables import ModuleState, NotGiven, Variables
 
 Pair = collections.namedtuple("Pair", "left right")  # noqa: PYI024 - an old one
 

@@ -4,9 +4,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rearview.model import Point, Step
-from rearview.store.tables import points as points_module
+from rearview.store.tables import record_files as points_module
 from rearview.store.tables.pivot import depth, inside, loop_columns, prefixes, rows_of
-from rearview.store.views import Tables
+from rearview.store.tables.tables import Tables
 from recorded import Recorded
 
 NAMES = ("a", "b", "c")

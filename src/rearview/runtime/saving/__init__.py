@@ -1,1 +1,1 @@
-"""Saves of the Checkpointer: written, kept, mirrored, found again."""
+"""A captured state on its way to disk."""

@@ -10,11 +10,21 @@ from pathlib import Path
 from rearview.model import Origin, Run
 from rearview.model.proof import TRUSTED, WITHHELD
 from rearview.store.project import Project
-from rearview.store.tables.duck import Duck, files, key, quoted
-from rearview.store.tables.kinds import TYPES, encode, recast, unify
-from rearview.store.tables.parts import Part, Shelf
-from rearview.store.tables.pivot import PLAIN, WINNERS, Catalogue, depth, inside, label, wide
-from rearview.store.tables.points import Depth, long, plain, points
+from rearview.store.tables.connection import Duck, files, key, quoted
+from rearview.store.tables.pivot import (
+    PLAIN,
+    TYPES,
+    WINNERS,
+    Catalogue,
+    depth,
+    encode,
+    inside,
+    label,
+    recast,
+    unify,
+    wide,
+)
+from rearview.store.tables.record_files import Depth, RecordPart, Shelf, long, plain, points
 from rearview.store.values import convert
 
 Virtual = Sequence[tuple[str, Sequence[str]]]
@@ -25,9 +35,9 @@ Virtual = Sequence[tuple[str, Sequence[str]]]
 class Files:
     """Where the records of runs are read from, by how much has to be done with them."""
 
-    simple: list[Part]
+    simple: list[RecordPart]
     """Nothing competes."""
-    ranked: list[Part]
+    ranked: list[RecordPart]
     """Attempts, replays or repeated names compete."""
     pivoted: list[dict[str, tuple[Path, Depth]]]
     """Pivoted before."""
@@ -72,7 +82,7 @@ class Sources:
                 self.catalogue.add(path, name, ())
         self.args = {name: unify(found) for name, found in kinds.items()}
 
-    def _given_out(self, shelf: Shelf, run: str) -> list[Part]:
+    def _given_out(self, shelf: Shelf, run: str) -> list[RecordPart]:
         """Return the records of a run that a table may hold; note which are unproved.
 
         This is the one place that withholds values of replays that were not exact.

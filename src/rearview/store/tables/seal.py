@@ -1,5 +1,9 @@
 """Sealing: records files that nobody writes to any more become Parquet.
 
+What a sealed file says about itself, so that it need not be scanned to be known.
+
+Sealing: records files that nobody writes to any more become Parquet.
+
 This is done by whoever reads, never by the training process. A sealed file holds exactly what
 the lines held; they are removed only after the Parquet file was read back and found equal.
 """
@@ -10,19 +14,98 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from rearview.errors import DamagedError
-from rearview.store.lines import CHECKED
-from rearview.store.private import close_to_others
-from rearview.store.records import Line, scan
-from rearview.store.sealed import MARK, stamp
-from rearview.store.tables.duck import Duck, files, quoted
-from rearview.store.tables.summary import Summary, summaries
+from rearview.store.files import close_to_others
+from rearview.store.json_lines import CHECKED
+from rearview.store.records import RecordLine, scan
+from rearview.store.sealed_records import MARK, NO_CHECK, stamp
+from rearview.store.tables.connection import Duck, files, quoted
+
+FORMAT = 2
+"""From 2 on, a summary ends in the checksum of the whole file."""
+
+
+class Name(msgspec.Struct, frozen=True):
+    """What one name holds at one depth of one file."""
+
+    path: str
+    name: str
+    kinds: dict[str, int]
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """What a sealed file says about itself, so that it need not be scanned to be known."""
+
+    format: int
+    run: str
+    process: str
+    attempt: int
+    replay: str | None
+    rows: int
+    unique: bool
+    """No name was logged twice at one point."""
+    damaged: int
+    """Records, or in files of format 1 lines, that were lost before it was sealed."""
+    names: list[Name]
+    since: int = 0
+    """Where in the earlier attempts this one began."""
+    labels: dict[str, list[str]] = {}
+    """By path, what the values of its loops are where they differ from the iteration number."""
+    check: str = NO_CHECK
+    """Hash of the file, as `store.sealed` takes it; the last field."""
+
+
+def summaries(
+    con: Duck, headers: Sequence[Mapping[str, Any]], rows: Sequence[int], damaged: Sequence[int]
+) -> list[Summary]:
+    """Return what each file that is in `own.loaded` holds."""
+    names: list[dict[tuple[str, str], dict[str, int]]] = [{} for _ in headers]
+    sql = "SELECT file, path, name, kind, count(*) FROM own.loaded GROUP BY ALL ORDER BY min(seq), kind"
+    for file, path, name, kind, number in con.execute(sql).fetchall():
+        names[file].setdefault((path, name), {})[kind] = number
+    distinct = (
+        "SELECT file, count(DISTINCT hash(path, indices, name)) FROM own.loaded GROUP BY file"
+    )
+    unique = dict(con.execute(distinct).fetchall())
+    labels = _labels(con)
+    return [
+        Summary(
+            format=FORMAT,
+            run=header["run"],
+            process=header["process"],
+            attempt=header["attempt"],
+            replay=header["replay"],
+            rows=rows[k],
+            unique=unique.get(k, 0) == rows[k],
+            damaged=damaged[k],
+            names=[Name(at, name, kinds) for (at, name), kinds in names[k].items()],
+            labels=labels.get(k, {}),
+        )
+        for k, header in enumerate(headers)
+    ]
+
+
+def _labels(con: Duck) -> dict[int, dict[str, list[str]]]:
+    """Return per file, path and loop: empty, `int`, `float` or `str`."""
+    out: dict[int, dict[str, list[str]]] = {}
+    sql = """SELECT file, path, k, list(DISTINCT json_type(labels, '/' || k)) FROM (
+      SELECT file, path, labels, unnest(range(len(indices))) AS k FROM own.loaded
+      WHERE labels IS NOT NULL) GROUP BY ALL ORDER BY k"""
+    for file, path, _, types in con.execute(sql).fetchall():
+        found = set(types) - {None, "NULL"}
+        whole = found <= {"UBIGINT", "BIGINT"}
+        number = found <= {"UBIGINT", "BIGINT", "DOUBLE"}
+        kind = ("int" if whole else "float" if number else "str") if found else ""
+        out.setdefault(file, {}).setdefault(path, []).append(kind)
+    return out
+
 
 _EXACT = 2**53
 _BIG = 16 << 20
@@ -76,7 +159,7 @@ _LONG = """
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedRecords:
     """A records file whose rows are in DuckDB: those of `own.loaded` with `file = number`."""
 
     file: Path
@@ -88,7 +171,7 @@ class Loaded:
 
 def load(
     con: Duck, paths: Sequence[Path], *, growing: bool = False, clean: bool = False
-) -> list[Loaded]:
+) -> list[LoadedRecords]:
     """Bring records files into the table `own.loaded`; a torn end is left out.
 
     Files that are still `growing` are read as they are now. Damaged lines are left out and
@@ -133,7 +216,7 @@ def load(
         raise _unsound(paths, f"it has {list(counts.values())} records, not {rows}")
     found_in = summaries(con, headers, rows, damaged)
     return [
-        Loaded(path, k, msgspec.structs.replace(found_in[k], since=since[k]), lost[k])
+        LoadedRecords(path, k, msgspec.structs.replace(found_in[k], since=since[k]), lost[k])
         for k, path in enumerate(paths)
     ]
 
@@ -146,7 +229,7 @@ def _unsound(paths: Sequence[Path], why: str) -> DamagedError:
     )
 
 
-def seal(con: Duck, loaded: Sequence[Loaded]) -> list[Path]:
+def seal(con: Duck, loaded: Sequence[LoadedRecords]) -> list[Path]:
     """Write files that were loaded and are complete as Parquet beside them; return the new files.
 
     The lines are removed once everything has been read back and found equal.
@@ -205,7 +288,7 @@ def _whole(file: Path) -> bool:
         return lines.read(1) == b"\n"
 
 
-_decode = msgspec.json.Decoder(Line).decode
+_decode = msgspec.json.Decoder(RecordLine).decode
 
 
 def _expected(data: bytes) -> int:

@@ -1,0 +1,174 @@
+"""Write logged values to files: arrays as `.npy`, images as `.png`, all else as text or JSON."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rearview.errors import StoreError, UsageError
+from rearview.store.media import StoredValue, is_png
+from rearview.store.tables.result_table import Table
+
+LONGEST = 180
+"""Characters of a file name, without its ending."""
+_UNSAFE = re.compile(r"[^A-Za-z0-9._=+,-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class SavedValue:
+    """A file that holds one logged value."""
+
+    path: Path
+    name: str
+    point: str
+    what: str
+    """The value in a few words."""
+    written: bool
+    """False if a file with just this content was there before."""
+
+
+def loaded(value: Any) -> Any:
+    """Return a value with every stored part of it read."""
+    if isinstance(value, StoredValue):
+        return value.load()
+    if isinstance(value, list):
+        return [loaded(item) for item in value]
+    if isinstance(value, dict):
+        return {key: loaded(item) for key, item in value.items()}
+    return value
+
+
+def save_values(table: Table, folder: Path, *, every: bool) -> list[SavedValue]:
+    """Write the values of a table with one file each; `every`: numbers and texts as well.
+
+    A file that is there with another content is never overwritten: that is an error.
+    """
+    loops, names = _columns(table)
+    saved: list[SavedValue] = []
+    taken: dict[str, int] = {}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for row in table.described():
+            point = ",".join(f"{loop}={row[loop]}" for loop in loops if row[loop] is not None)
+            for name in names:
+                value = row[name]
+                if value is None or not (every or _has_stored(value)):
+                    continue
+                stem = safe_name(*filter(None, (str(row["run"]), point, name)))
+                taken[stem] = taken.get(stem, 0) + 1
+                stem = f"{stem}_{taken[stem]}" if taken[stem] > 1 else stem
+                what = str(value) if isinstance(value, StoredValue) else type(value).__name__
+                for ending, data in _files(value, stem):
+                    path, written = _write(folder / f"{stem}{ending}", data)
+                    saved.append(SavedValue(path, name, point, what, written))
+    except OSError as exc:
+        raise StoreError(
+            f"The values cannot be written to {folder}: {exc.strerror or exc}. Name a folder that "
+            "can be written to.",
+            slug="save-failed",
+        ) from exc
+    return saved
+
+
+def safe_name(*parts: str) -> str:
+    """Return a file name that says all parts, and cannot lead out of its folder.
+
+    What no file name should hold becomes `_`; a short hash then keeps different names apart.
+
+    >>> safe_name("run1", "epoch=3", "loss")
+    'run1_epoch=3_loss'
+    >>> safe_name("../../etc", "passwd")[:-8]
+    'etc_passwd-'
+    """
+    text = "_".join(parts)
+    safe = _UNSAFE.sub("_", text).lstrip("._-")[:LONGEST] or "value"
+    if safe == text:
+        return safe
+    return (
+        f"{safe}-{hashlib.sha256(repr(parts).encode('utf-8', 'backslashreplace')).hexdigest()[:8]}"
+    )
+
+
+def _columns(table: Table) -> tuple[list[str], list[str]]:
+    """Return the columns of loops and those of logged values."""
+    names = [column for column in table.columns if table.kinds.get(column)]
+    others = {"run", table.mark, *names}
+    return [column for column in table.columns if column not in others], names
+
+
+def _has_stored(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(_has_stored, value.values()))
+    if isinstance(value, list):
+        return any(map(_has_stored, value))
+    return isinstance(value, StoredValue)
+
+
+def _files(value: Any, stem: str) -> Iterator[tuple[str, bytes]]:
+    """Yield ending and content of each file for a value: several if it holds arrays inside."""
+    if isinstance(value, StoredValue):
+        yield _file(value)
+    elif isinstance(value, str):
+        yield ".txt", value.encode("utf-8", "backslashreplace")
+    elif isinstance(value, bytes):
+        yield ".bin", value
+    else:
+        inner: list[tuple[str, bytes]] = []
+        text = json.dumps(_spelled(value, stem, "", inner), indent=2, ensure_ascii=False)
+        yield from inner
+        yield ".json", f"{text}\n".encode("utf-8", "backslashreplace")
+
+
+def _file(value: StoredValue) -> tuple[str, bytes]:
+    if value.kind == "image":
+        data = value.raw()
+        return (".png" if is_png(data) else ".bin"), data
+    if value.kind == "histogram":
+        counts, edges = value.histogram()
+        return ".json", f"{json.dumps({'counts': counts, 'edges': edges})}\n".encode()
+    try:
+        return ".npy", value.npy()
+    except UsageError:  # a dtype that only a library knows which is not installed
+        return f".{_UNSAFE.sub('_', value.dtype)}.bin", value.raw()
+
+
+def _spelled(value: Any, stem: str, path: str, inner: list[tuple[str, bytes]]) -> Any:
+    """Return JSON in which the name of a file stands for each array; those go to `inner`."""
+    if isinstance(value, StoredValue):
+        ending, data = _file(value)
+        ending = f".{safe_name(path.strip('.'))}{ending}"
+        inner.append((ending, data))
+        return {"file": f"{stem}{ending}"}
+    if isinstance(value, Mapping):
+        return {k: _spelled(v, stem, f"{path}.{k}", inner) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_spelled(v, stem, f"{path}.{k}", inner) for k, v in enumerate(value)]
+    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
+
+
+def _write(path: Path, data: bytes) -> tuple[Path, bool]:
+    """Make a new file; one that is there is left alone if it is the same, else refused."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
+    try:
+        fd = os.open(path, flags, 0o666)
+    except FileExistsError as exc:
+        if not path.is_symlink() and path.is_file() and path.read_bytes() == data:
+            return path, False
+        raise UsageError(
+            f"{path} is there already, with another content. Nothing is overwritten: move it away, or "
+            "name another folder.",
+            slug="save-exists",
+        ) from exc
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    return path, True

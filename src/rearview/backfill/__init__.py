@@ -1,0 +1,1 @@
+"""The way back: question, plan, segments, proof."""

@@ -1,0 +1,499 @@
+"""Bring what the work tree adds into the source of every past run.
+
+What the files of every past version are called in the newest one, and in the work tree.
+
+Bring what the work tree adds into the source of every past run.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from rearview.backfill.corrections import Correction, Corrections, Identity
+from rearview.errors import ProbeError, SourceError, UsageError
+from rearview.model import Run
+from rearview.source.log_calls import names_logged
+from rearview.source.probes.find import check, find
+from rearview.source.probes.probe import Probe, ProbeKind, Probes, fits, needed
+from rearview.source.propagate.moved_files import FileNames, renames
+from rearview.source.propagate.names import Naming
+from rearview.source.propagate.splice import Apart, apart
+from rearview.source.propagate.statement import SURE
+from rearview.source.propagate.versions import (
+    HandPlace,
+    Statement,
+    VersionOutcome,
+    difference,
+    through,
+)
+from rearview.source.scopes import bound_by
+from rearview.source.trees import blocks_of
+from rearview.store.versions.versions import Versions
+
+Texts = Mapping[str, str]
+
+
+@dataclass
+class Renaming:
+    """Follows files through the versions that were run, as they were renamed one after another."""
+
+    text: Callable[[str], Texts]
+    chain: Sequence[str]
+    """Every version that was run, newest first."""
+    edited: Texts
+    """The work tree."""
+    _known: dict[str, FileNames] = field(default_factory=dict)
+
+    def now(self, version: str, used: Collection[str] | None = None) -> FileNames:
+        """Return what the work tree calls the files of a version.
+
+        `used` names those that matter: where all of them are there by their own names, nothing
+        else is looked at.
+        """
+        old = self.text(version)
+        if all(path in self.edited for path in (old if used is None else used) if path in old):
+            return FileNames({path: path for path in old if path in self.edited})
+        if version not in self.chain:
+            return renames(old, self.edited)
+        return self._rest(self._last.before(self.newest(version)), old, self.edited)
+
+    @cached_property
+    def _last(self) -> FileNames:
+        return renames(self.text(self.chain[0]), self.edited)
+
+    def newest(self, version: str) -> FileNames:
+        """Return what the newest version that was run calls the files of another."""
+        newer: str | None = None
+        for each in self.chain[: self.chain.index(version) + 1]:
+            if each not in self._known:
+                old = self.text(each)
+                if newer is None:
+                    self._known[each] = FileNames({path: path for path in old})
+                else:
+                    step = renames(old, self.text(newer))
+                    found = self._known[newer].before(step)
+                    self._known[each] = self._rest(found, old, self.text(self.chain[0]))
+            newer = each
+        return self._known[version]
+
+    def _rest(self, found: FileNames, old: Texts, new: Texts) -> FileNames:
+        """Pair straight what was not there in between."""
+        gone = {path: old[path] for path in old if path not in found.now}
+        if not gone:
+            return found
+        taken = set(found.now.values())
+        free = {path: text for path, text in new.items() if path not in taken}
+        more = renames(gone, free)
+        doubtful = {
+            path: several
+            for path, several in {**found.doubtful, **more.doubtful}.items()
+            if path not in more.now
+        }
+        return FileNames({**found.now, **more.now}, doubtful)
+
+    def named_anew(self, version: str) -> dict[str, str]:
+        """Return the files of a version under the names of the newest one."""
+        old = self.text(version)
+        return {now: old[then] for then, now in self.newest(version).as_now(old).items()}
+
+    def named_back(self, version: str, outcome: VersionOutcome) -> VersionOutcome:
+        """Return an outcome for files under their newest names with the names of the version."""
+        old = self.text(version)
+        then = {now: path for path, now in self.newest(version).as_now(old).items()}
+        if all(path == now for now, path in then.items()):
+            return outcome
+        files = {then[path]: text for path, text in outcome.files.items()}
+        placed = tuple(replace(one, path=then[one.path]) for one in outcome.placed)
+        today = self.now(version).changed
+        told = tuple(
+            f"{today[path]} was {path} then"
+            for path in dict.fromkeys(one.path for one in placed)
+            if path in today
+        )
+        return replace(
+            outcome,
+            files=files,
+            placed=placed,
+            diff=difference(old, files),
+            reasons=(*outcome.reasons, *told),
+        )
+
+    def placed_anew(self, version: str, place: HandPlace) -> HandPlace:
+        """Return a place in a version under the name that the newest one has for the file."""
+        now = self.newest(version).as_now(self.text(version))
+        return replace(place, path=now.get(place.path, place.path))
+
+    def told(self, taken: Iterable[tuple[str, Probes]]) -> list[str]:
+        """Return sentences on the files that are called otherwise in versions that take probes."""
+        runs: Counter[tuple[str, str]] = Counter()
+        for version, probes in taken:
+            paths = {probe.path for probe in probes.probes}
+            changed = self.now(version, paths).changed
+            runs.update((changed[path], path) for path in paths if path in changed)
+        return [
+            f"{now} is taken to be what was {then} in {count} run{'s' * (count > 1)}"
+            for (now, then), count in sorted(runs.items())
+        ]
+
+
+WORKTREE = "worktree"
+"""Stands for the source as it is now, where a run is asked for."""
+
+Texts = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Propagated:
+    """What becomes of a version that lacks the statements."""
+
+    version: str
+    runs: tuple[str, ...]
+    diff: str
+    confidence: float
+    reasons: tuple[str, ...]
+    reason: str = ""
+    """Why it is refused; empty when it is not."""
+
+
+@dataclass
+class Probing:
+    """The probes in the work tree, as each past version takes them."""
+
+    versions: Versions
+    runs: Sequence[Run]
+    corrections: Corrections
+    """Places given by hand."""
+    only: tuple[str, ...] = ()
+    """Names of which alone the statements count, with what these need; none: all that is added."""
+    sure: float = SURE
+    """Places less likely right than this are refused."""
+    _texts: dict[str, dict[str, str]] = field(default_factory=dict)
+    _older: dict[tuple[str, ...], Probing] = field(default_factory=dict)
+
+    @cached_property
+    def edited(self) -> dict[str, str]:
+        """The Python files of the work tree."""
+        return self.text(self.versions.save(WORKTREE))
+
+    @cached_property
+    def chain(self) -> tuple[str, ...]:
+        """Every version that was run, newest first."""
+        return tuple(dict.fromkeys(run.version for run in reversed(self.runs) if run.version))
+
+    def text(self, version: str) -> dict[str, str]:
+        """Return the readable Python files of a version."""
+        if version not in self._texts:
+            found = {}
+            for path, data in self.versions.files(version).items():
+                if path.endswith(".py"):
+                    try:
+                        found[path] = importlib.util.decode_source(data)
+                    except (SyntaxError, UnicodeDecodeError):
+                        continue
+            self._texts[version] = found
+        return self._texts[version]
+
+    def of(self, run: Run, names: Sequence[str] = ()) -> Probes:
+        """Return the probes for `run`: as they stand, or carried back into its version."""
+        if not run.version:
+            raise SourceError(
+                f"The source of run {run.id} was not kept, so it cannot be replayed.",
+                slug="no-source",
+            )
+        used = run.facts.get("end", {}).get("files")
+        old = self.text(run.version)
+        if names and not any(map(self._logs, names)):
+            return Probes((), old)
+        now = self.renaming.now(run.version, used)
+        try:
+            found = find(old, self.edited, used=used, names=now)
+        except ProbeError:
+            # The newest version is the one that was edited: what else was changed there is said.
+            edited = run.version == self.chain[0] and not self.only
+            if not names or edited or not (self.added or self.carrying(names) is not self):
+                raise
+            found = None
+        if found is not None and all(found.of(name) for name in names):
+            return self._alone(run, found, names)
+        older = self.carrying(names)
+        if older is not self and run.version in older.chain:
+            return older.of(run, names)
+        if run.version not in self.chain or not self.added:
+            return found if found is not None else find(old, self.edited, used=used, names=now)
+        outcome = self.outcomes[self.chain.index(run.version)]
+        if outcome.refused:
+            raise SourceError(
+                f"The statement has no certain place in the source of run {run.id}: "
+                f"{outcome.reason}. Put it there by hand: `rearview propagate "
+                f"{(names or ('NAME',))[0]} --correct {run.id} FILE:LINE`.",
+                slug="no-place",
+            )
+        return find(old, {**old, **outcome.files}, used=used)
+
+    def _alone(self, run: Run, found: Probes, names: Sequence[str]) -> Probes:
+        """Return what an edit adds without the log statements that nobody asked for."""
+        asked = self.carrying(names)
+        if not names or not asked.only or run.version not in asked.chain:
+            return found
+        kept = needed(found, names)
+        if all(probe in kept or probe.kind is ProbeKind.IMPORT for probe in found.probes):
+            return found
+        outcome = asked.outcomes[asked.chain.index(run.version)]
+        if outcome.refused:
+            return found
+        old = self.text(run.version)
+        used = run.facts.get("end", {}).get("files")
+        try:
+            alone = find(old, {**old, **outcome.files}, used=used)
+        except ProbeError:
+            return found
+        return alone if all(alone.of(name) for name in names) else found
+
+    def carrying(self, names: Sequence[str]) -> Probing:
+        """Return what carries the statements that log `names` back, with what these need.
+
+        It may begin with an older version: a statement that the newest run had already is new to
+        the versions from before it.
+        """
+        wanted = tuple(names)
+        if self.only or not wanted:
+            return self
+        if wanted not in self._older:
+            patterns = {each for probe in self.added for each in probe.names}
+            if all(any(fits(each, name) for each in patterns) for name in wanted):
+                self._older[wanted] = self._asked(wanted, self.runs)
+            else:
+                self._older[wanted] = self._begun_earlier(wanted)
+        return self._older[wanted]
+
+    def _asked(self, names: tuple[str, ...], runs: Sequence[Run]) -> Probing:
+        """Return the probing of some names alone, for the versions of `runs`."""
+        probing = Probing(self.versions, runs, self.corrections, names, self.sure, self._texts)
+        probing.__dict__["edited"] = self.edited
+        return probing
+
+    def _logs(self, name: str) -> bool:
+        """Say whether the work tree logs a name anywhere."""
+        return any(fits(each, name) for each in self._patterns)
+
+    @cached_property
+    def _patterns(self) -> tuple[str, ...]:
+        return tuple(names_logged(self.edited))
+
+    def _begun_earlier(self, names: tuple[str, ...]) -> Probing:
+        if not all(map(self._logs, names)):
+            return self
+        for at, version in enumerate(self.chain[1:], 1):
+            try:
+                found = check(self.text(version), self.edited, names=self.renaming.now(version))[0]
+            except SourceError:
+                continue
+            if all(found.of(name) for name in names):
+                older = set(self.chain[at:])
+                return self._asked(names, [run for run in self.runs if run.version in older])
+        return self
+
+    @cached_property
+    def added(self) -> tuple[Probe, ...]:
+        """What the work tree adds to the newest version that was run."""
+        found: Collection[Probe] = self._newest.probes if self._newest is not None else ()
+        if self.only and self._newest is not None:
+            found = needed(self._newest, self.only)
+        return tuple(sorted(found, key=lambda probe: (probe.path, probe.first)))
+
+    @cached_property
+    def _newest(self) -> Probes | None:
+        if not self.chain:
+            return None
+        newest = self.chain[0]
+        return check(self.text(newest), self.edited, names=self.renaming.now(newest))[0]
+
+    @cached_property
+    def outcomes(self) -> tuple[VersionOutcome, ...]:
+        """Where the added statements belong in each version of the chain."""
+        versions = [self.renaming.named_anew(version) for version in self.chain]
+        namings = self._newest.namings if self._newest is not None else ()
+        edited = {**self._named, **{path: each.text for path, each in self._apart.items()}}
+        found = through(
+            *(edited, self._statements, versions, self._by_hand()),
+            list(map(self._moved, namings)),
+            self.sure,
+        )
+        back = self.renaming.named_back
+        return tuple(back(version, one) for version, one in zip(self.chain, found, strict=True))
+
+    @cached_property
+    def renaming(self) -> Renaming:
+        """What files were called then and are called now."""
+        return Renaming(self.text, self.chain, self.edited)
+
+    @cached_property
+    def _named(self) -> dict[str, str]:
+        """The work tree under the names of the newest version that was run."""
+        if not self.chain:
+            return self.edited
+        newest = self.chain[0]
+        return self.renaming.now(newest).as_then(self.edited, self.text(newest))
+
+    @cached_property
+    def _apart(self) -> dict[str, Apart]:
+        """The files with added statements, each of these on lines of its own."""
+        spots: dict[str, list[tuple[int, int]]] = {}
+        for probe in self.added:
+            spots.setdefault(probe.path, []).append((probe.line, probe.column))
+        return {path: apart(self._named[path], found) for path, found in spots.items()}
+
+    @cached_property
+    def _statements(self) -> list[Statement]:
+        found = []
+        for probe in self.added:
+            # what is decorated shares its first line with nothing
+            column = probe.column if probe.first == probe.line else 0
+            first = self._apart[probe.path].line(probe.first, column)
+            found.append(Statement(probe.path, (first, first + probe.last - probe.first)))
+        return found
+
+    def _moved(self, naming: Naming) -> Naming:
+        cuts = self._apart[naming.path].cuts if naming.path in self._apart else ()
+        for line, _ in reversed(cuts):
+            naming = naming.pushed(naming.path, line + 1, 1)
+        return naming
+
+    def propagated(self) -> list[Propagated]:
+        """Return what becomes of each version, newest first."""
+        return [
+            Propagated(
+                version,
+                tuple(run.id for run in self.runs if run.version == version),
+                outcome.diff,
+                outcome.confidence,
+                outcome.reasons,
+                outcome.reason,
+            )
+            for version, outcome in zip(self.chain, self.outcomes, strict=True)
+        ]
+
+    def correct(
+        self,
+        run: Run,
+        place: HandPlace,
+        names: Sequence[str] = (),
+        statement: tuple[str, int] | None = None,
+    ) -> list[Correction]:
+        """Keep that the statements that log `names` go to a place in the version of `run`.
+
+        `statement` is a file and a line of the work tree, where several statements log a name.
+        """
+        lines = self.text(run.version).get(place.path, "").splitlines()
+        if not 1 <= place.line <= len(lines) + 1:
+            raise UsageError(
+                f"{place.path} of run {run.id} has {len(lines)} lines, so nothing goes before line "
+                f"{place.line}. `rearview diff {run.id}` shows it.",
+                slug="no-place",
+            )
+        made = [
+            Correction(
+                *(run.version, self._identities[number], place.path, place.line),
+                *(place.after, dict(place.renames), run.id),
+            )
+            for number in self._meant(names, statement)
+        ]
+        self.corrections.add(made)
+        return made
+
+    def _meant(self, names: Sequence[str], statement: tuple[str, int] | None) -> list[int]:
+        """Return the numbers of the added statements that a correction is for."""
+        if statement is not None:
+            path, line = statement
+            hits = [
+                number
+                for number, probe in enumerate(self.added)
+                if probe.path == path and probe.first <= line <= probe.last
+            ]
+            if not hits:
+                raise UsageError(
+                    f"No added statement stands at {path}:{line} of the work tree. Those that "
+                    f"belong to {' '.join(names)} are at {self._told(range(len(self.added)))}.",
+                    slug="no-probe",
+                )
+            return hits
+        found = [number for number, probe in enumerate(self.added) if probe.names]
+        for name in names or {name for number in found for name in self.added[number].names}:
+            hits = [k for k in found if any(fits(each, name) for each in self.added[k].names)]
+            if len(hits) > 1:
+                raise UsageError(
+                    f"{len(hits)} statements log {name}: {self._told(hits)}. Say which one goes "
+                    "there with `--statement FILE:LINE`.",
+                    slug="which-statement",
+                )
+        return [
+            k
+            for k in found
+            if not names or any(fits(each, n) for each in self.added[k].names for n in names)
+        ]
+
+    def _told(self, numbers: Collection[int]) -> str:
+        return ", ".join(f"{self.added[k].path}:{self.added[k].line}" for k in numbers)
+
+    @cached_property
+    def _identities(self) -> list[Identity]:
+        """What makes each added statement itself, whatever its text is."""
+        seen: Counter[tuple[str, tuple[str, ...], tuple[str, ...]]] = Counter()
+        found = []
+        for number, probe in enumerate(self.added):
+            sets: tuple[str, ...] = ()
+            if not probe.names:
+                sets = tuple(name for name, _ in bound_by(self._trees[number][0]))
+            key = (probe.path, probe.names, sets)
+            found.append(Identity(*key, occurrence=seen[key]))
+            seen[key] += 1
+        return found
+
+    @cached_property
+    def _trees(self) -> list[tuple[ast.stmt, int]]:
+        """Each added statement as a tree, and a number for the block that it stands in."""
+        found: dict[tuple[str, int, int], tuple[ast.stmt, int]] = {}
+        for path in {probe.path for probe in self.added}:
+            blocks: list[list[ast.stmt]] = [ast.parse(self._named[path]).body]
+            while blocks:
+                block = blocks.pop()
+                for stmt in block:
+                    found[path, stmt.lineno, stmt.col_offset] = (stmt, id(block))
+                    blocks += [inner for _, _, inner in blocks_of(stmt)]
+        return [found[probe.path, probe.line, probe.column] for probe in self.added]
+
+    def _by_hand(self) -> dict[int, dict[int, HandPlace]]:
+        """Return the places given by hand for statements that are still there.
+
+        What is computed in the same block only for a statement goes where the statement goes.
+        """
+        found: dict[int, dict[int, HandPlace]] = {}
+        for one in self.corrections.kept:
+            number = one.statement.find(self._identities)
+            if number is None or one.version not in self.chain:
+                continue
+            place = self.renaming.placed_anew(one.version, one.place)
+            at = self.chain.index(one.version)
+            found.setdefault(at, {})[number] = place
+        for places in found.values():
+            for number, place in sorted(places.items()):
+                for other in self._serving(number):
+                    places.setdefault(other, place)
+        return found
+
+    def _serving(self, number: int) -> list[int]:
+        """Return the added statements above one, in its block, that log nothing."""
+        probe, block = self.added[number], self._trees[number][1]
+        return [
+            k
+            for k, other in enumerate(self.added)
+            if self._trees[k][1] == block
+            and not other.names
+            and (other.line, other.column) < (probe.line, probe.column)
+            and probe.names
+        ]

@@ -1,0 +1,346 @@
+"""All saves of one job, here and away: the next one's number, the newest intact one.
+
+Errands in a background thread, one at a time; what goes wrong there is raised in front.
+
+Saves brought to a remote and back; a manifest at the far end means a whole save.
+
+All saves of one job, here and away: the next one's number, the newest intact one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+import threading
+import warnings
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+from rearview.checkpointer.saves import (
+    ID,
+    MANIFEST,
+    Keep,
+    Save,
+    SaveFolder,
+    counter_of,
+    file_intact,
+    write_durably,
+)
+from rearview.errors import DamagedError
+from rearview.remote.base import HIDDEN, Remote
+
+
+class Courier:
+    """Runs errands in a thread, one after the other; at most one waits for its turn."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._thread: threading.Thread | None = None
+        self._next: Callable[[], None] | None = None
+        self._lock = threading.Lock()
+        self._error: BaseException | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether an errand is under way."""
+        return self._thread is not None
+
+    def send(self, errand: Callable[[], None]) -> None:
+        """Begin `errand` after the one under way has ended; it replaces one that still waits."""
+        with self._lock:
+            self._next = errand
+            if self._thread is None:
+                # not a daemon: a program that ends by itself waits for the save it began
+                self._thread = threading.Thread(target=self._run, name=self.name)
+                self._thread.start()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until nothing is under way and nothing waits; return True if that is so."""
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(seconds)
+        return not self.busy
+
+    def check(self) -> None:
+        """Raise what went wrong since the last check."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                errand, self._next = self._next, None
+                if errand is None:
+                    self._thread = None
+                    return
+            try:
+                errand()
+            except BaseException as exc:
+                self._error = exc
+
+
+class Mirror:
+    """The copy of a save folder at `remote`, under `prefix`."""
+
+    def __init__(self, remote: Remote, prefix: str) -> None:
+        self.remote, self.prefix = remote, prefix.strip("/")
+        self.pushed: set[str] = set()
+        """Saves that this process knows to be there whole."""
+        self._manifests: dict[str, Save] = {}
+        self._one_at_a_time = threading.RLock()
+
+    def push(self, folder: SaveFolder, save: Save) -> None:
+        """Bring `save` there: its files, each compared at the far end, then its manifest."""
+        with self._one_at_a_time:
+            if save.id in self.pushed:
+                return
+            for name in (*(file.name for file in save.files), MANIFEST):
+                self.remote.put(folder.folder / save.id / name, self._key(save.id, name))
+            self.pushed.add(save.id)
+            self._manifests[save.id] = save
+
+    def ids(self) -> tuple[str, ...]:
+        """Return the names of the whole saves there, the highest count first."""
+        return tuple(save_id for save_id, names in self._found().items() if MANIFEST in names)
+
+    def last_counter(self) -> int:
+        """Return the highest count there, of whole saves or not."""
+        return max((counter_of(save_id) for save_id in self._found()), default=0)
+
+    def manifest(self, save_id: str) -> Save:
+        """Return what the manifest of `save_id` says."""
+        if save_id not in self._manifests:
+            with tempfile.TemporaryDirectory(prefix=HIDDEN) as folder:
+                path = Path(folder, MANIFEST)
+                self.remote.get(self._key(save_id, MANIFEST), path)
+                save = Save.from_json(path.read_bytes())
+            if save is None or save.id != save_id:
+                raise DamagedError(
+                    f"The manifest of save {save_id} at {self.remote} cannot be read. An older "
+                    "save is used if there is one; delete this one.",
+                    slug="save-damaged",
+                )
+            self._manifests[save_id] = save
+        return self._manifests[save_id]
+
+    def fetch(self, save_id: str, folder: SaveFolder) -> Save:
+        """Bring a save here and return it; a fetch that was broken off goes on."""
+        save = self.manifest(save_id)
+        staged = folder.folder / f"{HIDDEN}fetch-{save_id}"
+        staged.mkdir(parents=True, exist_ok=True)
+        for file in save.files:
+            path = staged / file.name
+            if file_intact(path, file):
+                continue
+            self.remote.get(self._key(save_id, file.name), path)
+            if not file_intact(path, file):
+                shutil.rmtree(staged, ignore_errors=True)
+                raise DamagedError(
+                    f"{file.name} of save {save_id} at {self.remote} is not what was saved (it "
+                    f"should have {file.checksum}). An older save is used if there is one.",
+                    slug="save-damaged",
+                )
+        write_durably(staged / MANIFEST, save.to_json())
+        folder.publish(staged, save)
+        self.pushed.add(save_id)
+        return save
+
+    def prune(self, keep: Keep) -> None:
+        """Remove what need not be kept there; at least the newest whole save stays."""
+        with self._one_at_a_time:
+            found = self._found()
+            whole = [save_id for save_id, names in found.items() if MANIFEST in names]
+            if not whole:
+                return
+            saves = []
+            for save_id in whole:
+                with contextlib.suppress(DamagedError):
+                    saves.append(self.manifest(save_id))
+            kept = keep.choose(saves)
+            newest = max(counter_of(save_id) for save_id in whole)
+            for save_id, names in found.items():
+                # a save without manifest and not older than the newest may be on its way
+                if save_id in kept or (MANIFEST not in names and counter_of(save_id) >= newest):
+                    continue
+                for name in sorted(names, key=lambda name: name != MANIFEST):
+                    self.remote.delete(self._key(save_id, name))
+                sweep = getattr(self.remote, "sweep", None)
+                if sweep is not None:
+                    sweep(f"{self.prefix}/{save_id}/")
+                self.pushed.discard(save_id)
+
+    def _key(self, save_id: str, name: str) -> str:
+        return f"{self.prefix}/{save_id}/{name}"
+
+    def _found(self) -> dict[str, set[str]]:
+        found: dict[str, set[str]] = defaultdict(set)
+        for key in self.remote.list(f"{self.prefix}/"):
+            save_id, _, name = key.removeprefix(f"{self.prefix}/").partition("/")
+            if ID.fullmatch(save_id) and name:
+                found[save_id].add(name)
+        return dict(sorted(found.items(), key=lambda item: counter_of(item[0]), reverse=True))
+
+
+class CheckpointerWarning(UserWarning):
+    """A save is not where it should be, and the program goes on."""
+
+
+class Archive:
+    """The save folder, its mirror if there is one, and the rule of what to keep."""
+
+    def __init__(
+        self, folder: SaveFolder, mirror: Mirror | None, keep: Keep, foreign_key: str | None
+    ) -> None:
+        self.folder, self.mirror, self.keep = folder, mirror, keep
+        self._foreign_key = foreign_key
+        self._counter: int | None = None
+        self._counted_far = mirror is None
+        self._lock = threading.Lock()
+        self._carried: str | None = None
+        """Save that is being brought away and must stay until it is there."""
+
+    def write(
+        self, write: Callable[[Path], object], *, counter: int, step: int, metric: float | None
+    ) -> Save:
+        """Return the new save, which the checkpoint's own path now holds."""
+        save = self.folder.write(write, counter=counter, step=step, metric=metric)
+        self.folder.show(save)
+        return save
+
+    def deliver(self, save: Save) -> None:
+        """Bring `save` away, then let go of what need not be kept."""
+        if self.mirror is not None:
+            self.mirror.push(self.folder, save)
+            self.mirror.prune(self.keep)
+        self.prune()
+
+    def deliver_kept(self) -> None:
+        """Bring away what is kept here and not there yet, the newest save first.
+
+        Saves may be written and pruned meanwhile; each save is chosen when its turn comes.
+        """
+        if self.mirror is None:
+            return
+        while True:
+            with self._lock:
+                saves = self.folder.saves()
+                kept = self.keep.choose(saves)
+                waiting = [save for save in saves if save.id in kept]
+                waiting = [save for save in waiting if save.id not in self.mirror.pushed]
+                # one that is neither the newest nor among the best is not worth the way any more
+                best = self.keep.choose_best(saves)
+                save = next((one for one in waiting if one is saves[0] or one.id in best), None)
+                self._carried = None if save is None else save.id
+            if save is None:
+                return
+            try:
+                self.mirror.push(self.folder, save)
+                self.mirror.prune(self.keep)
+            finally:
+                self._carried = None
+
+    def prune(self) -> None:
+        """Remove the saves here that need not be kept, but not one that is being brought away."""
+        with self._lock:
+            saves = self.folder.saves()
+            kept = {*self.keep.choose(saves), self._carried}
+            self.folder.remove(one.id for one in saves if one.id not in kept)
+            self.folder.sweep()
+
+    def push_newest(self) -> None:
+        """Bring the newest save away, unless it is there."""
+        saves = self.folder.saves()
+        if self.mirror is not None and saves:
+            self.mirror.push(self.folder, saves[0])
+
+    @property
+    def delivered(self) -> bool:
+        """Whether any transfer has succeeded in this process."""
+        return self.mirror is not None and bool(self.mirror.pushed)
+
+    def next_counter(self) -> int:
+        """Return a count above all there are, so that the save is the newest wherever it is seen.
+
+        Raises `RemoteError` if the mirror cannot be asked; the count then goes on from what is
+        known here, and the next call asks again.
+        """
+        self._counter = (self.folder.last_counter() if self._counter is None else self._counter) + 1
+        if not self._counted_far and self.mirror is not None:
+            self._counter = max(self._counter, self.mirror.last_counter() + 1)
+            self._counted_far = True
+        return self._counter
+
+    @property
+    def counter(self) -> int:
+        """The count given last."""
+        return self._counter or 0
+
+    def newest(self) -> Path | None:
+        """Return the path of the newest intact save, brought here if it is away."""
+        here = {save.id: save for save in self.folder.saves()}
+        there = self.mirror.ids() if self.mirror is not None else ()
+        damaged = []
+        for save_id in sorted(
+            {*here, *there}, key=lambda one: self._order(one, here), reverse=True
+        ):
+            if save_id in here and self.folder.intact(here[save_id]):
+                return self.folder.show(here[save_id])
+            reason = f"Save {save_id} in {self.folder.folder} is damaged."
+            if save_id in there and self.mirror is not None:
+                try:
+                    return self.folder.show(self.mirror.fetch(save_id, self.folder))
+                except DamagedError as exc:
+                    reason = str(exc)
+            warnings.warn(
+                f"{reason} Going back to the one before.", CheckpointerWarning, stacklevel=4
+            )
+            damaged.append(save_id)
+        if damaged:
+            raise DamagedError(
+                f"None of the {len(damaged)} saves of {self.folder.file.name} is intact "
+                f"({', '.join(damaged[:3])}). Bring one back from a backup, or remove "
+                f"{self.folder.folder} (and the copies at the target) to begin anew.",
+                slug="save-damaged",
+            )
+        return self._foreign()
+
+    @property
+    def exists(self) -> bool:
+        """Whether `newest` would find something."""
+        if self.folder.saves() or self.folder.foreign() is not None:
+            return True
+        if self.mirror is None:
+            return False
+        return bool(self.mirror.ids()) or self._foreign_there()
+
+    def clean_up(self) -> None:
+        """Remove the local saves, if the mirror is known to hold the newest of them."""
+        saves = self.folder.saves()
+        if self.mirror is not None and saves and saves[0].id in self.mirror.pushed:
+            self.folder.clear()
+
+    def _order(self, save_id: str, here: dict[str, Save]) -> tuple[int, float]:
+        if save_id in here:
+            return here[save_id].order
+        try:
+            assert self.mirror is not None
+            return self.mirror.manifest(save_id).order
+        except DamagedError:
+            return (counter_of(save_id), 0.0)
+
+    def _foreign_there(self) -> bool:
+        if self.mirror is None or self._foreign_key is None:
+            return False
+        return self.mirror.remote.stat(self._foreign_key) is not None
+
+    def _foreign(self) -> Path | None:
+        """Return a checkpoint that another program left, without manifest, here or there."""
+        path = self.folder.foreign()
+        if path is None and self.mirror is not None and self._foreign_there():
+            assert self._foreign_key is not None
+            self.mirror.remote.get(self._foreign_key, self.folder.file)
+            return self.folder.file
+        return path

@@ -1,0 +1,161 @@
+"""What batch systems are told: their own files, written for them (pure).
+
+A job for a batch system, whichever it is.
+
+The submit file of a self-checkpointing job for HTCondor.
+
+The batch script of a job that Slurm queues again until it is done.
+
+What batch systems are told: their own files, written for them (pure).
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from rearview.errors import UsageError
+
+EXIT_CODE = 85
+"""Exit code that says: state is saved, start me again."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchJob:
+    """A program that saves when it is asked to leave, and goes on when it is started again."""
+
+    name: str
+    command: tuple[str, ...]
+    """Interpreter and all its arguments, word by word."""
+    folder: str
+    """Where it is started from, in full."""
+    retries: int = 1000
+    """How often it may be started again."""
+    inputs: tuple[str, ...] = ()
+    """Files and folders that it needs, in full, where no disk is shared."""
+    results: tuple[str, ...] = ()
+    """What it makes that is brought back; empty: everything."""
+    settings: dict[str, str] = field(default_factory=dict)
+    """Lines of the batch system's own that the user gave; they win over ours."""
+
+
+STORE = ".rearview"
+
+
+def submit_file(job: BatchJob, *, results: str) -> str:
+    """Return the submit file; whatever the job makes comes back to the folder `results`.
+
+    HTCondor takes the store when the job exits with 85, and starts it again at once; a machine
+    that dies costs what came after the last such exit.
+    """
+    executable, *arguments = job.command
+    lines = {
+        "universe": "vanilla",
+        "executable": _line(executable),
+        "transfer_executable": "False",
+        "arguments": words(arguments),
+        "initialdir": _line(results),
+        "transfer_input_files": _files(job.inputs),
+        "should_transfer_files": "YES",
+        "when_to_transfer_output": "ON_EXIT_OR_EVICT",
+        "checkpoint_exit_code": str(EXIT_CODE),
+        "transfer_checkpoint_files": STORE,
+        "transfer_output_files": _files((STORE, *job.results)) if job.results else ".",
+        "output": f"{_line(job.name)}.out",
+        "error": f"{_line(job.name)}.err",
+        "log": f"{_line(job.name)}.log",
+        # it keeps its checkpoint and can be released, where a removed job would lose it
+        "periodic_hold": f"NumJobStarts > {job.retries}",
+        "periodic_hold_reason": '"started too often; see rearview run --retries"',
+        **job.settings,
+    }
+    text = "".join(f"{name} = {value}\n" for name, value in lines.items() if value)
+    return f"# written by `rearview submit --condor`; condor_submit takes it\n{text}queue\n"
+
+
+def words(arguments: Iterable[str]) -> str:
+    r"""Return arguments in HTCondor's own quoting, each of them one argument whatever it holds.
+
+    >>> print(words(["train.py", "--name", "it's \"me\"", "$(pwd)"]))
+    "train.py --name 'it''s ""me""' $(DOLLAR)(pwd)"
+    """
+    return '"' + " ".join(_word(one) for one in arguments) + '"'
+
+
+def _word(text: str) -> str:
+    text = _line(text).replace('"', '""')
+    if not text or any(letter in text for letter in " \t'"):
+        return "'" + text.replace("'", "''") + "'"
+    return text
+
+
+def _line(text: str) -> str:
+    if "\n" in text or "\r" in text:
+        raise UsageError(
+            f"{text!r} has a line break, which a submit file cannot hold. Put it into a file that "
+            "the script reads.",
+            slug="submit-quoting",
+        )
+    return text.replace("$", "$(DOLLAR)")
+
+
+def _files(paths: Iterable[str]) -> str:
+    found = list(paths)
+    for path in found:
+        if "," in path or path != path.strip():
+            raise UsageError(
+                f"HTCondor cannot transfer {path!r}: a comma or a space at an end of a name means "
+                "something else in its list of files. Rename it.",
+                slug="submit-quoting",
+            )
+    return ",".join(map(_line, found))
+
+
+WARNING = 60
+"""Seconds before the end of its time at which a job is told, so that it can save."""
+
+
+def batch_script(job: BatchJob) -> str:
+    """Return the script; `sbatch` takes it.
+
+    The signal goes to the step, hence `srun`, and there is no shell between Slurm and the program.
+    """
+    options = {
+        "job-name": job.name,
+        "output": f"{job.name}.out",
+        "open-mode": "append",
+        "requeue": "",
+        "signal": f"USR1@{WARNING}",
+        **job.settings,
+    }
+    lines = "".join(f"#SBATCH --{_option(name, value)}\n" for name, value in options.items())
+    return f"""\
+#!/bin/sh
+# written by `rearview submit --slurm`; sbatch takes it
+{lines}cd {shlex.quote(job.folder)} || exit
+if [ "${{SLURM_RESTART_COUNT:-0}}" -gt {job.retries} ]; then
+  echo "started too often; see rearview run --retries" >&2
+  exit 1
+fi
+srun {shlex.join(job.command)}
+code=$?
+# saved, to be continued
+[ "$code" = {EXIT_CODE} ] && exec scontrol requeue "$SLURM_JOB_ID"
+exit "$code"
+"""
+
+
+def _option(name: str, value: str) -> str:
+    if any(letter in value for letter in "\n\r\"'"):
+        raise UsageError(
+            f"The option --{name}={value!r} of sbatch cannot hold quotes or line breaks. Give "
+            "another value.",
+            slug="submit-quoting",
+        )
+    if not value:
+        return name
+    return f'{name}="{value}"' if any(letter in value for letter in " \t#") else f"{name}={value}"
+
+
+__all__ = ["BatchJob", "batch_script", "submit_file"]

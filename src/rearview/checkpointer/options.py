@@ -1,0 +1,266 @@
+"""How often to save: by steps, by seconds, or by the share of time that it may cost.
+
+Where a Checkpointer's saves go: from the published parameters to a mirror.
+
+How often to save: by steps, by seconds, or by the share of time that it may cost.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Protocol
+
+from rearview.checkpointer.archive import Mirror
+from rearview.checkpointer.saves import SaveFolder
+from rearview.errors import UsageError
+from rearview.remote.base import Remote, open_remote, scheme_of
+from rearview.remote.htcondor import JobAd
+
+MODES = (None, "None", "shared", "xrootd", "htcondor", "manual")
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """A mirror (or none), and what else follows from the parameters."""
+
+    mirror: Mirror | None = None
+    foreign_key: str | None = None
+    """Where the published class would have put its one file."""
+    condor: JobAd | None = None
+
+
+def destination(
+    folder: SaveFolder,
+    *,
+    mode: str | None,
+    target: str | os.PathLike[str] | Remote | None,
+    server: str | None,
+    callback: Callable[..., Any] | None,
+    kwargs: Mapping[str, Any] | None,
+    options: Mapping[str, Any],
+) -> Destination:
+    """Return where saves go.
+
+    Below a target `t` they are at `t.saves/…`; a target that is a folder (it exists as one, or
+    ends in a slash) holds them under the checkpoint file's own name.
+    """
+    if mode not in MODES:
+        raise UsageError(
+            f"checkpoint_transfer_mode={mode!r} is unknown. Choose one of: "
+            f"{', '.join(str(one) for one in MODES)}; a URL as checkpoint_transfer_target needs "
+            "none.",
+            slug="checkpointer-mode",
+        )
+    if mode == "None" or (mode is None and target is None):
+        return Destination()
+    if mode == "htcondor":
+        return Destination(condor=_job(folder))
+    if mode == "manual":
+        at = target if isinstance(target, str | os.PathLike) else folder.file.name
+        remote = open_remote(None, "manual", copy=callback, at=at, kwargs=kwargs, **options)
+        return Destination(Mirror(remote, "saves"))
+    if target is None:
+        raise UsageError(
+            f"checkpoint_transfer_mode={mode!r} needs checkpoint_transfer_target: where to.",
+            slug="checkpointer-target",
+        )
+    if not isinstance(target, str | os.PathLike):
+        return Destination(Mirror(open_remote(target, **options), f"{folder.file.name}.saves"))
+    text = os.fspath(target)
+    if mode == "xrootd" and not scheme_of(text):
+        text = f"{_server(server)}//{text.lstrip('/')}"
+    base, name = _split(text, folder.file.name)
+    remote = open_remote(base, mode if mode == "shared" else None, **options)
+    return Destination(Mirror(remote, f"{name}.saves"), foreign_key=name)
+
+
+def _split(text: str, file: str) -> tuple[str, str]:
+    """Return the folder to open and the name to use in it.
+
+    >>> _split("s3://bucket/runs/", "model.pt"), _split("/data/run.pt", "model.pt")
+    (('s3://bucket/runs', 'model.pt'), ('/data', 'run.pt'))
+    """
+    plain = not scheme_of(text)
+    if text.endswith("/") or (plain and Path(text).is_dir()):
+        return text.rstrip("/") or "/", file
+    if plain:
+        text = os.path.abspath(text)  # noqa: PTH100  a link must stay the link
+    base, _, name = text.rpartition("/")
+    if base.endswith(":/") or (not plain and base.count("/") < 3 and base.endswith("/")):
+        return text, file  # s3://bucket
+    return base or "/", name
+
+
+def _server(server: str | None) -> str:
+    if not server:
+        raise UsageError(
+            "xrootd mode needs xrootd_server_name, for instance root://eos.example.org:1094.",
+            slug="checkpointer-server",
+        )
+    name = server if scheme_of(server) else f"root://{server}"
+    return name.rstrip("/")
+
+
+def _job(folder: SaveFolder) -> JobAd:
+    ad = JobAd.read()
+    if ad is None:
+        raise UsageError(
+            "checkpoint_transfer_mode='htcondor' outside HTCondor: _CONDOR_SCRATCH_DIR and "
+            "_CONDOR_JOB_AD are not set. Leave the mode out, or submit the job.",
+            slug="condor-none",
+        )
+    if not ad.covers(folder.folder) and not ad.covers(folder.file):
+        names = ", ".join((*ad.files, folder.folder.name))
+        raise UsageError(
+            f"HTCondor would not carry {folder.file}: transfer_checkpoint_files is "
+            f"{', '.join(ad.files) or 'not set'}. Write into the submit file: "
+            f"transfer_checkpoint_files = {names} and checkpoint_exit_code = 85, and let "
+            "local_checkpoint_file be in the job's folder.",
+            slug="condor-files",
+        )
+    return ad
+
+
+UNITS = {"s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """What has happened so far in this process."""
+
+    steps: int
+    """Steps before this one."""
+    since: float
+    """Seconds since the last save, or since the first step if there was none."""
+    computing: float
+    """Seconds spent on anything but saving."""
+    saving: float = 0.0
+    """Seconds spent on saving."""
+    cost: float = 0.0
+    """Seconds that the next save is expected to take."""
+
+
+class Stopwatch:
+    """Keeps the times that a `Pace` is made of."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._born = self._last = clock()
+        self._saving = self._cost = 0.0
+
+    @property
+    def age(self) -> float:
+        """Seconds since the start."""
+        return self._clock() - self._born
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Count what happens inside as saving."""
+        begun = self._clock()
+        try:
+            yield
+        finally:
+            self._last = self._clock()
+            self._cost = self._last - begun
+            self._saving += self._cost
+
+    def pace(self, steps: int) -> Pace:
+        """Return what has happened up to now."""
+        now = self._clock()
+        computing = now - self._born - self._saving
+        return Pace(steps, now - self._last, computing, self._saving, self._cost)
+
+
+class Interval(Protocol):
+    """Says whether a save is due."""
+
+    def due(self, pace: Pace) -> bool:
+        """Say whether to save now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Every `every`-th step, the first one included.
+
+    >>> [Steps(3).due(Pace(steps, 0.0, 0.0)) for steps in range(5)]
+    [True, False, False, True, False]
+    """
+
+    every: int
+
+    def due(self, pace: Pace) -> bool:
+        """Say whether to save now."""
+        return self.every > 0 and pace.steps % self.every == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """Once `every` seconds have passed since the last save."""
+
+    every: float
+
+    def due(self, pace: Pace) -> bool:
+        """Say whether to save now."""
+        return pace.since >= self.every
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """As often as a share of computing time allows; the bound holds after every save.
+
+    >>> Share(0.05).due(Pace(9, 50.0, computing=100.0, saving=4.0, cost=4.0))
+    False
+    """
+
+    share: float
+
+    def due(self, pace: Pace) -> bool:
+        """Say whether to save now."""
+        return pace.saving + pace.cost <= self.share * pace.computing
+
+
+def interval(every: int | str | timedelta | Interval | None) -> Interval:
+    """Return the interval that `every` means: 10 steps, "10min", "2%", None for never.
+
+    >>> interval("10min"), interval("2%"), interval(7)
+    (Seconds(every=600.0), Share(share=0.02), Steps(every=7))
+    """
+    if every is None:
+        return Steps(0)
+    if isinstance(every, int) and not isinstance(every, bool) and every >= 0:
+        return Steps(every)
+    if isinstance(every, timedelta):
+        return Seconds(every.total_seconds())
+    if isinstance(every, str):
+        if found := re.fullmatch(r"\s*([0-9.]+)\s*%\s*", every):
+            return Share(float(found[1]) / 100)
+        return Seconds(seconds(every))
+    if not isinstance(every, int | float) and hasattr(every, "due"):
+        return every
+    raise _unknown(every)
+
+
+def seconds(text: str | float | timedelta) -> float:
+    """Return the seconds of "90s", "10 min", "1h", 3600 or a timedelta."""
+    if isinstance(text, timedelta):
+        return text.total_seconds()
+    if isinstance(text, int | float):
+        return float(text)
+    found = re.fullmatch(r"\s*([0-9.]+)\s*([a-z]+)\s*", text.lower())
+    if not found or found[2] not in UNITS:
+        raise _unknown(text)
+    return float(found[1]) * UNITS[found[2]]
+
+
+def _unknown(every: object) -> UsageError:
+    return UsageError(
+        f"{every!r} is no interval. Give a number of steps (10), a time ('10min', '90s', a "
+        "timedelta), a share of the computing time ('2%'), or None to save on signals only.",
+        slug="checkpointer-interval",
+    )

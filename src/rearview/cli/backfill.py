@@ -1,0 +1,482 @@
+"""Commands that run the past again: replay, backfill.
+
+The command that shows backfills under way and changes how many workers they have: workers.
+
+A plan for people: what would run again, from where, for how long, and what would be cheaper.
+
+Commands that run the past again: replay, backfill.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from rearview.cli.options import asked, json_option
+from rearview.cli.terminal import output
+from rearview.cli.terminal.output import duration, moment, plural
+
+if TYPE_CHECKING:
+    from rearview._history import Crew
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from rearview.cli.terminal.output import size
+from rearview.model.run import name_of
+
+if TYPE_CHECKING:
+    from rearview._history import PlanReport, Refusal, Unproved
+    from rearview.model import Plan, Segment
+import sys
+
+from rearview.cli.options import (
+    TakesRuns,
+    at_option,
+    one_run,
+    quiet_option,
+    some_names,
+    some_runs,
+    span,
+)
+from rearview.cli.terminal.progress import Bar, Lines, waiting
+from rearview.model.proof import WITHHELD
+
+if TYPE_CHECKING:
+    from rearview._history import BackfillReport, ReplayOutcome
+
+
+@click.command()
+@click.argument("count", metavar="[N]", type=click.IntRange(1), required=False)
+@click.option(
+    "--of", "which", metavar="ID", help="The backfill that is meant, if there are several."
+)
+@json_option
+def workers(count: int | None, which: str | None, as_json: bool) -> int:
+    """Show backfills under way and their workers, or give them N workers from now on.
+
+    More start at once. Fewer: a segment that is nearly done may end; one that would take long is
+    handed back, and another worker does it. Exit code 1: no backfill is under way.
+    """
+    past = asked()
+    if count is not None:
+        changed = past.employ(count, of=which)
+        if not as_json:
+            names = ", ".join(changed.names)
+            output.out(f"{changed.id} ({names}): {plural(count, 'worker')} from now on")
+            return 0
+    found = [crew for crew in past.crews() if which is None or which in crew.id]
+    if as_json:
+        output.json_document([_workers_as_json(crew) for crew in found])
+    elif found:
+        output.table(
+            ["backfill", "fills", "started", "workers", "busy", "segments", "left"],
+            [_workers_row(crew) for crew in found],
+            right=[False, False, False, True, True, True, True],
+        )
+    else:
+        output.note("No backfill is under way here.")
+    return 0 if found else 1
+
+
+def _workers_as_json(crew: Crew) -> dict[str, object]:
+    told = {name: getattr(crew, name) for name in crew.__struct_fields__}
+    return {name: value for name, value in told.items() if name not in {"format", "heartbeat"}}
+
+
+def _workers_row(crew: Crew) -> list[str]:
+    return [
+        crew.id,
+        ", ".join(crew.names) or "a replay",
+        moment(crew.started),
+        str(crew.workers),
+        str(crew.busy),
+        f"{crew.ended} of {crew.segments}",
+        duration(crew.left),
+    ]
+
+
+FEW = 3
+"""Runs that are named one by one."""
+SCREEN = 60
+"""Segments that are listed; more are counted."""
+
+
+def summary(plan: PlanReport) -> dict[str, Any]:
+    """Return the numbers of a plan."""
+    told: dict[str, Any] = {
+        "nothing": plan.nothing,
+        "missing": plan.missing.cells,
+        "missing_about": plan.missing.about,
+        "missing_at_least": plan.missing.least,
+        "segments": len(plan.plan.segments),
+        "runs": len({segment.run for segment in plan.plan.segments}),
+        "seconds": plan.plan.seconds,
+        "low": sum(segment.low for segment in plan.plan.segments),
+        "high": sum(segment.high for segment in plan.plan.segments),
+        "refusals": plan.refusals,
+        "changed_inputs": plan.changed_inputs,
+        "environment_differences": plan.environment_differences,
+        "notes": plan.notes,
+        "unproved": plan.unproved,
+        "insertions": plan.insertions,
+    }
+    if plan.explained is not None:
+        told |= {
+            "bytes_written": plan.explained.nbytes_written,
+            "bytes_read": plan.explained.nbytes_read,
+            "workers": plan.explained.workers,
+            "cheaper": plan.explained.cheaper,
+        }
+    return told
+
+
+def show_plan_briefly(plan: PlanReport) -> None:
+    """Say on stderr what will run."""
+    if _remarks(plan, output.note):
+        output.note(_sum(plan))
+
+
+def show_plan(plan: PlanReport) -> None:
+    """Print all there is to know about a plan before it runs."""
+    if not _remarks(plan, output.out):
+        return
+    for one in plan.insertions:
+        output.out(output.paint(f"goes into {_who(one.runs)}:", output.BOLD))
+        output.diff(one.diff)
+        output.out()
+    segments = plan.plan.segments
+    output.table(
+        ["run", "operator", "iterations", "from", "predicted", "between"],
+        [_segment_row(segment) for segment in segments[:SCREEN]],
+        right=[False, False, False, False, True, False],
+    )
+    if len(segments) > SCREEN:
+        output.out(f"… and {plural(len(segments) - SCREEN, 'segment')} more")
+    output.out()
+    output.out(_sum(plan))
+    told = plan.explained
+    if told is None:
+        return
+    output.out(
+        f"{plan.missing} to fill, about {size(told.nbytes_written)} to write, "
+        f"{size(told.nbytes_read)} of checkpoints to read"
+    )
+    output.out(
+        f"{duration(told.startup)} to start and set up, {duration(told.restoring)} to restore, "
+        f"{duration(told.running)} to run"
+        + (f" ({duration(told.wasted)} only to get there)" if told.wasted > 0.5 else "")
+    )
+    output.out()
+    output.table(
+        ["workers", "done after", "segments"],
+        [[str(on.workers), duration(on.seconds), str(on.segments)] for on in told.workers],
+        right=[True, True, True],
+    )
+    if told.cheaper:
+        output.out()
+    for one in told.cheaper:
+        output.out(f"cheaper by {duration(one.saves)}: {one.text}")
+
+
+def _remarks(plan: PlanReport, say: Callable[[str], None]) -> bool:
+    """Say what has to be known first; return whether there is anything to run."""
+    for changed in plan.changed_inputs:
+        say(f"changed since: {changed}; the replay reads what is there now")
+    for text in environment_lines(plan.environment_differences):
+        say(text)
+    for remark in plan.notes:
+        say(f"note: {remark}")
+    for text in refused(plan.refusals):
+        say(text)
+    for text in _unproved(plan.unproved):
+        say(text)
+    if plan.nothing:
+        say("Nothing to run." if plan.refusals else "Nothing is missing.")
+    return not plan.nothing
+
+
+def environment_lines(differences: Sequence[str]) -> list[str]:
+    """Return one line on environment variables that differ and are not restored, or none."""
+    if not differences:
+        return []
+    return [f"environment, not restored: {'; '.join(differences)} (docs/environment.md)"]
+
+
+def _unproved(found: Sequence[Unproved]) -> list[str]:
+    """Return a line for each set of names of which values are there that cannot be proved."""
+    runs: dict[tuple[str, ...], list[str]] = {}
+    for one in found:
+        runs.setdefault(one.names, []).append(one.run)
+    return [
+        f"not proved: {', '.join(names)} of {_who(those)} is there, but was computed where the run "
+        "recorded nothing to compare with; `--again` runs it again"
+        for names, those in runs.items()
+    ]
+
+
+def _who(runs: Sequence[str]) -> str:
+    return ", ".join(runs) if len(runs) <= FEW else f"{len(runs)} runs, such as {runs[-1]}"
+
+
+def refused(refusals: Sequence[Refusal]) -> list[str]:
+    """Return a line for each reason; one that several runs share is told once."""
+    runs: dict[str, list[str]] = {}
+    for refusal in refusals:
+        reason = refusal.reason.replace(f"run {refusal.run}", "the run")
+        runs.setdefault(reason, []).append(refusal.run)
+    return [f"refused: {_who(found)}: {reason}" for reason, found in runs.items()]
+
+
+def _sum(plan: PlanReport) -> str:
+    segments = plan.plan.segments
+    runs = len({segment.run for segment in segments})
+    low, high = (sum(getattr(s, side) for s in segments) for side in ("low", "high"))
+    span = f" ({duration(low)} to {duration(high)})" if high > low else ""
+    return (
+        f"{plural(len(segments), 'segment')} of {plural(runs, 'run')}, "
+        f"about {duration(plan.plan.seconds)} of computing{span}"
+    )
+
+
+def _segment_row(segment: Segment) -> list[str]:
+    return [
+        segment.run,
+        segment.operator.value,
+        _iterations(segment),
+        segment.start or "the start",
+        duration(segment.seconds),
+        f"{duration(segment.low)} to {duration(segment.high)}",
+    ]
+
+
+def _iterations(segment: Segment) -> str:
+    if segment.loop is None:
+        return ""
+    last = "" if segment.last is None else segment.last
+    some = f" ({len(segment.only)} of them)" if segment.only is not None else ""
+    inner = "".join(
+        f"/{name_of(loop)}={first}:{'' if end is None else end}"
+        for loop, first, end in segment.inner
+    )
+    return f"{name_of(segment.loop)}={segment.first}:{last}{some}{inner}"
+
+
+def by_name(plan: Plan) -> Plan:
+    """Return a plan in which loops go by what people call them."""
+    return replace(
+        plan,
+        segments=tuple(
+            replace(
+                one,
+                loop=None if one.loop is None else name_of(one.loop),
+                inner=tuple((name_of(loop), first, last) for loop, first, last in one.inner),
+            )
+            for one in plan.segments
+        ),
+    )
+
+
+ASK_ABOVE = 60.0
+"""Predicted seconds above which a person at a terminal is asked first."""
+
+
+@click.command(cls=TakesRuns)
+@some_names(required=True)
+@click.option("--where", metavar="SQL", help="Only runs or rows for which this holds: 'acc < 0.9'.")
+@some_runs
+@at_option
+@click.option("--workers", type=click.IntRange(1), metavar="N", help="Processes at once.")
+@click.option(
+    "--on",
+    type=click.Choice(["local", "ray"]),
+    default="local",
+    help="What runs them: this machine, or a Ray cluster.",
+)
+@click.option(
+    "--gpus",
+    type=click.FloatRange(0),
+    metavar="SHARE",
+    help="With --on ray: accelerators each segment gets, 0.5 for half of one.",
+)
+@click.option("--budget", type=span, metavar="TIME", help="Run no more than this takes: 10m.")
+@click.option("--again", is_flag=True, help="Also run what is there and could not be proved.")
+@click.option("--explain", is_flag=True, help="Only show what would run again, and its cost.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask, however long it takes.")
+@quiet_option
+@json_option
+def backfill(
+    *,
+    names: tuple[str, ...],
+    where: str | None,
+    which: tuple[str, ...],
+    at: str | None,
+    workers: int | None,
+    on: str,
+    gpus: float | None,
+    budget: float | None,
+    again: bool,
+    explain: bool,
+    yes: bool,
+    quiet: bool,
+    as_json: bool,
+) -> int:
+    """Fill columns for past runs from log statements added since.
+
+    Write the log statement into the newest source, then name what it logs. Only what must run
+    again does, from checkpoints, and each replay is proved against what was recorded. With --json
+    each event is a line (docs/backfill.md). `rearview workers` adds and takes away workers while
+    it runs. Exit code 0: filled and proved (or nothing was missing); 1: something was refused or
+    is unproved, also of what was there before.
+    """
+    past = asked()
+    chosen: dict[str, Any] = {
+        "runs": list(which) or None,
+        "where": where,
+        "at": at,
+        "workers": workers,
+        "budget": budget,
+        "again": again,
+    }
+    with waiting("planning", quiet=quiet):
+        plan = past.plan(list(names), **chosen)
+    if explain:
+        if as_json:
+            output.json_document({**summary(plan), "plan": by_name(plan.plan)})
+        else:
+            show_plan(plan)
+        return 1 if plan.refusals and not plan.plan.segments else 0
+    if as_json:
+        output.json_line({"event": "planned", **summary(plan)})
+    elif not quiet:
+        show_plan_briefly(plan)
+    if plan.nothing:
+        if as_json:
+            from rearview._history import BackfillReport
+
+            output.json_line({"event": "done", **_verdict(BackfillReport(refusals=plan.refusals))})
+        return 1 if plan.refusals or plan.unproved else 0
+    if not yes and not agreed(plan.plan.seconds):
+        output.note("Nothing was run.")
+        return 1
+    with Lines() if as_json else Bar(quiet=quiet) as watching:
+        report = past.backfill(
+            list(names), on=on, gpus=gpus, progress=watching, plan=plan, **chosen
+        )
+    if as_json:
+        output.json_line({"event": "done", **_verdict(report)})
+        return _code(report) or int(bool(plan.unproved))
+    return finish(report, as_json=False) or int(bool(plan.unproved))
+
+
+@click.command(cls=TakesRuns)
+@one_run
+@at_option
+@quiet_option
+@json_option
+def replay(which: str, at: str | None, quiet: bool, as_json: bool) -> int:
+    """Run a past run again from its checkpoints and prove it exact.
+
+    RUN is an id or part of one, `latest` (the default), or -2 for the one before the newest. The
+    user's files are not touched. Exit code 0: exact; 1: it is not, and where it first differs.
+    """
+    with Bar(quiet=quiet) as bar:
+        report = asked().replay(which, at=at, progress=bar)
+    if not as_json and not quiet:
+        for text in environment_lines(report.environment_differences):
+            output.note(text)
+    return finish(report, as_json=as_json)
+
+
+def agreed(seconds: float) -> bool:
+    """Ask a person at a terminal whether something long may run; elsewhere it may."""
+    if seconds < ASK_ABOVE or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return True
+    return click.confirm(f"That takes about {duration(seconds)}. Go on?", default=True, err=True)
+
+
+def _code(report: BackfillReport) -> int:
+    filled = not report.outcomes or (report.proved and bool(report.written or not report.unreached))
+    return 0 if filled and not report.refusals else 1
+
+
+def _verdict(report: BackfillReport) -> dict[str, Any]:
+    """Return how a backfill ended; of its segments those that were not proved."""
+    return {
+        "exact": report.proved,
+        "verdict": report.verdict,
+        "redone": [
+            {"run": one.run, "replay": one.replay, "why": one.redone} for one in report.redone
+        ],
+        "written": report.written,
+        "seconds": report.seconds,
+        "recorded_seconds": report.recorded_seconds,
+        "speedup": report.speedup,
+        "proof": report.proof,
+        "segments": len(report.outcomes),
+        "elsewhere": report.elsewhere,
+        "never_reached": report.unreached,
+        "unproved": [
+            _outcome_as_json(outcome) for outcome in report.outcomes if not outcome.proved
+        ],
+        "refusals": report.refusals,
+        "environment_differences": report.environment_differences,
+    }
+
+
+def finish(report: BackfillReport, *, as_json: bool) -> int:
+    """Print how it went and return the exit code."""
+    code = _code(report)
+    if as_json:
+        all_of_it = [_outcome_as_json(outcome) for outcome in report.outcomes]
+        output.json_document({**_verdict(report), "segments": all_of_it})
+        return code
+    for text in refused(report.refusals):
+        output.out(text)
+    for outcome in report.redone:
+        output.out(
+            f"{output.paint('redone from the start:', output.YELLOW)} {outcome.run}: the try from a "
+            f"checkpoint did not do: {outcome.redone}"
+        )
+    for outcome in report.outcomes:
+        if not outcome.proved:
+            proof = outcome.proof
+            label = output.paint(f"{proof.verdict}:", output.RED)
+            output.out(f"{label} {outcome.run}: {proof.why}; its output is in {outcome.log}")
+    if report.outcomes:
+        output.out(
+            f"{plural(report.written, 'record')} written in {duration(report.seconds)}"
+            f"{_compared(report) if report.written else ''}"
+        )
+    for run in report.unreached:
+        output.out(
+            f"{output.paint('never reached:', output.YELLOW)} {run}: no value came, because the run did not "
+            f"execute a statement that logs {' or '.join(report.names)}: it stands in a branch, or in a "
+            "function, that was not entered"
+        )
+    withheld = sum(one.report.written for one in report.outcomes if one.proof.origin in WITHHELD)
+    if withheld:
+        output.out(
+            f"{plural(withheld, 'record')} of what was written is not exact and is left out of "
+            "tables; `rearview table --unproved` shows it"
+        )
+    if report.elsewhere:
+        output.out(f"{plural(report.elsewhere, 'segment')} filled by another backfill meanwhile")
+    output.out(output.paint(report.proof, output.YELLOW if code else output.GREEN))
+    return code
+
+
+def _compared(report: BackfillReport) -> str:
+    took = duration(report.recorded_seconds)
+    if report.speedup is not None and report.speedup >= 1.05:
+        return f"; that is {report.speedup:.1f} times faster than the {took} of training"
+    return f"; the training itself took {took}"
+
+
+def _outcome_as_json(outcome: ReplayOutcome) -> dict[str, Any]:
+    told = {name: getattr(outcome.report, name) for name in outcome.report.__struct_fields__}
+    proof = outcome.proof
+    head = {"run": outcome.run, "replay": outcome.replay, "proved": outcome.proved}
+    head |= {"verdict": proof.verdict, "why": proof.why, "redone": outcome.redone or None}
+    return {**head, **told, "log": outcome.log, "tree": outcome.tree}

@@ -1,0 +1,446 @@
+"""Commands that look after the store: verify, trust, gc.
+
+The command doctor: what on this machine or in this project is not well, and what to do.
+
+What `rearview doctor` looks at; each check returns what it found and never raises.
+
+Commands that look after the store: verify, trust, gc.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+import rearview
+from rearview.cli.options import here, json_option
+from rearview.cli.terminal import output
+from rearview.cli.terminal.output import plural, size
+from rearview.errors import RearviewError
+from rearview.store import machine as hardware
+from rearview.store.project import FOLDER, Project
+
+if TYPE_CHECKING:
+    from rearview._history import Machine
+from rearview.cli.options import TakesRuns, a_run, asked, complete_run, nbytes
+from rearview.cli.terminal.output import plain
+from rearview.cli.terminal.progress import waiting
+from rearview.errors import StoreError
+
+if TYPE_CHECKING:
+    from rearview._history import History
+    from rearview.store.verify import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at."""
+
+    level: str
+    """`"ok"`, `"warn"` or `"fail"`."""
+    name: str
+    what: str
+    remedy: str = ""
+
+
+@click.command()
+@json_option
+def doctor(as_json: bool) -> int:
+    """Check this machine and this project, and say what to do.
+
+    Every line is ok, warn (works, but slower or with less certainty) or fail (does not work).
+    Exit code 1 if anything fails.
+    """
+
+    found = examine(here())
+    if as_json:
+        output.json_document(found)
+    else:
+        for check in found:
+            output.checked(check.level, check.name, check.what, check.remedy)
+    return 1 if any(check.level == "fail" for check in found) else 0
+
+
+CORE = ("blake3", "click", "cloudpickle", "duckdb", "msgspec", "rich", "xxhash")
+OBSERVED = ("torch", "numpy", "scikit-learn", "pandas", "polars", "pyarrow", "ray", "lightning",
+            "keras", "transformers", "tensorboard", "mlflow", "wandb")  # fmt: skip
+NETWORK = {"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "afs", "ceph", "9p"}
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+LITTLE = 5_000_000_000
+"""Bytes of free space below which a training run may fill the disk."""
+
+
+def examine(folder: Path) -> list[Check]:
+    """Return all checks for a person standing in `folder`."""
+    checks: list[Callable[[], Iterator[Check]]] = [
+        python,
+        packages,
+        git,
+        lambda: place(folder),
+        lambda: store(folder),
+        threads,
+    ]
+    found: list[Check] = []
+    for check in checks:
+        try:
+            found += check()
+        except Exception as exc:
+            found.append(Check("warn", "doctor", f"a check itself failed: {exc!r}"))
+    return found
+
+
+def python() -> Iterator[Check]:
+    """Check the interpreter and the system."""
+    version = platform.python_version()
+    yield Check("ok", "python", f"{version} at {sys.executable}, rearview {rearview.__version__}")
+    if sys.platform != "linux":
+        yield Check("warn", "system", platform.platform(), "Only Linux is tested.")
+
+
+def packages() -> Iterator[Check]:
+    """Check that what Rearview stands on is installed, and name what it can observe."""
+    missing = [name for name in CORE if _version(name) is None]
+    if missing:
+        remedy = f"pip install {' '.join(missing)}"
+        yield Check("fail", "packages", f"missing: {', '.join(missing)}", remedy)
+    else:
+        yield Check("ok", "packages", ", ".join(f"{name} {_version(name)}" for name in CORE))
+    seen = [f"{name} {_version(name)}" for name in OBSERVED if _version(name)]
+    yield Check("ok", "observes", ", ".join(seen) or "no training library is installed here")
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def git() -> Iterator[Check]:
+    """Check git, which keeps the versions."""
+    try:
+        done = subprocess.run(["git", "--version"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        yield Check(
+            "warn",
+            "git",
+            "not found: sources of runs are kept as plain files",
+            "Install git for smaller and faster versions.",
+        )
+        return
+    yield Check("ok", "git", done.stdout.strip().removeprefix("git version "))
+
+
+def place(folder: Path) -> Iterator[Check]:
+    """Check the disk that the store is or will be on."""
+    home = _home(folder)
+    free = shutil.disk_usage(home).free
+    level, remedy = "ok", ""
+    if free < LITTLE:
+        level, remedy = "warn", "Free some: `rearview gc --budget 1GB`, or set a budget."
+    yield Check(level, "disk", f"{size(free)} free at {home}", remedy)
+    kind = file_system(home, _read(Path("/proc/mounts")))
+    if kind in NETWORK:
+        yield Check(
+            "warn",
+            "file system",
+            f"{kind}, over the network: checkpoints cost more and heartbeats may lag",
+            "Make .rearview a link to a folder on a local disk.",
+        )
+    yield writable(home)
+    yield direct(home)
+
+
+def _home(folder: Path) -> Path:
+    with contextlib.suppress(RearviewError):
+        project = Project.find(folder)
+        if project is not None:
+            return project.store
+    return folder
+
+
+def writable(home: Path) -> Check:
+    """Check that files can be made in `home`."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=home, prefix=".rearview-doctor-"):
+            return Check("ok", "writable", str(home))
+    except OSError as exc:
+        return Check(
+            "fail",
+            "writable",
+            f"{home}: {exc.strerror or exc}",
+            "Make the folder writable, or copy the project to one that is.",
+        )
+
+
+def direct(home: Path) -> Check:
+    """Check whether big objects can go past the page cache."""
+    flag = getattr(os, "O_DIRECT", 0)
+    file = home / f".rearview-doctor-{os.getpid()}"
+    page = mmap.mmap(-1, 4096)
+    try:
+        fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | flag, 0o600)
+        try:
+            os.write(fd, page)
+        finally:
+            os.close(fd)
+            file.unlink()
+    except OSError as exc:
+        return Check(
+            "warn",
+            "O_DIRECT",
+            f"refused here ({exc.strerror}): checkpoints go through the page cache",
+            "Recording works and costs a little more. A local ext4 or xfs disk allows it.",
+        )
+    finally:
+        page.close()
+    return (
+        Check("ok", "O_DIRECT", "works here")
+        if flag
+        else Check(
+            "warn", "O_DIRECT", "not offered by this system: checkpoints go through the page cache"
+        )
+    )
+
+
+def store(folder: Path) -> Iterator[Check]:
+    """Check the store of the project, if there is one."""
+    try:
+        project = Project.find(folder)
+    except RearviewError as exc:
+        yield Check("fail", "store", str(exc), f"See docs/errors.md#{exc.slug}.")
+        return
+    if project is None:
+        yield Check("ok", "store", f"no {FOLDER} here yet; `rearview run` makes it")
+        return
+    from rearview._history import history
+
+    past = history(folder)
+    runs = past.runs()
+    dead = [run.id for run in runs if run.status.value == "dead"]
+    yield Check(
+        "ok", "store", f"{project.store}, format {project.check()}, {plural(len(runs), 'run')}"
+    )
+    yield speed(past.machine(measure=True))
+    if dead:
+        some = ", ".join(dead[-3:])
+        yield Check(
+            "warn",
+            "runs",
+            f"{plural(len(dead), 'run')} never said how it ended: {some}",
+            f"Its process was killed. `rearview resume {dead[-1]}` goes on with it.",
+        )
+
+
+def speed(machine: Machine) -> Check:
+    """Tell how fast this machine is, by which predictions move here from other machines."""
+    if not machine.kernels:
+        what = "could not be measured: predictions for runs of other machines are doubtful"
+        return Check("warn", "speed", what, "Make the store writable.")
+    kernels = ", ".join(f"{name} {took * 1e3:.2f} ms" for name, took in machine.kernels.items())
+    disk = f"disk reads {machine.read:.0f} MB/s and writes {machine.write:.0f} MB/s"
+    return Check("ok", "speed", f"{disk}; {kernels}")
+
+
+def threads() -> Iterator[Check]:
+    """Check what decides how many threads compute: other counts may give other bits."""
+    cores = hardware.cores()
+    fixed = [f"{name}={os.environ[name]}" for name in THREADS if name in os.environ]
+    text = ", ".join(fixed) or "thread counts follow the number of cores"
+    quota = cpu_quota(_read(Path("/sys/fs/cgroup/cpu.max")))
+    if quota is not None and cores and quota < cores and not fixed:
+        yield Check(
+            "warn",
+            "threads",
+            f"{cores} cores are seen but only {quota:g} may be used",
+            f"Set OMP_NUM_THREADS={max(1, int(quota))}: training gets faster and repeats elsewhere.",
+        )
+        return
+    yield Check("ok", "threads", f"{cores} cores; {text}")
+
+
+def cpu_quota(text: str) -> float | None:
+    """Return the number of cores that a control group allows, None without a bound.
+
+    >>> cpu_quota("200000 100000"), cpu_quota("max 100000"), cpu_quota("")
+    (2.0, None, None)
+    """
+    words = text.split()
+    if len(words) != 2 or words[0] == "max":
+        return None
+    return int(words[0]) / int(words[1])
+
+
+def file_system(folder: Path, mounts: str) -> str:
+    r"""Return the kind of file system that `folder` is on, by the text of /proc/mounts.
+
+    >>> file_system(Path("/data/x"), "d / ext4 rw 0 0\nserver:/data /data nfs4 rw 0 0")
+    'nfs4'
+    """
+    folder = folder.resolve()
+    best, kind = -1, ""
+    for line in mounts.splitlines():
+        words = line.split()
+        if len(words) < 3:
+            continue
+        point = Path(words[1].replace("\\040", " "))
+        if folder.is_relative_to(point) and len(point.parts) >= best:
+            best, kind = len(point.parts), words[2]
+    return kind
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+@click.command()
+@click.option("--repair", is_flag=True, help="Rebuild what can be, set aside what cannot.")
+@json_option
+def verify(repair: bool, as_json: bool) -> int:
+    """Check everything in the store; repair what can be rebuilt.
+
+    Reads every byte and compares it with its checksum. Nothing is ever deleted: with --repair,
+    damaged files move to `.rearview/damaged/`. Exit code 0: all is well (again); 1: damage.
+    """
+    past = _opened(repair=repair)
+    with waiting("checking the store", quiet=as_json):
+        report = past.verify(repair=repair)
+    if as_json:
+        output.json_document({"ok": report.ok, **plain(report)})
+        return 0 if report.ok else 1
+    for problem in report.problems:
+        _problem(problem)
+    looked = ", ".join(
+        (
+            plural(report.runs, "run"),
+            plural(report.checkpoints, "checkpoint"),
+            plural(report.objects, "object"),
+            plural(report.packs, "pack"),
+            f"{size(report.nbytes)} read",
+        )
+    )
+    if report.unchecked:
+        output.note(
+            f"{plural(report.unchecked, 'file')} of older runs were written before there were "
+            "checksums: that they can be read is all that is known of them."
+        )
+    if report.ok:
+        output.out(f"{output.paint('ok', output.GREEN)}: {looked}")
+        return 0
+    output.out(f"{output.paint('damaged', output.RED)}: {looked}")
+    if not repair:
+        output.note("`rearview verify --repair` rebuilds what can be and sets the rest aside.")
+    return 1
+
+
+def _opened(*, repair: bool) -> History:
+    """Return the history; a store whose format file is unreadable is mended first if asked."""
+    try:
+        return asked()
+    except StoreError as exc:
+        if exc.slug != "store-unreadable" or not repair:
+            raise
+        from rearview.store.project import FOLDER, Project
+        from rearview.store.verify import verify as check
+
+        start = here().resolve()
+        root = next(p for p in (start, *start.parents) if (p / FOLDER / "format").exists())
+        check(Project(root), repair=True)
+        output.note(f"{root / FOLDER / 'format'} was written anew.")
+        return asked()
+
+
+def _problem(problem: Problem) -> None:
+    verdict = (
+        output.paint("repaired", output.GREEN)
+        if problem.done
+        else output.paint("damaged", output.RED)
+    )
+    done = f"; {problem.done}" if problem.done else ""
+    output.out(f"{verdict}: {problem.path}: {problem.what}{done}")
+    if problem.lost:
+        output.out(f"  cannot be loaded: {', '.join(problem.lost)}")
+
+
+@click.command()
+def trust() -> None:
+    """Trust a store that was not made here: let replays run what is in it.
+
+    A replay, a backfill and a resumption run source and unpickle objects that are in the store, so
+    they refuse one that was copied, unpacked, or made by another user or on another machine. Say
+    this once, if you know where it comes from. Stores that you record yourself need it never.
+    """
+    past = asked(trusting=True)
+    before = past.trusted
+    file = past.trust()
+    hosts = sorted({run.host for run in past.runs() if run.host})
+    by = f" ({plural(len(past.runs()), 'run')}{', of ' + ', '.join(hosts) if hosts else ''})"
+    what = "was trusted before" if before else "is trusted from now on"
+    output.out(f"{past.project.store} {what}{by}")
+    output.note(f"Remembered in {file}; remove that file to take it back.")
+
+
+@click.command(cls=TakesRuns)
+@click.option(
+    "--budget", type=nbytes, metavar="SIZE", help="Drop checkpoints until this suffices: 10GB."
+)
+@click.option(
+    "--keep", type=click.IntRange(0), metavar="N", help="The newest N runs stay whole, in any case."
+)
+@click.option(
+    "--keep-run",
+    "kept",
+    metavar="RUN",
+    type=a_run,
+    multiple=True,
+    shell_complete=complete_run,
+    help="So does this one; may be repeated.",
+)
+@click.option("--dry-run", "--dry", "dry_run", is_flag=True, help="Only say what would be freed.")
+@json_option
+def gc(
+    *, budget: int | None, keep: int | None, kept: tuple[str, ...], dry_run: bool, as_json: bool
+) -> None:
+    """Free space by dropping checkpoints.
+
+    Without --budget only what nothing refers to goes. With one (or the setting `budget`),
+    checkpoints are thinned evenly over each run, so that every run can still be replayed. Records
+    and sources always stay, and so do checkpoints of runs that are going on.
+    """
+    past = asked()
+    promised = [past.run(which).id for which in kept]
+    if keep:
+        promised += [run.id for run in past.runs()[-keep:]]
+    promised += [run.id for run in past.runs() if run.status.value == "running"]
+    with waiting("looking for what can go", quiet=as_json):
+        freed = past.gc(budget=budget, keep=sorted(set(promised)), dry=dry_run)
+    if as_json:
+        output.json_document({"dry_run": dry_run, **plain(freed)})
+        return
+    would = "would free" if dry_run else "freed"
+    dropped = (
+        f", {plural(len(freed.checkpoints), 'checkpoint')} dropped" if freed.checkpoints else ""
+    )
+    output.out(f"{would} {size(freed.nbytes)}{dropped}; {size(freed.left)} are left")
+    if freed.spared:
+        output.note(f"{size(freed.spared)} may belong to a run that is going on, and stay for now.")
+    if budget is not None and freed.left > budget:
+        output.note(
+            f"{size(freed.left - budget)} more than the budget: what is promised does not fit."
+        )

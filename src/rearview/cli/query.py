@@ -1,0 +1,532 @@
+"""Commands that ask about the past: runs, show, table, sql, diff."""
+
+from __future__ import annotations
+
+import shlex
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rearview.cli.options import (
+    TakesRuns,
+    a_run,
+    asked,
+    complete_run,
+    json_option,
+    some_names,
+    some_runs,
+)
+from rearview.cli.terminal import output
+from rearview.cli.terminal import output as shown
+from rearview.cli.terminal.output import duration, moment, plural, size
+from rearview.cli.terminal.progress import waiting
+from rearview.errors import RearviewError
+from rearview.model import Run, Verdict
+from rearview.model.environment import is_restored
+
+if TYPE_CHECKING:
+    from rearview._history import History, RunReport
+    from rearview.store.runs import Replay
+    from rearview.store.tables.result_table import Table
+
+SCREEN = 200
+"""Rows of a table for people; more are counted, not shown."""
+SIGN = "*"
+LEGEND = f"{SIGN} unproved: the run recorded nothing to compare it with, or its replay did not end"
+VARIABLES = 12
+"""Environment variables that are named; more are counted."""
+STATUS = {
+    "finished": shown.GREEN,
+    "failed": shown.RED,
+    "dead": shown.RED,
+    "running": shown.CYAN,
+    "paused": shown.YELLOW,
+}
+
+
+@click.command()
+@click.option("-n", "--limit", type=click.IntRange(1), metavar="N", help="Only the newest N.")
+@click.option(
+    "--where", metavar="SQL", help="Only runs for which this holds: \"tag = 'baseline'\"."
+)
+@click.option("-w", "--wide", is_flag=True, help="Cut nothing off, however long the lines get.")
+@json_option
+def runs(limit: int | None, where: str | None, wide: bool, as_json: bool) -> None:
+    """List the runs of this project, oldest first.
+
+    --where takes SQL over facts of runs (name, tag, note, status, script, started, seconds, host …),
+    over arguments, and over names that were logged, which stand for the last value logged:
+    `--where "tag = 'baseline' and lr < 0.1 and acc > 0.9"`. `tag` is each tag of a run in turn.
+
+    Lines fit the terminal, or 80 columns elsewhere: long commands, names and tags are cut.
+    """
+    found = asked().runs() if where is None else asked().runs(where)
+    for run in found:
+        if "damaged" in run.facts:
+            shown.note(f"damaged: {run.facts['damaged']}")
+    if limit is not None:
+        found = found[-limit:]
+    if as_json:
+        shown.json_document([_about(run) for run in found])
+        return
+    if not found and where is not None:
+        shown.note(f"No run fits {where!r}.")
+        return
+    if not found:
+        shown.note("No run has been recorded here yet: `rearview run train.py`.")
+        return
+    _list(found, wide=wide)
+
+
+ls = runs
+
+
+def _list(found: list[Run], *, wide: bool) -> None:
+    """Print a table of runs, with columns for names and tags if there are any."""
+    columns = ["run", "status", "started", "took", "name", "tags", "command"]
+    rows = [
+        [
+            run.id,
+            run.status.value,
+            output.short_moment(run.started),
+            duration(_took(run)),
+            run.name,
+            ", ".join(run.tags),
+            " ".join((run.script, *run.argv)),
+        ]
+        for run in found
+    ]
+    keep = [k for k, name in enumerate(columns) if name not in {"name", "tags"} or _any(rows, k)]
+    columns, rows = [columns[k] for k in keep], [[row[k] for k in keep] for row in rows]
+    if not wide:
+        rows = output.fitted(columns, rows, shown.room(len(columns)), shrink=len(columns) - 4)
+    for row in rows:
+        row[1] = shown.paint(row[1], STATUS[row[1]])
+    shown.table(columns, rows, right=[name == "took" for name in columns])
+
+
+def _any(rows: list[list[str]], column: int) -> bool:
+    return any(row[column] for row in rows)
+
+
+def _about(run: Run) -> dict[str, Any]:
+    about: dict[str, Any] = output.plain(run)
+    about.pop("facts")  # long, and part of `show --json`
+    return {**about, "seconds": _took(run)}
+
+
+def _took(run: Run) -> float | None:
+    return None if run.ended is None else run.ended - run.started
+
+
+@click.command(cls=TakesRuns)
+@click.argument(
+    "words", metavar="[RUN] [NAME]...", nargs=-1, type=a_run, shell_complete=complete_run
+)
+@click.option("--printed", is_flag=True, help="The lines that it printed, with their points.")
+@click.option(
+    "--save",
+    "folder",
+    metavar="DIR",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Write what it logged to files in DIR: arrays, tensors, images, histograms; or the NAMEs.",
+)
+@json_option
+def show(words: tuple[str, ...], printed: bool, folder: Path | None, as_json: bool) -> None:
+    """Show one run: names, loops, checkpoints, cost, and whether it is exact.
+
+    RUN is a name, an id or part of one, `latest` (the default), or -2 for the one before the newest.
+
+    With --save, an array or tensor becomes an .npy file, an image or figure a .png, any other value
+    a .txt or .json; the name of a file says run, point and name. NAMEs choose what is saved. The first
+    word is a RUN if it is not the name of something logged. A file that is there with another content
+    is never overwritten.
+    """
+    if folder is not None:
+        _save(words, folder, as_json=as_json)
+        return
+    if len(words) > 1:
+        raise click.UsageError(
+            f"Only one run can be shown; {words[1]!r} is too much without --save."
+        )
+    which = words[0] if words else "latest"
+    if printed:
+        _printed(which, as_json=as_json)
+        return
+    past = asked()
+    report = past.show(which)
+    if as_json:
+        shown.json_document({**output.plain(report), "replays": list(map(_told, report.replays))})
+    else:
+        _show(report)
+    tell_damage(past)
+
+
+def _save(words: tuple[str, ...], folder: Path, *, as_json: bool) -> None:
+    past = asked()
+    which, names = "latest", words
+    if words and words[0] not in past.names():
+        which, names = words[0], words[1:]
+        try:
+            past.run(which)
+        except RearviewError:
+            which, names = "latest", words  # then it is a name that is not there: say that
+    with waiting("reading values"):
+        saved = past.save_values(which, folder, names)
+    if as_json:
+        shown.json_document([{**output.plain(one), "path": str(one.path)} for one in saved])
+        return
+    for one in saved:
+        there = "" if one.written else " (was there already)"
+        shown.out(f"{one.path}  {one.what}{there}")
+    if not saved:
+        what = f"nothing as {', '.join(names)}" if names else "no array, tensor, image or histogram"
+        shown.note(f"Nothing to save: run {past.run(which).id} logged {what}.")
+
+
+def _printed(which: str, *, as_json: bool) -> None:
+    lines = asked().printed(which)
+    if as_json:
+        shown.json_document(lines)
+        return
+    for line in lines:
+        shown.out(f"[{line.where}] {line.text}" if line.stream else f"({line.text})")
+
+
+def _show(report: RunReport) -> None:
+    run = report.run
+    took = f", took {duration(_took(run))}" if run.ended else ""
+    code = f" with exit code {run.exit_code}" if run.exit_code else ""
+    loops = ", ".join(f"{name} ({plural(count, 'iteration')})" for name, count in report.loops)
+    names = [f"{name} ({plural(count, 'record')})" for name, count in report.names.items()]
+    lines = [
+        ("run", shown.paint(run.id, shown.BOLD)),
+        ("name", run.name),
+        ("tags", ", ".join(run.tags)),
+        ("note", run.note),
+        ("status", shown.paint(run.status.value, STATUS[run.status.value]) + code),
+        ("command", " ".join((run.script, *run.argv))),
+        ("started", f"{moment(run.started)} on {run.host}{took}"),
+        ("version", run.version[:12] + "".join(_continued(run))),
+        ("args", ", ".join(f"{name}={value}" for name, value in run.args.items())),
+        ("environment", "\n".join(_environment(report))),
+        ("loops", loops),
+        ("names", "\n".join(names)),
+        ("checkpoints", _checkpoints(report)),
+        ("partial", "\n".join(report.partial)),
+        ("cost", "\n".join(_costs(dict(report.costs)))),
+        ("replays", "\n".join(_replay(replay) for replay in report.replays)),
+        ("exact", report.exact),
+    ]
+    shown.block((label, text) for label, text in lines if text)
+
+
+def _continued(run: Run) -> list[str]:
+    return [
+        f"\n{one['version'][:12]} from {one['point'] or 'the end of its loop'} on"
+        for one in run.facts.get("continued", ())
+    ]
+
+
+def _environment(report: RunReport) -> list[str]:
+    """Return which variables replays restore, and which differ and are not restored."""
+    then = report.environment
+    if then is None:
+        return []
+    values = then.values.items()
+    texts = [f"{k}={v}" for k, v in sorted(values) if v is not None and is_restored(k)]
+    more = f" and {len(texts) - VARIABLES} more" if len(texts) > VARIABLES else ""
+    lines = [f"restored in replays: {', '.join(texts[:VARIABLES])}{more}"] if texts else []
+    if report.environment_differences:
+        lines.append(f"not restored: {'; '.join(report.environment_differences)}")
+    return lines
+
+
+def _checkpoints(report: RunReport) -> str:
+    found = report.checkpoints
+    if not found:
+        return "none"
+    whole = sum(checkpoint.complete for checkpoint in found)
+    partial = f", {len(found) - whole} partial" if whole < len(found) else ""
+    span = f"{found[0].point or 'start'} … {found[-1].point or 'end'}"
+    return (
+        f"{len(found)}{partial}, {span}\n"
+        f"{size(report.logical)} of state, {size(report.stored)} stored"
+    )
+
+
+def _costs(costs: dict[str, Any]) -> list[str]:
+    """Return what recording cost, in sentences; what they do not know follows as it is."""
+    lines = []
+    if "overhead" in costs and "computed" in costs:
+        share, computed = costs.pop("overhead"), costs.pop("computed")
+        lines.append(f"{share:.2%} beside {duration(computed)} of computing")
+    waits = [
+        f"{duration(costs.pop(name))} {words}"
+        for name, words in (
+            ("waited", "waiting for us"),
+            ("lost", "lost, about, to writing beside it"),
+        )
+        if name in costs
+    ]
+    times = [
+        f"{duration(costs.pop(name))} {name}"
+        for name in ("blocking", "background", "cpu")
+        if name in costs
+    ]
+    sizes = [
+        f"{size(costs.pop(name))} {name}"
+        for name in ("logical", "copied", "stored")
+        if name in costs
+    ]
+    counts = [
+        f"{costs.pop(name)} {name}" for name in ("saved", "skipped", "failed") if name in costs
+    ]
+    lines += [", ".join(some) for some in (waits, times, sizes, counts) if some]
+    because = costs.pop("skipped_because", {})
+    lines += [f"skipped {plural(count, 'time')}: {reason}" for reason, count in because.items()]
+    return lines + [f"{name}: {output.cell(value)}" for name, value in costs.items()]
+
+
+def _replay(replay: Replay) -> str:
+    """Return a line for one replay; why it is not exact, if it is not."""
+    what = ", ".join(replay.names) or "as recorded"
+    proof = replay.proof
+    said = str(proof) if proof.verdict is not Verdict.EXACT else str(proof.verdict)
+    said = f"redone from the start: {proof.why}" if proof.verdict is Verdict.REDONE else said
+    again = " (from the start of the run)" if replay.redoes else ""
+    return f"{moment(replay.started)}  {what}: {said}{again}"
+
+
+def _told(replay: Replay) -> dict[str, Any]:
+    proof = replay.proof
+    about: dict[str, Any] = output.plain(replay)
+    return {**about, "verdict": proof.verdict, "why": proof.why, "redoes": replay.redoes or None}
+
+
+def _unproved_option(command: Any) -> Any:
+    return click.option(
+        "--unproved",
+        is_flag=True,
+        help="Also show values of replays that were found not to be exact.",
+    )(command)
+
+
+def _format_option(command: Any) -> Any:
+    return click.option(
+        "-f",
+        "--format",
+        "form",
+        type=click.Choice(output.FORMATS),
+        default="table",
+        help="json and csv keep every digit; table and markdown are for people.",
+    )(command)
+
+
+@click.command(cls=TakesRuns)
+@some_names(required=False)
+@click.option("--where", metavar="SQL", help="Only rows for which this holds: 'acc < 0.9'.")
+@some_runs
+@click.option("--limit", type=click.IntRange(1), metavar="N", help="At most this many rows.")
+@_unproved_option
+@_format_option
+def table(
+    *,
+    names: tuple[str, ...],
+    where: str | None,
+    which: tuple[str, ...],
+    limit: int | None,
+    unproved: bool,
+    form: str,
+) -> None:
+    """Show logged values, one row per point, in the order they were logged.
+
+    Columns are the run, one per loop, one per name; without NAMES, all of them. A name that the
+    newest source logs but that has no values yet is an empty column; if it was named, how many
+    cells are missing and what they cost follows on stderr. `rearview backfill` fills it.
+    JSON has no NaN or infinity: they are the strings "NaN", "Infinity" and "-Infinity".
+
+    Values of replays that were not exact are left out. Those that could not be proved carry a `*`;
+    in csv and json the column `unproved` names them.
+    """
+    past = asked()
+    chosen = list(which) or None
+    with waiting("reading records"):
+        found = past.table(*names, where=where, runs=chosen, limit=limit, unproved=unproved)
+    emit(found, form)
+    tell_damage(past)
+    if form == "table":
+        for name in past.empty(names):
+            _tell_missing(past, name, where, chosen)
+
+
+def _tell_missing(past: History, name: str, where: str | None, which: list[str] | None) -> None:
+    """Say how many cells of an empty column can be filled, and what that costs."""
+    try:
+        with waiting("counting what is missing"):
+            plan = past.plan([name], where=where, runs=which)
+    except RearviewError as exc:
+        shown.note(f"{name}: no values yet, and none can be filled: {exc}")
+        return
+    refused = f"; {plural(len(plan.refusals), 'run')} refused" if plan.refusals else ""
+    if plan.nothing:
+        shown.note(f"{name}: no values yet{refused}.")
+        return
+    shown.note(
+        f"{name}: {plan.missing} missing, about {duration(plan.plan.seconds)} of "
+        f"computing to fill{refused}: `rearview backfill {shlex.quote(name)}`."
+    )
+
+
+@click.command()
+@click.argument("query")
+@_unproved_option
+@_format_option
+def sql(query: str, unproved: bool, form: str) -> None:
+    """Ask the records and runs in SQL.
+
+    DuckDB's dialect. The tables are described in docs/schema.md: `rearview sql "select run,
+    max(acc) from full_pivot group by run"`. EXPLAIN, DESCRIBE, SHOW and SUMMARIZE work too;
+    nothing can be written.
+    """
+    past = asked()
+    with waiting("asking"):
+        found = past.sql(query, unproved=unproved)
+    emit(found, form)
+    tell_damage(past)
+
+
+def tell_damage(past: History) -> None:
+    """Say on stderr which files are damaged, and so are left out of an answer."""
+    for text in past.problems():
+        shown.note(f"damaged: {text}")
+
+
+class Marks:
+    """The marks of unproved values, row by row, and the names that had any."""
+
+    def __init__(self, column: str) -> None:
+        self._column = column
+        self.names: set[str] = set()
+
+    def seen(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Return the row as it is."""
+        if self._column:
+            self.names.update(filter(None, (row[self._column] or "").split(", ")))
+        return row
+
+    def signed(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Return the row for people: without the column of marks, a sign at each marked value."""
+        if not self._column:
+            return row
+        marked = (row[self._column] or "").split(", ")
+        self.seen(row)
+        return {
+            name: f"{output.cell(value)}{SIGN}" if name in marked else value
+            for name, value in row.items()
+            if name != self._column
+        }
+
+
+def _tell_unproved(found: Table, marks: Marks) -> None:
+    """Say on stderr which names have values that could not be proved."""
+    names = sorted(marks.names) if found.mark else found.unproved
+    if names:
+        some = "are" if found.mark else "may be"
+        shown.note(
+            f"unproved: values of {', '.join(names)} {some} among these that were not found equal to "
+            "the run; `rearview show` says why, `rearview backfill --again` runs them again."
+        )
+
+
+def emit(found: Table, form: str) -> None:
+    """Print a table in the form asked for."""
+    columns = list(found.columns)
+    marks = Marks(found.mark)
+    rows = (tuple(row.values()) for row in map(marks.seen, found.described()))
+    if form != "table":
+        if form == "markdown":
+            columns = [column for column in columns if column != found.mark]
+            rows = (tuple(row.values()) for row in map(marks.signed, found.described()))
+        lines = {
+            "json": output.json_lines,
+            "csv": output.csv_lines,
+            "markdown": output.markdown_lines,
+        }[form]
+        say = shown.out if form == "markdown" else shown.data
+        for line in lines(columns, rows):
+            say(line)
+        if form == "markdown" and marks.names:
+            shown.out(f"\n{LEGEND}")
+        _tell_unproved(found, marks)
+        return
+    if columns == ["explain_key", "explain_value"]:  # a drawing, not a cell
+        for _, plan in rows:
+            shown.out(plan)
+        return
+    every = found.described()
+    first = list(islice(every, SCREEN))
+    columns = [column for column in columns if column != found.mark]
+    head = [[row[column] for column in columns] for row in first]
+    right = [output.numeric(column) for column in zip(*head, strict=True)] if head else []
+    cells = [[output.cell(value) for column, value in marks.signed(row).items()] for row in first]
+    shown.table(columns, cells, right=right or [False] * len(columns))
+    if marks.names:
+        shown.out(LEGEND)
+    more = sum(1 for _ in map(marks.seen, every))
+    _tell_unproved(found, marks)
+    if more:
+        shown.note(
+            f"… and {plural(more, 'row')} more. Narrow it with --where or --runs, "
+            "or take all of it with --format csv."
+        )
+    elif not head:
+        shown.note("No rows.")
+
+
+@click.command(cls=TakesRuns)
+@click.argument("first", metavar="[A]", default="latest", type=a_run, shell_complete=complete_run)
+@click.argument(
+    "second", metavar="[B]", default="worktree", type=a_run, shell_complete=complete_run
+)
+@click.option(
+    "--statements",
+    is_flag=True,
+    help="Statement by statement, as propagation matches them: renamed, moved, changed, added, removed.",
+)
+@json_option
+def diff(first: str, second: str, *, statements: bool, as_json: bool) -> int:
+    """Show how the source of two runs differs.
+
+    From run A (the newest) to run B; without B, to the files as they are now (`worktree`). Exit code 0: no difference, 1: some.
+    """
+    if statements:
+        return _statements(first, second, as_json=as_json)
+    if as_json:
+        raise click.UsageError("--json belongs to --statements.")
+    text = asked().diff(first, second)
+    shown.diff(text)
+    return 1 if text else 0
+
+
+def _statements(first: str, second: str, *, as_json: bool) -> int:
+    changes = asked().statement_diff(first, second)
+    other = [one for one in changes if one.edit != "same"]
+    if as_json:
+        shown.json_document(changes)
+        return 1 if other else 0
+    path = ""
+    for one in other:
+        if one.path != path:
+            path = one.path
+            shown.out(shown.paint(path, shown.BOLD))
+        lines = f"{one.old_line or ''} → {one.new_line or ''}".strip()
+        text = one.new_text if one.old_text in {"", one.new_text} else one.old_text
+        if one.new_text and text != one.new_text:
+            text += f"  →  {one.new_text}"
+        shown.out(f"  {one.edit.value:<8} {lines:<12} {text}")
+    same = len(changes) - len(other)
+    shown.out(f"{same} statement{'s' * (same != 1)} the same, {len(other)} not")
+    return 1 if other else 0

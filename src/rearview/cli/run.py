@@ -1,0 +1,496 @@
+"""Commands that start the user's program: run, resume.
+
+What a command line means that names an interpreter, a shell script, a notebook or a launcher.
+
+People put `rearview run` in front of what they type anyway. Where that is `python train.py`, it is
+understood; where it cannot be recorded as it stands, the message is the command to type instead.
+
+Commands that start the user's program: run, resume.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rearview.cli.green import Green, green_options, grid_setting, last_time, moment, run_green
+from rearview.cli.options import TakesRuns, asked, not_started, one_run, pair, quiet_option, span
+from rearview.cli.terminal import output
+from rearview.errors import UsageError
+
+if TYPE_CHECKING:
+    from rearview._history import Preempt
+    from rearview.execute.start import Start
+
+
+_PYTHON = re.compile(r"(python|pypy)(\d+(\.\d+)*)?t?\Z")
+_FLAGS = {
+    "-u": {"PYTHONUNBUFFERED": "1"},
+    "-B": {"PYTHONDONTWRITEBYTECODE": "1"},
+    "-O": {"PYTHONOPTIMIZE": "1"},
+    "-OO": {"PYTHONOPTIMIZE": "2"},
+    "-v": {"PYTHONVERBOSE": "1"},
+    "-s": {"PYTHONNOUSERSITE": "1"},
+}
+"""Options of Python that a variable sets just as well."""
+_LAUNCHERS = {
+    "torchrun": "torchrun {options} --no-python rearview run {program}",
+    "accelerate": "accelerate launch {options} --no_python rearview run {program}",
+    "deepspeed": "deepspeed {options} --no_python rearview run {program}",
+    "mpirun": "mpirun {options} rearview run {program}",
+    "mpiexec": "mpiexec {options} rearview run {program}",
+    "srun": "srun {options} rearview run {program}",
+    "horovodrun": "horovodrun {options} rearview run {program}",
+}
+"""Programs that start others, and where `rearview run` stands on their command line."""
+_WRAPPERS = {"uv", "poetry", "pdm", "hatch", "pipenv", "conda", "nohup", "time", "env", "nice"}
+"""Programs that start one other program as it is: Rearview stands behind them."""
+_SHELL = re.compile(rb"#!.*\b(ba|da|z|k|fi)?sh\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Meant:
+    """The program that a command line means."""
+
+    target: str
+    args: tuple[str, ...]
+    module: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables to set for it."""
+
+
+def meant(words: Sequence[str]) -> Meant:
+    """Return the script or module that `words` start; raise with what to type where none is.
+
+    >>> meant([sys.executable, "-u", "train.py", "--lr", "1"])
+    Meant(target='train.py', args=('--lr', '1'), module=False, environment={'PYTHONUNBUFFERED': '1'})
+    >>> meant([sys.executable, "-m", "pkg.train"]).module
+    True
+    """
+    first, *rest = words
+    name = Path(first).name
+    if Path(first).suffix == ".ipynb":
+        raise UsageError(
+            f"{first} is a notebook; notebooks are not recorded yet. Turn it into a script with "
+            f"`jupyter nbconvert --to script {shlex.quote(first)}` and record that.",
+            slug="no-script",
+        )
+    if not Path(first).is_file() or _PYTHON.match(name):
+        if _PYTHON.match(name):
+            return _python(first, rest)
+        if name in _LAUNCHERS:
+            raise UsageError(_launcher(name, rest), slug="launcher")
+        if name in _WRAPPERS:
+            raise UsageError(_wrapper(words), slug="launcher")
+        if found := shutil.which(first):
+            raise UsageError(_command(first, Path(found), rest), slug="launcher")
+        return Meant(first, tuple(rest))
+    if not name.endswith(".py") and _is_shell(Path(first)):
+        raise UsageError(_shell_script(Path(first)), slug="launcher")
+    return Meant(first, tuple(rest))
+
+
+def _python(first: str, rest: list[str]) -> Meant:
+    _check_interpreter(first)
+    environment: dict[str, str] = {}
+    words = list(rest)
+    while words and words[0].startswith("-"):
+        word = words.pop(0)
+        if word == "-m" or (word.startswith("-m") and len(word) > 2):
+            target = word[2:] or (words.pop(0) if words else "")
+            if target:
+                return Meant(target, tuple(words), module=True, environment=environment)
+            break
+        if word in _FLAGS:
+            environment |= _FLAGS[word]
+        elif word.startswith("-W"):
+            environment["PYTHONWARNINGS"] = word[2:] or (words.pop(0) if words else "")
+        else:
+            raise UsageError(
+                f"`rearview run` cannot pass {word} on to Python. Record a script or module: "
+                "`rearview run train.py`, `rearview run -m package.train`.",
+                slug="launcher",
+            )
+    if not words:
+        raise UsageError(
+            "Which script? `rearview run train.py`, or `rearview run -m package.train`.",
+            slug="no-script",
+        )
+    return Meant(words[0], tuple(words[1:]), environment=environment)
+
+
+def _check_interpreter(first: str) -> None:
+    """Raise if `first` is a Python of another environment, whose packages this one does not have."""
+    found = shutil.which(first)
+    if found is None or Path(found).parent == Path(sys.executable).parent:
+        return
+    if Path(found).resolve() == Path(sys.executable).resolve() and sys.prefix == sys.base_prefix:
+        return
+    raise UsageError(
+        f"{first} is {found}, but this `rearview` belongs to {sys.executable}. Record without naming "
+        f"it (`rearview run train.py`), or install Rearview there: `{found} -m pip install rearview`.",
+        slug="launcher",
+    )
+
+
+def _split(words: Sequence[str]) -> tuple[str, str]:
+    """Return a launcher's own options, and the program it starts, as text."""
+    for at, word in enumerate(words):
+        if word.endswith(".py") and not word.startswith("-"):
+            return shlex.join(_without_python(words[:at])), shlex.join(words[at:])
+        if word == "-m" and at + 1 < len(words):
+            return shlex.join(_without_python(words[:at])), shlex.join(words[at:])
+    return shlex.join(words), "train.py"
+
+
+def _without_python(words: Sequence[str]) -> list[str]:
+    return [word for word in words if not _PYTHON.match(Path(word).name) and word != "launch"]
+
+
+def _launcher(name: str, rest: list[str]) -> str:
+    options, program = _split(rest)
+    line = " ".join(_LAUNCHERS[name].format(options=options, program=program).split())
+    return (
+        f"{name} starts the processes, so Rearview goes behind it: `{line}`. Each process is recorded "
+        "as a run of its own; runs of several processes that talk to each other cannot be replayed yet."
+    )
+
+
+def _wrapper(words: Sequence[str]) -> str:
+    first, *rest = words
+    for at, word in enumerate(rest):
+        if _PYTHON.match(Path(word).name) or word.endswith(".py"):
+            behind = rest[at + 1 :] if _PYTHON.match(Path(word).name) else rest[at:]
+            line = shlex.join([first, *rest[:at], "rearview", "run", *behind])
+            return f"{first} starts the program, so Rearview goes behind it: `{line}`."
+    return f"{first} starts the program, so `rearview run` goes behind it, before the script."
+
+
+def _command(first: str, found: Path, rest: list[str]) -> str:
+    line = shlex.join(["rearview", "run", str(found), *rest])
+    try:
+        with found.open("rb") as file:
+            head = file.readline(200)
+    except OSError:
+        head = b""
+    if head.startswith(b"#!") and b"python" in head:
+        module = shlex.join(["rearview", "run", "-m", first, *rest])
+        return f"{first} is a command, not a script. Record its module: `{module}`; or its file: `{line}`."
+    return (
+        f"{first} is a program, not a Python script. Put `rearview run` in front of the Python script "
+        "that it starts."
+    )
+
+
+def _is_shell(file: Path) -> bool:
+    if file.suffix in {".sh", ".bash", ".zsh", ".slurm", ".sbatch"}:
+        return True
+    try:
+        with file.open("rb") as lines:
+            return bool(_SHELL.match(lines.readline(200)))
+    except OSError:
+        return False
+
+
+def _shell_script(file: Path) -> str:
+    """Return what to change in a shell script: the first line that starts Python, and what it becomes."""
+    head = f"{file} is a shell script; Rearview records the Python program that it starts."
+    try:
+        lines = file.read_text("utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    for number, line in enumerate(lines, 1):
+        text = line.strip()
+        if text.startswith("#"):
+            continue
+        match = re.search(r"(?<!\S)\S*python[\d.]*\s+(-u\s+)?(?P<rest>(-m\s+)?[\w./$\"{].*)", text)
+        if match:
+            changed = f"{text[: match.start()]}rearview run {match['rest']}"
+            return f"{head} Change its line {number} to `{changed}` and run {file} as before."
+        if re.search(r"\b(torchrun|accelerate launch|deepspeed|srun|mpirun)\b", text):
+            return (
+                f"{head} Its line {number} starts processes through a launcher: try `rearview run -- "
+                f"{text.split('#')[0].strip()}` to see where Rearview goes."
+            )
+    return f"{head} Put `rearview run` in front of the script's name in it, in place of `python`."
+
+
+class Program(click.Command):
+    """A command whose own options end where the program's name stands, as with `python`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse only what stands before the script, or up to the module's name."""
+        return super().parse_args(ctx, self.fenced(args))
+
+    def fenced(self, args: list[str]) -> list[str]:
+        """Return the words with `--` put after `-m module`: what follows is the module's."""
+        takes_value = {
+            name
+            for param in self.params
+            if isinstance(param, click.Option) and not param.is_flag
+            for name in param.opts
+        }
+        position = 0
+        while position < len(args):
+            word = args[position]
+            if word == "-m":
+                return [*args[: position + 2], "--", *args[position + 2 :]]
+            if word.startswith("-m") and not word.startswith("--"):
+                return [*args[:position], "-m", word[2:], "--", *args[position + 1 :]]
+            if not word.startswith("-") or word in {"-", "--"}:
+                break
+            position += 2 if word in takes_value else 1
+        return args
+
+
+@click.command(cls=Program, context_settings={"allow_interspersed_args": False})
+@click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT.PY [ARGS]...")
+@click.option("-m", "module", metavar="MODULE", help="Run a module, as `python -m` does.")
+@click.option(
+    "--arg",
+    "given",
+    type=pair,
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="Set a `rearview.arg`; may be repeated.",
+)
+@click.option(
+    "--epsilon",
+    type=click.FloatRange(0, 1),
+    metavar="SHARE",
+    help="Share of training time that recording may cost (default 0.0667); 0: no checkpoints.",
+)
+@click.option("--every", is_flag=True, help="Checkpoint each outer iteration, whatever it costs.")
+@click.option("--autolog", is_flag=True, help="Log every scalar that is assigned in a loop.")
+@click.option(
+    "--preemptible",
+    is_flag=True,
+    help="Save and leave with exit code 85 when asked to; started again, go on from there.",
+)
+@click.option(
+    "--signal",
+    "signals",
+    metavar="NAME",
+    multiple=True,
+    help="With --preemptible: a signal that asks (default TERM and USR1); may be repeated.",
+)
+@click.option(
+    "--remote",
+    metavar="URL",
+    help="A folder or URL where every save is brought, and fetched from; implies --preemptible.",
+)
+@click.option(
+    "--retries",
+    type=click.IntRange(0),
+    default=1000,
+    show_default=True,
+    help="With --preemptible: how often one run is gone on with.",
+)
+@click.option(
+    "--exit-every",
+    type=span,
+    metavar="SPAN",
+    help="With --preemptible: leave so after this time too (1h), for batch systems that take "
+    "files then.",
+)
+@green_options
+@quiet_option
+def run(
+    *,
+    program: tuple[str, ...],
+    module: str | None,
+    given: tuple[tuple[str, str], ...],
+    epsilon: float | None,
+    every: bool,
+    autolog: bool,
+    preemptible: bool,
+    signals: tuple[str, ...],
+    remote: str | None,
+    retries: int,
+    exit_every: float | None,
+    green: bool,
+    by: str | None,
+    hours: float | None,
+    share: float | None,
+    grams: float | None,
+    exit_when_paused: bool,
+    quiet: bool,
+) -> int | None:
+    """Record a run of a script, which needs no changes.
+
+    Everything after the script (or after `-m MODULE`) belongs to it. Output, exit code, signals
+    and tracebacks are the script's own; our few lines go to stderr.
+    """
+    if module is None and not program:
+        raise click.UsageError(
+            "Which script? `rearview run train.py`, or `rearview run -m package.train`.",
+            click.get_current_context(),
+        )
+    understood = meant(program) if module is None else Meant(module, program, module=True)
+    target, rest = understood.target, list(understood.args)
+    if not understood.module:
+        check_script(Path(target))
+    os.environ.update(understood.environment)
+    from rearview._history import begin
+
+    settings: dict[str, Any] = {
+        "epsilon": epsilon,
+        "every": every or None,
+        "autolog": autolog or None,
+    }
+    preempt = None
+    if not green and (exit_when_paused or {by, hours, share, grams} != {None}):
+        raise click.UsageError(
+            "--by, --hours, --share, --grams and --exit-when-paused go with --green.",
+            click.get_current_context(),
+        )
+    if preemptible or green or remote is not None:
+        preempt = replace(_preempt(signals, remote, retries), exit_every=exit_every, waits=green)
+    options: dict[str, Any] = {
+        "module": understood.module,
+        "given": dict(given),
+        "settings": {name: value for name, value in settings.items() if value is not None},
+        "preempt": preempt,
+    }
+    if green and preempt is not None:
+        told = Green(grid_setting(), by, hours, share, grams, leaves=exit_when_paused)
+        if by is not None:
+            moment(by, 0.0)  # a slip is told now, not when power is green
+            if hours is None:
+                told = replace(told, hours=_last_time(target, rest, options["module"], quiet=quiet))
+
+        def start() -> Start:
+            begun = begin(target, rest, **options)
+            if not quiet:
+                tell_notes(begun)
+            return begun
+
+        return run_green(start, told, preempt.signals, quiet=quiet)
+    if preempt is not None:
+        # One that comes while the program is still being started waits for it to listen.
+        signal.pthread_sigmask(signal.SIG_BLOCK, preempt.signals)
+    begun = begin(target, rest, **options)
+    if not quiet:
+        output.said(f"recording {'-m ' if understood.module else ''}{target}")
+    if not quiet and preempt is not None:
+        tell_notes(begun)  # it may go on with one that was stopped
+    become(begun)
+    return None
+
+
+def _last_time(target: str, args: list[str], module: bool, *, quiet: bool) -> float | None:
+    """Return the hours that the program took last time, and say so."""
+    from rearview._history import usual
+
+    found = usual(target, args, module=module)
+    hours = last_time(found[1]) if found is not None else None
+    if not quiet and found is not None and hours is not None:
+        output.said(f"it takes {hours:.2g} h, as run {found[0].id} did (--hours says otherwise)")
+    elif not quiet:
+        output.said(
+            "how long it takes is not known, so it begins at --by at the latest; say --hours"
+        )
+    return hours
+
+
+def _preempt(signals: tuple[str, ...], remote: str | None, retries: int) -> Preempt:
+    from rearview._history import Preempt
+
+    try:
+        numbers = tuple(
+            int(signal.Signals[f"SIG{name.upper().removeprefix('SIG')}"]) for name in signals
+        )
+    except KeyError as exc:
+        raise UsageError(
+            f"There is no signal {exc.args[0]!r}. Give a name such as TERM, USR1 or INT.",
+            slug="no-signal",
+        ) from exc
+    plain = Preempt(remote=remote, retries=retries)
+    return replace(plain, signals=numbers) if numbers else plain
+
+
+def check_script(script: Path) -> None:
+    """Raise what there is to say about a script that cannot be run."""
+    if script.is_dir():
+        raise UsageError(
+            f"{script} is a folder. Name the script in it, or run a package with "
+            f"`rearview run -m {script.name}`.",
+            slug="no-script",
+        )
+    if not script.exists():
+        near = sorted(path.name for path in Path().glob("*.py"))[:5]
+        hint = f"Here are {', '.join(near)}." if near else f"{Path.cwd()} holds no .py file."
+        raise UsageError(f"There is no script {str(script)!r}. {hint}", slug="no-script")
+    if not os.access(script, os.R_OK):
+        raise UsageError(
+            f"{script} cannot be read. Give yourself the right: `chmod u+r {script}`.",
+            slug="no-script",
+        )
+
+
+@click.command(cls=TakesRuns)
+@one_run
+@click.option(
+    "--source",
+    type=click.Choice(["run", "worktree"]),
+    default="run",
+    show_default=True,
+    help="Go on with the source that it ran, or with that of the work tree.",
+)
+@click.option(
+    "--remote",
+    metavar="URL",
+    help="Fetch the run from this folder or URL first, and bring every save there.",
+)
+@quiet_option
+def resume(which: str, source: str, remote: str | None, quiet: bool) -> None:
+    """Go on with a run that was stopped.
+
+    It continues from its last checkpoint, with the source, arguments and random state it had,
+    as the same run. With --source worktree it goes on with the source as it is now, if nothing that
+    was changed ran before that checkpoint. RUN is an id or part of one, `latest` (the default), or
+    -2 for the one before. With --remote, also in an empty folder: source files that are missing here
+    are written.
+    """
+    preempt = None
+    if remote is not None:
+        from rearview._history import fetch
+
+        run, written = fetch(remote, which)
+        which = run.id
+        if written and not quiet:
+            output.said(f"wrote {len(written)} source files that were missing here")
+        preempt = _preempt((), remote, 0)
+        signal.pthread_sigmask(signal.SIG_BLOCK, preempt.signals)
+    begun = asked().resume(which, preempt, source=source)
+    if not quiet:
+        output.said(f"resuming {which}")
+        tell_notes(begun)
+    become(begun)
+
+
+def tell_notes(begun: Start) -> None:
+    """Say what is to be known before a program starts."""
+    for text in begun.notes:
+        output.said(text)
+
+
+def become(begun: Start) -> None:
+    """Turn this process into the user's program, so that all it does is its own."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.chdir(begun.folder)
+        os.execve(begun.command[0], begun.command, begun.environment)  # noqa: S606 - no shell
+    except OSError as exc:
+        raise not_started(begun, exc) from exc

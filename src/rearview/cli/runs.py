@@ -1,0 +1,207 @@
+"""Commands that label runs and remove them: name, tag, note, rm.
+
+The command compare: two runs side by side.
+
+Commands that label runs and remove them: name, tag, note, rm.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from rearview.cli.options import TakesRuns, a_run, asked, complete_run, json_option
+from rearview.cli.terminal import output
+from rearview.cli.terminal.progress import waiting
+
+if TYPE_CHECKING:
+    from rearview._history.compare_runs import Comparison, Row
+import sys
+from collections.abc import Iterator
+
+from rearview.cli.terminal.output import plain, plural, size
+
+if TYPE_CHECKING:
+    from rearview.backfill.reports import Removal
+
+
+@click.command(cls=TakesRuns)
+@click.argument("a", metavar="A", type=a_run, shell_complete=complete_run)
+@click.argument("b", metavar="[B]", default="latest", type=a_run, shell_complete=complete_run)
+@click.option("--all", "every", is_flag=True, help="Also what is the same in both.")
+@json_option
+def compare(a: str, b: str, every: bool, as_json: bool) -> int:
+    """Compare two runs: arguments, results, source, environment.
+
+    From run A to run B (the newest). Results are the last values logged. Only what differs is shown,
+    and results in any case; `rearview diff A B` shows the lines of the source. Exit code 0: they are
+    alike in all of it, 1: they differ.
+    """
+    with waiting("comparing", quiet=as_json):
+        found = asked().compare(a, b)
+    if as_json:
+        output.json_document(
+            {
+                "a": found.a.id,
+                "b": found.b.id,
+                **{
+                    part: [{**row._asdict(), "differs": row.differs} for row in rows]
+                    for part, rows in _parts(found).items()
+                },
+            }
+        )
+    else:
+        _print(found, every=every)
+    return 1 if any(row.differs for rows in _parts(found).values() for row in rows) else 0
+
+
+def _parts(found: Comparison) -> dict[str, list[Row]]:
+    return {
+        "arguments": found.arguments,
+        "results": found.results,
+        "source": found.source,
+        "environment": found.environment,
+    }
+
+
+def _print(found: Comparison, *, every: bool) -> None:
+    columns = ["", found.a.name or found.a.id, found.b.name or found.b.id]
+    rows: list[list[str]] = []
+    same: list[str] = []
+    for part, all_rows in _parts(found).items():
+        chosen = [row for row in all_rows if every or row.differs or part == "results"]
+        if len(chosen) < len(all_rows) or not all_rows:
+            same.append(f"{len(all_rows) - len(chosen)} of {part}" if all_rows else part)
+        if not chosen:
+            continue
+        rows.append([part, "", ""])
+        for row in chosen:
+            cells = [_content(row, k) if part == "source" else output.cell(row[k]) for k in (1, 2)]
+            rows.append([f"  {row.name}", *cells])
+    room = output.room(3)
+    longest = max((len(row[0]) for row in rows), default=0)
+    each = max(12, (room - min(longest, 30)) // 2)
+    rows = [[_cut(row[0], 30), _cut(row[1], each), _cut(row[2], each)] for row in rows]
+    output.table([_cut(name, each) for name in columns], rows, right=[False] * 3)
+    if same and not every:
+        output.note(f"The same in both: {', '.join(same)}. `--all` shows them.")
+
+
+def _content(row: Row, side: int) -> str:
+    """Return what a run had of a file: the beginning of git's name of it."""
+    return row[side][:10] if row[side] else "(no such file)"
+
+
+def _cut(text: str, most: int) -> str:
+    text = text.replace("\n", " ")
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+_RUN = click.argument("which", metavar="RUN", type=a_run, shell_complete=complete_run)
+
+
+@click.command(cls=TakesRuns)
+@_RUN
+@click.argument("new", metavar="[NAME]", required=False)
+@click.option("--remove", is_flag=True, help="Take its name away.")
+def name(which: str, new: str | None, remove: bool) -> None:
+    """Give a run a name, by which every command finds it.
+
+    Wherever a command takes a run, its name will do. A later name replaces the earlier one. No two
+    runs have the same name.
+    """
+    if remove == (new is not None):
+        raise click.UsageError("Give either a NAME or --remove: `rearview name latest baseline`.")
+    run = asked().name(which, new)
+    output.out(f"{run.id} is called {run.name}" if run.name else f"{run.id} has no name now")
+
+
+@click.command(cls=TakesRuns)
+@_RUN
+@click.argument("tags", metavar="TAG...", nargs=-1, required=True)
+@click.option("--remove", is_flag=True, help="Take these tags away.")
+def tag(which: str, tags: tuple[str, ...], remove: bool) -> None:
+    """Give a run tags, to find it again.
+
+    `rearview runs --where "tag = 'baseline'"` lists the runs that have a tag.
+    """
+    past = asked()
+    run = past.untag(which, *tags) if remove else past.tag(which, *tags)
+    output.out(
+        f"{run.id} has the tags {', '.join(run.tags)}" if run.tags else f"{run.id} has no tags"
+    )
+
+
+@click.command(cls=TakesRuns)
+@_RUN
+@click.argument("text", metavar="[TEXT]...", nargs=-1)
+@click.option("--remove", is_flag=True, help="Take all notes away.")
+def note(which: str, text: tuple[str, ...], remove: bool) -> None:
+    """Write a note about a run.
+
+    Each note is a line after the ones before; `show` and the column `note` of the table `runs` have
+    all of them. Without TEXT, print what is there.
+    """
+    past = asked()
+    if remove and text:
+        raise click.UsageError("Give either a TEXT or --remove, not both.")
+    if remove:
+        output.out(f"{past.note(which, None).id} has no note now")
+    elif text:
+        output.out(f"noted about {past.note(which, ' '.join(text)).id}")
+    else:
+        run = past.run(which)
+        output.out(run.note) if run.note else output.note(f"{run.id} has no note.")
+
+
+@click.command(cls=TakesRuns)
+@click.argument(
+    "which", metavar="RUN...", nargs=-1, required=True, type=a_run, shell_complete=complete_run
+)
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", "--dry", "dry_run", is_flag=True, help="Only say what would go.")
+@json_option
+def rm(which: tuple[str, ...], yes: bool, dry_run: bool, as_json: bool) -> int | None:
+    """Remove runs: records, checkpoints, replays and source.
+
+    What other runs need stays, and so do the files that the run wrote into your project. A run that
+    is running is refused, and so is one that other runs came from. On a terminal it asks first;
+    elsewhere it needs --yes. A removal that was interrupted is completed by saying it again.
+    """
+    past = asked()
+    if not dry_run and not yes:
+        if not sys.stdin.isatty():
+            raise click.UsageError(
+                "There is no terminal to ask on. Say --yes to remove, or look first with --dry-run."
+            )
+        for line in _described(past.remove(*which, dry=True)):
+            output.note(line)
+        if not click.confirm("Remove this? It cannot be undone", err=True):
+            output.note("Nothing was removed.")
+            return 1
+    removal = past.remove(*which, dry=dry_run)
+    if as_json:
+        output.json_document({"dry_run": dry_run, "nbytes": removal.nbytes, **plain(removal)})
+        return None
+    if dry_run:
+        for line in _described(removal):
+            output.out(line)
+        return None
+    output.out(f"removed {', '.join(removal.runs)}; freed {size(removal.nbytes)}")
+    if removal.freed.spared:
+        output.note(
+            f"{size(removal.freed.spared)} may be in use by a save under way; `rearview gc` frees "
+            "what is left of them later."
+        )
+    return None
+
+
+def _described(removal: Removal) -> Iterator[str]:
+    """Yield what goes with each run, and how much space that frees."""
+    for each in removal.removed:
+        yield (
+            f"{each.run}: its records, {plural(each.checkpoints, 'checkpoint')}, "
+            f"{plural(len(each.replays), 'replay')} and its source"
+        )
+    yield f"would free {size(removal.nbytes)}"

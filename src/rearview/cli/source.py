@@ -1,0 +1,310 @@
+"""The command inspect: what Rearview sees in a script before anything runs.
+
+The command that shows where a statement goes in past versions: propagate.
+
+The command inspect: what Rearview sees in a script before anything runs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from rearview.cli.options import (
+    TakesRuns,
+    a_run,
+    asked,
+    complete_run,
+    json_option,
+    pair,
+    some_names,
+)
+from rearview.cli.terminal import output
+
+if TYPE_CHECKING:
+    from rearview._history import Correction, History, Propagated
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rearview.cli.terminal.output import plural
+
+if TYPE_CHECKING:
+    from rearview._history import Inspection
+
+
+@click.command(cls=TakesRuns)
+@some_names(required=False)
+@click.option(
+    "--to",
+    "which",
+    metavar="RUN",
+    type=a_run,
+    multiple=True,
+    shell_complete=complete_run,
+    help="Only the versions of these runs; may be repeated.",
+)
+@click.option("--explain", is_flag=True, help="Say why each place was chosen.")
+@click.option(
+    "--correct",
+    nargs=2,
+    metavar="RUN FILE:LINE",
+    help="Put the statement before that line in the version of RUN; its neighbours follow.",
+)
+@click.option("--after", is_flag=True, help="With --correct: behind the statement on that line.")
+@click.option(
+    "--rename",
+    "renames",
+    metavar="NEW=OLD",
+    type=pair,
+    multiple=True,
+    help="With --correct: what a variable is called in that version; may be repeated.",
+)
+@click.option(
+    "--statement",
+    metavar="FILE:LINE",
+    help="With --correct: the statement of the work tree, where several log the name.",
+)
+@click.option("--corrections", is_flag=True, help="List the places given by hand.")
+@click.option(
+    "--undo",
+    metavar="RUN",
+    type=a_run,
+    shell_complete=complete_run,
+    help="Forget the places given by hand in the version of RUN.",
+)
+@json_option
+def propagate(
+    *,
+    names: tuple[str, ...],
+    which: tuple[str, ...],
+    explain: bool,
+    correct: tuple[str, str] | None,
+    after: bool,
+    renames: tuple[tuple[str, str], ...],
+    statement: str | None,
+    corrections: bool,
+    undo: str | None,
+    as_json: bool,
+) -> int:
+    """Show where the statements that log NAMES go in past versions.
+
+    For each version the diff that a backfill would apply, or why there is no certain place.
+    Nothing runs and no file changes. Exit code 0: all have a place; 1: some are refused.
+
+    A correction is a place for the statement that logs a name: it stays when you change the
+    statement, and serves no other name. `--corrections` and `--undo` work with or without NAMES;
+    exit code 1: there is nothing to undo.
+    """
+    past = asked()
+    if correct is None and (after or renames or statement):
+        raise click.UsageError("--after, --rename and --statement belong to --correct.")
+    if past.correction_note:
+        output.note(past.correction_note)
+    if undo is not None:
+        return _undone(past, undo, names, as_json=as_json)
+    if corrections:
+        kept = past.corrections(names)
+        if as_json:
+            output.json_document(kept)
+        elif not kept:
+            output.note("No place was given by hand.")
+        for one in () if as_json else kept:
+            output.out(_corrected(one))
+        return 0
+    if not names:
+        raise click.UsageError("Name what the statements log, like `rearview propagate loss`.")
+    if correct is not None:
+        run, place = correct
+        path, line = _spot(place)
+        where = _spot(statement) if statement is not None else None
+        past.correct(
+            *(a_run(run), path, line, names),
+            after=after,
+            renames=dict(renames),
+            statement=where,
+        )
+    found = past.propagate(list(names), to=list(which) or None)
+    if as_json:
+        output.json_document(found)
+    else:
+        for each in found:
+            _version(each, explain=explain)
+    return 1 if any(each.reason for each in found) else 0
+
+
+def _spot(text: str) -> tuple[str, int]:
+    path, _, line = text.rpartition(":")
+    if not path or not line.isdecimal():
+        raise click.UsageError(f"{text!r} is not FILE:LINE, like train.py:31.")
+    return path, int(line)
+
+
+def _undone(past: History, run: str, names: tuple[str, ...], *, as_json: bool) -> int:
+    gone = past.undo(run, names)
+    if as_json:
+        output.json_document(gone)
+    elif not gone:
+        output.note(f"No place was given by hand in the version of run {run}.")
+    for one in () if as_json else gone:
+        output.out(f"undone: {_corrected(one)}")
+    return 0 if gone else 1
+
+
+def _corrected(one: Correction) -> str:
+    """Return a correction as one line."""
+    what = ", ".join(one.statement.logs or one.statement.sets)
+    which = f" ({one.statement.occurrence + 1})" if one.statement.occurrence else ""
+    side = "behind" if one.after else "before"
+    renamed = "".join(f", {new} is {old}" for new, old in one.renames.items())
+    head = output.paint(f"version {one.version[:12]}", output.BOLD)
+    run = f" ({one.run})" if one.run else ""
+    return f"{head}{run}: {what}{which} {side} {one.path}:{one.line}{renamed}"
+
+
+def _version(one: Propagated, *, explain: bool) -> None:
+    runs = ", ".join(one.runs[:3]) + (f" and {len(one.runs) - 3} more" if len(one.runs) > 3 else "")
+    head = output.paint(f"version {one.version[:12]}", output.BOLD)
+    if one.reason:
+        output.out(f"{head} ({runs}): {output.paint('refused', output.RED)}: {one.reason}")
+    else:
+        output.out(f"{head} ({runs}): {one.confidence:.0%} sure")
+        output.diff(one.diff)
+    if explain:
+        for reason in one.reasons:
+            output.out(f"  {reason}")
+
+
+@click.command()
+@click.argument("script", type=click.Path(path_type=Path))
+@json_option
+def inspect(script: Path, as_json: bool) -> int:
+    """Show what Rearview sees in a script, without running it.
+
+    Its loops and what each changes, what it logs and through which logger, what cannot be
+    checkpointed and why, and where a log statement could be added. Files of the project that the
+    script imports are read too. What a loop changes is guessed from the text (the rules of the Flor
+    paper); a recorded run looks at the live objects instead. Exit code 1 if a file cannot be parsed.
+    """
+    from rearview._history import inspect_script
+
+    found = inspect_script(script)
+    if as_json:
+        output.json_document(_plain(found))
+    else:
+        _print(found)
+    return 1 if found.unread else 0
+
+
+def _print(found: Inspection) -> None:
+    for path, why in found.unread.items():
+        output.note(f"{path} could not be read: {why}")
+    _loops(found)
+    _logs(found)
+    _heading("Cannot be checkpointed")
+    if not found.obstacles:
+        output.out("  Nothing was found: every loop that is watched can be saved and resumed.")
+    for each in found.obstacles:
+        output.out(f"  {each.path}:{each.line}  {each.what}")
+        output.out(f"      {each.effect}")
+    _heading("Places for a log statement")
+    if not found.places:
+        output.out("  None: there is no loop to put it in.")
+    for place in found.places:
+        reads = f" It can read {_listed(place.reads)}." if place.reads else ""
+        output.out(f"  {place.path}, after line {place.after}: {place.where}.{reads}")
+        output.out(f"      A backfill {place.cost}.")
+    output.out(f"\nTo record it: `rearview run {found.script}`.")
+
+
+def _loops(found: Inspection) -> None:
+    main = found.main
+    _heading(f"Loops in {plural(len(found.files), 'file')}")
+    if main is None:
+        output.out(
+            "  None: nothing can be checkpointed or resumed; a replay runs the whole script."
+        )
+    for loop in found.loops:
+        mark = output.paint("  main loop", output.GREEN) if loop.main else ""
+        name = output.paint("/".join(loop.point), output.BOLD)
+        output.out(f"  {loop.id.path}:{loop.line}  {loop.kind} {name}{mark}")
+        if loop.left_alone:
+            output.out(f"      Not watched: {loop.left_alone}.")
+        for sentence in loop.sentences:
+            output.out(f"      {sentence}")
+
+
+def _logs(found: Inspection) -> None:
+    _heading("Logged")
+    named = [log for log in found.logs if log.names]
+    lines = [log for log in found.logs if not log.names]
+    if not named:
+        output.out("  No name is logged through a logger that Rearview knows.")
+    for log in named:
+        where = f" at {'/'.join(log.loops)}" if log.loops else ""
+        output.out(f"  {log.path}:{log.line}  {_listed(log.names)} by {log.logger}{where}")
+    if lines:
+        places = ", ".join(f"{log.path}:{log.line}" for log in lines[:6])
+        more = "" if len(lines) <= 6 else f" and {len(lines) - 6} more"
+        output.out(f"  Lines of text at {places}{more}: kept with the run (`show --printed`).")
+
+
+def _heading(text: str) -> None:
+    output.out(f"\n{output.paint(text, output.BOLD)}")
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _plain(found: Inspection) -> dict[str, Any]:
+    """Return the report as plain values for programs."""
+    return {
+        "script": found.script,
+        "files": list(found.files),
+        "unread": dict(found.unread),
+        "loops": [
+            {
+                "id": str(loop.id),
+                "path": loop.id.path,
+                "function": loop.id.function,
+                "name": loop.id.name,
+                "line": loop.line,
+                "end": loop.end,
+                "kind": loop.kind,
+                "point": list(loop.point),
+                "main": loop.main,
+                "watched": not loop.left_alone,
+                "why_not": loop.left_alone or None,
+                "changes": list(loop.changes.names),
+                "inferred": dict(loop.changes.inferred),
+                "inside_only": list(loop.changes.scoped),
+                "unsure_lines": [change.line for change in loop.changes.unsure],
+            }
+            for loop in found.loops
+        ],
+        "logs": [
+            {
+                "path": log.path,
+                "line": log.line,
+                "logger": log.logger,
+                "names": list(log.names),
+                "loops": list(log.loops),
+            }
+            for log in found.logs
+        ],
+        "obstacles": [
+            {"path": each.path, "line": each.line, "what": each.what, "effect": each.effect}
+            for each in found.obstacles
+        ],
+        "places": [
+            {
+                "path": place.path,
+                "after_line": place.after,
+                "where": place.where,
+                "cost": place.cost,
+                "reads": list(place.reads),
+            }
+            for place in found.places
+        ],
+    }

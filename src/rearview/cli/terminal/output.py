@@ -1,0 +1,487 @@
+"""The only place that prints. Answers go to stdout, remarks to stderr.
+
+Rows as text: JSON, CSV, Markdown, or cells for people.
+
+The only place that prints. Answers go to stdout, remarks to stderr.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from datetime import UTC, datetime
+from enum import Enum
+from itertools import chain
+from typing import TYPE_CHECKING, Any, TextIO
+
+import click
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+FORMATS = ("table", "json", "csv", "markdown")
+
+
+_CONTROL = re.compile(
+    "[\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
+)
+
+
+def plain(value: Any) -> Any:
+    """Return `value` in JSON's own types, nothing rounded and nothing lost silently.
+
+    JSON has no NaN and no infinities; they become the strings "NaN", "Infinity" and "-Infinity",
+    since null would claim that nothing was logged.
+
+    >>> plain({"loss": float("nan"), "at": (1, 2)})
+    {'loss': 'NaN', 'at': [1, 2]}
+    """
+    if isinstance(value, float):
+        if math.isfinite(value):
+            return float(value)
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, Enum):
+        return value.value
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if _is_stored(value):
+        return plain(value.facts)
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, (set, frozenset)):
+        return sorted((plain(item) for item in value), key=repr)
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, (bytes, bytearray)):
+        return value.hex()
+    return str(value)
+
+
+def json_text(value: Any, indent: int | None = None) -> str:
+    """Return `value` as JSON; floats are written so that they read back as the same float."""
+    text = json.dumps(plain(value), indent=indent, ensure_ascii=False, allow_nan=False)
+    # what JSON lets stand and a terminal would obey; it reads back as the same character
+    return _CONTROL.sub(lambda found: json.dumps(found[0])[1:-1], text)
+
+
+def json_lines(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]:
+    r"""Yield a JSON list of objects, one row a line, so that ten million rows need no memory.
+
+    >>> print("\n".join(json_lines(["run", "loss"], [("a", 0.5), ("b", None)])))
+    [
+    {"run": "a", "loss": 0.5},
+    {"run": "b", "loss": null}
+    ]
+    """
+    before = None
+    yield "["
+    for row in rows:
+        if before is not None:
+            yield before + ","
+        before = json_text(dict(zip(columns, row, strict=True)))
+    if before is not None:
+        yield before
+    yield "]"
+
+
+def csv_lines(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]:
+    """Yield CSV with a header; nothing is an empty field, an object is its JSON."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\r\n")  # so that it quotes both of these
+    for row in chain([columns], _cells(rows)):
+        writer.writerow(row)
+        yield buffer.getvalue()[:-2]
+        buffer.seek(0)
+        buffer.truncate()
+
+
+def _cells(rows: Iterable[Sequence[Any]]) -> Iterator[list[Any]]:
+    for row in rows:
+        yield [
+            json_text(c) if isinstance(c, (dict, list)) or _is_stored(c) else plain(c) for c in row
+        ]
+
+
+def markdown_lines(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]:
+    r"""Yield a Markdown table with values as people read them.
+
+    >>> print("\n".join(markdown_lines(["run", "loss"], [("a", 0.123456789)])))
+    | run | loss |
+    |---|---|
+    | a | 0.123457 |
+    """
+    yield "| " + " | ".join(map(_escape, columns)) + " |"
+    yield "|" + "---|" * len(columns)
+    for row in rows:
+        yield "| " + " | ".join(_escape(cell(value)) for value in row) + " |"
+
+
+def _escape(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def cell(value: Any) -> str:
+    """Return a value as a person wants to read it: six digits, no braces where avoidable.
+
+    >>> cell(0.000123456789), cell(None), cell(True)
+    ('0.000123457', '', 'true')
+    >>> from rearview.store.media import StoredValue
+    >>> cell([StoredValue("tensor", "float32", (64, 10), "ab12", 2560), 1])
+    '[float32[64, 10], 1]'
+    """
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, (Mapping, list, tuple)):
+        return _nested(value)
+    return value.isoformat(" ", "seconds") if isinstance(value, datetime) else str(value)
+
+
+def _is_stored(value: Any) -> bool:
+    """Return True for a `StoredValue`; its module is there if one is, and is not loaded for this."""
+    module = sys.modules.get("rearview.store.media")
+    return module is not None and isinstance(value, module.StoredValue)
+
+
+def _nested(value: Any) -> str:
+    """Return a list or dictionary as JSON, with what is stored elsewhere described."""
+    if isinstance(value, Mapping):
+        items = (f"{json_text(str(key))}: {_nested(item)}" for key, item in value.items())
+        return f"{{{', '.join(items)}}}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_nested, value))}]"
+    return str(value) if _is_stored(value) else json_text(value)
+
+
+def numeric(values: Iterable[Any]) -> bool:
+    """Say whether a column holds numbers only, and so reads better on the right."""
+    there = [value for value in values if value is not None]
+    return bool(there) and all(
+        isinstance(value, (int, float)) and not isinstance(value, bool) for value in there
+    )
+
+
+def duration(seconds: float | None) -> str:
+    """Return a time span in at most two units.
+
+    >>> [duration(s) for s in (0.0123, 5.25, 75, 4000, 200_000)]
+    ['12 ms', '5.2 s', '1 min 15 s', '1 h 6 min', '2 d 7 h']
+    """
+    if seconds is None:
+        return ""
+    if seconds < 1:
+        return f"{seconds * 1e3:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 24 else f"{hours // 24} d {hours % 24} h"
+
+
+def size(count: int) -> str:
+    """Return a number of bytes in a readable unit.
+
+    >>> size(999), size(1_500_000), size(0)
+    ('999 B', '1.5 MB', '0 B')
+    """
+    amount, units = float(count), ["B", "kB", "MB", "GB", "TB", "PB"]
+    while amount >= 1000 and len(units) > 1:
+        amount /= 1000
+        units.pop(0)
+    return f"{count} B" if units[0] == "B" else f"{amount:.1f} {units[0]}"
+
+
+def moment(seconds: float) -> str:
+    """Return a time stamp in the user's own time zone."""
+    return f"{datetime.fromtimestamp(seconds, UTC).astimezone():%Y-%m-%d %H:%M:%S}"
+
+
+def short_moment(seconds: float) -> str:
+    """Return a time stamp in twelve characters: the day and time, or the day and year if long ago."""
+    then, now = datetime.fromtimestamp(seconds, UTC).astimezone(), datetime.now(UTC).astimezone()
+    return f"{then:%b %d %H:%M}" if abs((now - then).days) < 180 else f"{then:%b %d  %Y}"
+
+
+def fitted(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], room: int, *, shrink: int
+) -> list[list[str]]:
+    """Return rows whose last `shrink` columns are cut so that the cells of each fit `room`.
+
+    The widest of them gives way first; none gets narrower than its heading.
+
+    >>> fitted(["run", "command"], [["a", "train.py --lr 0.1"]], 12, shrink=1)
+    [['a', 'train.py…']]
+    """
+    widths = [max(len(name), *(len(row[k]) for row in rows)) for k, name in enumerate(columns)]
+    loose = range(len(columns) - shrink, len(columns))
+    while sum(widths) > room:
+        widest = max(loose, key=lambda k: widths[k] - len(columns[k]), default=None)
+        if widest is None or widths[widest] <= len(columns[widest]):
+            break
+        widths[widest] -= 1
+    return [
+        [
+            text if len(text) <= most else text[: most - 1] + "…"
+            for text, most in zip(row, widths, strict=True)
+        ]
+        for row in rows
+    ]
+
+
+def plural(count: int, word: str) -> str:
+    """Return `count` with its word.
+
+    >>> plural(1, "row"), plural(1200, "row")
+    ('1 row', '1,200 rows')
+    """
+    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
+
+
+BOLD, DIM, RED, GREEN, YELLOW, CYAN = "1", "2", "31", "32", "33", "36"
+_OURS = f"{int.from_bytes(os.urandom(6), 'big')};"
+"""Marks our own colours until they are printed, so that a colour in a name or value is told from them."""
+_COLOR = re.compile(f"\x1b\\[{_OURS}([0-9]+)m")
+COLORS = {"ok": GREEN, "warn": YELLOW, "fail": RED}
+
+
+def colored(stream: TextIO) -> bool:
+    """Say whether colour is wanted on `stream`: a terminal, and NO_COLOR is not set."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def paint(text: str, code: str, stream: TextIO | None = None) -> str:
+    """Return `text` in a colour if the stream (stdout) wants it."""
+    return f"\x1b[{_OURS}{code}m{text}\x1b[{_OURS}0m" if colored(stream or sys.stdout) else text
+
+
+def safe(text: str) -> str:
+    """Return a text as a terminal may have it: our colours work, any other control is written out."""
+    parts = _COLOR.split(text)
+    return "".join(
+        f"\x1b[{part}m" if odd % 2 else printable(part) for odd, part in enumerate(parts)
+    )
+
+
+def printable(text: str, *, line: bool = False) -> str:
+    """Return `text` with control characters written out, so that no terminal obeys them."""
+    from rearview.model.wording import printable as written_out  # the model takes a while to load
+
+    return written_out(text, line=line)
+
+
+class ReaderGone(Exception):  # noqa: N818 - no error: `rearview table | head` is fine
+    """Whoever read our output went away."""
+
+
+def out(text: str = "") -> None:
+    """Print one line of an answer."""
+    _print(safe(text))
+
+
+def data(text: str) -> None:
+    """Print one line for programs: as it is into a pipe or file, safe on a terminal."""
+    _print(safe(text) if sys.stdout.isatty() else text)
+
+
+def _print(text: str) -> None:
+    try:
+        print(text)
+    except BrokenPipeError as exc:
+        raise ReaderGone from exc
+
+
+def note(text: str) -> None:
+    """Print a remark, on stderr."""
+    sys.stdout.flush()
+    print(safe(text), file=sys.stderr, flush=True)
+
+
+def said(text: str) -> None:
+    """Print a remark of ours beside the output of a script: stderr, with our name."""
+    note(paint(f"rearview: {text}", DIM, sys.stderr))
+
+
+def problem(message: str, slug: str) -> None:
+    """Print one of our own errors: one line, and where it is explained."""
+    name = paint("rearview:", RED, sys.stderr)
+    where = paint(f"(docs/errors.md#{slug})", DIM, sys.stderr)
+    note(f"{name} {message} {where}")
+
+
+def usage(exc: click.ClickException) -> None:
+    """Print what is wrong with a command line and how to get help."""
+    note(f"{paint('rearview:', RED, sys.stderr)} {exc.format_message()}")
+    ctx = getattr(exc, "ctx", None)
+    if ctx is not None:
+        note(f"Try `{ctx.command_path} --help`.")
+
+
+def bug(exc: BaseException) -> None:
+    """Print an error nobody foresaw."""
+    name = paint("rearview:", RED, sys.stderr)
+    note(
+        f"{name} unexpected error: {type(exc).__name__}: {exc}\n"
+        "This is a defect in Rearview; nothing that was recorded is lost. "
+        "`rearview --traceback …` shows where it happened."
+    )
+
+
+def overview(version: str) -> None:
+    """Print what to do first."""
+    lines = (
+        ("rearview run train.py", "record a run; the script needs no changes"),
+        ("", "… later, add a log statement to train.py …"),
+        ("rearview backfill grad_norm", "fill the new column for the past runs"),
+        ("rearview table loss grad_norm", "look at it"),
+        None,
+        ("rearview demo", "see all of that happen in under a minute"),
+        ("rearview --help", "every command"),
+    )
+    out(f"{paint('Rearview', BOLD)} {version}: hindsight for model training.\n")
+    for line in lines:
+        out(f"  {paint(f'{line[0]:<32}', CYAN)}{line[1]}" if line else "")
+    count, root = _here()
+    if root is not None:
+        many = "1 run" if count == 1 else f"{count} runs"
+        out(f"\n{root} has {many}: `rearview runs` lists them.")
+
+
+def _here() -> tuple[int, Path | None]:
+    from pathlib import Path
+
+    from rearview.errors import RearviewError
+    from rearview.store.project import Project
+
+    try:
+        project = Project.find(Path(os.environ.get("REARVIEW_ROOT") or Path.cwd()))
+        if project is None or not project.runs.is_dir():
+            return 0, None
+        return sum((run / "run.json").is_file() for run in project.runs.iterdir()), project.root
+    except (OSError, RearviewError):
+        return 0, None
+
+
+def block(pairs: Iterable[tuple[str, str]]) -> None:
+    """Print labelled lines, labels in one column."""
+    pairs = [(printable(label, line=True), text) for label, text in pairs]
+    width = max((len(label) for label, _ in pairs), default=0)
+    for label, text in pairs:
+        first, *more = text.split("\n")
+        out(f"{paint(f'{label:<{width}}', DIM)}  {first}")
+        for line in more:
+            out(f"{'':<{width}}  {line}")
+
+
+def width() -> int:
+    """Return the columns of the terminal; 80, or what `COLUMNS` says, where there is none."""
+    import shutil
+
+    return shutil.get_terminal_size((80, 24)).columns
+
+
+def room(columns: int) -> int:
+    """Return the characters that the cells of one line of a table may take."""
+    between = 3 if sys.stdout.isatty() else 2
+    return width() - between * (columns - 1)
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[bool]) -> None:
+    """Print a table of texts: with rules on a terminal, aligned plain text elsewhere.
+
+    Only a terminal wraps long cells; in a pipe or file every row is one whole line.
+    """
+    columns = [printable(name, line=True) for name in columns]
+    rows = [[_one_line(cell) for cell in row] for row in rows]
+    if not sys.stdout.isatty():
+        _plain(columns, rows, right)
+        return
+    import shutil
+
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    wide = shutil.get_terminal_size().columns
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", show_edge=False)
+    for name, numeric in zip(columns, right, strict=True):
+        shown.add_column(Text(name), justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        shown.add_row(*(Text.from_ansi(cell) for cell in row))
+    Console(width=wide, highlight=False, no_color=not colored(sys.stdout)).print(shown)
+
+
+def _one_line(cell: str) -> str:
+    """Return a cell without controls but our own colours."""
+    parts = re.split(f"(\x1b\\[{_OURS}[0-9]+m)", cell)
+    return "".join(
+        part if odd % 2 else printable(part, line=True) for odd, part in enumerate(parts)
+    )
+
+
+def _plain(columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool]) -> None:
+    widths = [
+        max([len(name), *(len(click.unstyle(row[index])) for row in rows)])
+        for index, name in enumerate(columns)
+    ]
+    for row in (columns, *rows):
+        cells = (
+            " " * (width - len(click.unstyle(cell))) + cell
+            if numeric
+            else cell + " " * (width - len(click.unstyle(cell)))
+            for cell, width, numeric in zip(row, widths, right, strict=True)
+        )
+        out("  ".join(cells).rstrip())
+
+
+def diff(text: str) -> None:
+    """Print a unified diff, coloured on a terminal."""
+    for line in text.splitlines():
+        out(paint(line, _diff_color(line)) if _diff_color(line) else line)
+
+
+def _diff_color(line: str) -> str:
+    if line.startswith(("+++", "---")):
+        return BOLD
+    return {"+": GREEN, "-": RED, "@": CYAN}.get(line[:1], "")
+
+
+def checked(level: str, name: str, what: str, remedy: str) -> None:
+    """Print one line of a check-up, and what to do if it is not well."""
+    out(f"{paint(f'{level:<4}', COLORS[level])}  {name:<12} {what}")
+    if remedy:
+        out(f"{'':<19}{paint(remedy, DIM)}")
+
+
+def json_document(value: Any) -> None:
+    """Print a value as one JSON document."""
+
+    data(json_text(value, indent=2))
+
+
+def json_line(value: Any) -> None:
+    """Print a value as one line of JSON, at once."""
+
+    data(json_text(value))
+    sys.stdout.flush()

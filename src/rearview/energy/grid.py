@@ -1,0 +1,445 @@
+"""Who is asked about the grid: energy-charts, Electricity Maps, WattTime.
+
+What is known of the power in the grid, now and in the hours to come.
+
+How a service is asked about the grid: seldom, with its failures kept from the run.
+
+Who is asked about the grid: energy-charts, Electricity Maps, WattTime.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import time
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rearview.errors import UsageError
+
+WIND = 12.0
+GAS = 490.0
+"""Grams of CO2 per kWh over the life cycle, medians of IPCC AR5 (WG III, annex III, 2014)."""
+
+STALE = 6 * 3600.0
+"""Seconds after which the last sample says nothing about now."""
+
+
+@dataclass(frozen=True, slots=True)
+class GridSample:
+    """The grid from `start` on, until the next sample. What is not known is None."""
+
+    start: float
+    """Seconds since 1970."""
+    share: float | None = None
+    """Renewable share of the load in percent; above 100 when power is exported."""
+    light: int | None = None
+    """Traffic light: -1 grid congested, 0 red, 1 yellow, 2 green."""
+    grams: float | None = None
+    """CO2 per kWh as the source states it."""
+
+    @property
+    def intensity(self) -> float | None:
+        """Grams of CO2 per kWh: as stated, or estimated cautiously from the share.
+
+        The estimate takes all that is not renewable for gas, so it never overstates a saving
+        where coal is burnt.
+
+        >>> Sample(0, share=50.0).intensity
+        251.0
+        """
+        if self.grams is not None:
+            return self.grams
+        if self.share is not None:
+            renewable = min(max(self.share, 0.0), 100.0) / 100
+            return renewable * WIND + (1 - renewable) * GAS
+        if self.light is not None:
+            return {-1: GAS, 0: GAS, 1: (GAS + WIND) / 2, 2: WIND}.get(self.light)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Samples of one source, in order of time; empty when there is nothing to be had."""
+
+    source: str
+    attribution: str
+    samples: tuple[GridSample, ...] = ()
+    fetched: float = 0.0
+    substitute: bool = False
+    """Whether the source itself had to guess."""
+    problem: str = ""
+    """Why there is nothing, or nothing new; empty when all is well."""
+
+    @classmethod
+    def of(
+        cls,
+        source: str,
+        attribution: str,
+        samples: Iterable[GridSample],
+        *,
+        fetched: float,
+        substitute: bool = False,
+    ) -> Forecast:
+        """Return an outlook of the samples that say anything, sorted."""
+        useful = sorted(
+            (sample for sample in samples if sample.intensity is not None),
+            key=lambda sample: sample.start,
+        )
+        problem = "" if useful else f"{source} answered without a single value"
+        return cls(source, attribution, tuple(useful), fetched, substitute, problem)
+
+    def at(self, time: float) -> GridSample | None:
+        """Return the sample that holds at `time`, or None if none does.
+
+        The last one holds as long as the one before it did, an hour if it is the only one.
+        """
+        index = bisect_right([sample.start for sample in self.samples], time) - 1
+        if index < 0:
+            return None
+        return self.samples[index] if time < self.end_of(index) else None
+
+    @property
+    def end(self) -> float:
+        """When knowledge ends; 0 if there is none."""
+        return self.end_of(len(self.samples) - 1) if self.samples else 0.0
+
+    def end_of(self, index: int) -> float:
+        """Return when the sample at `index` ceases to hold."""
+        samples = self.samples
+        step = samples[-1].start - samples[-2].start if len(samples) > 1 else 3600.0
+        step = min(step, STALE)
+        if index + 1 < len(samples):
+            return min(samples[index + 1].start, samples[index].start + STALE)
+        return samples[index].start + step
+
+
+# urllib is imported where somebody is asked: a run that only meters itself does without it
+
+
+class Source(ABC):
+    """A service that is asked at most every `pause` seconds, and whose failures are no failures.
+
+    `outlook()` always returns: the newest answer, an older one with a `problem`, or an empty one.
+    `cache` keeps the answer in a file, so that many short programs ask once.
+    """
+
+    name = ""
+    attribution = ""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        pause: float = 600.0,
+        timeout: float = 20.0,
+        cache: Path | None = None,
+        opener: Callable[..., Any] | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.url = url.rstrip("/")
+        self.pause, self.timeout, self.cache = pause, timeout, cache
+        self._opener, self._clock = opener, clock
+        self._last = self._empty("not asked yet")
+        self._not_before = 0.0
+        self._recall()
+
+    @abstractmethod
+    def _ask(self) -> Forecast:
+        """Return a fresh outlook; may raise anything."""
+
+    @abstractmethod
+    def _look_back(self, begin: float, end: float) -> Forecast:
+        """Return what was from `begin` to `end`; may raise anything."""
+
+    def outlook(self) -> Forecast:
+        """Return what is known now."""
+        now = self._clock()
+        if now < self._not_before:
+            return self._last
+        self._not_before = now + self.pause
+        try:
+            fresh = self._ask()
+        except Exception as exc:  # whatever a far server does, the run goes on
+            self._not_before = now + max(self.pause, _retry_after(exc))
+            self._failed(self._problem(exc))
+        else:
+            if fresh.samples:
+                self._last = fresh
+                self._remember()
+            else:
+                self._failed(fresh.problem)
+        return self._last
+
+    def measured(self, begin: float, end: float) -> Forecast:
+        """Return the grid as it was, asked for anew; empty, with a problem, if it cannot be had."""
+        try:
+            return self._look_back(begin, end)
+        except Exception as exc:
+            return self._empty(self._problem(exc))
+
+    def _problem(self, exc: Exception) -> str:
+        code = getattr(exc, "code", None)
+        if code is not None:
+            return f"{self.name} answered {code}: {_detail(exc)}"
+        return f"{self.name} could not be asked: {type(exc).__name__}: {exc}"
+
+    def _failed(self, problem: str) -> None:
+        self._last = replace(self._last, problem=problem)
+
+    def _empty(self, problem: str) -> Forecast:
+        return Forecast(self.name, self.attribution, problem=problem)
+
+    def _get(self, path: str, query: Mapping[str, str], headers: Mapping[str, str]) -> Any:
+        import urllib.parse
+        import urllib.request
+
+        address = f"{self.url}{path}?{urllib.parse.urlencode(query)}"
+        request = urllib.request.Request(address, headers={"User-Agent": "rearview", **headers})  # noqa: S310
+        opened = self._opener or urllib.request.urlopen
+        with opened(request, timeout=self.timeout) as answer:
+            return json.loads(answer.read(16 << 20))
+
+    def _of(self, samples: list[GridSample], *, substitute: bool = False) -> Forecast:
+        return Forecast.of(
+            self.name, self.attribution, samples, fetched=self._clock(), substitute=substitute
+        )
+
+    def _recall(self) -> None:
+        if self.cache is None:
+            return
+        try:
+            kept = json.loads(self.cache.read_text("utf-8"))
+            if kept["key"] != self._key():
+                return
+            samples = [GridSample(*values) for values in kept["samples"]]
+            self._last = replace(self._of(samples), fetched=kept["fetched"])
+            self._not_before = kept["fetched"] + self.pause
+        except (OSError, ValueError, KeyError, TypeError):
+            return
+
+    def _remember(self) -> None:
+        if self.cache is None:
+            return
+        samples = [(s.start, s.share, s.light, s.grams) for s in self._last.samples]
+        text = json.dumps({"key": self._key(), "fetched": self._last.fetched, "samples": samples})
+        temporary = self.cache.with_name(f".{self.cache.name}.{os.getpid()}")
+        try:
+            temporary.write_text(text, "utf-8")
+            temporary.replace(self.cache)
+        except OSError:
+            return
+
+    def _key(self) -> str:
+        return f"{self.name} {self.url}"
+
+
+def _retry_after(exc: Exception) -> float:
+    headers = getattr(exc, "headers", None)
+    text = headers.get("Retry-After", "") if headers is not None else ""
+    return float(text) if text.isdigit() else 0.0
+
+
+def _detail(exc: Any) -> str:
+    try:
+        return exc.read(400).decode("utf-8", "replace") or str(exc.reason)
+    except (OSError, ValueError, AttributeError):
+        return str(getattr(exc, "reason", exc))
+
+
+POUNDS_PER_MWH = 0.45359237
+"""Grams per kWh in one pound per MWh."""
+
+
+class EnergyCharts(Source):
+    """The traffic light and renewable share of Fraunhofer ISE; free, for Europe."""
+
+    name = "energy-charts"
+    attribution = "Data: Energy-Charts, Fraunhofer ISE (energy-charts.info), CC BY 4.0"
+
+    def __init__(
+        self, country: str = "de", *, url: str = "https://api.energy-charts.info", **options: Any
+    ) -> None:
+        self.country = country
+        super().__init__(url, **options)
+
+    def _key(self) -> str:
+        return f"{super()._key()} {self.country}"
+
+    def _ask(self) -> Forecast:
+        query = {"country": self.country}
+        answer = self._get("/signal", query, {})
+        times = answer["unix_seconds"] or []
+        shares, lights = answer.get("share") or [], answer.get("signal") or []
+        samples = [
+            GridSample(float(when), _number(_nth(shares, n)), _light(_nth(lights, n)))
+            for n, when in enumerate(times)
+        ]
+        if not any(sample.intensity is not None for sample in samples):
+            answer = self._get("/ren_share_forecast", query, {})
+            samples = [
+                GridSample(float(when), _number(_nth(answer.get("ren_share") or [], n)))
+                for n, when in enumerate(answer["unix_seconds"] or [])
+            ]
+        return self._of(samples, substitute=bool(answer.get("substitute")))
+
+    def _look_back(self, begin: float, end: float) -> Forecast:
+        query = {"country": self.country, "start": str(int(begin)), "end": str(int(end) + 1)}
+        answer = self._get("/public_power", query, {})
+        named = {one["name"]: one["data"] for one in answer["production_types"]}
+        shares = named.get("Renewable share of load") or []
+        return self._of(
+            [
+                GridSample(float(when), _number(_nth(shares, n)))
+                for n, when in enumerate(answer["unix_seconds"] or [])
+            ]
+        )
+
+
+class ElectricityMaps(Source):
+    """Carbon intensity of a zone; needs a token (`ELECTRICITYMAPS_TOKEN`)."""
+
+    name = "electricity-maps"
+    attribution = "Data: Electricity Maps (electricitymaps.com)"
+
+    def __init__(
+        self,
+        zone: str = "DE",
+        *,
+        token: str | None = None,
+        url: str = "https://api.electricitymaps.com",
+        **options: Any,
+    ) -> None:
+        self.zone = zone
+        self._token = token or os.environ.get("ELECTRICITYMAPS_TOKEN", "")
+        super().__init__(url, **options)
+
+    def _key(self) -> str:
+        return f"{super()._key()} {self.zone}"
+
+    def _ask(self) -> Forecast:
+        import urllib.error
+
+        query, headers = {"zone": self.zone}, {"auth-token": self._token}
+        points = [self._get("/v3/carbon-intensity/latest", query, headers)]
+        with contextlib.suppress(urllib.error.HTTPError, KeyError):  # not part of every plan
+            points += self._get("/v3/carbon-intensity/forecast", query, headers)["forecast"]
+        return self._of(_points(points))
+
+    def _look_back(self, begin: float, end: float) -> Forecast:
+        query = {"zone": self.zone, "start": _text(begin), "end": _text(end + 3600)}
+        headers = {"auth-token": self._token}
+        answer = self._get("/v3/carbon-intensity/past-range", query, headers)
+        return self._of(_points(answer["data"]))
+
+
+class WattTime(Source):
+    """Marginal emissions of a region; needs an account (`WATTTIME_USER`, `WATTTIME_PASSWORD`)."""
+
+    name = "watttime"
+    attribution = "Data: WattTime (watttime.org)"
+
+    def __init__(
+        self,
+        region: str = "CAISO_NORTH",
+        *,
+        user: str | None = None,
+        password: str | None = None,
+        url: str = "https://api.watttime.org",
+        **options: Any,
+    ) -> None:
+        self.region = region
+        self._user = user or os.environ.get("WATTTIME_USER", "")
+        self._password = password or os.environ.get("WATTTIME_PASSWORD", "")
+        super().__init__(url, **options)
+
+    def _key(self) -> str:
+        return f"{super()._key()} {self.region}"
+
+    def _ask(self) -> Forecast:
+        return self._series("/v3/forecast", {})
+
+    def _look_back(self, begin: float, end: float) -> Forecast:
+        return self._series("/v3/historical", {"start": _text(begin), "end": _text(end + 300)})
+
+    def _series(self, path: str, span: Mapping[str, str]) -> Forecast:
+        basic = base64.b64encode(f"{self._user}:{self._password}".encode()).decode()
+        token = self._get("/login", {}, {"Authorization": f"Basic {basic}"})["token"]
+        query = {"region": self.region, "signal_type": "co2_moer", **span}
+        answer = self._get(path, query, {"Authorization": f"Bearer {token}"})
+        samples = []
+        for point in answer["data"]:
+            pounds = _number(point.get("value"))
+            grams = None if pounds is None else pounds * POUNDS_PER_MWH
+            samples.append(GridSample(_moment(point["point_time"]), grams=grams))
+        return self._of(samples)
+
+
+SOURCES: dict[str, type[Source]] = {
+    "energy-charts": EnergyCharts,
+    "electricity-maps": ElectricityMaps,
+    "watttime": WattTime,
+}
+
+
+def open_source(text: str = "energy-charts:de", **options: Any) -> Source:
+    """Return the source that `text` names, such as `energy-charts:de` or `electricity-maps:FR`.
+
+    Another address than the service's own (a proxy, a cache of the site) may follow after an `@`.
+
+    >>> open_source("energy-charts:at@http://localhost:8000").url
+    'http://localhost:8000'
+    """
+    named, _, url = text.partition("@")
+    name, _, place = named.partition(":")
+    if name not in SOURCES:
+        raise UsageError(
+            f"There is no source of grid data {name!r}. Choose one of: {', '.join(SOURCES)}, with "
+            "the place after a colon, for instance energy-charts:de.",
+            slug="energy-source",
+        )
+    if url:
+        if not url.startswith(("http://", "https://")):
+            raise UsageError(
+                f"The address {url!r} of the source {named!r} is not of the web. Write it like "
+                f"{named}@https://proxy.example.org/grid.",
+                slug="energy-source",
+            )
+        options = {"url": url, **options}
+    return SOURCES[name](place, **options) if place else SOURCES[name](**options)
+
+
+def _points(points: Iterable[Mapping[str, Any]]) -> list[GridSample]:
+    return [
+        GridSample(_moment(point["datetime"]), grams=_number(point.get("carbonIntensity")))
+        for point in points
+    ]
+
+
+def _nth(values: list[Any], n: int) -> Any:
+    return values[n] if n < len(values) else None
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:  # noqa: PLR0124
+        return None
+    return float(value)
+
+
+def _light(value: Any) -> int | None:
+    return int(value) if value in {-1, 0, 1, 2} else None
+
+
+def _moment(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
+
+
+def _text(time: float) -> str:
+    return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

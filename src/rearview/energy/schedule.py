@@ -1,0 +1,306 @@
+"""The gate a green run goes through: wait to start, pause when power turns, note it all.
+
+Run, pause or wait: decided from facts alone.
+
+The gate a green run goes through: wait to start, pause when power turns, note it all.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from rearview.energy.grid import GAS, WIND, Forecast, GridSample, Source
+from rearview.energy.meter import Account, Meter, Used
+
+HALF = (WIND + GAS) / 2
+"""Grams of CO2 per kWh that count as green where nobody said: those of half renewable power."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What counts as green, and how much switching costs."""
+
+    share: float | None = None
+    """Least renewable share in percent; None goes by the source's own traffic light."""
+    grams: float | None = None
+    """Most grams of CO2 per kWh, for sources that state them."""
+    hours: float | None = None
+    """Hours of computing still needed, if known."""
+    deadline: float | None = None
+    """When it must be finished (seconds since 1970); begun, if the hours are not known."""
+    margin: float = 0.1
+    """Share of the needed hours that is kept in reserve before the deadline."""
+    switch: float = 900.0
+    """Seconds that stopping and starting again costs; shorter pauses are not made."""
+    pieces: bool = True
+    """Whether the work may be spread over several windows (it is checkpointed)."""
+
+    @property
+    def latest(self) -> float | None:
+        """When waiting must end, whatever the colour; None if it need not."""
+        if self.deadline is None:
+            return None
+        return self.deadline - (self.hours or 0.0) * 3600 * (1 + self.margin)
+
+
+@dataclass(frozen=True, slots=True)
+class GridDecision:
+    """What to do now, until when that can stand, and why."""
+
+    run: bool
+    until: float | None
+    """When the decision is due to change; None if that is not known."""
+    reason: str
+
+
+def decide(outlook: Forecast, now: float, rule: Rule, *, running: bool) -> GridDecision:
+    """Say whether to compute now.
+
+    With a deadline and the hours needed, the greenest hours before the deadline are taken; without,
+    the light or the rule's threshold decides. A deadline that could otherwise be missed always
+    runs, and so does everything when nothing is known of the grid: we never stop work on a guess.
+
+    >>> from rearview.energy.grid import Sample
+    >>> forecast = Outlook.of("x", "", [Sample(h * 3600, share=s) for h, s in
+    ...                                 enumerate([20, 30, 90, 95, 40, 30])], fetched=0)
+    >>> decide(forecast, 0, Rule(hours=2, deadline=6 * 3600), running=False)
+    Decision(run=False, until=7200, reason='2.0 h are needed; the greenest begin then')
+    """
+    latest = rule.latest
+    if latest is not None and now >= latest:
+        # it stands whatever comes; only one that finished early could ask again
+        return GridDecision(run=True, until=None, reason="the deadline leaves no time to wait")
+    decision = _by_grid(outlook, now, rule, running=running)
+    if not decision.run and latest is not None and decision.until is not None:
+        return replace(decision, until=min(decision.until, latest))
+    return decision
+
+
+def _by_grid(outlook: Forecast, now: float, rule: Rule, *, running: bool) -> GridDecision:
+    sample = outlook.at(now)
+    if sample is None:
+        problem = outlook.problem or "nothing is known of the grid at this time"
+        return GridDecision(run=True, until=None, reason=f"not held back: {problem}")
+    if sample.light == -1:
+        return _hold(outlook, now, rule, "the grid is congested")
+    if rule.deadline is not None and rule.hours is not None:
+        return _by_forecast(outlook, now, rule, running=running)
+    return _by_threshold(outlook, now, rule, sample, running=running)
+
+
+def green(sample: GridSample, rule: Rule, *, running: bool) -> bool:
+    """Say whether `sample` is green enough; what runs already may go on at yellow."""
+    if rule.grams is not None:
+        return (sample.intensity or 0.0) <= rule.grams
+    if rule.share is not None and sample.share is not None:
+        return sample.share >= rule.share
+    if sample.light is not None:
+        return sample.light >= (1 if running else 2)
+    return (sample.intensity or 0.0) <= HALF
+
+
+def _by_threshold(
+    outlook: Forecast, now: float, rule: Rule, sample: GridSample, *, running: bool
+) -> GridDecision:
+    what = _describe(sample)
+    if green(sample, rule, running=running):
+        changes = _next(outlook, now, rule, wanted=False, running=True)
+        return GridDecision(run=True, until=changes, reason=f"green enough: {what}")
+    changes = _next(outlook, now, rule, wanted=True, running=False)
+    if running and changes is not None and changes - now < rule.switch:
+        return GridDecision(
+            run=True, until=changes, reason=f"{what}, but the pause would not be worth it"
+        )
+    return GridDecision(run=False, until=changes or outlook.end, reason=f"not green enough: {what}")
+
+
+def _by_forecast(outlook: Forecast, now: float, rule: Rule, *, running: bool) -> GridDecision:
+    slots = _slots(outlook, now, rule)
+    known = sum(end - begin for begin, end, _ in slots)
+    needed = (rule.hours or 0.0) * 3600
+    if known < needed:
+        sample = outlook.at(now)
+        assert sample is not None
+        return _by_threshold(outlook, now, rule, sample, running=running)
+    chosen = _greenest(slots, needed) if rule.pieces else _best_window(slots, needed)
+    begin, end = next((b, e) for b, e in chosen if e > now)
+    text = f"{needed / 3600:.1f} h are needed; the greenest begin then"
+    if begin <= now:
+        return GridDecision(
+            run=True, until=end, reason="these are the greenest hours before the deadline"
+        )
+    if running and begin - now < rule.switch:
+        return GridDecision(run=True, until=begin, reason="the pause would not be worth it")
+    return GridDecision(run=False, until=begin, reason=text)
+
+
+def _slots(outlook: Forecast, now: float, rule: Rule) -> list[tuple[float, float, float]]:
+    """Return (begin, end, intensity) of the time from now to the deadline that is known."""
+    assert rule.deadline is not None
+    found = []
+    for index, sample in enumerate(outlook.samples):
+        begin, end = max(now, sample.start), min(rule.deadline, outlook.end_of(index))
+        if end > begin and sample.light != -1:
+            found.append((begin, end, sample.intensity or 0.0))
+    return found
+
+
+def _greenest(slots: list[tuple[float, float, float]], needed: float) -> list[tuple[float, float]]:
+    left, chosen = needed, []
+    for begin, end, _ in sorted(slots, key=lambda slot: (slot[2], slot[0])):
+        chosen.append((begin, end))
+        left -= end - begin
+        if left <= 0:
+            break
+    return _joined(chosen)
+
+
+def _best_window(
+    slots: list[tuple[float, float, float]], needed: float
+) -> list[tuple[float, float]]:
+    """Return the contiguous stretch of `needed` seconds with the least CO2."""
+    last = max(end for _, end, _ in slots)
+    first = slots[0][0]
+    edges = [*(begin for begin, _, _ in slots), *(end - needed for _, end, _ in slots)]
+    starts = [start for start in edges if first <= start <= last - needed] or [first]
+
+    def cost(start: float) -> float:
+        covered = [
+            (min(end, start + needed) - max(begin, start), grams)
+            for begin, end, grams in slots
+            if begin < start + needed and end > start
+        ]
+        gap = needed - sum(length for length, _ in covered)
+        return sum(length * grams for length, grams in covered) + gap * 1e6
+
+    best = min(starts, key=lambda start: (cost(start), start))
+    return [(best, best + needed)]
+
+
+def _joined(windows: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    joined: list[tuple[float, float]] = []
+    for begin, end in sorted(windows):
+        if joined and begin <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+        else:
+            joined.append((begin, end))
+    return joined
+
+
+def _hold(outlook: Forecast, now: float, rule: Rule, reason: str) -> GridDecision:
+    changes = _next(outlook, now, rule, wanted=True, running=False)
+    return GridDecision(run=False, until=changes or outlook.end, reason=reason)
+
+
+def _next(
+    outlook: Forecast, now: float, rule: Rule, *, wanted: bool, running: bool
+) -> float | None:
+    for sample in outlook.samples:
+        fine = green(sample, rule, running=running) and sample.light != -1
+        if sample.start > now and fine is wanted:
+            return sample.start
+    return None
+
+
+def _describe(sample: GridSample) -> str:
+    if sample.grams is not None:
+        return f"{sample.grams:.0f} g CO2 per kWh"
+    if sample.share is not None:
+        return f"{sample.share:.0f} % renewable"
+    return {-1: "grid congested", 0: "red", 1: "yellow", 2: "green"}.get(sample.light or 0, "red")
+
+
+class Gate:
+    """Says when to run. `Checkpointer(pause_when=gate.closed)` pauses by it.
+
+    ::
+
+        gate = Gate(open_source("energy-charts:de"), Rule(hours=8, deadline=tomorrow))
+        gate.wait()
+        checkpointer = Checkpointer(..., pause_when=gate.closed)
+
+    With `meter=None` somebody else writes down the energy, in the process that computes.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        rule: Rule | None = None,
+        *,
+        account: Account | None = None,
+        meter: Callable[[], Meter] | None = Meter,
+        every: float = 60.0,
+        clock: Callable[[], float] = time.time,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.source, self.rule, self.account = source, rule or Rule(), account
+        self._every, self._clock, self._sleep = every, clock, sleep
+        self._new_meter = meter
+        self._used: Used | None = None
+        self._begun: float | None = None
+        self._due = float("-inf")
+        self._noted_grid = 0.0
+        self.decision = GridDecision(run=True, until=None, reason="not asked yet")
+        # what earlier executions of the same job have done need not be done again
+        earlier = account.report().intervals if account is not None else ()
+        self._done = sum(one.end - one.begin for one in earlier)
+
+    def ask(self, *, running: bool) -> GridDecision:
+        """Return what to do now, asking the source as seldom as it wants to be asked."""
+        outlook = self.source.outlook()
+        now = self._clock()
+        rule = self.rule
+        if rule.hours is not None:
+            done = self._done + (now - self._begun if running and self._begun is not None else 0.0)
+            rule = replace(rule, hours=max(0.0, rule.hours - done / 3600))
+        self.decision = decide(outlook, now, rule, running=running)
+        self._due = now + self.patience
+        if self.account is not None and outlook.fetched > self._noted_grid:
+            self._noted_grid = outlook.fetched
+            self.account.grid(outlook)
+        return self.decision
+
+    @property
+    def patience(self) -> float:
+        """Seconds for which the decision need not be asked again."""
+        until = self.decision.until
+        if until is None:
+            return self._every
+        return min(self._every, max(until - self._clock(), 0.05))
+
+    def wait(self, told: Callable[[GridDecision], None] = lambda _: None) -> None:
+        """Return when it is time to run; `told` hears of each new reason to wait."""
+        if self.account is not None:
+            self.account.asked(self._clock())
+        last = None
+        while not self.ask(running=False).run:
+            if self.decision != last:
+                last = self.decision
+                told(last)
+            self._sleep(self.patience)
+        self.started()
+
+    def started(self) -> None:
+        """Begin to account for energy."""
+        self._begun = self._clock()
+        self._due = self._begun + self.patience
+        if self.account is not None and self._new_meter is not None:
+            self._used = Used(
+                self.account, every=self._every, meter=self._new_meter, clock=self._clock
+            )
+
+    def closed(self) -> bool:
+        """Say whether to pause; asks when the last decision is due, so it may be called often."""
+        if self._clock() < self._due:
+            return False
+        if self._begun is None:
+            self.started()
+        self.note()
+        return not self.ask(running=True).run
+
+    def note(self) -> None:
+        """Write down the energy used since the last note."""
+        if self._used is not None:
+            self._used.note()

@@ -1,0 +1,158 @@
+"""What a torch module holds beyond its `state_dict`, and what an object holds that can be kept.
+
+Random state of a whole process, and of the generators that data loaders draw from.
+
+What a torch module holds beyond its `state_dict`, and what an object holds that can be kept.
+"""
+
+from __future__ import annotations
+
+import pickle
+import random
+import sys
+import warnings
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+
+def generators_of(loaders: Iterable[Any]) -> list[Any]:
+    """Return the torch generators that loaders and their samplers hold, each once."""
+    found: list[Any] = []
+    seen: set[int] = set()
+    todo = list(loaders)
+    while todo:
+        one = todo.pop(0)
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        generator = getattr(one, "generator", None)
+        if hasattr(generator, "get_state") and not any(generator is other for other in found):
+            found.append(generator)
+        todo += [
+            getattr(one, name, None) for name in ("batch_sampler", "sampler", "base_dataloader")
+        ]
+    return found
+
+
+def read_chance(generators: Iterable[Any] = ()) -> dict[str, Any]:
+    """Return the random state of Python, NumPy, torch, its accelerators and `generators`."""
+    import torch
+
+    state: dict[str, Any] = {
+        "python": random.getstate(),
+        "torch": torch.get_rng_state(),
+        "generators": [one.get_state() for one in generators],
+    }
+    if "numpy" in sys.modules:
+        state["numpy"] = sys.modules["numpy"].random.get_state()
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    if hasattr(torch, "mps") and torch.backends.mps.is_available():
+        state["mps"] = torch.mps.get_rng_state()
+    return state
+
+
+def write_chance(state: dict[str, Any], generators: Iterable[Any] = ()) -> None:
+    """Put back what `read_chance` returned."""
+    import torch
+
+    random.setstate(state["python"])
+    torch.set_rng_state(state["torch"])
+    for one, own in zip(generators, state["generators"], strict=True):
+        one.set_state(own)
+    if "numpy" in state:
+        import numpy as np
+
+        np.random.set_state(state["numpy"])  # noqa: NPY002 - the global state is what is meant
+    if "cuda" in state:
+        torch.cuda.set_rng_state_all(state["cuda"])
+    if "mps" in state:
+        torch.mps.set_rng_state(state["mps"])
+
+
+_COUNTED = ("_update_count", "_computed", "_forward_cache")
+"""What a metric of torchmetrics counts beside its state."""
+
+
+def read_module(module: Any) -> dict[str, Any]:
+    """Return what no `state_dict` has: other buffers, gradients, modes, metrics under way."""
+    return {
+        "buffers": dict(module.named_buffers()),
+        "gradients": {n: p.grad for n, p in module.named_parameters() if p.grad is not None},
+        "training": {name: part.training for name, part in module.named_modules()},
+        "metrics": {
+            name: {key: vars(part)[key] for key in (*part.metric_state, *_COUNTED)}
+            for name, part in module.named_modules()
+            if hasattr(part, "metric_state")
+        },
+    }
+
+
+def write_module(module: Any, state: Mapping[str, Any]) -> None:
+    """Put back what `read_module` returned, in place."""
+    import torch
+
+    with torch.no_grad():
+        for name, buffer in module.named_buffers():
+            if name in state["buffers"]:
+                buffer.copy_(state["buffers"][name])
+    for name, parameter in module.named_parameters():
+        gradient = state["gradients"].get(name)
+        parameter.grad = None if gradient is None else gradient.to(parameter.device)
+    for name, part in module.named_modules():
+        part.training = state["training"].get(name, part.training)
+        vars(part).update(state["metrics"].get(name, {}))
+
+
+def read_attributes(obj: Any, leave: Collection[str] = ()) -> dict[str, bytes]:
+    """Return the attributes of an object that can be pickled; say which cannot."""
+    kept: dict[str, bytes] = {}
+    for name, value in vars(obj).items():
+        if name in leave:
+            continue
+        try:
+            kept[name] = pickle.dumps(value)
+        except Exception as exc:
+            warnings.warn(
+                f"{type(obj).__name__}.{name} is not saved: it cannot be pickled ({exc}). After an "
+                "interruption it is as the program's start leaves it.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+    return kept
+
+
+def write_attributes(obj: Any, kept: Mapping[str, bytes]) -> None:
+    """Set the attributes that `read_attributes` returned."""
+    for name, data in kept.items():
+        vars(obj)[name] = pickle.loads(data)
+
+
+def save(path: Path, state: Any) -> None:
+    """Write what `state()` returns: it is asked only when a save is due."""
+    import torch
+
+    torch.save(state(), path)
+
+
+def load(path: Path) -> Any:
+    """Return what `save` wrote."""
+    import torch
+
+    return torch.load(path, map_location="cpu", weights_only=False)
+
+
+def scalars(values: Mapping[str, Any]) -> dict[str, float]:
+    """Return the values that are single numbers, as plain ones.
+
+    >>> scalars({"loss": 0.5, "name": "x"})
+    {'loss': 0.5}
+    """
+    found: dict[str, float] = {}
+    for name, value in values.items():
+        try:
+            found[str(name)] = float(value)
+        except (TypeError, ValueError, RuntimeError):
+            continue
+    return found

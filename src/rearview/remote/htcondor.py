@@ -1,0 +1,124 @@
+"""HTCondor's own file transfer: what stands in the job's folder travels when the job exits 85."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rearview.errors import RemoteError, UsageError
+from rearview.remote.base import Stat, check_key
+from rearview.remote.folder import FolderRemote
+from rearview.remote.transfer import Retry
+
+EXIT_CODE = 85
+
+
+@dataclass(frozen=True, slots=True)
+class JobAd:
+    """What the batch system says of the job that we are."""
+
+    scratch: Path
+    values: Mapping[str, str]
+    """Attributes by lower-case name, strings without their quotes."""
+
+    @classmethod
+    def read(cls, env: Mapping[str, str] | None = None) -> JobAd | None:
+        """Return the description of this job, or None outside HTCondor."""
+        env = os.environ if env is None else env
+        scratch, file = env.get("_CONDOR_SCRATCH_DIR"), env.get("_CONDOR_JOB_AD")
+        if not scratch or not file:
+            return None
+        try:
+            text = Path(file).read_text("utf-8", "replace")
+        except OSError as exc:
+            raise RemoteError(
+                f"The job description {file} cannot be read: {exc.strerror}. Unset _CONDOR_JOB_AD "
+                "if this is not an HTCondor job.",
+                slug="condor-ad",
+            ) from exc
+        return cls(Path(scratch), parse(text))
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code that means "checkpointed, start me again"."""
+        for name in ("checkpointexitcode", "successcheckpointexitcode"):
+            if self.values.get(name, "").isdigit():
+                return int(self.values[name])
+        return EXIT_CODE
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files and folders that travel with a checkpoint; none if it is not set up."""
+        text = self.values.get("transfercheckpoint", "")
+        return tuple(part.strip().rstrip("/") for part in text.split(",") if part.strip())
+
+    @property
+    def grace(self) -> float | None:
+        """Seconds between the signal and the kill, where the job states them."""
+        text = self.values.get("jobmaxvacatetime", "")
+        return float(text) if text.isdigit() else None
+
+    def covers(self, path: Path) -> bool:
+        """Say whether `path` travels: it or a folder above it is among the files."""
+        try:
+            relative = path.absolute().relative_to(self.scratch.absolute())
+        except ValueError:
+            return False
+        names = {relative.as_posix(), *(p.as_posix() for p in relative.parents)}
+        return any(name.removeprefix("./") in names for name in self.files)
+
+
+def parse(text: str) -> dict[str, str]:
+    r"""Return the attributes of a job description.
+
+    >>> parse('CheckpointExitCode = 85\nTransferCheckpoint = "a = b.pt,c"')["transfercheckpoint"]
+    'a = b.pt,c'
+    """
+    found = {}
+    for line in text.splitlines():
+        name, equals, value = line.partition("=")
+        if equals:
+            found[name.strip().lower()] = value.strip().removeprefix('"').removesuffix('"')
+    return found
+
+
+class CondorRemote(FolderRemote):
+    """A folder of the job's scratch space that HTCondor carries from one execution to the next.
+
+    A put makes the bytes part of the next checkpoint; they leave the machine when the job exits
+    with the checkpoint code (or is evicted), and are back in place when it starts again.
+    """
+
+    def __init__(
+        self,
+        folder: str | None = None,
+        *,
+        retry: Retry | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        ad = JobAd.read(env)
+        if ad is None:
+            raise UsageError(
+                "This is no HTCondor job: _CONDOR_SCRATCH_DIR and _CONDOR_JOB_AD are not set. "
+                "Choose another remote, or submit the job.",
+                slug="condor-none",
+            )
+        self.ad = ad
+        super().__init__(ad.scratch / folder if folder else ad.scratch, retry=retry)
+        self.name = f"htcondor:{self.root}"
+
+    def put(self, local: Path, key: str) -> Stat:
+        """Make `local` part of the job's next checkpoint, as `key`."""
+        target = self.root / check_key(key)
+        if not self.ad.covers(target):
+            name = target.relative_to(self.ad.scratch).parts[0]
+            raise UsageError(
+                f"HTCondor would not carry {key}: transfer_checkpoint_files is "
+                f"{', '.join(self.ad.files) or 'not set'}. Write into the submit file: "
+                f"transfer_checkpoint_files = {', '.join((*self.ad.files, name))} and "
+                f"checkpoint_exit_code = {EXIT_CODE}.",
+                slug="condor-files",
+            )
+        return super().put(local, key)

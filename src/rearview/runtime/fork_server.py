@@ -1,0 +1,233 @@
+"""Be the process that segments with the same imports are forked from.
+
+It imports what their programs begin with, once, with the hooks of a replay in place, and then waits
+to be asked. A child is a segment from its first moment on: what it does after the fork is what a
+fresh process does. A child for which the shared start is not right becomes a fresh process itself.
+See docs/decisions/shared-start.md for what makes this sound.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import NoReturn
+
+import msgspec
+
+import rearview.runtime.start_replay  # noqa: F401 - what a fresh segment has before the libraries
+from rearview.model import Control
+from rearview.model.plan import LAUNCHER, VARIABLE, Birth, Death, Nursery, Ready
+from rearview.runtime.frames import LOOPS
+from rearview.runtime.measurements import age
+from rearview.runtime.sandbox.entropy import FIRST, Chance
+from rearview.runtime.start_replay import Hooks, Shared
+from rearview.state.codecs.rng import read_global
+from rearview.store.files import open_file
+
+_CLOCKED = frozenset(
+    {"dateutil.parser._parser", "numpy.f2py.rules", "lightning_utilities.__about__"}
+)
+"""Modules that look at the clock when they are imported and keep of it the year, or a comment."""
+_DRAWING = frozenset(
+    {
+        "joblib._multiprocessing_helpers",  # for the name of a lock
+        "numpy.random._pickle",  # its global generator, which is seeded again
+        "scipy.stats._distribution_infrastructure",  # for examples in its documentation
+        "sklearn.ensemble._hist_gradient_boosting.grower",  # for a default that nobody uses
+        *("sympy.core.random", "sympy.core.symbol"),  # to try out whether formulas are equal
+        "torch.distributed._composable.contract",  # for a key of its registry
+        "transformers.utils.hub",  # for the name of a session
+    }
+)
+"""Modules that draw something when they are imported which no result depends on."""
+_SHAKING = frozenset({"rich.style"})
+"""Modules that draw from Python's own generator when they are imported, to name what they make."""
+_WORDS = 624
+"""How many numbers Python's generator makes at once."""
+_THREADS = frozenset({"jemalloc_bg_thd"})
+"""Threads that may be there when a process is forked: jemalloc looks after its own."""
+_CONFIGURATION = {"matplotlibrc": "matplotlib"}
+"""Files that a library reads from the folder of the program when it is imported."""
+_LONGEST = 1 << 22
+"""Bytes of a request."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """What importing has left behind."""
+
+    names: frozenset[str]
+    """Packages and modules that were not there before."""
+    environment: dict[str, str]
+    """Variables that they set."""
+    fit: int
+    """After how many of the statements a process could be forked."""
+    unfit: str
+    """Why not after one more."""
+
+
+def attend(control: Control) -> tuple[Control, Shared]:
+    """Import what is shared, then fork a child for every segment that is asked for.
+
+    Returns in these children only, with what the child is told.
+    """
+    told = control.nursery
+    assert told is not None
+    variables = dict(os.environ)
+    hooks = Hooks.install()
+    loaded = _load(told.imports, hooks)
+    if loaded.unfit:
+        # nothing that was imported can be taken back, so begin again with less
+        less = Nursery(told.channel, told.imports[: loaded.fit], loaded.unfit, age())
+        again = msgspec.json.encode(msgspec.structs.replace(control, nursery=less)).decode()
+        _start_fresh({**variables, **control.lent, VARIABLE: again})
+    seconds = age() - told.tried
+    asked = _serve(told.channel, Ready(seconds, told.left_out))
+    return _become(asked, loaded), Shared(hooks, max(0.0, seconds - asked.waited))
+
+
+def _load(statements: Sequence[str], hooks: Hooks) -> _Loaded:
+    """Execute import statements as long as a process that has can be forked."""
+    modules, variables, files = set(sys.modules), dict(os.environ), _open_files()
+    sys.modules["__main__"] = ModuleType("__main__")  # which becomes that of the program
+    fit, unfit = 0, ""
+    for one in statements:
+        try:
+            exec(one, {"__name__": "__main__"})  # noqa: S102 - as the programs do
+        except BaseException as exc:
+            unfit = f"{type(exc).__name__}: {exc}"
+        if variables.keys() - os.environ.keys():
+            unfit = unfit or "an environment variable was removed"
+        unfit = unfit or _reason(hooks, _open_files() - files)
+        if unfit:
+            break
+        fit += 1
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()  # or every child would say again what was said here
+    names = frozenset(name.partition(".")[0] for name in sys.modules.keys() - modules)
+    changed = {k: v for k, v in os.environ.items() if variables.get(k) != v}
+    return _Loaded(names, changed, fit, unfit)
+
+
+def _reason(hooks: Hooks, files: set[str]) -> str:
+    """Say why a child would not be what a fresh process is; empty if it would."""
+    assert hooks.clock is not None
+    assert hooks.chance is not None
+    watched = LOOPS.keys() & sys.modules.keys()
+    clocked = hooks.clock.readers - _CLOCKED
+    drawing = hooks.chance.loaded.keys() - _DRAWING
+    if watched:
+        return f"loops of {min(watched)} are watched"
+    if clocked:
+        return f"{min(clocked)} looks at the clock when it is imported"
+    if drawing or hooks.chance.stream.drawn != FIRST or not _steady(hooks.chance):
+        return f"{min(drawing, default='something')} draws when it is imported"
+    if files:
+        return f"{min(files)} was left open"
+    pid = os.fork()  # pools of threads that look after themselves end before a fork
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    threads = _threads() - _THREADS
+    return f"a thread was left behind: {min(threads)}" if threads else ""
+
+
+def _steady(chance: Chance) -> bool:
+    """Say whether global generators that are seeded again are where they are now.
+
+    Libraries that draw from Python's own to name something have to be known; it is then moved on.
+    """
+    before = read_global()
+    words = before["random"][1][-1] % _WORDS
+    if words and not _SHAKING & sys.modules.keys():
+        return False
+    chance.words = words
+    chance.follow(chance.stream.key)
+    return pickle.dumps(before) == pickle.dumps(read_global())
+
+
+def _threads() -> set[str]:
+    """Return the names of the threads of this process but for the first."""
+    own = Path("/proc/self/task")
+    found = [one for one in own.iterdir() if one.name != str(os.getpid())]
+    return {(one / "comm").read_text("utf-8", "replace").strip() for one in found}
+
+
+def _open_files() -> set[str]:
+    found = set()
+    for one in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # that of the listing is gone
+            found.add(f"{one.name}: {one.readlink()}")
+    return found
+
+
+def _serve(channel: int, ready: Ready) -> Birth:
+    """Answer until nobody asks any more; returns in children, with what each was asked for."""
+    try:
+        os.write(channel, msgspec.json.encode(ready))
+        while data := os.read(channel, _LONGEST):
+            asked = msgspec.json.decode(data, type=Birth | Death)
+            if isinstance(asked, Birth):
+                answer = _fork()
+                if answer == 0:
+                    os.close(channel)
+                    return asked
+            else:
+                answer = os.waitstatus_to_exitcode(os.waitpid(asked.pid, 0)[1])
+            os.write(channel, b"%d" % answer)
+    except OSError:
+        os._exit(1)
+    os._exit(0)
+
+
+def _fork() -> int:
+    """Fork a child that leads a session of its own; it does by the time this returns."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        os.close(reading)
+        os.close(writing)
+        return 0
+    os.close(writing)
+    os.read(reading, 1)
+    os.close(reading)
+    return pid
+
+
+def _become(asked: Birth, loaded: _Loaded) -> Control:
+    """Take on output, folder, processors and environment of a segment; return what it is told."""
+    log = open_file(asked.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    os.chdir(asked.folder)
+    if asked.cores:
+        os.sched_setaffinity(0, asked.cores)
+    if _hidden(asked.beside, loaded.names):
+        _start_fresh(asked.environment)
+    os.environ.clear()
+    os.environ.update(asked.environment)
+    control = msgspec.json.decode(os.environ.pop(VARIABLE), type=Control)
+    os.environ.update(loaded.environment)
+    return control
+
+
+def _start_fresh(environment: Mapping[str, str]) -> NoReturn:
+    """Become a fresh process in place of this one."""
+    command = (sys.executable, LAUNCHER)
+    os.execve(sys.executable, command, environment)  # noqa: S606
+
+
+def _hidden(folder: str, names: frozenset[str]) -> bool:
+    """Say whether a program in `folder` would have imported something of its own instead."""
+    own = {name.partition(".")[0] for name in os.listdir(folder)}  # noqa: PTH208 - names alone
+    read = {library for file, library in _CONFIGURATION.items() if file in own}
+    return bool((own | read) & names)

@@ -1,0 +1,411 @@
+"""Load the project's modules with their loops instrumented, and everything else as ever.
+
+How long a program waits for installed libraries: replays that begin alike need not wait again.
+
+Make what instrumented code calls known to it by name, here and wherever that code is sent.
+
+The names are builtins, so that a program's globals are what it wrote. But joblib, Ray and Dask send
+functions of `__main__` to other processes as bytecode, together with the globals that it names. So once
+a library is loaded that can do that, the names stand in the globals of instrumented modules too, and
+what they stand for is pickled as what plain Python would have done: nothing of Rearview is needed there.
+
+Load the project's modules with their loops instrumented, and everything else as ever.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import functools
+import importlib.machinery
+import importlib.util
+import itertools
+import linecache
+import os
+import sys
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.machinery import ExtensionFileLoader, ModuleSpec, PathFinder, SourceFileLoader
+from pathlib import Path
+from time import perf_counter
+from types import CodeType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+from rearview.runtime.frames import LOOPS, loops_of
+from rearview.runtime.loops import Habit, untouched
+from rearview.runtime.sandbox.entropy import after_import
+from rearview.runtime.sandbox.file_view import PathUse, View
+from rearview.source.instrument import HOOK, ITER, PARTS, WALK, instrument, without_targets
+from rearview.source.wrap_probes import CALM, SHIELD, TRACK, Places, shield_tree
+from rearview.state.anchors import letting_go
+from rearview.state.codecs.data_loaders import watch_loaders
+from rearview.state.codecs.iterators import Walk
+
+if TYPE_CHECKING:
+    from rearview.runtime.session import Session
+
+
+LEAST = 0.01
+"""Seconds below which an import is not worth a word."""
+
+
+class Loading:
+    """The imports of installed libraries by a program, without those that they make themselves."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        """By module."""
+        self._busy = False
+
+    def watch(self, name: str, loader: Any) -> None:
+        """Time the execution of a module, if it is not one that another is waiting for."""
+        if self._busy or type(loader) not in {SourceFileLoader, ExtensionFileLoader}:
+            return
+        execute = loader.exec_module
+
+        def load(module: ModuleType) -> None:
+            self._busy, before = True, self._busy
+            begun = perf_counter()
+            try:
+                execute(module)
+            finally:
+                self._busy = before
+                if not before:
+                    self.seconds[name] = perf_counter() - begun
+                if vars(loader).get("exec_module") is load:
+                    del loader.exec_module
+
+        loader.exec_module = load
+
+    def facts(self) -> dict[str, float]:
+        """Return the longer ones as plain values."""
+        return {name: round(each, 3) for name, each in self.seconds.items() if each >= LEAST}
+
+
+_ELSEWHERE = {
+    HOOK: (
+        "type('loop', (), {"
+        "'__call__': lambda self, site, items:"
+        " __import__('itertools').repeat(None) if items is None else"
+        " map(next, __import__('itertools').repeat(items)),"
+        " 'scalar': staticmethod(lambda name, value: None)})()"
+    ),
+    PARTS: "lambda site, numbers: (numbers,)",
+    WALK: (
+        "lambda items: items if items is None or type(items) is type(_ for _ in ()) else"
+        " map(next, __import__('itertools').repeat(items))"
+    ),
+    SHIELD: (
+        "type('probe', (), {"
+        "'__call__': lambda self, *_: __import__('contextlib').nullcontext(),"
+        f" {CALM!r}: staticmethod(lambda *_: __import__('contextlib').nullcontext()),"
+        f" {TRACK!r}: staticmethod(lambda *_, **__: None)}})()"
+    ),
+}
+"""What each name stands for in a process that is not watched."""
+
+_PICKLERS = ("cloudpickle", "joblib.externals.cloudpickle", "ray.cloudpickle", "dill")
+"""Libraries that pickle a function as bytecode."""
+
+_known: dict[str, Any] = {}
+_modules: list[weakref.ref[ModuleType]] = []
+"""Instrumented modules; their globals are the program's, and end when it forgets them."""
+_senders: set[str] = set()
+"""Those that are loaded."""
+
+
+class _Named(partial[Any]):
+    """A function that becomes another one, without our help, when it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return eval, (_ELSEWHERE[self.name],)
+
+    name: str
+
+
+def install_builtins() -> None:
+    """Look out for libraries that send functions to other processes."""
+    for name in _PICKLERS:
+        after_import(name, _send)
+
+
+def offer(name: str, call: Callable[..., Any], **attributes: Any) -> None:
+    """Let instrumented code call `call` by `name`, also code that was loaded before."""
+    named = _Named(call)
+    vars(named).update(name=name, **attributes)
+    lend(name, named)
+
+
+def lend(name: str, call: Callable[..., Any]) -> None:
+    """Let instrumented code call by `name` what can be pickled as it is."""
+    _known[name] = builtins.__dict__[name] = call
+    if _senders:
+        _furnish()
+
+
+def retire() -> None:
+    """Let instrumented code run as under plain Python from now on: modules are about to be torn down.
+
+    What it calls then refers to nothing that may be gone by that time, and stands in the globals of
+    the program: Python puts its builtins back before it clears them.
+    """
+    offer(HOOK, _loop_plainly, scalar=_ignore)
+    offer(PARTS, _range_plainly)
+    offer(WALK, _walk_plainly)
+    _furnish()
+
+
+def _loop_plainly(_site: str, items: Any, repeat: Callable[[None], Any] = itertools.repeat) -> Any:
+    return repeat(None) if items is None else items
+
+
+def _range_plainly(_site: str, numbers: Any) -> Any:
+    return (numbers,)
+
+
+def _walk_plainly(items: Any) -> Any:
+    return items
+
+
+def _ignore(_name: str, _value: Any) -> None:
+    return None
+
+
+def furnish(module: ModuleType) -> None:
+    """Take note of a module that is about to run instrumented code."""
+    _modules.append(weakref.ref(module))
+    if _senders:
+        _furnish()
+
+
+def _send(library: ModuleType) -> None:
+    _senders.add(library.__name__)
+    _furnish()
+
+
+def _furnish() -> None:
+    for known in _modules:
+        module = known()
+        if module is not None:
+            vars(module).update(_known)
+
+
+@dataclass
+class Compiler:
+    """Turns the project's source into code that tells the session of its loops."""
+
+    session: Session
+    autolog: bool = False
+    watched: bool = True
+    """False for a program that names its loops itself: its text stays as it is."""
+    ids: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+    """Per file, by line: ids of loops in the version that was recorded."""
+    probes: Mapping[str, Places] = field(default_factory=dict)
+    """Per file: where probes stand, which are shielded."""
+    sources: Mapping[str, bytes] = field(default_factory=dict)
+    """Text of files as it was recorded, where that is what has to run."""
+    view: View | None = None
+    """Where a replay's files seem to be; None when recording."""
+    loading: Loading | None = None
+    """Times the imports of libraries, when recording."""
+
+    def compile(self, data: bytes, path: str) -> CodeType:
+        """Return the code of a source file; raises what plain Python would raise."""
+        relative = os.path.relpath(os.path.realpath(path), self.session.root)
+        data = self.sources.get(relative, data)
+        tree = _parse(data, path)
+        shielded = self.probes.get(relative)
+        if shielded:
+            tree = shield_tree(tree, shielded)
+        if self.watched:
+            ids = self.ids.get(relative)
+            for site in instrument(tree, relative, ids=ids, autolog=self.autolog):
+                self.session.habits.setdefault(site.id, Habit(site))
+        if self.view is not None or relative in self.sources:
+            # Tracebacks show the text that runs, which is not the one in the user's tree.
+            lines = importlib.util.decode_source(data).splitlines(keepends=True)
+            linecache.cache[path] = (len(data), None, lines, path)
+        code: CodeType = compile(tree, path, "exec", dont_inherit=True)
+        return without_targets(code) if self.watched else code
+
+    def compile_library(self, data: bytes, path: str, module: str) -> CodeType:
+        """Return the code of a library's module whose training loops are watched."""
+        tree = ast.parse(data, path)
+        if self.watched:
+            for site in instrument(tree, module, ids=loops_of(module, tree), only=True):
+                self.session.habits.setdefault(site.id, Habit(site))
+            self.session.loop_files.add(path)
+        code: CodeType = compile(tree, path, "exec", dont_inherit=True)
+        return without_targets(code) if self.watched else code
+
+
+def _parse(data: bytes, path: str) -> ast.Module:
+    # not `ast.parse`: its frame would stand in the traceback of a program that does not parse
+    tree: Any = compile(data, path, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
+    assert isinstance(tree, ast.Module)
+    return tree
+
+
+class _Loader(SourceFileLoader):
+    """Compiles a project file each time; our code never enters the user's bytecode cache.
+
+    Plain Python's own code does: what a recorded program leaves there is what it would leave. A text that
+    cannot be compiled is refused on that way too, by Python itself and with its traceback.
+    """
+
+    def __init__(self, fullname: str, path: str, compiler: Compiler) -> None:
+        super().__init__(fullname, path)
+        self._compiler = compiler
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = ModuleType(spec.name)
+        furnish(module)
+        return module
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        if self._compiler.view is None:
+            super().get_code(fullname)
+        path = self.get_filename(fullname)
+        return self._compiler.compile(self.get_data(path), path)
+
+    def get_data(self, path: str) -> bytes:
+        view = self._compiler.view
+        return super().get_data(path if view is None else view.real(path, PathUse.RUN))
+
+
+# A program sees the name of what loads its modules in `__spec__` and in reprs. Python leaves the frames of
+# its own import system out of tracebacks, by the name of their file.
+_Loader.__name__ = _Loader.__qualname__ = SourceFileLoader.__name__
+_Loader.__module__ = SourceFileLoader.__module__
+for _method in (_Loader.get_code, _Loader.get_data):
+    _method.__code__ = _method.__code__.replace(
+        co_filename=SourceFileLoader.get_filename.__code__.co_filename
+    )
+
+
+class _LibraryLoader(_Loader):
+    """Compiles a library's module with its training loops instrumented."""
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        path = self.get_filename(fullname)
+        return self._compiler.compile_library(self.get_data(path), path, fullname)
+
+
+class Finder:
+    """Finds project modules and watched loops, before Python's own finder, on the same path."""
+
+    def __init__(self, compiler: Compiler) -> None:
+        self._compiler = compiler
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the spec Python would find, loading project files through the compiler."""
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is None or type(spec.loader) is not SourceFileLoader or spec.origin is None:
+            return self._timed(spec)
+        view = self._compiler.view
+        origin = spec.origin if view is None else view.seeming(spec.origin)
+        if self._compiler.session.belongs(origin):
+            loader = _Loader(name, origin, self._compiler)
+        elif name in LOOPS:
+            loader = _LibraryLoader(name, origin, self._compiler)
+        else:
+            # as the next finder, which is the one just asked, would find it again
+            return self._timed(spec)
+        return importlib.util.spec_from_file_location(
+            name, origin, loader=loader, submodule_search_locations=spec.submodule_search_locations
+        )
+
+    def _timed(self, spec: ModuleSpec | None) -> ModuleSpec | None:
+        if spec is not None and self._compiler.loading is not None:
+            self._compiler.loading.watch(spec.name, spec.loader)
+        return spec
+
+
+def install(compiler: Compiler) -> None:
+    """Let imports of project files go through `compiler` from now on."""
+    _hook(compiler.session, _never)
+    install_builtins()
+    offer(WALK, Walk)
+    lend(ITER, iter)
+    after_import("torch.utils", _let_swap)
+    after_import("torch.utils.data.dataloader", watch_loaders)
+    after_import("torch.compiler", lambda found: _hook(compiler.session, found.is_dynamo_compiling))
+    position = next(
+        (i for i, f in enumerate(sys.meta_path) if f is importlib.machinery.PathFinder),
+        len(sys.meta_path),
+    )
+    finder: Any = Finder(compiler)
+    sys.meta_path.insert(position, finder)
+    sys.meta_path.append(Published())
+
+
+class Published:
+    """Finds `checkpointer` in Rearview for programs written for that package, if nobody else has it."""
+
+    folder = str(Path(__file__).parent.parent / "checkpointer" / "published")
+
+    @classmethod
+    def find_spec(
+        cls,
+        name: str,
+        path: Sequence[str] | None = None,  # noqa: ARG003
+        target: ModuleType | None = None,
+    ) -> ModuleSpec | None:
+        """Return where the published package is found, or None for any other name."""
+        return PathFinder.find_spec(name, [cls.folder], target) if name == "checkpointer" else None
+
+
+def _let_swap(utils: ModuleType) -> None:
+    """Let tensors be swapped that we hold: torch refuses if anything refers to them weakly."""
+    swap = getattr(utils, "swap_tensors", None)  # older ones have none
+    if swap is None:
+        return
+
+    @functools.wraps(swap)
+    def swap_tensors(t1: Any, t2: Any) -> None:
+        with letting_go(t1, t2):
+            swap(t1, t2)
+
+    vars(utils)["swap_tensors"] = swap_tensors
+
+
+def _never() -> bool:
+    return False
+
+
+def _hook(session: Session, compiling: Callable[[], bool]) -> None:
+    """Make what instrumented code calls known to it.
+
+    While `torch.compile` traces a function, its loops are left alone.
+    """
+    quiet = session.quiet
+
+    def fast(site: str, items: Any) -> Any:
+        if site in quiet:
+            return itertools.repeat(None) if items is None else untouched(items)
+        return session.hook(site, items, sys._getframe(1))
+
+    def careful(site: str, items: Any) -> Any:
+        if compiling():
+            return itertools.repeat(None) if items is None else items
+        if site in quiet:
+            return itertools.repeat(None) if items is None else untouched(items)
+        return session.hook(site, items, sys._getframe(1))
+
+    def fast_parts(site: str, numbers: Any) -> Any:
+        if site in quiet:
+            return (numbers,)
+        return session.parts(site, numbers, sys._getframe(1))
+
+    def careful_parts(site: str, numbers: Any) -> Any:
+        if compiling() or site in quiet:
+            return (numbers,)
+        return session.parts(site, numbers, sys._getframe(1))
+
+    hook, parts = (fast, fast_parts) if compiling is _never else (careful, careful_parts)
+    offer(HOOK, hook, scalar=session.scalar)
+    offer(PARTS, parts)

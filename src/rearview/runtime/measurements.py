@@ -1,0 +1,282 @@
+"""What a run's loops took, iteration by iteration: the facts that planning rests on.
+
+What a run stood on: versions of the libraries it loaded, and how many threads they use.
+
+Other versions or thread counts may give other bits. A replay that differs names them first.
+
+What a run's loops took, iteration by iteration: the facts that planning rests on.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from rearview.store.files import fingerprint
+
+_HERE = __name__.partition(".")[0]
+
+
+def surroundings() -> dict[str, str]:
+    """Return versions and thread counts of this process, by name."""
+    found = {"Python": platform.python_version(), "machine": platform.machine()}
+    for name, module in sorted(sys.modules.items()):
+        version = None if "." in name else vars(module).get("__version__") if module else None
+        if isinstance(version, str) and name not in sys.stdlib_module_names and name != _HERE:
+            found[name] = version
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        try:
+            found["threads of torch"] = str(torch.get_num_threads())
+        except Exception:
+            found["threads of torch"] = "unknown"
+    for name in sorted(os.environ):
+        if name.endswith("_NUM_THREADS"):
+            found[name] = os.environ[name]
+    return found
+
+
+def changes(then: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
+    """Yield what is not as it was, one phrase each.
+
+    >>> list(changes({"torch": "2.12.0", "numpy": "2.0"}, {"torch": "2.13.0", "numpy": "2.0"}))
+    ['torch was 2.12.0, is 2.13.0']
+    >>> list(changes({"OMP_NUM_THREADS": "1"}, {}))
+    ['OMP_NUM_THREADS was 1, is not set']
+    """
+    for name, before in then.items():
+        after = now.get(name)
+        if after is None and not name.endswith("_NUM_THREADS"):
+            continue  # a replay that ends early has not loaded everything
+        if after != before:
+            yield f"{name} was {before}, is {after or 'not set'}"
+    for name, after in now.items():
+        if name.endswith("_NUM_THREADS") and name not in then:
+            yield f"{name} was not set, is {after}"
+
+
+def changed_inputs(then: Mapping[str, list[Any]], real: Callable[[str], str]) -> Iterator[str]:
+    """Yield which files are not what the run read, one phrase each; `real` says where they are."""
+    for path, about in then.items():
+        try:
+            same = fingerprint(Path(real(path)))[2] == about[2]
+        except OSError:
+            yield f"{path} is gone"
+            continue
+        if not same:
+            yield f"{path} is not what the run read"
+
+
+def age() -> float:
+    """Return how many seconds ago this process was started; 0 where that is not told."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        up = float(Path("/proc/uptime").read_text().split()[0])
+        return max(0.0, up - ticks / os.sysconf("SC_CLK_TCK"))
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
+_MOST = 4096
+"""Stretches kept apart; beyond that neighbours are merged, so that a long run stays small."""
+
+_COUNTED = 1 << 16
+"""Iterations of the outermost loop for which those of inner loops are counted."""
+
+
+@dataclass(slots=True)
+class Stretches:
+    """Durations in order, as (count, seconds each).
+
+    >>> s = Stretches()
+    >>> s.add(1, 2.0); s.add(3, 3.0)
+    >>> s.pairs
+    [(1, 2.0), (3, 1.0)]
+    """
+
+    pairs: list[tuple[int, float]] = field(default_factory=list)
+
+    def add(self, count: int, seconds: float) -> None:
+        """Add `count` iterations that took `seconds` together."""
+        self.pairs.append((count, seconds / max(1, count)))
+        if len(self.pairs) > _MOST:
+            self.pairs = [_merged(*self.pairs[at : at + 2]) for at in range(0, len(self.pairs), 2)]
+
+
+def _merged(*pairs: tuple[int, float]) -> tuple[int, float]:
+    count = sum(n for n, _ in pairs)
+    return count, sum(n * each for n, each in pairs) / max(1, count)
+
+
+@dataclass(slots=True)
+class Deep:
+    """A loop inside two others or more."""
+
+    path: list[str]
+    """Ids of the loops from the inner one down to this."""
+    entries: int = 0
+    counts: list[int] = field(default_factory=list)
+    """Its iterations in each iteration of the outermost loop."""
+
+
+@dataclass(slots=True)
+class NestTimings:
+    """One outermost loop, and the loops inside it."""
+
+    site: str
+    name: str
+    entered: float
+    """Seconds after the program began."""
+    left: float = 0.0
+    iterations: Stretches = field(default_factory=Stretches)
+    inner: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
+    """By site: seconds and iterations of inner loops in each iteration of this one."""
+    deep: dict[str, Deep] = field(default_factory=dict)
+    """By the ids of the loops from the inner one down: loops inside of those."""
+    counts: dict[str, list[int]] = field(default_factory=dict)
+    """By site: iterations of a loop in each iteration of this one, however deep it lies."""
+    first: int = 0
+    """Iterations before this one ran in another process."""
+    index: int = 0
+    now: float = 0.0
+    span: tuple[int, int] | None = None
+    spans: dict[str, tuple[int, int] | None] = field(default_factory=dict)
+    """By site: what the target of an inner loop begins with and goes on by."""
+    held: list[Any] | None = None
+    """What the target held in each iteration, where it did not count."""
+    helds: dict[str, list[Any] | None] = field(default_factory=dict)
+    """By site: the same for inner loops."""
+    varied: set[str] = field(default_factory=set)
+    """Sites of inner loops whose target did not hold the same each time."""
+
+
+class Timeline:
+    """The outermost loops of a run, in order."""
+
+    def __init__(self) -> None:
+        self.began = perf_counter()
+        self.start = age()
+        self.nests: list[NestTimings] = []
+
+    def enter(self, site: str, name: str) -> None:
+        """Note that an outermost loop begins."""
+        now = perf_counter()
+        self.nests.append(NestTimings(site, name, now - self.began, now=now))
+
+    def turn(self, index: int, waited: float) -> None:
+        """Note that iteration `index` of the outermost loop begins; `waited` seconds were ours."""
+        nest = self.nests[-1]
+        now = perf_counter()
+        if index > nest.index:
+            nest.iterations.add(index - nest.index, max(0.0, now - nest.now - waited))
+        nest.index, nest.now = index, now
+
+    def skipped(self, index: int) -> None:
+        """Note that what the outermost loop did before iteration `index` was not seen here."""
+        if self.nests:
+            self.nests[-1].first = index
+
+    def inside(
+        self,
+        site: str,
+        index: int,
+        seconds: float,
+        count: int,
+        span: tuple[int, int] | None = None,
+        held: list[Any] | None = None,
+    ) -> None:
+        """Note that an inner loop has ended in iteration `index` of the outermost one.
+
+        `span` says how its target counted, `held` what it held if it did not.
+        """
+        if not self.nests:
+            return
+        nest = self.nests[-1]
+        if count:
+            known = _longer(nest.helds.setdefault(site, held), held)
+            if (known is None and held is not None) or nest.spans.setdefault(site, span) != span:
+                nest.varied.add(site)
+            nest.helds[site] = known
+        if 0 <= index < _COUNTED:
+            spent = nest.inner.setdefault(site, [])
+            spent += [(0.0, 0)] * (index + 1 - len(spent))
+            before, already = spent[index]
+            spent[index] = (before + seconds, already + count)
+
+    def count(self, site: str, index: int, count: int) -> None:
+        """Note how often a loop went round in iteration `index` of the outermost one."""
+        if self.nests and 0 <= index < _COUNTED:
+            counts = self.nests[-1].counts.setdefault(site, [])
+            counts += [0] * (index + 1 - len(counts))
+            counts[index] += count
+
+    def below(self, path: list[str], index: int, count: int) -> None:
+        """Note that a loop inside of inner loops has ended, `path` telling which."""
+        if self.nests and 0 <= index < _COUNTED:
+            deep = self.nests[-1].deep.setdefault(" > ".join(path), Deep(path))
+            deep.entries += 1
+            deep.counts += [0] * (index + 1 - len(deep.counts))
+            deep.counts[index] += count
+
+    def leave(self, span: tuple[int, int] | None, held: list[Any] | None = None) -> None:
+        """Note that the outermost loop has ended; its target counted as `span` says or held `held`."""
+        if self.nests:
+            self.nests[-1].left = perf_counter() - self.began
+            self.nests[-1].span = span
+            self.nests[-1].held = held
+
+    def facts(self) -> dict[str, Any]:
+        """Return the main loop's durations, as plain values; {} without loops."""
+        long = [nest for nest in self.nests if nest.iterations.pairs]
+        if not long:
+            return {"start": self.start}
+        main = max(long, key=lambda nest: sum(n * each for n, each in nest.iterations.pairs))
+        same = sum(nest.site == main.site for nest in long)
+        return {
+            "start": self.start,
+            "site": main.site,
+            "name": main.name,
+            "entered": main.entered,
+            "left": main.left,
+            "iterations": main.iterations.pairs,
+            "inner": main.inner,
+            "deep": {
+                names: {
+                    "site": deep.path[-1],
+                    "path": deep.path,
+                    "entries": deep.entries,
+                    "counts": deep.counts,
+                }
+                for names, deep in main.deep.items()
+            },
+            "counts": main.counts,
+            "counted": [main.first, _COUNTED],
+            "alone": same == 1,
+            "span": main.span,
+            "held": main.held,
+            "helds": _known(main.helds, main.varied),
+            "spans": _known(main.spans, main.varied),
+            "varied": sorted(main.varied),
+        }
+
+
+def _longer(one: list[Any] | None, two: list[Any] | None) -> list[Any] | None:
+    """Return the longer of two lists that begin alike; None if they do not.
+
+    >>> _longer(["a", "b"], ["a"]), _longer(["a"], ["b"]), _longer(["a"], None)
+    (['a', 'b'], None, None)
+    """
+    if one is None or two is None:
+        return None
+    short, long = sorted((one, two), key=len)
+    return long if long[: len(short)] == short else None
+
+
+def _known(found: dict[str, Any], varied: set[str]) -> dict[str, Any]:
+    return {site: each for site, each in found.items() if each is not None and site not in varied}

@@ -1,0 +1,213 @@
+"""Run a probe without leaving a trace in the program: chance goes on as if it had not run.
+
+Other people's trackers in a replay: nothing reaches TensorBoard, W&B or MLflow.
+
+What a probe tells them lands in our table; what the program itself tells them was told when it was
+recorded, and is not told again: no file of theirs is written and no server is asked.
+
+Run a probe without leaving a trace in the program: chance goes on as if it had not run.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import TYPE_CHECKING, Any
+
+from rearview.runtime.importer import offer
+from rearview.runtime.sandbox.entropy import after_import
+from rearview.source.log_calls import MANY, OPTIONS
+from rearview.source.wrap_probes import CALM, SHIELD, TRACK
+from rearview.state.codecs.rng import read_global, write_global
+
+if TYPE_CHECKING:
+    from rearview.runtime.replayer import Replayer
+
+
+_WRITERS = ("torch.utils.tensorboard.writer", "tensorboardX.writer")
+
+
+def told(method: str, args: tuple[Any, ...], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values by name in a call of a tracker's method.
+
+    >>> told("add_scalar", ("loss", 0.5, 3), {}), told("log", ({"a": 1},), {"step": 2})
+    ({'loss': 0.5}, {'a': 1})
+    >>> told("add_scalars", ("loss", {"train": 1, "val": 2}), {})
+    {'loss/train': 1, 'loss/val': 2}
+    >>> told("track", (0.5,), {"name": "loss"}), told("report_scalar", ("a", "b", 7, 1), {})
+    ({'loss': 0.5}, {'a/b': 7})
+    >>> told("log_figure", ("not a name and a value",), {})
+    {}
+    """
+    first = args[0] if args else next((given[k] for k in _NAMES if k in given), None)
+    if method == "track":
+        return {str(given["name"]): args[0] if args else given.get("value")}
+    if method == "report_scalar" and len(args) >= 3:
+        return {f"{args[0]}/{args[1]}": args[2]}
+    if method == "add_scalars" and len(args) > 1:
+        return {f"{first}/{key}": value for key, value in args[1].items()}
+    if method in MANY or isinstance(first, Mapping):
+        return {str(key): value for key, value in dict(first or {}).items()}
+    rest = [v for k, v in given.items() if k not in {*_NAMES, *OPTIONS}]
+    if method in _REVERSED and len(args) > 1:
+        return {str(args[1]): args[0]}
+    values = [*args[1:2], *rest]
+    return {str(first): values[0]} if first is not None and values else {}
+
+
+_NAMES = ("tag", "key", "name", "main_tag", "metrics", "params", "dictionary", "data")
+_REVERSED = {"log_text", "log_image", "log_figure"}
+"""Methods of MLflow that take what is logged first, and its name second."""
+
+
+def plain(value: Any) -> Any:
+    """Return a tensor or array of one element as the number it holds; other values as they are."""
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+        return value.item()
+    return value
+
+
+def silence(folder: Path) -> None:
+    """Let the trackers of a program that is replayed write nothing and speak to nobody.
+
+    `folder` takes what cannot be had without a file.
+    """
+    os.environ.setdefault("WANDB_SILENT", "true")
+    os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/mlflow.db"
+    os.environ["MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING"] = "false"
+    for name in _WRITERS:
+        after_import(name, _silence_writer)
+    after_import("mlflow", _silence_mlflow)
+    after_import("wandb", lambda module: _silence_wandb(module, folder))
+
+
+class Quiet:
+    """Stands where a file writer of TensorBoard or tensorboardX would; each names the folder its way."""
+
+    def __init__(self, *args: Any, **given: Any) -> None:
+        named = (given[name] for name in ("log_dir", "logdir", "file_prefix") if name in given)
+        self._log_dir = str(args[0] if args else next(named, ""))
+
+    def get_logdir(self) -> str:
+        """Return the folder that would be written to."""
+        return self._log_dir
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _nothing
+
+
+def _nothing(*args: Any, **given: Any) -> None:
+    """Do nothing, whatever is asked."""
+
+
+def _silence_writer(module: ModuleType) -> None:
+    vars(module)["FileWriter"] = Quiet
+    module.SummaryWriter.add_embedding = _nothing  # the one that writes files of its own
+
+
+def _silence_mlflow(module: ModuleType) -> None:
+    for name in ("set_tracking_uri", "set_registry_uri"):
+        vars(module)[name] = _nothing
+
+
+def _silence_wandb(module: ModuleType, folder: Path) -> None:
+    """Let a run of W&B be one that stays on this machine, in `folder`; a disabled one stays so."""
+    real = module.init
+
+    def init(*args: Any, **given: Any) -> Any:
+        mode = given.get("mode") or os.environ.get("WANDB_MODE")
+        if mode != "disabled":
+            given |= {"mode": "offline", "dir": str(folder)}
+        return real(*args, **given)
+
+    vars(module)["init"] = init
+    vars(module)["login"] = _nothing
+
+
+def install(session: Replayer) -> None:
+    """Make the context manager that shielded code names known to it."""
+
+    @contextmanager
+    def shield(line: int, *generators: Any) -> Iterator[None]:
+        del line  # the traceback has it
+        before = read_global()
+        kept = copy.deepcopy({k: v for k, v in session.declared.items() if k.startswith("$")})
+        own = [(one, _state(one)) for one in generators]
+        session.probing += 1
+        try:
+            yield
+        except Exception as exc:
+            here = exc.__traceback__  # where this generator stands; the statement comes after
+            session.note_raised(exc, here and here.tb_next)
+            raise
+        finally:
+            session.probing -= 1
+            write_global(before)
+            for name, value in kept.items():
+                _take_back(session.declared[name], value)
+            for one, state in own:
+                _put_back(one, state)
+
+    calm = _Calm(session)
+
+    def track(method: str, *args: Any, **given: Any) -> None:
+        session.log({name: plain(value) for name, value in told(method, args, given).items()})
+
+    def calmly(line: int) -> _Calm:
+        del line
+        return calm
+
+    offer(SHIELD, shield, **{CALM: calmly, TRACK: track})
+
+
+class _Calm:
+    """The shield of a probe that draws nothing: it only says that a probe is at work."""
+
+    __slots__ = ("session",)
+
+    def __init__(self, session: Replayer) -> None:
+        self.session = session
+
+    def __enter__(self) -> None:
+        self.session.probing += 1
+
+    def __exit__(
+        self, kind: object, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(exc, Exception):
+            self.session.note_raised(exc, trace)
+        self.session.probing -= 1
+
+
+def _take_back(live: Any, before: Any) -> None:
+    if isinstance(live, list):
+        live[:] = before
+    else:
+        vars(live).update(vars(before))
+
+
+def _state(generator: Any) -> Any:
+    """Return the state of a generator that the program holds: Python's, NumPy's or torch's."""
+    if hasattr(generator, "bit_generator"):
+        return copy.deepcopy(generator.bit_generator.state)
+    for getter in ("getstate", "get_state"):
+        if hasattr(generator, getter):
+            return copy.deepcopy(getattr(generator, getter)())
+    return None
+
+
+def _put_back(generator: Any, state: Any) -> None:
+    if state is None:
+        return
+    if hasattr(generator, "bit_generator"):
+        generator.bit_generator.state = state
+    elif hasattr(generator, "setstate"):
+        generator.setstate(state)
+    else:
+        generator.set_state(state)

@@ -1,0 +1,1 @@
+"""What the program sees: randomness, clock, environment, files, output."""

@@ -1,0 +1,254 @@
+"""Make the clock repeatable: a replay is told the times that the run was told.
+
+Nearly every training script keeps a `t0 = time.time()`. Were a replay told its own time, every
+state that holds one would differ. So each reading of the main thread is kept, and a replay gets the
+same readings in the same order; how many there were is part of the state. `datetime.now()`,
+`time.strftime()` and their kin look at the clock in C; they are answered from the same readings.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import datetime as dt
+import functools
+import gc
+import os
+import struct
+import sys
+import threading
+import time
+import types
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+from rearview.runtime.sandbox.entropy import after_import, asked_by_tracker, library_being_loaded
+from rearview.state.codecs.functions import Standin
+from rearview.state.exclusions import BARS
+from rearview.store import recorded_inputs
+from rearview.store.files import open_file
+from rearview.store.recorded_inputs import read_clock, remove_clock, write_sum
+
+FILE = recorded_inputs.CLOCK_FILE
+
+ROOT = "$clock"
+"""Root under which it is part of the state how far the clock was read."""
+RULE = 2
+"""Which readings are the program's, as runs recorded now keep it. By rule 1 those were too that
+libraries took while they were being imported inside a loop, and those of progress bars."""
+FLOATS = ("time", "perf_counter", "monotonic", "process_time", "thread_time")
+BREAKERS = (("localtime", 0), ("gmtime", 0), ("ctime", 0), ("strftime", 1), ("asctime", 0))
+"""Functions of `time` that take the time now where none is given, after so many arguments."""
+WAITERS = (
+    *("queue", "selectors", "subprocess", "multiprocessing.connection", "multiprocessing.queues"),
+    *("multiprocessing.synchronize", "multiprocessing.pool", "multiprocessing.managers"),
+    *("multiprocessing.popen_fork", "concurrent.futures._base", "asyncio.base_events"),
+)
+"""Modules that look at the clock while they wait for others: how often is a matter of timing."""
+TIMERS = (
+    *("jax.", "torch._dynamo.", "torch._inductor.", "torch._functorch.", "numba.", "triton."),
+    *("joblib.", "loky.", "multiprocessing.", "concurrent.", "dask.", "distributed.", "ray."),
+)
+"""Libraries that time their own work: compiling, which after a jump happens elsewhere in the program,
+and waiting for other processes, which takes another number of looks each time."""
+_FLUSH = 512
+_DEPRECATED = (
+    "datetime.datetime.utcnow() is deprecated and scheduled for removal in a future version. Use "
+    "timezone-aware objects to represent datetimes in UTC: datetime.datetime.now(datetime.UTC)."
+)
+
+
+class Clock:
+    """The readings of one run."""
+
+    def __init__(self, file: Path, *, replays: bool, rule: int = RULE) -> None:
+        self.place = [0]
+        """How many readings were taken: part of the state, so it is a plain list."""
+        self._file = file
+        self._rule = rule
+        self._replays = replays
+        self._kept = read_clock(file) if replays else b""
+        self._sum = crc32(self._kept)
+        self._fresh: list[bytes] = []
+        if not replays:
+            remove_clock(file)  # of an attempt that left nothing to go on from
+        self._thread = threading.get_ident()
+        self._pid = os.getpid()
+        self.readers: set[str] = set()
+        """Modules that read it beyond what was kept, in a replay."""
+        self.in_loop: Callable[[], bool] = lambda: False
+        """Whether a loop of the program is running."""
+
+    def follow(self, file: Path, rule: int) -> None:
+        """Go on with the readings of a run, in a process forked from the one that installed it."""
+        self._file, self._rule = file, rule
+        self._kept = read_clock(file)
+        self._sum = crc32(self._kept)
+        self._pid = os.getpid()
+
+    def _is_apart(self, frame: types.FrameType | None) -> bool:
+        """Return True if a progress bar looks at the clock, or a library imported inside a loop.
+
+        How often a bar looks depends on how fast it was redrawn; and an import inside a loop comes later
+        in a replay that begins in the middle. Libraries imported during the set-up read the clock as
+        part of the program: what they keep of it may be what the program computes with.
+        """
+        while frame is not None and frame.f_globals is _OURS:
+            frame = frame.f_back
+        if frame is None:
+            return False
+        if _is_bar(str(frame.f_globals.get("__name__"))):
+            return True
+        return self.in_loop() and bool(library_being_loaded(frame))
+
+    def install(self) -> None:
+        """Let the functions of `time` speak through this clock; our own code goes on with the real."""
+        patched = time  # the name is exchanged in this module too
+        real = types.ModuleType("time")
+        vars(real).update(vars(patched))
+        told: dict[int, Any] = {}
+        for name in FLOATS:
+            for each, form in ((name, "<d"), (f"{name}_ns", "<q")):
+                plain = getattr(patched, each)
+                setattr(patched, each, self._reading(plain, struct.Struct(form)))
+                told[id(getattr(patched, each))] = plain
+        for name, before in BREAKERS:
+            plain = getattr(patched, name)
+            setattr(patched, name, _broken_down(plain, before, patched.time, real.localtime))
+            told[id(getattr(patched, name))] = plain
+        tell_dates(patched.time_ns)
+
+        def spare(module: types.ModuleType) -> None:
+            for name, value in list(vars(module).items()):
+                if value is patched:
+                    vars(module)[name] = real
+                elif id(value) in told:
+                    vars(module)[name] = told[id(value)]
+
+        for name, module in list(sys.modules.items()):
+            if name.startswith("rearview."):
+                spare(module)
+        for name in WAITERS:
+            after_import(name, spare)
+
+    def _reading(self, real: Callable[[], Any], form: struct.Struct) -> Callable[[], Any]:
+        own, place = threading.get_ident, self.place
+
+        def read() -> Any:
+            caller = sys._getframe(1)
+            if own() != self._thread or _is_timer(str(caller.f_globals.get("__name__"))):
+                return real()
+            if asked_by_tracker(caller) or (self._rule > 1 and self._is_apart(caller)):
+                return real()
+            at = place[0] * 8
+            place[0] += 1
+            if at + 8 <= len(self._kept):
+                return form.unpack_from(self._kept, at)[0]
+            now = real()
+            if self._replays:
+                self.readers.add(_asking(caller))
+            else:
+                self._fresh.append(form.pack(now))
+                if len(self._fresh) >= _FLUSH:
+                    self.flush()
+            return now
+
+        return Standin(read, real)
+
+    def flush(self) -> None:
+        """Write the readings that are not on disk yet."""
+        fresh, self._fresh = self._fresh, []
+        if fresh and os.getpid() == self._pid:
+            data = b"".join(fresh)
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+            with open(open_file(self._file, flags), "ab") as file:  # noqa: PTH123
+                file.write(data)
+                size = file.tell()
+            self._sum = crc32(data, self._sum)
+            write_sum(self._file, size, self._sum)
+
+    def go_on(self) -> None:
+        """Record from here: a run that was stopped has come to where it goes on."""
+        self._replays = False
+        self._kept = self._kept[: self.place[0] * 8]
+        self._file.write_bytes(self._kept)
+        self._sum = crc32(self._kept)
+        write_sum(self._file, len(self._kept), self._sum)
+
+
+def _asking(frame: types.FrameType | None) -> str:
+    """Return the module that asks for the time, through our own functions or not."""
+    while frame is not None and frame.f_globals.get("__name__") == __name__:
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__")) if frame is not None else ""
+
+
+_OURS = globals()
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_bar(module: str) -> bool:
+    return f"{module}.".startswith(BARS)
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_timer(module: str) -> bool:
+    return f"{module}.".startswith(TIMERS)
+
+
+def _broken_down(real: Any, before: int, now: Callable[[], float], local: Any) -> Any:
+    """Return a function of `time` that asks `now` where it is not given a time."""
+
+    def read(*args: Any) -> Any:
+        given = len(args) > before and (args[before] is not None or parts)
+        if given or len(args) < before:
+            return real(*args)
+        moment: Any = now()
+        return real(*args[:before], local(moment) if parts else moment)
+
+    parts = real.__name__ in {"strftime", "asctime"}
+
+    return Standin(read, real)
+
+
+def tell_dates(now: Callable[[], int]) -> bool:
+    """Let `datetime.now()` and `utcnow()` tell the nanoseconds that `now` returns.
+
+    The type stays the one it is, so that `isinstance`, pickles and classes derived from it mean
+    what they meant: only the two entries of its dictionary are exchanged, which Python itself
+    does not offer for types written in C. False where that cannot be done; then dates are not
+    repeated, and a variable that holds one is named as the difference.
+    """
+    date = dt.datetime
+    spaces = [one for one in gc.get_referents(date.__dict__) if isinstance(one, dict)]
+    if len(spaces) != 1 or "utcnow" not in spaces[0]:
+        return False
+    real, from_seconds = date.now, date.fromtimestamp
+
+    def at(cls: Any, tz: Any, *, utc: bool) -> Any:
+        seconds, rest = divmod(now(), 1_000_000_000)
+        moment = from_seconds(seconds, dt.UTC if utc else tz)
+        moment = moment.replace(microsecond=rest // 1000, tzinfo=None if utc else moment.tzinfo)
+        if cls is date:
+            return moment
+        clock = (moment.hour, moment.minute, moment.second, moment.microsecond, moment.tzinfo)
+        return cls(moment.year, moment.month, moment.day, *clock, fold=moment.fold)
+
+    def told_now(cls: Any, tz: Any = None) -> Any:
+        if tz is not None and not isinstance(tz, dt.tzinfo):
+            return real(tz)  # which says what is wrong
+        return at(cls, tz, utc=False)
+
+    def told_utcnow(cls: Any) -> Any:
+        if sys.version_info >= (3, 12):
+            warnings.warn(_DEPRECATED, DeprecationWarning, stacklevel=2)
+        return at(cls, None, utc=True)
+
+    for name, told in (("now", told_now), ("utcnow", told_utcnow)):
+        told.__name__, told.__qualname__ = name, f"datetime.{name}"
+        told.__module__, told.__doc__ = "datetime", getattr(date, name).__doc__
+        spaces[0][name] = classmethod(told)
+    ctypes.pythonapi.PyType_Modified(ctypes.py_object(date))
+    return True

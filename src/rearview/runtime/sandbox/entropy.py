@@ -1,0 +1,373 @@
+"""Make chance repeatable: everything random in a run follows from one recorded number.
+
+Without this an unseeded script would differ at its first draw. In a forked child the operating
+system's own entropy is put back, so that siblings never draw the same "random" identifiers.
+"""
+
+from __future__ import annotations
+
+import _frozen_importlib as _bootstrap
+import functools
+import hashlib
+import importlib.util
+import os
+import random
+import re
+import secrets
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.machinery import ModuleSpec
+from types import FrameType, ModuleType
+from typing import Any
+
+from rearview.state.codecs.functions import Standin
+
+ROOT = "$chance"
+"""Root under which the position in the stream of chance is part of the state."""
+FIRST = 32
+"""Bytes that are drawn before the program begins, to seed Python's own generator."""
+_real_urandom = os.urandom
+_real_seed = random.Random.seed
+
+
+@dataclass
+class Stream:
+    """Bytes that follow from `key` alone.
+
+    >>> Stream(b"k").read(4) == Stream(b"k").read(4)
+    True
+    """
+
+    key: bytes
+    place: list[Any] = field(default_factory=lambda: [0, b""])
+    """Blocks made and bytes left of the last: part of the state, so it is a plain list."""
+
+    @property
+    def drawn(self) -> int:
+        """How many bytes were read."""
+        count, left = self.place
+        return int(count) * hashlib.sha256().digest_size - len(left)
+
+    def turn_to(self, key: bytes, drawn: int = 0) -> None:
+        """Go on with the bytes that follow from `key`, after the first `drawn` of them."""
+        self.key = key
+        self.place[:] = [0, b""]
+        self.read(drawn)
+
+    def read(self, size: int) -> bytes:
+        """Return the next `size` bytes."""
+        count, left = self.place
+        while len(left) < size:
+            left += hashlib.sha256(self.key + count.to_bytes(8, "big")).digest()
+            count += 1
+        self.place[:] = [count, left[size:]]
+        return bytes(left[:size])
+
+
+@dataclass
+class Chance:
+    """Everything random in a process, once it was installed there."""
+
+    stream: Stream
+    """What the program draws from."""
+    loaded: dict[str, Stream]
+    """What libraries drew from while they were being imported, by name."""
+    acts: Mapping[str, Callable[[ModuleType], None]]
+    """By module: lets its generators follow the key."""
+    read: Callable[[int], bytes]
+    words: int = 0
+    """How often libraries drew from Python's own generator while they were being imported."""
+
+    def begin(self) -> None:
+        """Let Python's own generator follow, and those of libraries that are imported already."""
+        _use(self.read)
+        random.seed(int.from_bytes(self.stream.read(FIRST), "big"))
+        random.getrandbits(32 * self.words)
+        for name, act in self.acts.items():
+            module = sys.modules.get(name)
+            if module is not None:
+                act(module)
+
+    def follow(self, key: bytes) -> None:
+        """Begin anew with `key`, in a process forked from the one where this was installed."""
+        self.stream.turn_to(key)
+        for library, own in self.loaded.items():
+            own.turn_to(_key_of(key, library), own.drawn)
+        self.begin()
+
+
+def install(key: bytes) -> Chance:
+    """Let `os.urandom` and what rests on it (secrets, uuid4, unseeded generators) follow `key`."""
+    stream = Stream(key)
+    get_ident = threading.get_ident
+    thread = get_ident()
+    loaded: dict[str, Stream] = {}
+
+    def read(size: int) -> bytes:
+        asking = sys._getframe(1)
+        if get_ident() != thread or _asked_by_us(asking):
+            return _real_urandom(size)
+        library = library_being_loaded(asking)
+        library = library or ("tempfile" if _names_files(asking) else "")
+        if library:
+            return loaded.setdefault(library, Stream(_key_of(stream.key, library))).read(size)
+        return stream.read(size)
+
+    def read_bits(bits: int) -> int:
+        # as `secrets.randbits`, past four calls: NumPy draws for every generator it makes
+        asking = sys._getframe(1)
+        if _tracking or _imports() or get_ident() != thread:
+            return secrets.randbits(bits)
+        if _of_us(str(asking.f_globals.get("__name__", ""))) is not False:
+            return secrets.randbits(bits)
+        size = (bits + 7) // 8
+        return int.from_bytes(stream.read(size), "big") >> (size * 8 - bits)
+
+    acts = {
+        "tempfile": functools.partial(_renew_names, stream=stream, loaded=loaded),
+        "torch": functools.partial(_seed_torch, stream=stream),
+        "numpy.random": functools.partial(_seed_numpy, stream=stream, read_bits=read_bits),
+    }
+    chance = Chance(stream, loaded, acts, Standin(read, _real_urandom))
+    os.register_at_fork(after_in_child=remove)
+    watch_trackers()
+    chance.begin()
+    for name, act in acts.items():
+        if name not in sys.modules:
+            after_import(name, act)
+    return chance
+
+
+def _key_of(key: bytes, library: str) -> bytes:
+    return hashlib.sha256(key + library.encode()).digest()
+
+
+_INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
+_TRACKERS = (
+    *("aim", "clearml", "codecarbon", "comet_ml", "dvclive", "mlflow", "neptune", "swanlab"),
+    *("tensorboard", "tensorboardX", "wandb"),
+)
+_WRITERS = "torch.utils.tensorboard"
+_tracking: list[str] = []
+"""The trackers that were imported."""
+
+
+def watch_trackers() -> None:
+    """Let `asked_by_tracker` look closer once the program has imported a tracker."""
+    for name in (*_TRACKERS, _WRITERS):
+        after_import(name, lambda module: _tracking.append(module.__name__))
+
+
+def asked_by_tracker(frame: FrameType | None) -> bool:
+    """Say whether a tracker of experiments stands in the stack from `frame` on.
+
+    What it draws and when it looks at the clock is no part of the program: a replay does not let
+    it speak to its server, so it would draw and look more or less often.
+    """
+    while _tracking and frame is not None:
+        name = str(frame.f_globals.get("__name__", ""))
+        if name.partition(".")[0] in _TRACKERS or name.startswith(_WRITERS):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _asked_by_us(frame: FrameType | None) -> bool:
+    """Say whether our own code wants random bytes: that must not move what the program draws.
+
+    Neither must trackers, nor the keys and names by which processes find each other: how many are
+    drawn is a matter of timing.
+    """
+    if _tracking and asked_by_tracker(frame):
+        return True
+    while frame is not None:
+        ours = _of_us(str(frame.f_globals.get("__name__", "")))
+        if ours is not None:
+            return ours or _named_for_processes(frame)
+        frame = frame.f_back
+    return False
+
+
+def _named_for_processes(frame: FrameType | None) -> bool:
+    """Return True if `multiprocessing` called the library that `frame` belongs to.
+
+    joblib, which scikit-learn imports, names the semaphores that `multiprocessing` makes.
+    """
+    while frame is not None and _INSTALLED.search(frame.f_code.co_filename):
+        frame = frame.f_back
+    name = str(frame.f_globals.get("__name__", "")) if frame is not None else ""
+    return name.startswith("multiprocessing")
+
+
+_PASSING = (__name__, "rearview.runtime.sandbox.file_patches", "rearview.state.codecs.functions")
+"""Modules of ours that only pass on what the program asks for."""
+
+
+@functools.lru_cache(maxsize=1024)
+def _of_us(name: str) -> bool | None:
+    """Say whether what the module `name` draws is none of the program's; None: ask its caller.
+
+    NumPy draws for every generator it makes, so the answer is kept.
+    """
+    if name.startswith("multiprocessing"):
+        return True
+    if name in _PASSING or _standard(name):
+        return None
+    return name.startswith("rearview.")
+
+
+def _standard(name: str) -> bool:
+    """Say whether a module is one of Python's own."""
+    return name != "__main__" and name.partition(".")[0] in sys.stdlib_module_names
+
+
+def library_being_loaded(frame: FrameType | None) -> str:
+    """Return the name of the installed module that asks while it is being imported, if one does.
+
+    When a library imports another is a matter of its own, and may be earlier in a replay: a probe
+    can be the first to need it. So what it draws then, and when it looks at the clock, is no part
+    of what the program does.
+    """
+    asking = ""
+    if not _imports():
+        return asking
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__", ""))
+        if name.startswith("importlib."):
+            if asking:
+                return asking
+        elif name != __name__ and not _standard(name):
+            if not _INSTALLED.search(frame.f_code.co_filename):
+                return ""
+            asking = asking or name
+        frame = frame.f_back
+    return ""
+
+
+def _names_files(frame: FrameType | None) -> bool:
+    """Return True if `tempfile` draws, which it does once: when the first name is needed.
+
+    That may be in an iteration that a replay skips. So these bytes are not the program's.
+    """
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__", ""))
+        if name == "tempfile":
+            return True
+        if name not in {__name__, "random"}:
+            return False
+        frame = frame.f_back
+    return False
+
+
+def _imports() -> bool:
+    """Say whether a module may be being imported: then Python holds a lock for it."""
+    return bool(getattr(_bootstrap, "_module_locks", True))
+
+
+def _renew_names(tempfile: ModuleType, *, stream: Stream, loaded: dict[str, Stream]) -> None:
+    """Let names of temporary files be drawn anew, whoever drew some before the program began."""
+    before = list(stream.place)
+    tempfile.gettempdir()  # found by trying out a name, unless somebody asked already
+    stream.place[:] = before
+    loaded.pop("tempfile", None)
+    vars(tempfile)["_name_sequence"] = None
+
+
+def _seed_numpy(module: ModuleType, *, stream: Stream, read_bits: Callable[[int], int]) -> None:
+    """Let NumPy's generators follow, the global one also if something imported it before us."""
+    module.seed(int.from_bytes(hashlib.sha256(stream.key + b"numpy").digest()[:4], "big"))
+    space = vars(getattr(module, "bit_generator", module))
+    if space.get("randbits") == secrets.randbits:
+        space["randbits"] = read_bits
+
+
+def _seed_torch(torch: ModuleType, *, stream: Stream) -> None:
+    """Let torch's default generator, which seeds itself from the system, follow too."""
+
+    def chosen() -> int:
+        return int.from_bytes(os.urandom(8), "big") >> 1
+
+    def seed() -> int:
+        number = chosen()
+        torch.manual_seed(number)
+        return number
+
+    torch.manual_seed(
+        int.from_bytes(hashlib.sha256(stream.key + b"torch").digest()[:8], "big") >> 1
+    )
+    for module in (torch, getattr(torch, "random", None)):
+        if module is not None:
+            vars(module)["seed"] = seed
+
+
+def after_import(name: str, act: Callable[[ModuleType], None]) -> None:
+    """Call `act` with the module `name` when it has been imported, now or later."""
+    module = sys.modules.get(name)
+    if module is not None:
+        act(module)
+        return
+    awaited: Any = _AWAITED
+    if awaited not in sys.meta_path:
+        sys.meta_path.insert(0, awaited)
+    _AWAITED.acts.setdefault(name, []).append(act)
+
+
+class _Awaited:
+    """Finds modules as the other finders do, and acts when one that is awaited is loaded."""
+
+    def __init__(self) -> None:
+        self.acts: dict[str, list[Callable[[ModuleType], None]]] = {}
+        self.asking = ""
+        """What the other finders are being asked for."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """Return what the others find; who only asks whether a module exists changes nothing."""
+        del path, target
+        if name not in self.acts or name == self.asking:
+            return None
+        self.asking, before = name, self.asking
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self.asking = before
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def load(module: ModuleType) -> None:
+                execute(module)
+                for act in self.acts.pop(name, ()):
+                    act(module)
+
+            spec.loader.exec_module = load  # type: ignore[method-assign]
+        return spec
+
+
+_AWAITED = _Awaited()
+
+
+def remove() -> None:
+    """Give the process the operating system's entropy back."""
+    _use(_real_urandom)
+    numpy = sys.modules.get("numpy.random.bit_generator")
+    if numpy is not None and "randbits" in vars(numpy):
+        vars(numpy)["randbits"] = secrets.randbits
+
+
+def _use(urandom: Callable[[int], bytes]) -> None:
+    os.urandom = urandom
+    vars(sys.modules[_real_urandom.__module__])["urandom"] = urandom  # where a pickle finds it
+    random._urandom = urandom  # type: ignore[attr-defined]  # SystemRandom, hence secrets
+    for name in ("uuid", "secrets", "tempfile"):
+        module = sys.modules.get(name)
+        if module is not None and hasattr(module, "_urandom"):
+            vars(module)["_urandom"] = urandom
+
+    def seed(self: random.Random, a: object = None, version: int = 2) -> None:
+        if a is None and urandom is not _real_urandom and type(self) is not random.SystemRandom:
+            a = int.from_bytes(urandom(2500), "big")
+        _real_seed(self, a, version)  # type: ignore[arg-type]  # whatever the caller gave
+
+    chosen: Any = seed if urandom is not _real_urandom else _real_seed
+    random.Random.seed = chosen  # type: ignore[method-assign]

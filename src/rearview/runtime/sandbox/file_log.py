@@ -1,0 +1,133 @@
+"""Notice which files a program reads, so that a replay can tell whether they have changed.
+
+What the interpreter tells of files, handed on to those who listen.
+
+Python calls an audit hook at every `id()` and every look at a frame, which libraries make by the
+thousand. So there is one hook, and it looks up who listens before it does anything else.
+
+Which files outside the project are not the program's own work: the system's, caches.
+
+Notice which files a program reads, so that a replay can tell whether they have changed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+from rearview.store.files import fingerprint
+from rearview.store.project import FOLDER
+
+Listener = Callable[[str, tuple[Any, ...]], None]
+_listeners: dict[str, list[Listener]] = {}
+
+
+def listen(listener: Listener, *events: str) -> None:
+    """Call `listener` with the name and the arguments of these events, for as long as we live."""
+    if not _listeners:
+        sys.addaudithook(_hear)
+    for event in events:
+        _listeners.setdefault(event, []).append(listener)
+
+
+def _hear(
+    event: str,
+    args: tuple[Any, ...],
+    listening: Callable[[str], list[Listener] | None] = _listeners.get,
+) -> None:
+    found = listening(event)
+    if found is not None:
+        for listener in found:
+            listener(event, args)
+
+
+_SYSTEM = ("/proc/", "/sys/", "/dev/", "/etc/", "/usr/", "/run/")
+_TEMPORARY = ("TMPDIR", "TEMP", "TMP")
+_CACHES = (
+    *("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "HF_HOME", "HF_DATASETS_CACHE", "TORCH_HOME"),
+    *("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "NUMBA_CACHE_DIR", "KERAS_HOME"),
+    *("MPLCONFIGDIR", "PYTHONPYCACHEPREFIX"),
+)
+"""Variables that name folders in which libraries keep what they can make again."""
+_CACHED = ("torchinductor_", "pymp-", f"ray{os.sep}", "joblib_", "matplotlib-", "dask", "wandb")
+"""How names of temporary files begin that libraries share with other programs."""
+
+
+def libraries() -> tuple[str, ...]:
+    """Return the folders of Python and its packages, and the system's."""
+    found = {sys.prefix, sys.base_prefix, sys.exec_prefix, str(Path(os.__file__).parent)}
+    return (*(f"{one.rstrip(os.sep)}{os.sep}" for one in found), *_SYSTEM)
+
+
+def foreign() -> tuple[str, ...]:
+    """Return the beginnings of paths whose files a run neither keeps nor sets back.
+
+    They are shared with other programs; a replay uses them as they are. Hidden folders of the
+    user's home hold settings and caches.
+    """
+    named = {os.environ[name] for name in _CACHES if os.environ.get(name)}
+    home = os.path.expanduser("~")  # noqa: PTH111 - a path of text, for comparisons of text
+    hidden = (f"{home.rstrip(os.sep)}{os.sep}.",) if home.strip(os.sep) else ()
+    folders = [f"{os.path.abspath(one)}{os.sep}" for one in sorted(named)]  # noqa: PTH100
+    shared = [f"{folder}{name}" for folder in temporary() for name in _CACHED]
+    return (*libraries(), *folders, *hidden, *shared)
+
+
+def temporary() -> tuple[str, ...]:
+    """Return the folders of temporary files."""
+    named = [os.environ[name] for name in _TEMPORARY if os.environ.get(name)]
+    found = named or ["/tmp", "/var/tmp"]  # noqa: S108 - not to write there
+    return tuple(f"{os.path.abspath(one)}{os.sep}" for one in found)  # noqa: PTH100
+
+
+MOST = 5000
+"""Files noticed at the most; a data set of more is not described file by file."""
+
+
+class Inputs:
+    """The data files that this process opened for reading and did not write itself."""
+
+    def __init__(self) -> None:
+        self.active = True
+        self._read: dict[str, None] = {}
+        self._written: set[str] = set()
+        self._pid = os.getpid()
+        self._not = libraries()
+        listen(self._notice, "open")
+
+    def _notice(self, _event: str, args: tuple[Any, ...]) -> None:
+        if not self.active or len(self._read) >= MOST:
+            return
+        path, mode, flags = args
+        if type(path) is bytes:
+            path = os.fsdecode(path)
+        if type(path) is not str or path.startswith(self._not) or FOLDER in path:
+            return
+        if not path.startswith("/"):
+            path = f"{os.getcwd()}/{path}"  # noqa: PTH109 - called for every open: no objects
+        if mode in {"r", "rb"} or (mode is None and not int(flags or 0) & 3):
+            self._read.setdefault(path)
+        else:
+            self._written.add(path)
+
+    def facts(self, made: Collection[str] = ()) -> dict[str, list[Any]]:
+        """Return size, time and hash of each file that was read, as they are now.
+
+        Files that the run `made` are not inputs: it had written them before it read them.
+        """
+        self.active = False
+        found: dict[str, list[Any]] = {}
+        for name in self._read:
+            path = os.path.realpath(name)
+            skip = name in self._written or FOLDER in path or path.endswith((".py", ".pyc", ".so"))
+            if skip or path in made or path.startswith(self._not):
+                continue
+            try:
+                if os.path.isfile(path):  # noqa: PTH113 - a path of any spelling
+                    found[path] = list(fingerprint(Path(path)))
+            except OSError:
+                continue
+        return found

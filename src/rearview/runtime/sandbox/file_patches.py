@@ -1,0 +1,217 @@
+"""Exchange the functions for files, so that a replay uses those of its own view."""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import functools
+import io
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Self
+
+from rearview.runtime.sandbox.file_log import listen
+from rearview.runtime.sandbox.file_view import PathUse, View
+from rearview.state.codecs.functions import Standin
+
+_USES = {
+    PathUse.READ: ("stat", "lstat", "access", "readlink", "chdir", "statvfs"),
+    PathUse.CHANGE: ("chmod", "utime", "truncate"),
+    PathUse.MAKE: ("mkdir", "mkfifo"),
+}
+"""Functions of one path."""
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+
+
+def install(view: View) -> None:
+    """Redirect the file functions that Python code uses."""
+    for use, names in _USES.items():
+        for name in names:
+            exchange(os, name, functools.partial(_moving, view=view, use=use))
+    for name in ("remove", "unlink", "rmdir"):
+        exchange(os, name, functools.partial(_removing, view=view, folder=name == "rmdir"))
+    for name in ("rename", "replace"):
+        exchange(os, name, functools.partial(_renaming, view=view))
+    for name in ("link", "symlink"):
+        exchange(os, name, functools.partial(_linking, view=view))
+    exchange(os, "open", functools.partial(_opening_low, view=view))
+    exchange(os, "listdir", functools.partial(_listing, view=view))
+    exchange(os, "scandir", functools.partial(_scanning, view=view))
+    exchange(os, "getcwd", lambda real: lambda: view.seeming(real()))
+    exchange(io, "open", functools.partial(_opening, view=view))
+    # Else it names files by the open folder they are in, which is past all of the above.
+    vars(shutil)["_use_fd_functions"] = False
+    listen(functools.partial(_watch, view), "open", "os.remove", "os.rename", "os.rmdir")
+
+
+def exchange(module: Any, name: str, make: Callable[[Any], Callable[..., Any]]) -> None:
+    """Put what `make` returns for a builtin function in its place, wherever it is found by name."""
+    real = getattr(module, name, None)
+    if real is None:
+        return
+    standin = Standin(make(real), real)
+    for able in (os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
+        if real in able:
+            able.add(standin)  # as those ask who copy a file with its times, say
+    for home in (module, sys.modules.get(real.__module__ or ""), builtins):
+        if getattr(home, name, None) is real:
+            setattr(home, name, standin)
+
+
+def _moving(real: Any, view: View, use: PathUse) -> Callable[..., Any]:
+    def call(path: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("dir_fd") is None:
+            path = view.real(path, use)
+        return real(path, *args, **kwargs)
+
+    return call
+
+
+def _removing(real: Any, view: View, *, folder: bool) -> Callable[..., Any]:
+    def call(path: Any, *, dir_fd: int | None = None) -> None:
+        found = path if dir_fd is not None else view.remove(path, folder=folder)
+        if found is not None:
+            real(found, dir_fd=dir_fd)
+
+    return call
+
+
+def _renaming(real: Any, view: View) -> Callable[..., Any]:
+    def call(src: Any, dst: Any, **kwargs: Any) -> None:
+        source, target = src, dst
+        if all(found is None for found in kwargs.values()):
+            source, target = view.rename(src), view.real(dst, PathUse.WRITE)
+        try:
+            real(source, target, **kwargs)
+        except OSError as exc:
+            if exc.errno != errno.EXDEV:
+                raise
+            # In the run both were on one disk.
+            shutil.copy2(source, target)
+            os.unlink(source)  # noqa: PTH108
+
+    return call
+
+
+def _linking(real: Any, view: View) -> Callable[..., Any]:
+    symbolic = real.__name__ == "symlink"
+
+    def call(src: Any, dst: Any, *args: Any, **kwargs: Any) -> None:
+        # The text of a link is read from where the link is, not from here.
+        if not symbolic or Path(os.fsdecode(src)).is_absolute():
+            src = view.real(src)
+        real(src, view.real(dst, PathUse.MAKE), *args, **kwargs)
+
+    return call
+
+
+def _opening_low(real: Any, view: View) -> Callable[..., Any]:
+    def call(path: Any, flags: int, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("dir_fd") is None:
+            writes = PathUse.WRITE if flags & os.O_TRUNC else PathUse.CHANGE
+            writes = PathUse.MAKE if flags & os.O_EXCL else writes
+            path = view.real(path, writes if flags & _WRITES else PathUse.READ)
+        return real(path, flags, *args, **kwargs)
+
+    return call
+
+
+def _opening(real: Any, view: View) -> Callable[..., Any]:
+    def call(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        return real(view.real(file, use_of(mode)), mode, *args, **kwargs)
+
+    return call
+
+
+def use_of(mode: str) -> PathUse:
+    """Return what a file is used for that is opened in a mode of `open`."""
+    if "w" in mode:
+        return PathUse.WRITE
+    if "x" in mode:
+        return PathUse.MAKE
+    return PathUse.CHANGE if "a" in mode or "+" in mode else PathUse.READ
+
+
+def _listing(real: Any, view: View) -> Callable[..., Any]:
+    def call(path: Any = ".") -> list[Any]:
+        if path is None or isinstance(path, int | bytes):
+            return list(real(view.real(path)))
+        first, *other = view.sides(path)
+        names = dict.fromkeys(_seen(real(first), first, view))
+        for side in other:
+            names |= dict.fromkeys(_seen(real(side), side, view))
+        return list(names)
+
+    return call
+
+
+def _seen(names: list[str], side: str, view: View) -> Iterator[str]:
+    return (name for name in names if not view.is_hidden(f"{side}{os.sep}{name}"))
+
+
+def _scanning(real: Any, view: View) -> Callable[..., Any]:
+    def call(path: Any = ".") -> Any:
+        if path is None or isinstance(path, int | bytes):
+            return real(view.real(path))
+        sides = view.sides(path)
+        if len(sides) == 1 and not view.gone:
+            return real(sides[0])
+        return _Entries(real, sides, view)
+
+    return call
+
+
+class _Entries:
+    """What `scandir` gives, of two folders that seem to be one."""
+
+    def __init__(self, real: Any, sides: tuple[str, ...], view: View) -> None:
+        found: dict[str, Any] = {}
+        for side in sides:
+            with real(side) as entries:
+                for entry in entries:
+                    if not view.is_hidden(f"{side}{os.sep}{entry.name}"):
+                        found.setdefault(entry.name, entry)
+        self._left = iter(found.values())
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._left)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give no more."""
+        self._left = iter(())
+
+
+def _watch(view: View, event: str, args: tuple[Any, ...]) -> None:
+    """Refuse a write into the user's files that took another way than the functions above."""
+    if event == "open":
+        path, mode, flags = args
+        writes = isinstance(mode, str) and any(letter in mode for letter in "wax+")
+        paths = [path] if writes or (mode is None and int(flags or 0) & _WRITES) else []
+    else:
+        count = 2 if event == "os.rename" else 1
+        paths = [_of(*pair) for pair in zip(args, args[count:], strict=False)]
+    for path in paths:
+        if isinstance(path, str) and view.guards(path):
+            raise PermissionError(
+                f"A replay does not write into your files, and {path} is one of them. "
+                "Its own outputs are kept under .rearview/replays."
+            )
+
+
+def _of(path: Any, folder: int) -> Any:
+    """Return the path of a file that is named from an open folder."""
+    if folder < 0 or not isinstance(path, str):
+        return path
+    return str(Path(f"/proc/self/fd/{folder}").readlink() / path)

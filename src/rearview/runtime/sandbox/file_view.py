@@ -1,0 +1,313 @@
+"""Where the files of a replay are, and where the program takes them to be.
+
+Names of files are part of a program's state: a replay in another folder would differ in every
+path it computed. So paths keep their spelling and are changed when they are used. What lies below
+the project is in the replay's scratch tree. What lies outside is read where it is and never
+written: the first write puts a copy into a folder of the replay, and from then on that is read.
+"""
+
+from __future__ import annotations
+
+import enum
+import errno
+import io
+import os
+import shutil
+import stat
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from rearview.store.project import FOLDER
+
+_lstat, _stat, _getcwd, _readlink, _open = os.lstat, os.stat, os.getcwd, os.readlink, io.open
+_MOST_LINKS = 40
+
+
+class PathUse(enum.Enum):
+    """What a path is used for."""
+
+    READ = enum.auto()
+    WRITE = enum.auto()
+    """The content of before does not matter."""
+    CHANGE = enum.auto()
+    """It does."""
+    MAKE = enum.auto()
+    """There must be nothing of that name."""
+    RUN = enum.auto()
+    """It is program text, to be run with its probes."""
+
+
+@dataclass(slots=True)
+class View:
+    """Where the project seems to be, and where it is.
+
+    >>> View("/home/me/proj", "/scratch").real("/home/me/proj/out/a.txt")
+    '/scratch/out/a.txt'
+    >>> View("/home/me/proj", "/scratch").real("/home/me/proj/../data/a.txt")
+    '/home/me/data/a.txt'
+    """
+
+    root: str
+    scratch: str
+    elsewhere: str = ""
+    """Folder of what the replay writes outside the project; empty: it writes there itself."""
+    spared: tuple[str, ...] = ()
+    """Beginnings of paths that are used as they are: the store, caches."""
+    installed: tuple[str, ...] = ()
+    """Those of them that lie in the project and are not its own: an environment of Python."""
+    temporary: tuple[str, ...] = ()
+    """Beginnings of paths that are shared with other replays of the run: used as they are unless a
+    name is taken by one of those, or by what the run has left there."""
+    drafts: frozenset[str] = frozenset()
+    """Temporary files and folders that the run made."""
+    texts: dict[str, str] = field(default_factory=dict)
+    """By path in the scratch tree: where the text of a probed file is as it was recorded."""
+    gone: set[str] = field(default_factory=set)
+    """Files and folders outside that the program must not find, whoever has made them since."""
+    made: set[str] = field(default_factory=set)
+    """Temporary files and folders that the replay made."""
+
+    def become(self, other: View) -> None:
+        """See from now on what another sees."""
+        for one in fields(self):
+            setattr(self, one.name, getattr(other, one.name))
+
+    def real(self, path: Any, use: PathUse = PathUse.READ) -> Any:
+        """Return the path to use for one the program names."""
+        if isinstance(path, int):
+            return path
+        try:
+            text = os.fspath(path)
+        except TypeError:
+            return path
+        if isinstance(text, bytes):
+            return os.fsencode(self.real(os.fsdecode(text), use))
+        if not text:
+            return path
+        full = text if text[0] == os.sep else f"{self.seeming(_getcwd())}{os.sep}{text}"
+        plain = os.path.normpath(full) if ".." in text else full
+        if self.elsewhere and self._is_own(full):
+            return path
+        if self.is_inside(plain):
+            if plain[len(self.root) :].startswith(f"{os.sep}{FOLDER}"):
+                return path
+            if plain.startswith(self.installed):
+                return path if full is text and plain is full else plain
+            # Not the shortened path if it stays inside: the folder before a ".." may be a link.
+            stays = self.is_inside(full) and _stays(full[len(self.root) :])
+            moved = self.scratch + (full if stays else plain)[len(self.root) :]
+            plain = self._settled(moved)
+            if plain == self.scratch or plain.startswith(self.scratch + os.sep):
+                if use in {PathUse.WRITE, PathUse.CHANGE}:
+                    _own(plain, copied=use is PathUse.CHANGE)
+                    self.texts.pop(plain, None)
+                elif use is PathUse.READ and plain in self.texts:
+                    return self.texts[plain]
+                return path if stays and text[0] != os.sep and plain == moved else plain
+        if not self.elsewhere or plain.startswith(self.spared):
+            return plain if text[0] != os.sep or ".." in text else path
+        plain = os.path.normpath(plain)
+        if plain.startswith(self.temporary) and self._is_free(plain, use):
+            return plain if text[0] != os.sep or ".." in text else path
+        return self._outside(plain, use)
+
+    def is_inside(self, path: str) -> bool:
+        """Say whether a path is below the project as the program sees it."""
+        return path.startswith(self.root + os.sep) or path == self.root
+
+    def _is_own(self, path: str) -> bool:
+        return f"{path}{os.sep}".startswith((self.elsewhere + os.sep, self.scratch + os.sep))
+
+    def seeming(self, path: str) -> str:
+        """Return how the program should see a path that is really used."""
+        for real, seen in ((self.scratch, self.root), (self.elsewhere, "")):
+            if real and (path == real or path.startswith(real + os.sep)):
+                return (seen + path[len(real) :]) or os.sep
+        return path
+
+    def sides(self, path: Any) -> tuple[str, ...]:
+        """Return the folders that together are the one the program names; the first counts more."""
+        real = os.fspath(self.real(path))
+        if self.elsewhere and _is_link(real):
+            here = "" if real[0] == os.sep else f"{_getcwd()}{os.sep}"
+            real = self.real(resolved(here + real))
+        if self.elsewhere and real.startswith(self.elsewhere + os.sep):
+            plain = real[len(self.elsewhere) :]
+            if not self.is_hidden(plain) and _mode(plain) is not None and _mode(real) is not None:
+                return real, plain
+        return (real,)
+
+    def is_hidden(self, plain: str) -> bool:
+        """Say whether the program must not see what lies at a path outside the project."""
+        if not self.gone:
+            return False
+        while plain not in self.gone:
+            above = os.path.dirname(plain)  # noqa: PTH120 - asked for every file: no objects
+            if above == plain:
+                return False
+            plain = above
+        return True
+
+    def guards(self, path: str) -> bool:
+        """Say whether a path that is really used is one of the user's files."""
+        full = path if path[:1] == os.sep else f"{_getcwd()}{os.sep}{path}"
+        if full.startswith(self.scratch + os.sep):
+            return False
+        if self.is_inside(full):
+            own = not full[len(self.root) :].startswith(f"{os.sep}{FOLDER}")
+            return own and not full.startswith(self.installed)
+        mode = _mode(full)
+        kind = mode is None or stat.S_ISREG(mode) or stat.S_ISLNK(mode)
+        return bool(self.elsewhere) and kind and self._plain(full) == os.path.normpath(full)
+
+    def remove(self, path: Any, *, folder: bool) -> Any:
+        """Return what is to be removed really; None if it was enough to hide it."""
+        real = self.real(path)
+        plain = self._plain(real)
+        if plain is None:
+            return real
+        mode = _mode(real)
+        if folder and mode is not None and stat.S_ISDIR(mode):
+            names = {name for side in self.sides(path) for name in os.listdir(side)}  # noqa: PTH208
+            if any(self._is_there(f"{plain}{os.sep}{name}") for name in names):
+                raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), plain)
+        elif folder or mode is None or stat.S_ISDIR(mode):
+            return real  # the system says what is wrong
+        self.gone.add(plain)
+        return real if real != plain else None
+
+    def rename(self, source: Any) -> Any:
+        """Return what is to be renamed really, a copy of its own if it lies outside."""
+        real = self.real(source)
+        plain = self._plain(real)
+        if plain is None:
+            return real
+        if real == plain and os.path.isdir(plain):  # noqa: PTH112
+            real = self.elsewhere + plain
+            shutil.copytree(plain, real, symlinks=True)
+        else:
+            real = self.real(source, PathUse.CHANGE)
+        self.gone.add(plain)
+        return real
+
+    def _plain(self, real: Any) -> str | None:
+        """Return the name of what is guarded outside the project, None for everything else."""
+        if not self.elsewhere or not isinstance(real, str):
+            return None
+        if real.startswith(self.elsewhere + os.sep):
+            return real[len(self.elsewhere) :]
+        full = real if real[0] == os.sep else f"{_getcwd()}{os.sep}{real}"
+        if full.startswith(self.temporary) and not self.is_hidden(full):
+            return None
+        if full.startswith((*self.spared, self.scratch + os.sep)) or self.is_inside(full):
+            return None
+        return os.path.normpath(full)
+
+    def _is_there(self, plain: str) -> bool:
+        if _mode(self.elsewhere + plain) is not None:
+            return True
+        return not self.is_hidden(plain) and _mode(plain) is not None
+
+    def _is_free(self, plain: str, use: PathUse) -> bool:
+        """Say whether a temporary file may have the name that it had in the run."""
+        if use is PathUse.MAKE and plain in self.drafts and plain not in self.made:
+            if _mode(plain) is not None:
+                self.gone.add(plain)
+            self.made.add(plain)
+        return not self.is_hidden(plain) and _mode(self.elsewhere + plain) is None
+
+    def _outside(self, plain: str, use: PathUse) -> str:
+        kept = self.elsewhere + plain
+        hidden = self.is_hidden(plain)
+        there = _mode(kept) is not None
+        if use in {PathUse.READ, PathUse.RUN} or (use is PathUse.MAKE and there):
+            return kept if hidden or there else plain
+        mode = None if hidden or there else _mode(plain)
+        if mode is not None:
+            if use is PathUse.MAKE or not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
+                return plain  # a folder, a pipe, or what must not be there
+        above = os.path.dirname(plain)  # noqa: PTH120
+        if self._is_there(above):
+            os.makedirs(os.path.dirname(kept), exist_ok=True)  # noqa: PTH103, PTH120
+            if use is PathUse.CHANGE and mode is not None:
+                _copy(plain, kept)
+        return kept
+
+    def _settled(self, moved: str) -> str:
+        """Return where a path of the scratch tree leads if folders on its way are links."""
+        if not moved.startswith(self.scratch + os.sep):
+            return moved
+        above, name = os.path.split(moved)
+        led = resolved(above, below=self.scratch)
+        if self.is_inside(led) and not led.startswith(self.scratch):
+            led = self.scratch + led[len(self.root) :]
+        return moved if led == os.path.normpath(above) else f"{led}{os.sep}{name}"
+
+
+def resolved(path: str, below: str = "") -> str:
+    """Return a path without links; what is above `below` has none.
+
+    As `os.path.realpath`, which a replay sees through the functions that are exchanged.
+    """
+    if not path.startswith(below + os.sep):
+        return path
+    done, links = below, 0
+    todo = path[len(below) :].split("/")[::-1]
+    while todo:
+        name = todo.pop()
+        here = f"{done}{os.sep}{name}"
+        if name == "..":
+            done = os.path.dirname(done)  # noqa: PTH120
+        elif name in {"", "."}:
+            continue
+        elif links < _MOST_LINKS and _is_link(here):
+            links += 1
+            target = _readlink(here)
+            done = "" if target.startswith(os.sep) else done
+            todo.extend(target.split("/")[::-1])
+        else:
+            done = here
+    return done or os.sep
+
+
+def _stays(rest: str) -> bool:
+    """Say whether a path from the root never goes above it on its way.
+
+    >>> _stays("/a/../b"), _stays("/../proj/b")
+    (True, False)
+    """
+    depth = 0
+    for name in rest.split("/") if ".." in rest else ():
+        depth += -1 if name == ".." else name not in {"", "."}
+        if depth < 0:
+            return False
+    return True
+
+
+def _own(moved: str, *, copied: bool) -> None:
+    """Make a linked input a file of the scratch tree: the link leads to the user's file."""
+    mode = _mode(moved)
+    if mode is None or not stat.S_ISLNK(mode) or os.path.isdir(moved):  # noqa: PTH112
+        return
+    source = resolved(moved)
+    os.unlink(moved)  # noqa: PTH108
+    if copied:
+        _copy(source, moved)
+
+
+def _copy(source: str, target: str) -> None:
+    with _open(source, "rb") as old, _open(target, "wb") as new:
+        shutil.copyfileobj(old, new, 1 << 20)
+    os.chmod(target, stat.S_IMODE(_stat(source).st_mode) | stat.S_IWUSR)  # noqa: PTH101
+
+
+def _is_link(path: str) -> bool:
+    mode = _mode(path)
+    return mode is not None and stat.S_ISLNK(mode)
+
+
+def _mode(path: str) -> int | None:
+    try:
+        return _lstat(path).st_mode
+    except (OSError, ValueError):
+        return None

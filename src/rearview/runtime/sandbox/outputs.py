@@ -1,0 +1,349 @@
+"""Files that the run itself writes and may read again later, such as `best.pt`: part of its state.
+
+What a program has written and Python still holds back, found whoever holds the file.
+
+A logger, a writer of rows or what was put in the place of `sys.stdout` may be the only one that
+knows a file. What is on disk is kept with a checkpoint, so it has to be there.
+
+Files that the run itself writes and may read again later, such as `best.pt`: part of its state.
+
+A replay that skips the iterations in which a file was written would not find it. So what the
+program wrote below the project is kept with each checkpoint, by content, and put into the replay's
+own tree when the checkpoint is restored. Outside the project that holds for files that the run has
+made or begun anew: what it only adds to may be shared with others, and is left as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import gc
+import io
+import os
+import stat
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rearview.runtime.sandbox.entropy import after_import
+from rearview.runtime.sandbox.file_log import foreign, listen
+from rearview.runtime.sandbox.overwritten_files import Traces
+from rearview.state.codecs.open_files import transforms
+from rearview.store.project import FOLDER
+from rearview.store.run_files import PREFIX
+
+_KINDS = frozenset({io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom})
+_SEARCHES = 20
+"""Times that all objects are looked through for files that are not known yet."""
+
+
+class Buffers:
+    """The files that the program holds open for writing."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, str], list[weakref.ref[Any]]] = {}
+        self._searches = 0
+
+    def flush(self, ours: Callable[[str], bool]) -> None:
+        """Write down what is held back of files whose paths are `ours`."""
+        found = {number: path for number, path in open_for_writing() if ours(path)}
+        fresh = {number for number, path in found.items() if (number, path) not in self._known}
+        if fresh and self._searches < _SEARCHES:
+            self._searches += 1
+            for number in fresh:
+                self._known[number, found[number]] = []
+            for file in [each for each in gc.get_objects() if type(each) in _KINDS]:
+                number = _number(file)
+                if number in fresh:
+                    self._known[number, found[number]].append(weakref.ref(file))
+        for number, path in found.items():
+            for known in self._known.get((number, path), ()):
+                file = known()
+                if file is not None and _number(file) == number:
+                    with contextlib.suppress(OSError, ValueError):
+                        if not transforms(file):
+                            file.flush()
+
+
+def open_for_writing() -> Iterator[tuple[int, str]]:
+    """Yield number and path of each file that this process has open for writing."""
+    for name in os.listdir("/proc/self/fd") if Path("/proc/self/fd").is_dir() else ():  # noqa: PTH208
+        try:
+            path = os.readlink(f"/proc/self/fd/{name}")  # noqa: PTH115 - asked for every file
+            if path[:1] == os.sep and fcntl.fcntl(int(name), fcntl.F_GETFL) & os.O_ACCMODE:
+                yield int(name), path
+        except OSError:
+            continue  # that of the listing itself, or closed meanwhile
+
+
+def _number(file: Any) -> int:
+    try:
+        return int(file.fileno())
+    except (OSError, ValueError):
+        return -1
+
+
+LIMIT = 64 << 20
+"""Bytes of written files that a checkpoint takes along; larger ones are named, not kept."""
+NATIVE = {
+    "torch": ("save:1", "load:0"),
+    "safetensors.torch": ("save_file:1", "load_file:0"),
+    "safetensors.numpy": ("save_file:1", "load_file:0"),
+    "xgboost.core": ("Booster.save_model:1", "Booster.load_model:1"),
+    "lightgbm.basic": ("Booster.save_model:1",),
+    "h5py": ("File.__init__:1",),
+}
+"""Functions that open files in native code, with the position of the path among the arguments."""
+_BY_PATH = {"os.rename": 2, "os.remove": 1, "os.symlink": 2, "os.link": 2, "sqlite3.connect": 1}
+"""Other ways to change files, and how many paths are told; last comes the folder they are in, if open."""
+_BUFFERS = Buffers()
+_LINKS = ("os.symlink", "os.link")
+"""Of these only the second path is made; the first is what it leads to."""
+_NAMELESS: int = getattr(os, "O_TMPFILE", -1)
+"""Opens a file without a name in a folder, whose path is told."""
+_NOT_THE_PROGRAM = (FOLDER + os.sep, ".git" + os.sep)
+
+
+class Outputs:
+    """The files that this process has written: named from `root`, or in full outside of it."""
+
+    def __init__(
+        self, root: str, deleting: Callable[[], None] | None = None, traces: Traces | None = None
+    ) -> None:
+        self.deleting = deleting
+        """Called before the program removes the store itself."""
+        self.traces = traces
+        """What was there before; None for a process that only joins a run."""
+        self.root = root.rstrip(os.sep) + os.sep
+        self._foreign = (os.path.realpath(self.root + FOLDER) + os.sep, *foreign())
+        self.pid = os.getpid()
+        self.busy = False
+        """We are at the files ourselves."""
+        self.written: dict[str, None] = {}
+        self.known: dict[str, tuple[tuple[int, ...], bytes]] = {}
+
+    def install(self) -> None:
+        """Take note of every file that is opened for writing or renamed from now on."""
+        listen(self._heard, "open", "os.mkdir", "shutil.rmtree", *_BY_PATH)
+        for_native_paths(self._native)
+
+    def _heard(self, event: str, args: tuple[Any, ...]) -> None:
+        if self.busy:
+            return
+        if event == "open":
+            path, mode, flags = args
+            writes = isinstance(mode, str) and any(letter in mode for letter in "wax+")
+            if writes:
+                self.note(path, emptied="w" in mode)
+            elif mode is None and isinstance(flags, int) and flags & os.O_ACCMODE:
+                if flags & _NAMELESS != _NAMELESS:
+                    self.note(path, emptied=bool(flags & os.O_TRUNC))
+            elif self.written:
+                self._noted(path, Traces.reading, follow=True)
+        elif event in _BY_PATH and not any(isinstance(one, int) and one >= 0 for one in args[-1:]):
+            for path in args[event in _LINKS : _BY_PATH[event]]:
+                self.note(path, emptied=event != "os.remove", follow=False)
+        elif event == "os.mkdir" and args[2] < 0:
+            self._noted(args[0], Traces.making)
+        elif event == "shutil.rmtree" and self.deleting is not None:
+            path = os.path.abspath(os.fsdecode(args[0])) + os.sep  # noqa: PTH100
+            if f"{self.root}{FOLDER}{os.sep}".startswith(path) and os.getpid() == self.pid:
+                self.deleting()
+
+    def _native(self, path: Any, mode: str) -> Any:
+        if mode != "r":
+            self.note(path, emptied="w" in mode)
+        return path
+
+    def note(self, path: Any, *, emptied: bool = False, follow: bool = True) -> None:
+        """Remember a file, if it is the project's or one that the run makes or makes anew.
+
+        With `follow`, a link leads to the file that is written.
+        """
+        name = self._noted(path, Traces.emptying if emptied else Traces.writing, follow=follow)
+        if name and (name[0] != os.sep or (self.traces is not None and self.traces.owns(name))):
+            self.written[name] = None
+
+    def _noted(self, path: Any, act: Callable[[Traces, str], None], *, follow: bool = False) -> str:
+        """Let the traces act on a path of the program; return its name, or nothing."""
+        if isinstance(path, int) or os.getpid() != self.pid:
+            return ""
+        try:
+            full = os.path.abspath(os.fsdecode(path))  # noqa: PTH100 - folders stay as spelt
+            if follow and os.path.islink(full):  # noqa: PTH114 - asked for every file: no objects
+                full = os.path.realpath(full)
+        except (TypeError, ValueError, OSError):
+            return ""
+        name = full.removeprefix(self.root)
+        if full.startswith(self._foreign) if name is full else name.startswith(_NOT_THE_PROGRAM):
+            return ""
+        if self.traces is not None:
+            try:
+                act(self.traces, name)
+            except (OSError, ValueError):
+                self.traces = None  # the program must be able to write what we cannot note
+        return name
+
+    def parts(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the contents to save by key, and what else there is to say of the files.
+
+        That is which are gone, which are too large, which folders were made, and which links, with
+        what they lead to.
+        """
+        with self._ourselves():
+            _BUFFERS.flush(lambda path: path.removeprefix(self.root) in self.written)
+            return self._parts()
+
+    def bring_back(self, names: Iterable[str]) -> None:
+        """Put files too large for a checkpoint where they were; the program has come that far."""
+        if self.traces is not None:
+            with self._ourselves():
+                self.traces.bring_back(names)
+
+    def ended(self, *, well: bool) -> None:
+        """Leave the files as a run should that has ended; what is written now is not the program's."""
+        self.busy = True
+        if self.traces is not None:
+            self.traces.ended(well=well)
+
+    @contextlib.contextmanager
+    def _ourselves(self) -> Iterator[None]:
+        self.busy = True
+        try:
+            yield
+        finally:
+            self.busy = False
+
+    def _parts(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        buffers: dict[str, Any] = {}
+        links: dict[str, str] = {}
+        gone: list[str] = []
+        large: list[str] = []
+        total = 0
+        for relative in list(self.written):
+            path = Path(self.root, relative)
+            try:
+                found = path.lstat()
+                if stat.S_ISLNK(found.st_mode):
+                    links[relative] = str(path.readlink())
+                    continue
+                if not stat.S_ISREG(found.st_mode):
+                    continue
+                mark = (found.st_ino, found.st_size, found.st_mtime_ns)
+                if total + found.st_size > LIMIT:
+                    large.append(relative)
+                    continue
+                known = self.known.get(relative)
+                if known is None or known[0] != mark:
+                    known = (mark, path.read_bytes())
+                    self.known[relative] = known
+            except (OSError, ValueError):
+                gone.append(relative)
+                if relative[0] == os.sep:
+                    del self.written[relative]  # temporary files come and go by the thousand
+                continue
+            total += found.st_size
+            buffers[PREFIX + relative] = known[1]
+        made = self.traces.folders if self.traces is not None else ()
+        there = [one for one in made if Path(self.root, one).is_dir()]
+        facts = {"gone": gone, "large": large, "folders": there, "links": links}
+        return buffers, {name: found for name, found in facts.items() if found}
+
+
+def put_back(
+    keys: Iterable[str],
+    load: Callable[[str], Any],
+    facts: Mapping[str, Any],
+    place: Callable[[str], str],
+    root: str,
+    shared: frozenset[str] = frozenset(),
+) -> None:
+    """Make the files of a checkpoint what they were, but for those that are `shared`.
+
+    `place` says where one that is to be written lies really; the names start from `root`.
+    """
+    for name in facts.get("folders", ()):
+        Path(root, name).mkdir(parents=True, exist_ok=True)
+    names = {key: key.removeprefix(PREFIX) for key in keys if key.startswith(PREFIX)}
+    files = {key: place(str(Path(root, name))) for key, name in names.items() if name not in shared}
+    real = {os.path.realpath(path) for path in files.values()}
+    _BUFFERS.flush(real.__contains__)  # what the set-up has written goes before
+    for key, path in files.items():
+        target = Path(path)
+        data = bytes(load(key))
+        if target.is_symlink():
+            target.unlink()
+        elif target.is_file() and target.read_bytes() == data:
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # in place: the program may have it open
+        with open(target, "r+b" if target.is_file() else "wb") as file:  # noqa: PTH123
+            file.write(data)
+            file.truncate()
+    for name in facts.get("gone", ()):
+        with contextlib.suppress(IsADirectoryError):
+            Path(root, name).unlink(missing_ok=True)
+    for name, led in facts.get("links", {}).items():
+        _link(Path(root, name), led)
+    if files:
+        _to_the_end(real)
+
+
+def _link(path: Path, led: str) -> None:
+    if not path.is_symlink() or str(path.readlink()) != led:
+        path.unlink(missing_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to(led)
+
+
+def _to_the_end(paths: set[str]) -> None:
+    """Let files that are open for writing go on at their end, also those that only a logger holds.
+
+    What the state knows of is set to its exact position afterwards.
+    """
+    for number, path in open_for_writing():
+        if path in paths:
+            with contextlib.suppress(OSError):
+                os.lseek(number, 0, os.SEEK_END)
+
+
+def for_native_paths(act: Callable[[Any, str], Any]) -> None:
+    """Let `act` see, and replace, the paths given to functions that open files in native code.
+
+    It is told the mode that `open` would be given.
+    """
+    for module, functions in NATIVE.items():
+        after_import(module, functools.partial(_wrap, functions=functions, act=act))
+
+
+def _wrap(module: ModuleType, *, functions: Iterable[str], act: Callable[[Any, str], Any]) -> None:
+    for function in functions:
+        dotted, _, position = function.partition(":")
+        *owners, name = dotted.split(".")
+        owner: Any = module
+        for part in owners:
+            owner = getattr(owner, part, None)
+        real = getattr(owner, name, None)
+        if real is not None:
+            setattr(owner, name, _acting(real, int(position), act))
+
+
+def _acting(real: Callable[..., Any], position: int, act: Callable[[Any, str], Any]) -> Any:
+    saves = real.__name__.startswith("save")
+
+    @functools.wraps(real)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        mode = "w" if saves else "r"
+        if real.__name__ == "__init__":  # of a file of h5py, which takes the mode next
+            mode = str((args[position + 1 : position + 2] or (kwargs.get("mode", "r"),))[0])
+        if len(args) > position and isinstance(args[position], str | os.PathLike):
+            args = (*args[:position], act(args[position], mode), *args[position + 1 :])
+        for key in ("f", "filename", "fname", "name"):
+            if isinstance(kwargs.get(key), str | os.PathLike):
+                kwargs[key] = act(kwargs[key], mode)
+        return real(*args, **kwargs)
+
+    return call

@@ -1,0 +1,212 @@
+"""What a run leaves in files, so that it can begin again as if it had left nothing.
+
+A run that goes on sets itself up once more. A program that looks for a checkpoint of its own, makes a
+folder or appends to a log must then find what it found the first time. So it is noted what was there
+before each file was first written, and that is brought back before the program starts again; what it
+had written comes back with the checkpoint that it goes on from.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rearview.runtime.sandbox.file_patches import exchange
+from rearview.store.files import close_to_others, make_folder
+from rearview.store.json_lines import append_line, read_lines
+from rearview.store.runs import ABSENT, TRACES, TRACES_FORMAT
+
+FORMAT = TRACES_FORMAT
+FILE = TRACES
+LIMIT = 64 << 20
+"""Bytes of files kept as they were before the run; larger ones are left as they are."""
+_LARGE = "large"
+_LINK = "link"
+
+
+@dataclass
+class Traces:
+    """The files and folders that one run has touched; kept in the run's folder.
+
+    Those outside the project go by their full path, and count only if the run made them, or began
+    them anew.
+    """
+
+    folder: Path
+    root: str
+    looping: Callable[[], bool] = lambda: False
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)
+    folders: dict[str, None] = field(default_factory=dict)
+    read: set[str] = field(default_factory=set)
+    shared: set[str] = field(default_factory=set)
+    """Files outside the project that somebody wrote while the run did not."""
+    kept: int = 0
+    """Bytes kept so far."""
+
+    @classmethod
+    def of(cls, folder: Path, root: str, looping: Callable[[], bool]) -> Traces:
+        """Return the traces of a run, with what an earlier process of it has noted."""
+        found = cls(folder, root, looping)
+        for line in read_lines(folder / FILE, FORMAT):
+            if "folder" in line:
+                found.folders.setdefault(str(line["folder"]))
+            elif "read" in line:
+                found.read.add(str(line["read"]))
+            else:
+                found.files.setdefault(str(line["path"]), line)
+        return found
+
+    @property
+    def aside(self) -> Path:
+        """Where files of the run are while it sets itself up again."""
+        return self.folder / "aside"
+
+    def made(self, name: str) -> bool:
+        """Say whether the run has made this file."""
+        return bool(self.files.get(name, {}).get("was") == ABSENT)
+
+    def owns(self, name: str) -> bool:
+        """Say whether what is in this file is the run's alone."""
+        return self.made(name) or bool(self.files.get(name, {}).get("emptied"))
+
+    def absent(self) -> list[str]:
+        """Return the full paths of files and folders that were not there before the run."""
+        names = [*self.folders, *(name for name in self.files if self.made(name))]
+        return [os.path.join(self.root, name) for name in names]  # noqa: PTH118
+
+    def _home(self, name: str) -> Path:
+        """Return where a file is kept meanwhile, on its own disk: it may be large."""
+        path = Path(name)
+        return path.with_name(f".{path.name}.rearview") if path.is_absolute() else self.aside / path
+
+    def emptying(self, relative: str) -> None:
+        """Note what a file is before it is written anew for the first time."""
+        self.writing(relative, emptied=True)
+
+    def writing(self, relative: str, *, emptied: bool = False) -> None:
+        """Note what a file is before it is written for the first time."""
+        if relative in self.files or "__pycache__" in relative:
+            return
+        line: dict[str, Any] = {"format": FORMAT, "path": relative, "loop": self.looping()}
+        if emptied:
+            line["emptied"] = True
+        self.files[relative] = line
+        path = Path(self.root, relative)
+        try:
+            line["size"] = size = path.lstat().st_size
+        except OSError:
+            line["was"] = ABSENT
+        else:
+            line["was"] = _LARGE
+            ours = emptied or relative[0] != os.sep
+            if path.is_symlink() and ours:
+                line |= {"was": _LINK, "led": str(path.readlink())}
+            elif path.is_file() and self.kept + size <= LIMIT and ours:
+                self.kept += size
+                line["was"] = f"{len(self.files)}"
+                make_folder(self.folder / "before")
+                shutil.copyfile(path, self.folder / "before" / line["was"])
+                close_to_others(self.folder / "before" / line["was"])
+        append_line(self.folder / FILE, line)
+
+    def making(self, relative: str) -> None:
+        """Note that a folder is about to be made."""
+        if relative not in self.folders and not Path(self.root, relative).exists():
+            self.folders[relative] = None
+            append_line(self.folder / FILE, {"format": FORMAT, "folder": relative})
+
+    def reading(self, relative: str) -> None:
+        """Note that the program reads what it has written."""
+        if relative in self.files and relative not in self.read:
+            self.read.add(relative)
+            append_line(self.folder / FILE, {"format": FORMAT, "read": relative})
+
+    def take_away(self, *, data: bool, lived: float = float("inf")) -> set[str]:
+        """Make the files what the run found.
+
+        A file that was written before the first loop and read again, such as a data set that the
+        program fetched for itself, only goes with `data`: to make it anew may take long, and does
+        not matter to a run that goes on from a checkpoint. Neither does one outside the project
+        that was written later than the run has `lived`: it is not the run's alone. Returns the
+        folders that the run had made and that are still there.
+        """
+        for relative, line in self.files.items():
+            path, home = Path(self.root, relative), self._home(relative)
+            left = line["was"] == _LARGE and not line.get("emptied")
+            if left or (not data and self._is_data(relative)):
+                continue
+            if relative[0] == os.sep and path.is_file() and path.stat().st_mtime > lived:
+                self.shared.add(relative)
+                continue
+            there = path.is_file() or path.is_symlink()
+            if there and os.path.lexists(home):
+                path.unlink()  # of a process that did not get as far as the one before it
+            elif there:
+                home.parent.mkdir(parents=True, exist_ok=True)
+                shutil.move(path, home)
+            if line["was"] == _LINK:
+                path.symlink_to(line["led"])
+            elif line["was"] not in {ABSENT, _LARGE}:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(self.folder / "before" / line["was"], path)
+        for relative in sorted(self.folders, key=len, reverse=True):
+            try:
+                Path(self.root, relative).rmdir()
+            except OSError:
+                continue  # not empty, or not there
+        return {one for one in self.folders if Path(self.root, one).is_dir()}
+
+    def data(self) -> list[str]:
+        """Return the files that were written before the first loop and read again."""
+        return [name for name in self.files if self._is_data(name)]
+
+    def _is_data(self, name: str) -> bool:
+        return not self.files[name]["loop"] and name in self.read
+
+    def bring_back(self, relatives: Iterable[str]) -> None:
+        """Put files too large for a checkpoint where they were; the program has come that far."""
+        for relative in relatives:
+            home, path = self._home(relative), Path(self.root, relative)
+            if home.is_file() or home.is_symlink():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                if path.exists() and not home.is_symlink():
+                    shutil.copyfile(home, path)  # in place: the program may have it open
+                else:
+                    shutil.move(home, path)
+        self._let_go()
+
+    def ended(self, *, well: bool) -> None:
+        """Delete what was kept if the run will not begin again; else give back what it lacks."""
+        if well:
+            self._let_go()
+            shutil.rmtree(self.folder / "before", ignore_errors=True)
+        elif any(os.path.lexists(self._home(name)) for name in self.files):
+            self.bring_back([n for n in self.files if not os.path.lexists(Path(self.root, n))])
+
+    def _let_go(self) -> None:
+        shutil.rmtree(self.aside, ignore_errors=True)
+        for name in self.files:
+            if name[0] == os.sep and self.owns(name):
+                self._home(name).unlink(missing_ok=True)
+
+
+def allow_again(folders: set[str], root: str) -> None:
+    """Let the program make each of these folders once more, though it is there."""
+
+    def make(real: Any) -> Any:
+        def mkdir(path: Any, *args: Any, **given: Any) -> None:
+            if folders and not isinstance(path, int):
+                full = os.path.abspath(os.fsdecode(path))  # noqa: PTH100 - links stay as spelt
+                name = full.removeprefix(root)
+                if name in folders:
+                    folders.discard(name)
+                    return
+            real(path, *args, **given)
+
+        return mkdir
+
+    exchange(os, "mkdir", make)

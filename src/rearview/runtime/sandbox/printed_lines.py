@@ -1,0 +1,172 @@
+"""Keep the lines that a program prints, with the point at which it prints them.
+
+The streams stay the objects they are and get the same bytes; only `write` is looked at, as long as
+that takes at most a hundredth of the time. A program that prints a million lines in a second keeps
+the first few thousand of them, and a remark that there were more.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+from typing import Any, ClassVar
+
+from rearview.store.files import open_file
+from rearview.store.printed_lines import FILE, FORMAT, encode
+
+SHARE = 0.01
+"""Share of the time that looking at what is printed may take."""
+COST = 4e-6
+"""Seconds that a kept line takes, generously."""
+FIRST = 2000
+"""Lines that are always looked at."""
+LARGEST = 8 << 20
+"""Bytes kept of a run."""
+LONGEST = 2000
+"""Characters kept of a line."""
+_EACH = 1.0
+"""Seconds after which lines are written to the file, when the next one comes."""
+_WORTH = 200
+"""Lines that must fit for it to begin again."""
+
+Place = Callable[[], tuple[tuple[str, ...], tuple[int, ...]]]
+
+
+class Printing:
+    """The lines of one run, on their way to a file."""
+
+    def __init__(self, folder: Path = Path(), place: Place = lambda: ((), ())) -> None:
+        self._file = folder / FILE
+        self._place = place
+        self._pid = os.getpid()
+        self._begun = self._written = perf_counter()
+        self._used = 0
+        self._limit = FIRST
+        self._size = self._file.stat().st_size if self._file.exists() else 0
+        self._rows: list[Any] = [] if self._size else [{"format": FORMAT}]
+        self._parts: dict[int, list[str]] = {1: [], 2: []}
+        self._looks = False
+        self._spent = False
+        """Nothing is kept any more."""
+
+    def install(self) -> None:
+        """Look at what is written to standard output and error from now on."""
+        watch_streams()
+        _Now.printing = self
+        self._looks = True
+
+    def remove(self) -> None:
+        """Look no more."""
+        self._looks = False
+
+    def take(self, number: int, text: str) -> None:
+        """Keep what was written to a stream, unless it is too much."""
+        if not self._looks:
+            return
+        parts = self._parts[number]
+        parts.append(text)
+        if "\n" in text or len(parts) > 1000:
+            try:
+                self._lines(number)
+            except Exception:
+                self.remove()  # the store is gone or full: others say so
+                self._spent = True
+
+    def _lines(self, number: int) -> None:
+        """Keep the lines that are complete."""
+        parts = self._parts[number]
+        *lines, rest = "".join(parts).split("\n")
+        parts[:] = [rest[-LONGEST:]] if rest else []
+        loops, indices = self._place()
+        for line in lines:
+            shown = line.rpartition("\r")[2]  # what a progress bar has overwritten is not kept
+            if shown:
+                self._rows.append((loops, indices, number, shown[:LONGEST]))
+        self._used += len(lines)
+        now = perf_counter()
+        if self._used >= self._limit and not self._afford(now, 1):
+            self._rows.append({"dropped": "lines printed from here on came too fast to be kept"})
+            self.remove()
+            for kept in self._parts.values():
+                kept.clear()
+        if now - self._written > _EACH:
+            self.flush()
+
+    def _afford(self, now: float, count: int) -> bool:
+        """Say whether `count` more lines fit into what may be spent by now."""
+        self._limit = FIRST + int(SHARE * (now - self._begun) / COST)
+        return self._used + count <= self._limit
+
+    def turn(self) -> None:
+        """Look again, if enough time has passed since it became too much."""
+        if self._looks or self._spent or self._size > LARGEST:
+            return
+        if _Now.printing is self and self._afford(perf_counter(), _WORTH):
+            self._looks = True
+
+    def flush(self) -> None:
+        """Bring what is kept to the file."""
+        rows, self._rows = self._rows, []
+        self._written = perf_counter()
+        if not rows or os.getpid() != self._pid:
+            return
+        data = b"".join(encode(row) for row in rows)
+        self._size += len(data)
+        if self._size > LARGEST:
+            self.remove()
+            data += encode({"dropped": f"only {LARGEST >> 20} MB are kept"})
+        fd = open_file(self._file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        try:
+            os.write(fd, data)
+        finally:
+            os.close(fd)
+
+    def close(self) -> None:
+        """Keep what stands in unfinished lines too, and stop."""
+        if _Now.printing is not self or self._spent:
+            return
+        self.remove()
+        for number, parts in self._parts.items():
+            if parts:
+                parts.append("\n")
+                self._lines(number)
+        self.flush()
+
+
+class _Now:
+    """What the functions below speak to.
+
+    They have names of their own, so that whoever holds one, as progress bars do, holds the same
+    in every run and replay.
+    """
+
+    printing: Printing | None = None
+    real: ClassVar[dict[int, Callable[[str], int]]] = {}
+
+
+def write_out(text: str) -> int:
+    """Write to standard output."""
+    return _write(1, text)
+
+
+def write_err(text: str) -> int:
+    """Write to standard error."""
+    return _write(2, text)
+
+
+def _write(number: int, text: str) -> int:
+    count = _Now.real[number](text)
+    if _Now.printing is not None:
+        _Now.printing.take(number, text)
+    return count
+
+
+def watch_streams() -> None:
+    """Let standard output and error write through functions of ours; a replay does so too."""
+    for number, stream, write in ((1, sys.stdout, write_out), (2, sys.stderr, write_err)):
+        if hasattr(stream, "__dict__") and "write" not in vars(stream):
+            _Now.real[number] = stream.write
+            vars(stream)["write"] = write

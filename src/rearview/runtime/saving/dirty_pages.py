@@ -1,0 +1,295 @@
+"""Which memory has not been written since: asked of the processor's page tables.
+
+Linux 6.7 can write-protect pages so that the first write to each is noted by the kernel and goes
+on at once. No write path escapes it (libraries in C, other threads, the kernel filling a buffer),
+so "not written" is a proof of "unchanged" at 30 microseconds for 400 MB, where hashing takes 40 ms. Only
+private memory of this process is tracked: shared memory can be written through another mapping,
+memory registered with a device by the device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import struct
+import sys
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import xxhash
+
+Spans = list[tuple[int, int]]
+"""First address and the one after the last, of each stretch."""
+PAGE = 4096
+TRACK_FROM = 16 * PAGE
+"""Smaller buffers are cheaper to hash than to ask about."""
+MOST = 4096
+"""Watches at once: each may split a mapping, and a process may have 65530 of those."""
+
+NEAR = 32 * PAGE
+"""What lies so close together is protected together: each call interrupts the other cores."""
+
+_USERFAULTFD = {"x86_64": 323, "aarch64": 282}
+_USER_MODE_ONLY = 1
+_API, _REGISTER, _WRITEPROTECT = 0xC018AA3F, 0xC020AA00, 0xC018AA06
+_FEATURES = (1 << 15) | (1 << 13) | 1  # note writes without a handler, also of absent pages
+_MODE_WP = 2
+_SCAN = 0xC0606610
+_CHECK_TRACKED = 2
+_IS_WRITTEN = 2
+_REQUEST = struct.Struct("12Q").pack
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PageWatch:
+    """A buffer under watch: its whole pages, and the hash of the bytes around them."""
+
+    address: int
+    nbytes: int
+    low: int
+    high: int
+    edges: bytes
+
+    @property
+    def whole(self) -> int:
+        """Bytes in its whole pages."""
+        return self.high - self.low
+
+
+class Pages:
+    """Watches over private memory of this process, where the system offers them.
+
+    No two of them share a page: protecting it anew for one would hide from the other what was
+    written before.
+    """
+
+    def __init__(self) -> None:
+        self._fd = -1
+        self._map = -1
+        self._pid = os.getpid()
+        self._watched: dict[int, PageWatch] = {}
+        """By the first page."""
+        self._lows: list[int] = []
+        """The first pages, in order."""
+        self._room = (ctypes.c_uint64 * 3)()
+        self._found = ctypes.addressof(self._room)
+        """Where the system puts a page that was written; only whether there is one is looked at."""
+        with contextlib.suppress(OSError, AttributeError):
+            self._open()
+
+    @property
+    def available(self) -> bool:
+        """Say whether watching works here and now."""
+        return self._fd >= 0 and self._pid == os.getpid() and not _device_in_use()
+
+    def watch(self, view: memoryview) -> PageWatch | None:
+        """Note every write to `view` from now on; None where that cannot be promised."""
+        return self.watch_all([view])[0]
+
+    def watch_all(self, views: Sequence[memoryview]) -> list[PageWatch | None]:
+        """Do that for many at once: the system is asked once for those that lie side by side."""
+        if not self.available:
+            return [None] * len(views)
+        spans = private_spans()
+        fresh: dict[int, PageWatch] = {}
+        for view in views:
+            address = address_of(view)
+            low, high = (address + PAGE - 1) & -PAGE, (address + len(view)) & -PAGE
+            if len(view) >= TRACK_FROM and _within(spans, low, high):
+                edges = _edges(view, address, low, high)
+                fresh[low] = PageWatch(address, len(view), low, high, edges)
+        for watch in fresh.values():
+            for other in self._between(watch.low, watch.high):
+                self._drop(other)
+        fresh = dict(list(fresh.items())[: max(0, MOST - len(self._watched))])
+        for low, high in self._stretches(fresh.values(), spans):
+            if not self._protect(low, high):
+                fresh = {k: v for k, v in fresh.items() if not low <= k < high}
+        for low, watch in fresh.items():
+            if not self._between(low, watch.high):
+                self._watched[low] = watch
+                insort(self._lows, low)
+        known = {watch.address: watch for watch in fresh.values() if self._is_watched(watch)}
+        return [known.get(address_of(view)) for view in views]
+
+    def unwritten(self, watch: PageWatch, view: memoryview) -> bool:
+        """Say whether `view` is the watched memory and holds the bytes it held then."""
+        if not self.available or not self._is_watched(watch):
+            return False
+        if len(view) != watch.nbytes or address_of(view) != watch.address:
+            return False
+        if self._written(watch.low, watch.high):
+            return False
+        return _edges(view, watch.address, watch.low, watch.high) == watch.edges
+
+    def intact(self, watch: PageWatch) -> bool:
+        """Say whether its whole pages were not written; any thread may ask."""
+        # whoever watches them anew lets go of this one first, so that is looked at last
+        return (
+            self.available and not self._written(watch.low, watch.high) and self._is_watched(watch)
+        )
+
+    def forget(self, *watches: PageWatch) -> None:
+        """End these watches: writes to their memory cost nothing again."""
+        ended = self.strike(*watches)
+        if ended and self.available:
+            for low, high in self._stretches(ended):
+                self._unprotect(low, high)
+
+    def strike(self, *watches: PageWatch) -> list[PageWatch]:
+        """Strike them off the list, and leave it to others that writes cost nothing again."""
+        ended = [watch for watch in watches if self._is_watched(watch)]
+        for watch in ended:
+            self._drop(watch)
+        return ended
+
+    def lift(self, *watches: PageWatch) -> None:
+        """Let writes cost nothing again; they count as written from now on. Any thread may do that."""
+        low = high = 0
+        for watch in sorted(watches, key=lambda each: each.low):
+            if watch.low != high:
+                self._unprotect(low, high)
+                low = watch.low
+            high = watch.high
+        self._unprotect(low, high)
+
+    def _unprotect(self, low: int, high: int) -> None:
+        if low < high:
+            with contextlib.suppress(OSError):  # the memory is gone
+                self._ioctl(_WRITEPROTECT, struct.pack("QQQ", low, high - low, 0))
+
+    def _is_watched(self, watch: PageWatch) -> bool:
+        return self._watched.get(watch.low) is watch
+
+    def _drop(self, watch: PageWatch) -> None:
+        del self._watched[watch.low]
+        del self._lows[bisect_left(self._lows, watch.low)]
+
+    def _between(self, low: int, high: int) -> list[PageWatch]:
+        """Return the watches that have pages there."""
+        first = max(0, bisect_right(self._lows, low) - 1)
+        last = bisect_left(self._lows, high)
+        return [w for w in map(self._watched.__getitem__, self._lows[first:last]) if w.high > low]
+
+    def _stretches(self, watches: Collection[PageWatch], spans: Spans | None = None) -> Spans:
+        """Return the pages of `watches`, and the few between neighbours, as stretches.
+
+        Pages of other watches are never among them.
+        """
+        found: Spans = []
+        spans = private_spans() if spans is None and len(watches) > 1 else spans or []
+        for watch in sorted(watches, key=lambda each: each.low):
+            low = found[-1][1] if found else 0
+            near = found and watch.low - low <= NEAR
+            if near and _within(spans, low, watch.high) and not self._between(low, watch.low):
+                found[-1] = (found[-1][0], max(low, watch.high))
+            else:
+                found.append((watch.low, watch.high))
+        return found
+
+    def _protect(self, low: int, high: int) -> bool:
+        """Have the system note writes; memory stays registered, which costs nothing."""
+        for register in (False, True):
+            try:
+                if register:
+                    self._ioctl(_REGISTER, struct.pack("QQQQ", low, high - low, _MODE_WP, 0))
+                self._ioctl(_WRITEPROTECT, struct.pack("QQQ", low, high - low, 1))
+            except OSError:
+                continue
+            return True
+        return False
+
+    def close(self) -> None:
+        """End all watches."""
+        self._watched.clear()
+        self._lows.clear()
+        for fd in (self._fd, self._map):
+            if fd >= 0 and self._pid == os.getpid():
+                os.close(fd)
+        self._fd = self._map = -1
+
+    def _open(self) -> None:
+        number = _USERFAULTFD.get(os.uname().machine)
+        if number is None or os.sysconf("SC_PAGE_SIZE") != PAGE:
+            return
+        libc = ctypes.CDLL(None, use_errno=True)
+        self._fd = libc.syscall(number, os.O_CLOEXEC | os.O_NONBLOCK | _USER_MODE_ONLY)
+        if self._fd < 0:
+            return
+        try:
+            self._ioctl(_API, struct.pack("QQQ", 0xAA, _FEATURES, 0))
+            self._map = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            self.close()
+
+    def _written(self, low: int, high: int) -> bool:
+        found, written = self._found, _IS_WRITTEN
+        request = _REQUEST(96, _CHECK_TRACKED, low, high, 0, found, 1, 1, 0, written, 0, written)
+        try:
+            return bool(fcntl.ioctl(self._map, _SCAN, bytearray(request)))
+        except OSError:
+            return True  # no longer under watch: unmapped, or mapped anew
+
+    def _ioctl(self, number: int, argument: bytes) -> None:
+        fcntl.ioctl(self._fd, number, bytearray(argument))
+
+
+class _Buffer(ctypes.Structure):
+    _fields_ = (
+        ("buf", ctypes.c_void_p),
+        ("obj", ctypes.py_object),
+        ("len", ctypes.c_ssize_t),
+        ("rest", ctypes.c_char * 128),
+    )
+
+
+def address_of(view: memoryview) -> int:
+    """Return where the bytes of `view`, which may be read-only, are."""
+    buffer = _Buffer()
+    ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(view), ctypes.byref(buffer), 0)
+    try:
+        return int(buffer.buf or 0)
+    finally:
+        ctypes.pythonapi.PyBuffer_Release(ctypes.byref(buffer))
+
+
+def _edges(view: memoryview, address: int, low: int, high: int) -> bytes:
+    """Return the hash of the bytes outside whole pages, which other memory shares pages with."""
+    return xxhash.xxh3_128_digest(bytes(view[: low - address]) + bytes(view[high - address :]))
+
+
+def private_spans() -> Spans:
+    """Return the stretches of memory that only this process can reach, in order."""
+    found: Spans = []
+    with open("/proc/self/maps", encoding="ascii", errors="replace") as maps:  # noqa: PTH123 - hot
+        for line in maps:
+            span, mode, _, _, inode = line.split(None, 5)[:5]
+            if mode[3] != "p" or inode != "0":
+                continue
+            start, _, end = span.partition("-")
+            first, last = int(start, 16), int(end, 16)
+            if found and found[-1][1] == first:
+                found[-1] = (found[-1][0], last)
+            else:
+                found.append((first, last))
+    return found
+
+
+def _within(spans: Spans, low: int, high: int) -> bool:
+    """Say whether `low:high` lies in one of the spans.
+
+    >>> _within([(0, 10), (20, 30)], 22, 30), _within([(0, 10), (20, 30)], 8, 12)
+    (True, False)
+    """
+    at = bisect_right(spans, low, key=lambda span: span[0]) - 1
+    return low < high and at >= 0 and high <= spans[at][1]
+
+
+def _device_in_use() -> bool:
+    """Say whether an accelerator may write into host memory behind the page tables' back."""
+    torch = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)
+    return bool(cuda is not None and cuda.is_initialized())

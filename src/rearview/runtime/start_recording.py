@@ -1,0 +1,463 @@
+"""A session that records nothing: the program runs where its store cannot be written.
+
+Begin a session that records: a new run, or one that stopped and goes on.
+
+A session that records nothing: the program runs where its store cannot be written.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import platform
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, NoReturn
+
+from rearview.checkpointer.signals import Signals, leave_at_once
+from rearview.config import Settings
+from rearview.energy import Account, Used
+from rearview.errors import RearviewError, VersionError
+from rearview.model import Checkpoint, Control, Run
+from rearview.model.secrets import redact_value, redact_words
+from rearview.model.wording import printable
+from rearview.remote.base import open_remote
+from rearview.runtime import api, importer, start_replay
+from rearview.runtime.checkpoint_index import Jumps
+from rearview.runtime.importer import Loading
+from rearview.runtime.loops import Habit
+from rearview.runtime.recorder import Recorder
+from rearview.runtime.resumer import Mending, Resumer, Retreat, last_usable
+from rearview.runtime.sandbox import clock, entropy
+from rearview.runtime.sandbox.clock import Clock
+from rearview.runtime.sandbox.environment import EnvironmentReads
+from rearview.runtime.sandbox.file_log import Inputs
+from rearview.runtime.sandbox.outputs import Outputs
+from rearview.runtime.sandbox.overwritten_files import Traces, allow_again
+from rearview.runtime.sandbox.printed_lines import Printing
+from rearview.runtime.saving.overhead import Overhead
+from rearview.runtime.saving.remote_copy import Bringer
+from rearview.runtime.saving.writer import Writer
+from rearview.runtime.session import Session
+from rearview.source.mended_source import mend
+from rearview.state.rebuild import REFUSING
+from rearview.store.checkpoints.checkpoints import Checkpoints
+from rearview.store.checkpoints.compression import Worth
+from rearview.store.machine import hardware
+from rearview.store.project import Project, root_of
+from rearview.store.records import RecordFile
+from rearview.store.runs import ACCOUNT, Runs
+from rearview.store.sync import command_key, push
+from rearview.store.versions.versions import Versions
+
+RUN_VARIABLE = "REARVIEW_RUN"
+"""Names the run that child processes join."""
+ENTROPY_VARIABLE = "REARVIEW_ENTROPY"
+"""Hexadecimal key from which everything random follows: two runs with the same one are alike."""
+
+
+def begin(control: Control) -> Session:
+    """Return the session that `control` asks for, ready to run the program."""
+    session = _record(control) if control.resume is None else _resume(control)
+    importer.install(session.compiler)
+    if control.signals:
+        session.signals = Signals(control.signals).start()
+        # Held back since before this interpreter started, so that none kills it on the way.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, control.signals)
+    if control.exit_every is not None:
+        _leave_after(session, control.exit_every)
+    if control.remote is not None:
+        key, known = command_key(control.target, control.args), dict[str, object]()
+        remote = open_remote(control.remote)
+        bring = functools.partial(push, session.project, session.run, remote, key, known)
+        session.bring = Bringer(bring, share=session.settings.epsilon, warn=_warn)
+        session.writer.saved = session.bring.saved
+    return session
+
+
+INTERACTIVE = "<interactive>"
+"""What a run is called whose program is typed at a prompt."""
+
+
+def attach() -> Session:
+    """Return a session for a script that was started with plain `python`.
+
+    A child process of a recorded run joins that run: its records land beside the parent's. So do
+    those of a replay's child, beside the replay's.
+    """
+    replaying = start_replay.parent()
+    if replaying is not None:
+        return _join(replaying)
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    if main is None:  # a kernel or a prompt: its argv names the kernel's own launcher
+        script = os.environ.get("JPY_SESSION_NAME", INTERACTIVE)
+        control = Control(root=str(Path.cwd()), target=script)
+    else:
+        script = sys.argv[0] or INTERACTIVE
+        root = root_of(Path(script)) if Path(script).is_file() else Path.cwd()
+        control = Control(root=str(root), target=script, args=tuple(sys.argv[1:]))
+    session = _record(control, watched=False, run=os.environ.get(RUN_VARIABLE))
+    if main is None:
+        sys.stderr.write(f"rearview: recording into {session.project.store} as run {session.run}\n")
+    atexit.register(lambda: session.finish(None))
+    return session
+
+
+def _join(replaying: start_replay.Replaying) -> Session:
+    project = Project.open(Path(replaying.root))
+    settings = Settings.read(project.store)
+    runs, checkpoints = Runs(project), Checkpoints(project)
+    put = checkpoints.objects.put
+    records = RecordFile(
+        runs.folder(replaying.run), replaying.run, origin=replaying.replay, put=put
+    )
+    session = Recorder(
+        project,
+        replaying.run,
+        settings,
+        runs=runs,
+        joins=True,
+        only=frozenset(replaying.names),
+        records=records,
+        writer=Writer(checkpoints, settings, warn=_warn),
+        pulse=Overhead.begin(settings, project, replaying.run, ""),
+    )
+    api.use(session)
+    atexit.register(lambda: session.finish(None))
+    return session
+
+
+def _record(control: Control, *, watched: bool = True, run: str | None = None) -> Recorder:
+    project = Project.create(Path(control.root))
+    settings = Settings.read(project.store).changed(control.settings)
+    runs = Runs(project)
+    joins = run is not None
+    chosen = os.environ.get(ENTROPY_VARIABLE)
+    key = bytes.fromhex(chosen) if chosen else os.urandom(32)
+    if run is None:
+        run = control.run or runs.reserve()
+        runs.start(run, facts(control, project, settings, run, key, watched=watched))
+        reads = EnvironmentReads(runs.folder(run))
+        if watched:
+            reads.install()
+        else:
+            reads.read_all()  # what it has read so far is not known
+        os.environ[RUN_VARIABLE] = run
+    checkpoints = Checkpoints(project, Worth.of(settings.compress))
+    pulse = Overhead.begin(settings, project, run, control.target)
+    session = Recorder(
+        project,
+        run,
+        settings,
+        checkpointing=int(watched),
+        given=dict(control.given),
+        runs=runs,
+        script="" if control.module else os.path.abspath(control.target),  # noqa: PTH100
+        joins=joins,
+        records=RecordFile(runs.folder(run), run, put=checkpoints.objects.put),
+        writer=Writer(checkpoints, settings, warn=_warn, ended=pulse.ended),
+        pulse=pulse,
+    )
+    session.compiler = importer.Compiler(session, autolog=settings.autolog, loading=Loading())
+    api.use(session)
+    os.register_at_fork(after_in_child=session.forked)
+    if watched:
+        session.declared[entropy.ROOT] = entropy.install(key).stream.place
+        if not joins:
+            session.clock = Clock(runs.folder(run) / clock.FILE, replays=False)
+            session.declared[clock.ROOT] = session.clock.place
+            session.clock.in_loop = lambda: bool(session.stack)
+            session.clock.install()
+        session.inputs = Inputs()
+        _watch_arguments(session)
+        traces = None if joins else _traces(session)
+        session.outputs = Outputs(session.root, session.deleted, traces)
+        session.outputs.install()
+        if not joins:
+            session.printing = Printing(runs.folder(run), session.where)
+            session.printing.install()
+    if not joins:
+        _beat(runs, session)
+    return session
+
+
+def _resume(control: Control) -> Resumer:
+    assert control.resume is not None
+    retreat = Retreat(control)
+    project = Project.open(Path(control.root))
+    runs = Runs(project)
+    run = runs.get(control.resume)
+    settings = _settings_of(run, control, project)
+    runs.claim(run.id)
+    checkpoints = Checkpoints(project, Worth.of(settings.compress))
+    saved = checkpoints.of(run.id)
+    usable = [one for one in saved if _deep(one) <= (control.depth or 0)]
+    target = last_usable(saved if control.depth is None else usable)
+    pulse = Overhead.begin(settings, project, run.id, control.target)
+    since = int(target.meta["records"]) if target is not None else 0
+    attempt = 1 + int(run.facts.get("attempts", 0))
+    folder = runs.folder(run.id)
+    if run.home(root := os.path.realpath(project.root)) != root:
+        _warn(
+            f"run {run.id} was begun in {run.home(root)} and goes on in {root}; full paths that its "
+            "variables hold still name the old place"
+        )
+    lived = _lived(folder / "heartbeat", float(run.facts.get("heartbeat", settings.heartbeat)))
+    runs.resume(run.id, {"heartbeat": settings.heartbeat, "since": since})
+    EnvironmentReads(folder).install()
+    os.environ[RUN_VARIABLE] = run.id
+    put = checkpoints.objects.put
+    session = Resumer(
+        project,
+        run.id,
+        settings,
+        checkpointing=1,
+        given=dict(control.given),
+        runs=runs,
+        records=RecordFile(folder, run.id, put=put, attempt=attempt, since=since),
+        writer=Writer(checkpoints, settings, warn=_warn, ended=pulse.ended),
+        pulse=pulse,
+        seq=max((one.seq for one in saved), default=0),
+        target=target,
+        retreat=None if control.source else retreat,
+    )
+    session.jumps = Jumps.of(session, checkpoints, run.id, control.depth)
+    REFUSING.append(session.refusing)
+    session.compiler = importer.Compiler(session, autolog=settings.autolog)
+    _use_source(session, run, control.source, Versions(project, settings))
+    api.use(session)
+    os.register_at_fork(after_in_child=session.forked)
+    chance = entropy.install(bytes.fromhex(run.facts["entropy"]))
+    session.declared[entropy.ROOT] = chance.stream.place
+    rule = int(run.facts.get("clock", 1))
+    session.clock = Clock(folder / clock.FILE, replays=target is not None, rule=rule)
+    session.declared[clock.ROOT] = session.clock.place
+    session.clock.in_loop = lambda: bool(session.stack)
+    session.clock.install()
+    traces = _traces(session)
+    afresh = target is None or control.afresh
+    allow_again(traces.take_away(data=afresh, lived=lived), session.root)
+    if not afresh and traces.data():
+        session.afresh = retreat.afresh
+    session.shared = frozenset(traces.shared)
+    session.outputs = Outputs(session.root, session.deleted, traces)
+    session.outputs.install()
+    session.printing = Printing(folder, session.where)
+    session.printing.install()
+    _beat(runs, session)
+    return session
+
+
+def _use_source(session: Resumer, run: Run, source: str | None, versions: Versions) -> None:
+    """Let the program run the text that it goes on with, its loops known as they were recorded."""
+    version = source or run.source
+    if not version:
+        return
+    texts = versions.files(version)
+    session.compiler.sources = texts
+    if version == run.version:
+        return
+    recorded = versions.files(run.version)
+    old = recorded if run.source == run.version else versions.files(run.source)
+    change = mend(recorded, old, texts)
+    session.compiler.ids = change.ids
+    if source and session.target is not None:
+        leave = functools.partial(_refuse_source, session, run)
+        session.continues = source
+        session.mending = Mending(change, session.root, str(session.target.point), leave)
+        session.mending.start()
+
+
+def _refuse_source(session: Resumer, run: Run, why: str) -> NoReturn:
+    """Say why a run does not go on with a mended source, and leave it as it was found."""
+    session.finished = True
+    if session.mending is not None:
+        session.mending.stop()
+    session.writer.close()
+    session.records.close()
+    session.printing.close()
+    end = run.facts.get("end")
+    if end is not None:
+        facts = {k: v for k, v in end.items() if k not in {"format", "time", "exit_code"}}
+        session.runs.end(run.id, int(end["exit_code"]), facts)
+    sys.stderr.write(
+        f"rearview: Run {run.id} cannot go on with the mended source: {why}. Resume it with the "
+        "source that it ran (`rearview resume`), or start anew (`rearview run`). "
+        "(docs/errors.md#mend-too-early)\n"
+    )
+    leave_at_once(2)
+
+
+def _lived(heartbeat: Path, seconds: float) -> float:
+    """Return the latest time at which the process that stopped can have written a file."""
+    try:
+        return heartbeat.stat().st_mtime + 2 * seconds
+    except OSError:
+        return float("inf")
+
+
+def _deep(checkpoint: Checkpoint) -> int:
+    return len(checkpoint.meta["path"])
+
+
+def _settings_of(run: Run, control: Control, project: Project) -> Settings:
+    """Return the settings with which a run is resumed: options it was started with still hold.
+
+    Options given now come first, except for --autolog: it decides which columns the run has.
+    """
+    options = {**run.facts.get("settings", {}), **control.settings}
+    settings = Settings.read(project.store).changed(options)
+    return replace(settings, autolog=bool(run.facts.get("autolog", settings.autolog)))
+
+
+def _traces(session: Recorder) -> Traces:
+    return Traces.of(session.runs.folder(session.run), session.root, lambda: bool(session.stack))
+
+
+def facts(
+    control: Control, project: Project, settings: Settings, run: str, key: bytes, *, watched: bool
+) -> dict[str, Any]:
+    """Return what a replay has to know of how this run was started."""
+    try:
+        version = Versions(project, settings).save(run)
+    except VersionError as exc:
+        warnings.warn(f"The source of this run was not kept: {exc}", RuntimeWarning, stacklevel=2)
+        version = ""
+    return {
+        "version": version,
+        "script": f"-m {control.target}" if control.module else control.target,
+        "argv": redact_words(control.args),
+        "root": os.path.realpath(project.root),
+        "cwd": os.getcwd(),  # noqa: PTH109 - as the program sees it
+        "heartbeat": settings.heartbeat,
+        "target": control.target,
+        "module": control.module,
+        "given": {name: redact_value(name, one) for name, one in control.given.items()},
+        "watched": watched,
+        "autolog": settings.autolog,
+        "settings": dict(control.settings),
+        "entropy": key.hex(),
+        "clock": clock.RULE,
+        "hash_seed": os.environ.get("PYTHONHASHSEED", "random"),
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "machine": platform.platform(),
+        "hardware": hardware(),
+        "threads": {k: v for k, v in os.environ.items() if k.endswith("_NUM_THREADS")},
+    }
+
+
+def _warn(message: str) -> None:
+    warnings.warn(printable(message), RuntimeWarning, stacklevel=2)
+
+
+def _beat(runs: Runs, session: Recorder) -> None:
+    """Give signs of life from a thread of our own, however long an iteration takes.
+
+    The same thread writes down what the run uses, for `rearview energy report`.
+    """
+    run, seconds = session.run, session.settings.heartbeat
+    session.used = used = Used(Account(runs.folder(run) / ACCOUNT))
+
+    def beat() -> None:
+        while not ended.wait(seconds):
+            try:
+                runs.heartbeat(run)
+                used.beat()
+            except OSError:
+                return
+
+    ended = threading.Event()
+    atexit.register(ended.set)
+    threading.Thread(target=beat, name="rearview-heartbeat", daemon=True).start()
+
+
+def _leave_after(session: Recorder, seconds: float) -> None:
+    """Ask the program to save and leave when it has computed for so long.
+
+    Time counts from where it goes on, else a program that is slow to set up would never get far.
+    """
+
+    def count() -> None:
+        ever = threading.Event()
+        while not session.stack or getattr(session, "pending", False):
+            ever.wait(min(1.0, seconds / 10))
+        ever.wait(seconds)
+        if session.signals is not None:
+            session.signals.request()
+
+    threading.Thread(target=count, name="rearview-leave", daemon=True).start()
+
+
+def _watch_arguments(session: Recorder) -> None:
+    """Keep what `argparse` returns as hyper-parameters."""
+    import argparse
+
+    real = argparse.ArgumentParser.parse_known_args
+
+    def parse(self: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> Any:
+        found = real(self, *args, **kwargs)
+        try:
+            session.argument({k: plain(v) for k, v in vars(found[0]).items()})
+        except Exception as exc:
+            session.fail(exc)
+        return found
+
+    argparse.ArgumentParser.parse_known_args = parse  # type: ignore[method-assign]
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON has it, or its text."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return str(value)
+
+
+@dataclass
+class Unrecorded(Session):
+    """Lets every call of the program pass; what it logs is not kept."""
+
+    watching: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.compiler = self
+
+    def compile(self, data: bytes, path: str) -> CodeType:
+        """Return the code of a source file, as plain Python compiles it."""
+        code: CodeType = compile(data, path, "exec", dont_inherit=True)
+        return code
+
+    def enter(self, habit: Habit, iterable: Any, frame: FrameType) -> Iterator[Any]:
+        """Iterate over what the program iterates over."""
+        return iter(iterable)
+
+    def log(self, items: Mapping[str, Any]) -> None:
+        """Keep nothing."""
+
+    def argument(self, values: Mapping[str, Any]) -> None:
+        """Keep nothing."""
+
+    def finish(self, code: int | None) -> None:
+        """There is nothing to finish."""
+
+
+def go_unrecorded(root: Path, given: Mapping[str, str], why: Exception) -> Unrecorded:
+    """Say once why nothing is recorded; return the session with which the program runs all the same."""
+    slug = why.slug if isinstance(why, RearviewError) else "store-unwritable"
+    sys.stderr.write(
+        f"rearview: this run is not recorded: {printable(str(why))} Your program runs all the same "
+        f"(docs/errors.md#{slug})\n"
+    )
+    session = Unrecorded(Project(root), "", Settings(), given=dict(given))
+    api.use(session)
+    return session

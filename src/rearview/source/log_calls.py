@@ -1,0 +1,216 @@
+"""What a program logs: the names in its log calls, whatever the logger."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from rearview.errors import SourceError
+from rearview.source.loops import FUNCTIONS, LOOPS, MODULE, loop_name, unique_name
+from rearview.source.text import parse
+
+TAGGED = {
+    "add_scalar", "add_scalars", "add_histogram", "add_histogram_raw", "add_image", "add_images",
+    "add_text", "add_figure", "add_video", "add_audio", "add_pr_curve", "add_mesh",
+    "log_metric", "log_param", "log_parameter", "log_text", "log_image", "log_figure",
+    "log_value", "log_scalar", "log_histogram",
+}  # fmt: skip
+"""Methods of TensorBoard, MLflow, Comet and kin whose first argument is the name."""
+MANY = {"log_metrics", "log_params", "log_parameters", "log_dict", "log_values"}
+"""Their methods that take a dict of names."""
+SUMMARY = {"scalar", "histogram", "image", "text", "audio"}
+"""Functions of `tf.summary`."""
+LINES = {"debug", "info", "warning", "warn", "error", "critical", "exception"}
+"""Methods of a logger that write a line."""
+LOGGERS = {"logging", "logger", "log", "_logger", "LOGGER", "_LOGGER", "LOG", "warnings"}
+TRACKERS = {"rearview", "flor", "wandb", "mlflow", "trackio", "swanlab", "neptune", "comet_ml"}
+OPTIONS = {"step", "commit", "epoch", "prog_bar", "on_step", "on_epoch", "logger", "sync_dist",
+           "batch_size", "reduce_fx", "context", "global_step", "walltime"}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One log call: the names it logs, and whether it writes a line instead."""
+
+    names: tuple[str, ...]
+    line: bool
+    """It prints or logs a line of text: no column comes of it."""
+    node: ast.Call
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """A place that logs a name."""
+
+    path: str
+    line: int
+    loops: tuple[str, ...]
+    """Loops around it in its own function, outermost first."""
+    function: str = MODULE
+
+
+class Aliases:
+    """Names by which a file calls the trackers it imports."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.modules: set[str] = set()
+        self.logs: set[str] = set()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    if alias.name.split(".")[0] in TRACKERS:
+                        self.modules.add(alias.asname or alias.name.split(".")[0])
+            elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in TRACKERS:
+                self.logs |= {a.asname or "log" for a in node.names if a.name == "log"}
+
+
+def log_call(node: ast.AST, aliases: Aliases | None = None) -> Call | None:
+    """Return what a call logs, or None when it is not a log call.
+
+    >>> call = ast.parse('writer.add_scalar("loss", loss, step)').body[0].value
+    >>> log_call(call).names
+    ('loss',)
+    >>> log_call(ast.parse("math.log(x)").body[0].value) is None
+    True
+    """
+    if not isinstance(node, ast.Call):
+        return None
+    func = node.func
+    if isinstance(func, ast.Name):
+        called, owner = func.id, ""
+    elif isinstance(func, ast.Attribute):
+        called = func.attr
+        owner = func.value.id if isinstance(func.value, ast.Name) else _last(func.value)
+    else:
+        return None
+    first = node.args[0] if node.args else None
+    if called in {"print", "pprint"} and not (owner and owner != "pprint"):
+        return Call((), line=True, node=node)
+    if called in LINES and (owner in LOGGERS or owner.lower().endswith(("log", "logger"))):
+        return Call((), line=True, node=node)
+    if called in TAGGED:
+        given = first if first is not None else _keyword(node, "tag", "key", "name")
+        if called == "add_scalars" and len(node.args) > 1:
+            inner = _dict_names(node.args[1])
+            return Call(tuple(f"{a}/{b}" for a in _text(given) for b in inner), False, node)
+        return Call(_text(given), line=False, node=node)
+    if called in MANY:
+        given = first if first is not None else _keyword(node, "metrics", "params", "dictionary")
+        return Call(_dict_names(given), line=False, node=node)
+    if called in SUMMARY and owner == "summary":
+        return Call(_text(first), line=False, node=node)
+    if called == "track" and (given := _keyword(node, "name")) is not None:
+        return Call(_text(given), line=False, node=node)
+    if called == "report_scalar" and len(node.args) >= 2:
+        pairs = [f"{a}/{b}" for a in _text(first) for b in _text(node.args[1])]
+        return Call(tuple(pairs), line=False, node=node)
+    tracker = aliases is not None and (
+        (not owner and called in aliases.logs) or owner in aliases.modules
+    )
+    if called == "log" or (tracker and not owner):
+        return _log(node, first, sure=tracker or owner in TRACKERS)
+    return None
+
+
+def _log(node: ast.Call, first: ast.expr | None, *, sure: bool) -> Call | None:
+    names = (*_text(first), *_dict_names(first))
+    if not names and not sure:
+        return None  # math.log(x), torch.log(x), logger.log(level, text)
+    if sure:
+        keywords = (k.arg for k in node.keywords if k.arg and k.arg not in OPTIONS)
+        names = (*names, *(k for k in keywords if k not in {"name", "value"}))
+        names = (*names, *_text(_keyword(node, "name")))
+    return Call(names, line=False, node=node)
+
+
+def _keyword(node: ast.Call, *names: str) -> ast.expr | None:
+    return next((k.value for k in node.keywords if k.arg in names), None)
+
+
+def _last(node: ast.expr) -> str:
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    if isinstance(node, ast.Call):
+        return _last(node.func)
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _text(node: ast.expr | None) -> tuple[str, ...]:
+    """Return the name an expression spells; what only the run knows becomes `*`."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return (node.value,)
+    if isinstance(node, ast.JoinedStr):
+        parts = [p.value if isinstance(p, ast.Constant) else "*" for p in node.values]
+        return ("".join(map(str, parts)),)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        left, right = _text(node.left), _text(node.right)
+        if left or right:
+            return ((left or ("*",))[0] + (right or ("*",))[0],)
+    if isinstance(node, ast.IfExp):
+        return (*_text(node.body), *_text(node.orelse))
+    return ()
+
+
+def _dict_names(node: ast.expr | None) -> tuple[str, ...]:
+    if isinstance(node, ast.Dict):
+        return tuple(
+            name
+            for key, value in zip(node.keys, node.values, strict=True)
+            for name in (_dict_names(value) if key is None else _text(key))
+        )
+    if isinstance(node, ast.DictComp):
+        return _text(node.key)
+    if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "dict":
+        return tuple(k.arg for k in node.keywords if k.arg)
+    return ()
+
+
+def calls_in(node: ast.AST, aliases: Aliases | None = None) -> list[Call]:
+    """Return the log calls anywhere below `node`, in the order of the text."""
+    found = [call for sub in ast.walk(node) if (call := log_call(sub, aliases)) is not None]
+    return sorted(found, key=lambda call: (call.node.lineno, call.node.col_offset))
+
+
+def names_logged(source: Mapping[str, str]) -> dict[str, list[Logged]]:
+    r"""Return each name that the source logs, with the places that log it.
+
+    A name that only the run knows is given with a `*` in place of the unknown part. A file that
+    cannot be read is passed over.
+
+    >>> names_logged({"t.py": "for epoch in range(3):\n    rearview.log(f'norm/{k}', 1)"})
+    {'norm/*': [Logged(path='t.py', line=2, loops=('epoch',), function='<module>')]}
+    """
+    found: dict[str, list[Logged]] = {}
+    for path, text in sorted(source.items()):
+        if not path.endswith(".py"):
+            continue
+        try:
+            tree = parse(text, path)
+        except SourceError:
+            continue  # half written, or of another Python: what it would log is not known
+        aliases = Aliases(tree)
+        for call, function, loops in _placed(tree, MODULE, "", (), aliases):
+            for name in call.names:
+                found.setdefault(name, []).append(Logged(path, call.node.lineno, loops, function))
+    return found
+
+
+def _placed(
+    node: ast.AST, function: str, prefix: str, loops: tuple[str, ...], aliases: Aliases
+) -> Iterator[tuple[Call, str, tuple[str, ...]]]:
+    for child in ast.iter_child_nodes(node):
+        call = log_call(child, aliases)
+        if call is not None:
+            yield call, function, loops
+        if isinstance(child, FUNCTIONS):
+            inner = prefix + child.name
+            yield from _placed(child, inner, f"{inner}.<locals>.", (), aliases)
+        elif isinstance(child, ast.ClassDef):
+            yield from _placed(child, function, f"{prefix}{child.name}.", loops, aliases)
+        elif isinstance(child, LOOPS):
+            chain = (*loops, unique_name(loop_name(child, function), loops))
+            for block, inside in ((child.body, chain), (child.orelse, loops)):
+                yield from _placed(ast.Module(block, []), function, prefix, inside, aliases)
+        else:
+            yield from _placed(child, function, prefix, loops, aliases)

@@ -1,0 +1,1 @@
+"""What an edit adds, or why it is refused."""

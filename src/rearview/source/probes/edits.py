@@ -1,0 +1,262 @@
+"""Edits that are refused whatever they compute: changed, removed, shadowing, reflected upon."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+
+from rearview.source.loops import FUNCTIONS
+from rearview.source.probes.align import Added, MissingStatement, StatementComparison
+from rearview.source.probes.bindings import Given
+from rearview.source.probes.side_effects import ProbeRefusal
+from rearview.source.scopes import Scope
+from rearview.source.text import BODIES, blocks
+
+REFLECTS = {"globals", "locals", "vars", "dir"}
+
+
+def _shown(node: ast.stmt) -> str:
+    text = ast.unparse(node)
+    if blocks(node):
+        text = text.splitlines()[0]
+    text = " ".join(text.split())
+    return f"`{text if len(text) <= 60 else text[:57] + '...'}`"
+
+
+def gone_refusal(path: str, candidates: Sequence[str]) -> ProbeRefusal:
+    """Say that a file of the run is not there any more, or under which names it may be."""
+    if not candidates:
+        why = "the run used this file and it is gone"
+        return ProbeRefusal(path, 1, f"`{path}`", why, "Bring it back.")
+    shown = " or ".join(f"`{each}`" for each in candidates)
+    but = "which fit equally well" if len(candidates) > 1 else "and so may another file"
+    return ProbeRefusal(
+        path,
+        1,
+        f"`{path}`",
+        f"the run used this file; it may be {shown} now, {but}",
+        "Give it back its old name.",
+    )
+
+
+def lost_refusal(path: str, lost: MissingStatement) -> ProbeRefusal:
+    """Say that a recorded statement is not there any more, or not what or where it was."""
+    was = f"line {lost.node.lineno} of the version"
+    if lost.inside is not None:
+        return ProbeRefusal(
+            path,
+            lost.line,
+            _shown(lost.node),
+            f"this recorded statement ({was}) was put inside {_shown(lost.inside)} (line "
+            f"{lost.inside.lineno}), so it would not run as it did",
+            "Take it out again; put only the log statements into a block of their own.",
+        )
+    if lost.moved:
+        return ProbeRefusal(
+            path,
+            lost.line,
+            _shown(lost.node),
+            f"this recorded statement ({was}) stands at another place now",
+            "Move it back; put the log statement where the value is to be seen.",
+        )
+    if lost.instead is None:
+        return ProbeRefusal(
+            path,
+            lost.line,
+            _shown(lost.node),
+            f"this recorded statement ({was}) is gone",
+            "Put it back; a probe only adds statements.",
+        )
+    if lost.held and lost.instead is not None:
+        value = ast.unparse(lost.node)
+        return ProbeRefusal(
+            path,
+            lost.line,
+            _shown(lost.instead),
+            f"the recorded {_shown(lost.node)} ({was}) is a part of it now",
+            f"Write `value = {value}` in its place, and log `value` in a statement below."
+            if len(value) <= 60
+            else "Put it back as `value = ...`, and log `value` in a statement below.",
+        )
+    if lost.why:
+        return ProbeRefusal(
+            path,
+            lost.line,
+            _shown(lost.instead),
+            f"in the recorded {_shown(lost.node)} ({was}), {lost.why}, so the order is another",
+            "Put the recorded statement back and name the value where it stands, "
+            "`(value := ...)`; then log it in a statement below.",
+        )
+    parts = differing(lost.node, lost.instead)
+    change = f": `{parts[1]}` where `{parts[0]}` was" if parts is not None else ""
+    return ProbeRefusal(
+        path,
+        lost.line,
+        _shown(lost.instead),
+        f"it stands in place of the recorded {_shown(lost.node)} ({was}){change}",
+        "Put the recorded statement back and log in a statement of its own; to change the program, "
+        "run it anew.",
+    )
+
+
+def given_refusal(
+    path: str, given: Given, scope: Scope, found: StatementComparison, parents: tuple[ast.AST, ...]
+) -> ProbeRefusal | None:
+    """Say why a value of the run may not have the name that an edit gives it, or None."""
+    name = given.target.id
+    home = scope.home(name) or scope
+    line = home.recorded_use(name)
+    if home.is_class:
+        return ProbeRefusal(
+            path,
+            given.stmt.lineno,
+            _shown(given.stmt),
+            f"it gives the recorded class an attribute `{name}`",
+            "Log the value where the class is used.",
+        )
+    if line is not None:
+        return ProbeRefusal(
+            path,
+            given.stmt.lineno,
+            _shown(given.stmt),
+            f"it gives the value the name `{name}`, which the recorded code uses (line {line})",
+            "Choose a name that the recorded code does not use.",
+        )
+    return reflection_refusal(path, Added(given.stmt, parents), [name], found, scope)
+
+
+def differing(old: ast.AST, new: ast.AST) -> tuple[str, str] | None:
+    """Return the one part that differs in two statements, as text; None when there are more.
+
+    >>> differing(*ast.parse("f(a, lr=0.1); f(a, lr=0.2)").body)
+    ('0.1', '0.2')
+    """
+    found: tuple[ast.AST, ast.AST] | None = None
+    whole = old.value if isinstance(old, ast.Expr) else None
+    while type(old) is type(new):
+        pairs = _unlike(old, new)
+        if pairs is None or len(pairs) != 1:
+            break
+        found = old, new = pairs[0]
+    if found is None or found[0] is whole:
+        return None  # both are shown anyway
+    was, now = (" ".join(ast.unparse(part).split()) for part in found)
+    return (was, now) if max(len(was), len(now)) <= 60 else None
+
+
+def _unlike(old: ast.AST, new: ast.AST) -> list[tuple[ast.AST, ast.AST]] | None:
+    """Return the children that differ; None when more than children do."""
+    pairs: list[tuple[ast.AST, ast.AST]] = []
+    for name in old._fields:
+        if name in BODIES and blocks(old):
+            continue
+        one, two = getattr(old, name, None), getattr(new, name, None)
+        if not isinstance(one, list) or not isinstance(two, list):
+            one, two = [one], [two]
+        if len(one) != len(two):
+            return None
+        for a, b in zip(one, two, strict=True):
+            if isinstance(a, ast.AST) and isinstance(b, ast.AST):
+                if ast.dump(a) != ast.dump(b):
+                    pairs.append((a, b))
+            elif a != b or type(a) is not type(b):
+                return None
+    return pairs
+
+
+def class_refusal(
+    path: str, item: Added, attributes: set[str], methods: set[str]
+) -> ProbeRefusal | None:
+    """Say why a statement may not be added to a recorded class, or None if it may."""
+    inner = [node for node in item.parents if isinstance(node, (*FUNCTIONS, ast.ClassDef))]
+    if not inner or not isinstance(inner[-1], ast.ClassDef):
+        return None
+    node = item.node
+    if not isinstance(node, FUNCTIONS):
+        return ProbeRefusal(
+            path,
+            node.lineno,
+            _shown(node),
+            f"it changes the recorded class `{inner[-1].name}`",
+            "Put it into a function, or outside the class.",
+        )
+    dunder = node.name.startswith("__") and node.name.endswith("__")
+    if dunder or node.name in attributes or node.name in methods:
+        return ProbeRefusal(
+            path,
+            node.lineno,
+            f"`def {node.name}`",
+            "recorded code may call this method, or it takes the place of an inherited one",
+            "Choose a name that the recorded code does not use.",
+        )
+    return None
+
+
+def reflection_refusal(
+    path: str, item: Added, names: list[str], found: StatementComparison, scope: Scope
+) -> ProbeRefusal | None:
+    """Say that recorded code lists the variables of the scope after the probe binds one."""
+    if not names or scope.is_class:
+        return None
+    for _, stmt in found.matched:
+        if stmt.lineno <= item.node.lineno or isinstance(stmt, (*FUNCTIONS, ast.ClassDef)):
+            continue
+        for node in ast.walk(stmt):
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and node.func.id in REFLECTS
+                and not node.args
+                and (scope.parent is None or node.func.id != "globals")
+                and _stands_in(stmt, scope)
+            ):
+                return ProbeRefusal(
+                    path,
+                    item.node.lineno,
+                    _shown(item.node),
+                    f"recorded code lists all variables (`{ast.unparse(node)}` in line "
+                    f"{node.lineno}) and would see `{names[0]}`",
+                    f"Put the statement below line {node.lineno}.",
+                )
+    return None
+
+
+def _stands_in(stmt: ast.stmt, scope: Scope) -> bool:
+    stack: list[ast.AST] = list(getattr(scope.node, "body", ()))
+    while stack:
+        node = stack.pop()
+        if node is stmt:
+            return True
+        if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
+            continue
+        stack.extend(child for child in ast.iter_child_nodes(node))
+    return False
+
+
+def shadow_refusals(trees: Mapping[str, ast.Module], fresh: set[str]) -> list[ProbeRefusal]:
+    """Say which new files take the place of a module that recorded code imports."""
+    imported: dict[str, tuple[str, int]] = {}
+    folders = {path.rpartition("/")[0] for path in trees}
+    for path, tree in trees.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    imported.setdefault(alias.name.split(".")[0], (path, node.lineno))
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                imported.setdefault(node.module.split(".")[0], (path, node.lineno))
+    found: list[ProbeRefusal] = []
+    for path in sorted(fresh):
+        folder, _, file = path.removesuffix("/__init__.py").rpartition("/")
+        name = file.removesuffix(".py")
+        if path.endswith(".py") and folder in folders and name in imported:
+            where, line = imported[name]
+            found.append(
+                ProbeRefusal(
+                    path,
+                    1,
+                    f"`{path}`",
+                    f"it takes the place of the module `{name}` that {where}:{line} imports",
+                    "Give the file another name.",
+                )
+            )
+    return found

@@ -1,0 +1,355 @@
+"""What an edit adds to a recorded program, or why it is more than a look."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Mapping, Sequence
+
+from rearview.errors import ProbeError, SourceError
+from rearview.source.log_calls import Aliases, calls_in
+from rearview.source.loops import (
+    FUNCTIONS,
+    LOOPS,
+    Chains,
+    LoopId,
+    called_name,
+    enclosing,
+    loop_ids,
+    loopers,
+    names_of,
+    paths,
+)
+from rearview.source.probes.align import Added, StatementComparison, compare
+from rearview.source.probes.bindings import Given, loose
+from rearview.source.probes.edits import (
+    class_refusal,
+    given_refusal,
+    gone_refusal,
+    lost_refusal,
+    reflection_refusal,
+    shadow_refusals,
+)
+from rearview.source.probes.loop_carried import START, Need, needs
+from rearview.source.probes.mutations import Levels, ProgramFacts, facts
+from rearview.source.probes.probe import Position, Probe, ProbeKind, Probes, fits
+from rearview.source.probes.side_effects import Judge, ProbeRefusal
+from rearview.source.propagate.moved_files import FileNames
+from rearview.source.propagate.names import Naming
+from rearview.source.scopes import Scopes, bound_by
+from rearview.source.text import parse
+
+__all__ = ["START", "ProbeKind", "Position", "Probe", "Probes", "check", "find", "fits"]
+
+
+def find(
+    old: Mapping[str, str],
+    new: Mapping[str, str],
+    *,
+    used: Collection[str] | None = None,
+    names: FileNames | None = None,
+) -> Probes:
+    """Return what `new` adds to the recorded source `old`; raise if it does more than look.
+
+    `used` names the files that the run executed; edits elsewhere do not matter. `names` says what
+    the old files are called in `new`, if that differs; the answer has their old names.
+    """
+    found, refusals = check(old, new, used=used, names=names)
+    if refusals:
+        first = refusals[0]
+        now = names.changed if names is not None else {}
+        path = now.get(first.path, first.path)
+        was = f" ({first.path} in the run)" if first.path in now else ""
+        others = dict.fromkeys(f"{now.get(r.path, r.path)}:{r.line}" for r in refusals[1:])
+        more = ", ".join([place for place in others if place != f"{path}:{first.line}"][:3])
+        rest = f" Also refused: {more}{' and more' if len(refusals) > 4 else ''}." if more else ""
+        raise ProbeError(
+            f"{path}:{first.line}{was} is not a probe: {first.what}: {first.why}. "
+            f"{first.remedy}{rest}",
+            path=path,
+            line=first.line,
+        )
+    return found
+
+
+def check(
+    old: Mapping[str, str],
+    new: Mapping[str, str],
+    *,
+    used: Collection[str] | None = None,
+    names: FileNames | None = None,
+) -> tuple[Probes, tuple[ProbeRefusal, ...]]:
+    """Return what an edit adds and every reason to refuse it, without raising for either."""
+    names = names or FileNames()
+    new = names.as_then(new, old)
+    kept = [path for path in old if path.endswith(".py") and (used is None or path in used)]
+    edited = [path for path in kept if path in new and new[path] != old[path]]
+    refusals = [
+        gone_refusal(path, names.doubtful.get(path, ())) for path in kept if path not in new
+    ]
+    trees: dict[str, ast.Module] = {}
+    for path in kept:
+        try:
+            trees[path] = parse(old[path], path)
+        except SourceError:
+            if path in edited:
+                raise
+    context = _Context(trees)
+    work = _Work(context)
+    for path in edited:
+        work.file(path, compare(trees[path], parse(new[path], path), context.loose))
+    work.modules_of(old, new)
+    refusals += [*work.refusals, *shadow_refusals(trees, set(new) - set(old))]
+    # a changed statement first: what else is wrong may follow from it
+    told = dict.fromkeys([*sorted(work.changed), *sorted(refusals)])
+    source = {**old, **{path: new[path] for path in (*edited, *work.modules)}}
+    probes = Probes(
+        tuple(work.probes),
+        source,
+        work.variables,
+        work.loops,
+        tuple(work.modules),
+        tuple(work.namings),
+    )
+    return probes, tuple(told)
+
+
+class _Context:
+    """What all recorded files say together."""
+
+    def __init__(self, trees: Mapping[str, ast.Module]) -> None:
+        self.trees = trees
+        self.facts: ProgramFacts = facts(list(trees.values()))
+        self.paths: Chains = paths(trees)
+        self.loopers = loopers(trees)
+        self.loose = loose(trees.values())
+        self.functions: dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef]] = {}
+        self.attributes: set[str] = set()
+        self.methods: set[str] = set()
+        for tree in trees.values():
+            for node in ast.walk(tree):
+                if isinstance(node, FUNCTIONS):
+                    self.functions.setdefault(node.name, []).append(node)
+                elif isinstance(node, ast.Attribute):
+                    self.attributes.add(node.attr)
+                elif isinstance(node, ast.ClassDef):
+                    self.methods |= {s.name for s in node.body if isinstance(s, FUNCTIONS)}
+
+
+class _Work:
+    """Gathers probes file by file."""
+
+    def __init__(self, context: _Context) -> None:
+        self.context = context
+        self.probes: list[Probe] = []
+        self.refusals: list[ProbeRefusal] = []
+        self.changed: list[ProbeRefusal] = []
+        self.namings: list[Naming] = []
+        self.variables: dict[tuple[str, str], frozenset[str]] = {}
+        self.loops: dict[str, Mapping[int, LoopId]] = {}
+        self.modules: list[str] = []
+        self._imports: list[ast.AST] = []
+
+    def file(self, path: str, found: StatementComparison) -> None:
+        """Take in one edited file."""
+        self.loops[path] = loop_ids(found.new, path, recorded=found)
+        self.changed += [lost_refusal(path, lost) for lost in found.lost]
+        extra = [alias for _, aliases in found.widened for alias in aliases]
+        added = [item.node for item in found.added]
+        if not added and not extra and not found.given:
+            return
+        # what stands in place of recorded code is not what was recorded
+        fresh = {id(node) for node in (*added, *found.changed)}
+        for given, _ in found.given:
+            fresh |= {id(given.target), id(given.read)}
+        scopes = Scopes(found.new, fresh, {id(alias) for alias in extra})
+        aliases = Aliases(found.new)
+        self.namings += namings(path, [given for given, _ in found.given])
+        self.changed += [
+            refusal
+            for given, parents in found.given
+            if (refusal := given_refusal(path, given, scopes.of[id(given.stmt)], found, parents))
+        ]
+        judge = self._judge(path, scopes, added, aliases, [given for given, _ in found.given])
+        for stmt, more in found.widened:
+            narrow: ast.stmt = ast.Import(names=list(more))
+            if isinstance(stmt, ast.ImportFrom):
+                narrow = ast.ImportFrom(stmt.module, list(more), stmt.level)
+            ast.copy_location(narrow, stmt)
+            scopes.of[id(narrow)] = scopes.of[id(stmt)]
+            judge.look(narrow, aliases)
+            self._imports.append(narrow)
+        self.refusals += judge.refusals
+        wanted = needs(found.added, scopes, aliases, found.given)
+        for item, need in zip(found.added, wanted, strict=True):
+            self._imports += ast.walk(item.node)
+            context = self.context
+            refusal = class_refusal(path, item, context.attributes, context.methods)
+            if refusal is not None:
+                self.refusals.append(refusal)
+            names = [name for name, _ in bound_by(item.node)]
+            reflection = reflection_refusal(path, item, names, found, scopes.of[id(item.node)])
+            if reflection is not None:
+                self.refusals.append(reflection)
+            self.probes.append(self._probe(item, need, judge, aliases, set(map(id, added))))
+        self._note_variables(path, scopes)
+
+    def _judge(
+        self,
+        path: str,
+        scopes: Scopes,
+        added: list[ast.stmt],
+        aliases: Aliases,
+        given: Sequence[Given] = (),
+    ) -> Judge:
+        homes = [
+            (scope.home(each.target.id) or scope, each.target.id)
+            for each in given
+            if (scope := scopes.of[id(each.stmt)])
+        ]
+        levels = Levels(scopes, added, homes)
+        judge = Judge(path, scopes, levels, self.context.facts, self.context.functions)
+        for (home, name), each in zip(homes, given, strict=True):
+            if each.read is not None:
+                judge.relied[id(home), name] = each.read.lineno
+        for stmt in added:
+            judge.look(stmt, aliases)
+        return judge
+
+    def _note_variables(self, path: str, scopes: Scopes) -> None:
+        stack = [scopes.top]
+        while stack:
+            scope = stack.pop()
+            stack.extend(scope.children)
+            names = {
+                name
+                for name in scope.added_bound
+                if name not in scope.outer and scope.recorded_use(name) is None
+            }
+            if names and not scope.added:
+                key = (path, scope.name)
+                self.variables[key] = self.variables.get(key, frozenset()) | names
+
+    def _probe(
+        self, item: Added, need: Need, judge: Judge, aliases: Aliases, added: set[int]
+    ) -> Probe:
+        node, path = item.node, judge.path
+        function, loops = enclosing(item.parents)
+        outer = self.context.paths.get((path, function), ())
+        ids = self.loops[path]
+        own = _path(item.parents, ids)
+        found = tuple(sorted({path + own for path in outer}))
+        calls = calls_in(node, aliases)
+        decorators = getattr(node, "decorator_list", ())
+        return Probe(
+            path=path,
+            first=min([node.lineno, *(d.lineno for d in decorators)]),
+            last=node.end_lineno or node.lineno,
+            column=node.col_offset,
+            line=node.lineno,
+            kind=_kind(node, logs=any(not c.line for c in calls), prints=bool(calls)),
+            names=tuple(dict.fromkeys(name for call in calls for name in call.names)),
+            function=function,
+            loops=loops,
+            place=_place(item, added, self.context.loopers),
+            chains=tuple(sorted({names + loops for names in names_of(outer)})),
+            depth=need.depth,
+            feeds=tuple(_chain_names(item.parents, chain) for chain in need.feeds),
+            paths=found,
+            fed_by=tuple(path + _path(chain, ids) for path in outer for chain in need.feeds),
+            generators=tuple(ast.unparse(e) for e in judge.generators.get(node.lineno, ())),
+            cautions=tuple(judge.cautions.get(node.lineno, ())),
+        )
+
+    def modules_of(self, old: Mapping[str, str], new: Mapping[str, str]) -> None:
+        """Take in the new files that added code imports."""
+        while self._imports:
+            node = self._imports.pop()
+            for other in _imported(node, set(new) - set(old)):
+                if other in self.modules:
+                    continue
+                self.modules.append(other)
+                tree = parse(new[other], other)
+                body = list(tree.body)
+                scopes = Scopes(tree, {id(stmt) for stmt in body}, set())
+                self.refusals += self._judge(other, scopes, body, Aliases(tree)).refusals
+                self._imports += ast.walk(tree)
+
+
+def namings(path: str, given: Sequence[Given]) -> list[Naming]:
+    """Return what recorded statements name now, one for each statement that binds names."""
+    found: dict[int, Naming] = {}
+    for each in given:
+        before = found.get(id(each.stmt))
+        names = (*(before.names if before is not None else ()), each.target.id)
+        into = each.into.lineno if each.into is not None else None
+        found[id(each.stmt)] = Naming(path, each.stmt.lineno, names, into)
+    return list(found.values())
+
+
+def _kind(node: ast.stmt, *, logs: bool, prints: bool) -> ProbeKind:
+    if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
+        return ProbeKind.DEFINITION
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return ProbeKind.IMPORT
+    if logs:
+        return ProbeKind.LOG
+    return ProbeKind.PRINT if prints else ProbeKind.VALUE
+
+
+def _path(parents: tuple[ast.AST, ...], ids: Mapping[int, LoopId]) -> tuple[str, ...]:
+    """Return the recorded loops among the nodes around a statement, in its function, by id."""
+    own: tuple[str, ...] = ()
+    for node in parents:
+        if isinstance(node, FUNCTIONS):
+            own = ()
+        elif isinstance(node, LOOPS) and node.lineno in ids:
+            own = (*own, str(ids[node.lineno]))
+    return own
+
+
+def _chain_names(parents: tuple[ast.AST, ...], chain: tuple[ast.AST, ...]) -> tuple[str, ...]:
+    outside = [node for node in parents if not isinstance(node, LOOPS)]
+    return enclosing((*outside, *chain))[1]
+
+
+def _place(item: Added, added: set[int], loopers: frozenset[str]) -> Position:
+    """Say where a statement stands among the loops of its level, called ones included."""
+    level = next(
+        node
+        for node in reversed(item.parents)
+        if isinstance(node, (*LOOPS, *FUNCTIONS, ast.Module))
+    )
+    lines: list[int] = []
+    stack: list[ast.AST] = list(ast.iter_child_nodes(level))
+    while stack:
+        node = stack.pop()
+        if id(node) in added or isinstance(node, (*FUNCTIONS, ast.ClassDef)):
+            continue
+        if isinstance(node, LOOPS) or called_name(node) in loopers:
+            lines.append(getattr(node, "lineno", 0))
+            continue
+        stack.extend(ast.iter_child_nodes(node))
+    before = any(line < item.node.lineno for line in lines)
+    after = any(line > item.node.lineno for line in lines)
+    if before and after:
+        return Position.BETWEEN
+    if before or after:
+        return Position.AFTER if before else Position.BEFORE
+    return Position.ALONE
+
+
+def _imported(node: ast.AST, candidates: set[str]) -> list[str]:
+    """Return the new files that an import may mean."""
+    wanted: list[str] = []
+    if isinstance(node, ast.Import):
+        wanted = [alias.name for alias in node.names]
+    elif isinstance(node, ast.ImportFrom):
+        base = node.module or ""
+        wanted = [base, *(f"{base}.{alias.name}".strip(".") for alias in node.names)]
+    ends = [
+        f"{name.replace('.', '/')}{end}"
+        for name in wanted
+        if name
+        for end in (".py", "/__init__.py")
+    ]
+    return [c for c in sorted(candidates) if any(c == end or c.endswith(f"/{end}") for end in ends)]

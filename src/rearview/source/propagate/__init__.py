@@ -1,0 +1,1 @@
+"""One statement in every past version."""

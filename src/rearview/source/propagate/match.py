@@ -1,0 +1,589 @@
+"""Which statement of one text is which statement of another.
+
+Longest common runs of two sequences of numbers, fast where they are mostly the same.
+
+How alike two statements are.
+
+Which statement of one text is which statement of another.
+
+Two phases, after GumTree: identical subtrees from the top, then containers from the bottom by what
+they hold, with a recovery in between that aligns what is left by likeness. Statements are the nodes;
+functions and classes are paired first, so that the rest is many small problems.
+"""
+
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from rearview.source.trees import StatementNode, StatementTree
+
+MAX_TABLE = 250_000  # beyond this product of lengths only items that occur once are aligned
+
+
+def align(
+    ones: Sequence[int], twos: Sequence[int], weights: Sequence[int] | None = None
+) -> list[tuple[int, int]]:
+    """Return the pairs of positions that hold the same items, in order.
+
+    Items that occur once on both sides decide first (patience), where they cross the heavier run
+    of them by `weights` of the first sequence; what is left between them is aligned by the longest
+    common subsequence.
+
+    >>> align([1, 2, 3, 2], [2, 3, 1, 2])
+    [(1, 0), (2, 1), (3, 3)]
+    """
+    found: list[tuple[int, int]] = []
+    work = [(0, len(ones), 0, len(twos))]
+    while work:
+        i, k, j, m = work.pop()
+        while i < k and j < m and ones[i] == twos[j]:
+            found.append((i, j))
+            i, j = i + 1, j + 1
+        while i < k and j < m and ones[k - 1] == twos[m - 1]:
+            k, m = k - 1, m - 1
+            found.append((k, m))
+        if i == k or j == m:
+            continue
+        anchors = _unique(ones, twos, (i, k), (j, m), weights)
+        if not anchors:
+            if (k - i) * (m - j) <= MAX_TABLE:
+                found.extend(_longest(ones, twos, (i, k), (j, m)))
+            continue
+        found.extend(anchors)
+        edges = [(i - 1, j - 1), *anchors, (k, m)]
+        work.extend((a + 1, b, c + 1, d) for (a, c), (b, d) in pairwise(edges))
+    return sorted(found)
+
+
+def _unique(
+    ones: Sequence[int],
+    twos: Sequence[int],
+    here: tuple[int, int],
+    there: tuple[int, int],
+    weights: Sequence[int] | None,
+) -> list[tuple[int, int]]:
+    (i, k), (j, m) = here, there
+    once, also = Counter(ones[i:k]), Counter(twos[j:m])
+    place = {twos[at]: at for at in range(j, m) if also[twos[at]] == 1}
+    pairs = [
+        (at, place[ones[at]]) for at in range(i, k) if once[ones[at]] == 1 and ones[at] in place
+    ]
+    # the heaviest run of pairs whose second positions rise: the runs kept end later the heavier
+    # they are; a run that ends later and is not heavier is of no use
+    ends: list[int] = []
+    totals: list[int] = []
+    last: list[int] = []
+    before = [-1] * len(pairs)
+    for at, (first, second) in enumerate(pairs):
+        spot = bisect_left(ends, second)
+        before[at] = last[spot - 1] if spot else -1
+        total = (totals[spot - 1] if spot else 0) + (weights[first] if weights else 1)
+        stop = spot
+        while stop < len(ends) and totals[stop] <= total:
+            stop += 1
+        ends[spot:stop] = [second]
+        totals[spot:stop] = [total]
+        last[spot:stop] = [at]
+    chain: list[tuple[int, int]] = []
+    at = last[-1] if last else -1
+    while at >= 0:
+        chain.append(pairs[at])
+        at = before[at]
+    return chain[::-1]
+
+
+def _longest(
+    ones: Sequence[int], twos: Sequence[int], here: tuple[int, int], there: tuple[int, int]
+) -> list[tuple[int, int]]:
+    (i, k), (j, m) = here, there
+    width = m - j
+    table = [[0] * (width + 1)]
+    for at in range(k - 1, i - 1, -1):
+        below = table[-1]
+        row = [0] * (width + 1)
+        item = ones[at]
+        for col in range(width - 1, -1, -1):
+            if item == twos[j + col]:
+                row[col] = below[col + 1] + 1
+            else:
+                row[col] = max(row[col + 1], below[col])
+        table.append(row)
+    table.reverse()
+    pairs: list[tuple[int, int]] = []
+    at, col = 0, 0
+    while at < k - i and col < width:
+        if ones[i + at] == twos[j + col] and table[at][col] == table[at + 1][col + 1] + 1:
+            pairs.append((i + at, j + col))
+            at, col = at + 1, col + 1
+        elif table[at + 1][col] >= table[at][col + 1]:
+            at += 1
+        else:
+            col += 1
+    return pairs
+
+
+_SIMPLE = {"Assign", "Expr", "AugAssign"}
+_REWRITTEN = {"If", "For", "While", "With", "Try", "Assert"}
+_KEYWORDS = {"if", "for", "while", "with", "try", "in", "as", "assert", "raise", "not", ":"}
+_SETS = {"=", "+=", "-=", "*=", "/="}
+
+
+def likeness(one: StatementNode, two: StatementNode) -> float:
+    """Return how alike two statements are, from 0 to 1, by the words they share.
+
+    What a statement sets, or the call it makes, counts more than the rest: it says what it is for.
+    """
+    if one.kind == two.kind:
+        value = _dice(one.words, two.words)
+        first = lead(one)
+        if first and first == lead(two):
+            value = max(value, 0.35 + 0.65 * value)
+        return value
+    if {one.kind, two.kind} <= _SIMPLE:
+        return 0.9 * _dice(_tail(one), _tail(two))
+    if one.is_block or two.is_block or one.is_scope or two.is_scope:
+        return 0.0
+    if {one.kind, two.kind} & _REWRITTEN:
+        # a loop or a check that was written with another keyword says most of the same words
+        ones, twos = whole_words(one), whole_words(two)
+        if max(len(ones), len(twos)) <= 120:
+            value = _dice(ones, twos)
+            return 0.85 * value if value >= 0.7 else 0.0
+    return 0.0
+
+
+def whole_words(node: StatementNode) -> list[str]:
+    """Return the words of a statement and of all below it, keywords left out."""
+    return [word for each in node.walk() for word in each.words if word not in _KEYWORDS]
+
+
+def value_of(node: StatementNode) -> tuple[str, ...]:
+    """Return what a simple assignment computes; empty if it computes next to nothing."""
+    if node.kind != "Assign" or not lead(node):
+        return ()
+    value = node.words[len(lead(node)) + 1 :]
+    return value if len(value) >= 5 else ()
+
+
+def lead(node: StatementNode) -> tuple[str, ...]:
+    """Return what a simple statement sets, or the dotted call it makes; empty if neither."""
+    words = node.words
+    if node.kind in {"Assign", "AugAssign"}:
+        for at, word in enumerate(words[:12]):
+            if word in _SETS:
+                return words[:at]
+        return ()
+    if node.kind == "Expr":
+        at = 1
+        while at + 1 < len(words) and words[at] == ".":
+            at += 2
+        return words[:at] if at > 1 else ()
+    return ()
+
+
+def _tail(node: StatementNode) -> tuple[str, ...]:
+    return node.words[len(lead(node)) + 1 :] if node.kind != "Expr" else node.words
+
+
+def _dice(one: Sequence[str], two: Sequence[str]) -> float:
+    if one == two:
+        return 1.0
+    if not one or not two:
+        return 0.0
+    count = Counter(one)
+    shared = 0
+    for word in two:
+        if count.get(word, 0) > 0:
+            count[word] -= 1
+            shared += 1
+    return 2 * shared / (len(one) + len(two))
+
+
+LIKE = 0.5  # two statements less alike than this are two statements
+MAX_GAP = 40_000  # beyond this product of lengths a gap is aligned by identical statements only
+
+
+@dataclass(frozen=True, slots=True)
+class Matching:
+    """Pairs of statements, both ways; `exact` holds those that are the same word for word."""
+
+    new: StatementTree
+    old: StatementTree
+    there: dict[StatementNode, StatementNode] = field(default_factory=dict)
+    back: dict[StatementNode, StatementNode] = field(default_factory=dict)
+
+    def pair(self, new: StatementNode, old: StatementNode) -> None:
+        """Note that two nodes are the same one, undoing what was said of either before."""
+        before = self.there.pop(new, None)
+        if before is not None:
+            del self.back[before]
+        other = self.back.pop(old, None)
+        if other is not None:
+            del self.there[other]
+        self.there[new] = old
+        self.back[old] = new
+
+    def same(self, new: StatementNode) -> bool:
+        """Say whether a node has a partner that reads the same, word for word."""
+        old = self.there.get(new)
+        return old is not None and old.words == new.words and old.kind == new.kind
+
+    def block(self, new: StatementNode) -> StatementNode | None:
+        """Return the old block that has the role of a new one in the paired statement."""
+        if new.parent is None:
+            return self.old.root
+        owner = self.there.get(new.parent)
+        if owner is None:
+            return None
+        roles = [each for each in owner.children if each.role == new.role]
+        exact = [each for each in roles if each.words == new.words]
+        return (exact or roles or [None])[0]  # type: ignore[list-item]
+
+
+def match(new: StatementTree, old: StatementTree) -> Matching:
+    r"""Return the pairs of statements of two trees.
+
+    >>> from rearview.source.text import parse
+    >>> from rearview.source.trees import grow
+    >>> one, two = (grow(parse(t)) for t in ("a = 1\nf(a)", "if on:\n    a = 1\n    f(a)"))
+    >>> [(n.start, o.start) for n, o in match(one, two).there.items() if not n.is_block]
+    [(1, 2), (2, 3)]
+    """
+    return _Matcher(new, old).run()
+
+
+class _Matcher:
+    def __init__(self, new: StatementTree, old: StatementTree) -> None:
+        self.found = Matching(new, old)
+        self.ids: dict[object, int] = {}
+        self.head: dict[StatementNode, int] = {}  # the statement alone
+        self.whole: dict[StatementNode, int] = {}  # the statement with all below it
+        self.size: dict[StatementNode, int] = {}
+        self.count: dict[StatementNode, int] = {}  # statements, blocks not counted
+        self.words_below: dict[StatementNode, Counter[str]] = {}
+        for tree in (new, old):
+            for node in reversed(tree.nodes):
+                self.head[node] = self.number((node.kind, node.role, node.words))
+                below = tuple(self.whole[each] for each in node.children)
+                self.whole[node] = self.number((self.head[node], below))
+                self.size[node] = 1 + sum(self.size[each] for each in node.children)
+                inner = sum(self.count[each] for each in node.children)
+                self.count[node] = inner + (not node.is_block)
+
+    def number(self, key: object) -> int:
+        return self.ids.setdefault(key, len(self.ids))
+
+    def run(self) -> Matching:
+        found = self.found
+        found.pair(found.new.root, found.old.root)
+        self.identical_subtrees()
+        self.scopes()
+        gaps = [
+            gap
+            for new, old in sorted(found.there.items(), key=lambda pair: pair[0].order)
+            if new.is_scope and not self.same_below(new)
+            for gap in self.inside(new, old)
+        ]
+        self.moved()
+        self.same_in_scope(self.telling)
+        self.same_in_scope(value_of)
+        for news, olds in gaps:
+            self.alike(news, olds)
+        self.containers()
+        self.rest()
+        self.same_in_scope(_sets)
+        return found
+
+    def same_below(self, new: StatementNode) -> bool:
+        return bool(new.children) and all(each in self.found.there for each in new.children)
+
+    def pair_subtrees(self, new: StatementNode, old: StatementNode) -> None:
+        for one, two in zip(new.walk(), old.walk(), strict=True):
+            self.found.pair(one, two)
+
+    def identical_subtrees(self) -> None:
+        """Pair whole functions and classes that are the same and the only ones of their kind."""
+        there = self.by_whole(self.found.new.nodes)
+        back = self.by_whole(self.found.old.nodes)
+        for key, ones in there.items():
+            twos = back.get(key, [])
+            if len(ones) == len(twos) == 1 and ones[0] not in self.found.there:
+                self.pair_subtrees(ones[0], twos[0])
+
+    def by_whole(self, nodes: Iterable[StatementNode]) -> dict[int, list[StatementNode]]:
+        found: dict[int, list[StatementNode]] = defaultdict(list)
+        for node in nodes:
+            if node.is_scope and not node.is_block:
+                found[self.whole[node]].append(node)
+        return found
+
+    def scopes(self) -> None:
+        """Pair functions and classes: by their full name, by what they hold, by their own name."""
+        found = self.found
+        news = {name: node for name, node in _named(found.new) if node not in found.there}
+        olds = {name: node for name, node in _named(found.old) if node not in found.back}
+        for name in [name for name in news if name in olds]:
+            if news[name].kind == olds[name].kind:
+                found.pair(news.pop(name), olds.pop(name))
+        votes: list[tuple[float, int, StatementNode, StatementNode]] = []
+        where: dict[int, list[StatementNode]] = defaultdict(list)
+        held = {node: Counter(self.contents(node)) for node in (*news.values(), *olds.values())}
+        for old in olds.values():
+            for key in held[old]:
+                where[key].append(old)
+        for new in news.values():
+            shared: Counter[StatementNode] = Counter()
+            for key, times in held[new].items():
+                if len(where[key]) <= 8:
+                    for old in where[key]:
+                        shared[old] += min(times, held[old][key])
+            for old, count in shared.items():
+                if old.kind == new.kind:
+                    total = held[new].total() + held[old].total()
+                    alike = 2 * count / total + (0.3 if _name(old) == _name(new) else 0.0)
+                    if alike >= 0.4 and (count > 1 or alike > 0.8):
+                        votes.append((-alike, abs(new.order - old.order), new, old))
+        votes.sort(key=lambda vote: (vote[0], vote[1], vote[2].order, vote[3].order))
+        for _, _, new, old in votes:
+            if new not in found.there and old not in found.back:
+                found.pair(new, old)
+
+    def contents(self, scope: StatementNode) -> list[int]:
+        return [self.head[node] for node in scope.walk() if not node.is_block and node is not scope]
+
+    def items(self, scope: StatementNode) -> list[StatementNode]:
+        """Return the statements of a scope in text order, not those of scopes inside it."""
+        found: list[StatementNode] = []
+        stack = list(reversed(scope.children))
+        while stack:
+            node = stack.pop()
+            if not node.is_block:
+                found.append(node)
+                if node.is_scope:
+                    continue
+            stack.extend(reversed(node.children))
+        return found
+
+    def inside(
+        self, new: StatementNode, old: StatementNode
+    ) -> list[tuple[list[StatementNode], list[StatementNode]]]:
+        """Pair the same statements of two paired scopes, in order; return what is left between."""
+        ones, twos = self.items(new), self.items(old)
+        pairs = align(
+            [self.key(node) for node in ones],
+            [self.key(node) for node in twos],
+            [1 + min(len(node.words), 9) + 4 * bool(node.children) for node in ones],
+        )
+        for one, two in pairs:
+            self.offer(ones[one], twos[two])
+        edges = [(-1, -1), *pairs, (len(ones), len(twos))]
+        return [(ones[i + 1 : k], twos[j + 1 : m]) for (i, j), (k, m) in pairwise(edges)]
+
+    def key(self, node: StatementNode) -> int:
+        # a paired function counts as one thing however much its header changed
+        partner = self.found.there.get(node)
+        if node.is_scope and partner is not None:
+            return self.number(("pair", id(partner)))
+        if node.is_scope and node in self.found.back:
+            return self.number(("pair", id(node)))
+        return self.head[node]
+
+    def offer(self, new: StatementNode, old: StatementNode) -> None:
+        if new.is_scope or old.is_scope:
+            return  # paired, or left alone, as a whole
+        if new not in self.found.there and old not in self.found.back:
+            self.found.pair(new, old)
+
+    def alike(self, news: list[StatementNode], olds: list[StatementNode]) -> None:
+        """Pair, in order, the statements of a gap whose likeness adds up to the most."""
+        news = [node for node in news if node not in self.found.there and not node.is_scope]
+        olds = [node for node in olds if node not in self.found.back and not node.is_scope]
+        if not news or not olds or len(news) * len(olds) > MAX_GAP:
+            return
+        best = [[0.0] * (len(olds) + 1) for _ in range(len(news) + 1)]
+        gain = [[self.gain(one, two) for two in olds] for one in news]
+        for i in range(len(news) - 1, -1, -1):
+            row, below, gains = best[i], best[i + 1], gain[i]
+            for j in range(len(olds) - 1, -1, -1):
+                value = max(below[j], row[j + 1])
+                if gains[j] and below[j + 1] + gains[j] > value:
+                    value = below[j + 1] + gains[j]
+                row[j] = value
+        i = j = 0
+        while i < len(news) and j < len(olds):
+            if gain[i][j] and best[i][j] == best[i + 1][j + 1] + gain[i][j]:
+                self.found.pair(news[i], olds[j])
+                i, j = i + 1, j + 1
+            elif best[i][j] == best[i + 1][j]:
+                i += 1
+            else:
+                j += 1
+
+    def gain(self, one: StatementNode, two: StatementNode) -> float:
+        value = likeness(one, two)
+        if value < LIKE:
+            return 0.0
+        if (
+            one.children
+            and two.children
+            and one.kind == two.kind
+            and self.head[one] != self.head[two]
+        ):
+            # two headers that differ are of one statement only if what is below is alike, too
+            value = 0.45 * value + 0.55 * self.shared_below(one, two)
+        return value if value >= LIKE else 0.0
+
+    def shared_below(self, one: StatementNode, two: StatementNode) -> float:
+        """Return how many of the words below two statements are the same, from 0 to 1."""
+        ones, twos = self.below(one), self.below(two)
+        shared = (ones & twos).total()
+        return 2 * shared / max(1, ones.total() + twos.total())
+
+    def below(self, node: StatementNode) -> Counter[str]:
+        if node not in self.words_below:
+            inner = (each for each in node.walk() if each is not node)
+            self.words_below[node] = Counter(word for each in inner for word in each.words)
+        return self.words_below[node]
+
+    def moved(self) -> None:
+        """Pair what is the same, and the only one of its kind, wherever it went."""
+        for least in (2, 1):
+            there: dict[int, list[StatementNode]] = defaultdict(list)
+            back: dict[int, list[StatementNode]] = defaultdict(list)
+            for node in self.found.new.statements():
+                if node not in self.found.there and self.size[node] >= least:
+                    there[self.whole[node]].append(node)
+            for node in self.found.old.statements():
+                if node not in self.found.back and self.size[node] >= least:
+                    back[self.whole[node]].append(node)
+            for key, ones in there.items():
+                twos = back.get(key, [])
+                telling = least > 1 or len(ones[0].words) >= 5
+                if len(ones) == len(twos) == 1 and telling and self.free(ones[0], twos[0]):
+                    self.pair_subtrees(ones[0], twos[0])
+
+    def same_in_scope(self, key: Callable[[StatementNode], Hashable | None]) -> None:
+        """Pair statements of paired scopes that have the same key, and are the only ones that do."""
+        found = self.found
+        for new_scope, old_scope in [(n, o) for n, o in found.there.items() if n.is_scope]:
+            there: dict[Hashable, list[StatementNode]] = defaultdict(list)
+            back: dict[Hashable, list[StatementNode]] = defaultdict(list)
+            for scope, done, keyed in (
+                (new_scope, found.there, there),
+                (old_scope, found.back, back),
+            ):
+                for node in self.items(scope):
+                    if node not in done and not node.is_scope and (own := key(node)):
+                        keyed[own].append(node)
+            for own, ones in there.items():
+                twos = back.get(own, [])
+                if len(ones) == len(twos) == 1 and not (ones[0].children or twos[0].children):
+                    found.pair(ones[0], twos[0])
+
+    def telling(self, node: StatementNode) -> Hashable | None:
+        """Return what identifies a simple statement within its function; None if it is too short."""
+        return (self.whole[node], "same") if len(node.words) >= 3 else None
+
+    def free(self, new: StatementNode, old: StatementNode) -> bool:
+        return not any(each in self.found.there for each in new.walk()) and not any(
+            each in self.found.back for each in old.walk()
+        )
+
+    def containers(self) -> None:
+        """Pair compound statements by what they hold, from the bottom."""
+        found = self.found
+        for new in reversed(found.new.nodes):
+            if new.is_block or not new.children or new.is_scope:
+                continue
+            partner = found.there.get(new)
+            if partner is not None and self.whole[partner] == self.whole[new]:
+                continue
+            shared: Counter[StatementNode] = Counter()
+            for node in new.walk():
+                partner = found.there.get(node) if not node.is_block else None
+                if partner is None or node is new:
+                    continue
+                for around in partner.above():
+                    if around.is_scope:
+                        break
+                    if around.kind == new.kind and not around.is_block:
+                        shared[around] += 1
+            if not shared:
+                continue
+            current = found.there.get(new)
+            ranked = sorted(shared, key=lambda old: (-self.held(new, old, shared), old.order))
+            best = ranked[0]
+            score = self.held(new, best, shared)
+            if current is None:
+                if score >= 0.35 and best not in found.back:
+                    found.pair(new, best)
+            elif best is not current and score > 0.5 and self.held(new, current, shared) == 0:
+                rival = found.back.get(best)
+                if rival is None:
+                    found.pair(new, best)
+
+    def held(self, new: StatementNode, old: StatementNode, shared: Counter[StatementNode]) -> float:
+        return 2 * shared[old] / max(1, self.count[new] + self.count[old] - 2)
+
+    def rest(self) -> None:
+        """Align what is left inside paired compound statements."""
+        for new in self.found.new.nodes:
+            if not new.is_block:
+                continue
+            old = self.found.block(new)
+            if old is not None:
+                self.found.pair(new, old)
+            else:
+                old = self.stood_in(new)
+            if old is None:
+                continue
+            news = [each for each in new.children if each not in self.found.there]
+            if not news:
+                continue
+            edges_old = -1
+            pending: list[StatementNode] = []
+            for each in [*new.children, None]:
+                partner = self.found.there.get(each) if each is not None else None
+                if each is not None and (partner is None or partner.parent is not old):
+                    pending.append(each)
+                    continue
+                stop = partner.index if partner is not None else len(old.children)
+                if pending and stop > edges_old:
+                    self.alike(pending, old.children[edges_old + 1 : stop])
+                pending = []
+                edges_old = max(edges_old, stop)
+
+    def stood_in(self, new: StatementNode) -> StatementNode | None:
+        """Return the old block from which most statements of a block without a partner came."""
+        homes = Counter(
+            partner.parent
+            for each in new.children
+            if (partner := self.found.there.get(each)) is not None
+        )
+        best = homes.most_common(1)
+        if not best or best[0][1] < 2 or best[0][1] * 2 < homes.total():
+            return None
+        return best[0][0]
+
+
+def _sets(node: StatementNode) -> Hashable | None:
+    """Return what an assignment sets: the only one in a function that does is still that one."""
+    return ("sets", *lead(node)) if node.kind == "Assign" and lead(node) else None
+
+
+def _name(node: StatementNode) -> str:
+    return str(getattr(node.tree, "name", ""))
+
+
+def _named(tree: StatementTree) -> list[tuple[str, StatementNode]]:
+    found: list[tuple[str, StatementNode]] = []
+    seen: Counter[str] = Counter()
+    for node in tree.nodes:
+        if node.is_scope and not node.is_block:
+            around = [_name(each) for each in node.above() if each.is_scope and not each.is_block]
+            name = ".".join([*reversed(around), _name(node)])
+            seen[name] += 1
+            found.append((f"{name}#{seen[name]}", node))
+    return found

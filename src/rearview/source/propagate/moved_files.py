@@ -1,0 +1,345 @@
+"""Which files of one version are files of a later one under another name.
+
+Imports of modules that have another name now, written as they were.
+
+Which files of one version are files of a later one under another name.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import takewhile
+
+from rearview.source.text import split, try_parse
+
+
+def imports_as_then(text: str, path: str, renamed: Mapping[str, str]) -> str:
+    r"""Return a text that imports modules by the names they had; its lines stay where they are.
+
+    `renamed` is path now -> path then. What `import module` binds is renamed wherever it is read;
+    where that is not certain, the text stays as it is, and so differs from what was recorded.
+
+    >>> imports_as_then("from tools import f\n", "main.py", {"tools.py": "util.py"})
+    'from util import f\n'
+    >>> imports_as_then("import tools\ntools.f()\n", "main.py", {"tools.py": "util.py"})
+    'import util\nutil.f()\n'
+    """
+    modules = {_parts(now): _parts(then) for now, then in renamed.items() if now != path}
+    parsed = try_parse(text) if modules else ""
+    if isinstance(parsed, str) or parsed.repaired:
+        return text
+    here = (_package_path(path), _package_path(renamed.get(path, path)))
+    edits: list[_Edit] = []
+    bound: dict[str, str] = {}
+    for node in ast.walk(parsed.tree):
+        if isinstance(node, ast.ImportFrom):
+            done = _from(node, modules, here)
+        elif isinstance(node, ast.Import):
+            done = _import(node, modules, here)
+        else:
+            continue
+        if done is None:
+            return text
+        edits += done[0]
+        bound |= done[1]
+    if bound:
+        reads = _reads(parsed.tree, bound)
+        if reads is None:
+            return text
+        edits += reads
+    return _edited(text, edits)
+
+
+_Edit = tuple[int, int, str, str]
+"""Line, column, what stands there, what is to stand there."""
+_Modules = Mapping[tuple[str, ...], tuple[str, ...]]
+_Here = tuple[tuple[str, ...], tuple[str, ...]]
+_Done = tuple[list[_Edit], dict[str, str]]
+"""What changes in an import, and the names that it bound instead of those it binds."""
+
+
+def _import(node: ast.Import, modules: _Modules, here: _Here) -> _Done | None:
+    edits: list[_Edit] = []
+    bound: dict[str, str] = {}
+    for alias in node.names:
+        then = _then(alias.name, 0, modules, here)
+        if then is None:
+            continue
+        edits.append((alias.lineno, alias.col_offset, alias.name, then))
+        if alias.asname is None and "." in alias.name + then:
+            return None
+        if alias.asname is None:
+            bound[alias.name] = then
+    return edits, bound
+
+
+def _from(node: ast.ImportFrom, modules: _Modules, here: _Here) -> _Done | None:
+    """Return the changes of `from … import …`, where modules may stand on both sides."""
+    name = node.module or ""
+    usual = (_then(name, node.level, modules, here) if name else None) or name
+    bases: set[str] = set()
+    edits: list[_Edit] = []
+    bound: dict[str, str] = {}
+    for alias in node.names:
+        then = _then(f"{name}.{alias.name}".lstrip("."), node.level, modules, here)
+        base, _, last = then.rpartition(".") if then is not None else (usual, "", alias.name)
+        bases.add(base)
+        if last != alias.name:
+            edits.append((alias.lineno, alias.col_offset, alias.name, last))
+            if alias.asname is None:
+                bound[alias.name] = last
+    base = bases.pop()
+    if bases or bool(base) != bool(name):
+        return None  # what came from one place came from two
+    if base != name:
+        edits.append((node.lineno, node.col_offset + len("from ") + node.level, name, base))
+    return edits, bound
+
+
+def _then(name: str, level: int, modules: _Modules, here: _Here) -> str | None:
+    """Return the dotted name that a module had, or None if it had the same."""
+    parts = tuple(name.split("."))
+    for now, then in modules.items():
+        root = now[: len(now) - len(parts)]
+        if now[len(root) :] != parts:
+            continue
+        mine, was = here
+        if level:
+            if mine[: len(mine) - level + 1] != root:
+                continue
+            before = was[: len(was) - level + 1]
+        else:
+            before = was if root == mine and then[: len(root)] != root else root
+        if then[: len(before)] != before:
+            continue
+        old = ".".join(then[len(before) :])
+        return old if old and old != name else None
+    return None
+
+
+def _reads(tree: ast.Module, bound: Mapping[str, str]) -> list[_Edit] | None:
+    """Return where names of modules are read; None if they, or the old ones, mean something else."""
+    other = {*bound, *bound.values()}
+    edits = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id in other:
+            if node.id not in bound or not isinstance(node.ctx, ast.Load):
+                return None
+            edits.append((node.lineno, node.col_offset, node.id, bound[node.id]))
+        elif other & set(_named(node, bound)):
+            return None
+    return edits
+
+
+def _named(node: ast.AST, bound: Mapping[str, str]) -> list[str]:
+    """Return names that a node gives a meaning to without a `Name` that says so."""
+    if isinstance(node, ast.arg):
+        return [node.arg]
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return [node.name]
+    if isinstance(node, ast.Global | ast.Nonlocal):
+        return node.names
+    if isinstance(node, ast.alias):
+        return [node.asname or ("" if node.name in bound else node.name)]
+    if isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar):
+        return [node.name or ""]
+    return []
+
+
+def _edited(text: str, edits: list[_Edit]) -> str:
+    """Return the text with words replaced; as it is if one of them is not where the tree says."""
+    lines = split(text)
+    for line, column, now, then in sorted(set(edits), reverse=True):
+        raw = lines[line - 1].encode()
+        if raw[column : column + len(now.encode())] != now.encode():
+            return text
+        lines[line - 1] = (
+            raw[:column] + then.encode() + raw[column + len(now.encode()) :]
+        ).decode()
+    return "".join(lines)
+
+
+def _parts(path: str) -> tuple[str, ...]:
+    """Return the dotted name of a file's module, in parts, from the project's folder."""
+    parts = tuple(path.removesuffix(".py").split("/"))
+    return parts[:-1] if parts[-1] == "__init__" else parts
+
+
+def _package_path(path: str) -> tuple[str, ...]:
+    return tuple(path.split("/")[:-1])
+
+
+ALIKE = 0.5  # files that share less than half of their text are two files
+CLOSE = 0.05  # a candidate this near to the best one is as good
+SAME_NAME = 0.1  # what the last part of a path counts for, and
+SAME_FOLDER = 0.06  # each part before it
+MOST = 200  # with more files on either side only equal ones are paired
+
+Files = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class FileNames:
+    """What the files of an older version are called in a newer one."""
+
+    now: Mapping[str, str] = field(default_factory=dict)
+    """Path then -> path now, of the files that are in both."""
+    doubtful: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Path then -> paths now of which each may be that file."""
+
+    @property
+    def changed(self) -> dict[str, str]:
+        """Path then -> path now, where these differ."""
+        return {then: now for then, now in self.now.items() if then != now}
+
+    def before(self, older: FileNames) -> FileNames:
+        """Return what `older`, which leads to where this begins, calls by the names that this leads to.
+
+        >>> Names({"b.py": "c.py"}).before(Names({"a.py": "b.py", "x.py": "y.py"})).now
+        {'a.py': 'c.py'}
+        """
+        now = {a: self.now[b] for a, b in older.now.items() if b in self.now}
+        doubt = {a: self.doubtful[b] for a, b in older.now.items() if b in self.doubtful}
+        for a, several in older.doubtful.items():
+            kept = tuple(self.now[b] for b in several if b in self.now)
+            if kept:
+                doubt[a] = kept
+        return FileNames(now, doubt)
+
+    def as_then(self, new: Files, old: Files) -> dict[str, str]:
+        """Return the files of the newer version under the names of the older one.
+
+        Imports of what has another name are written as they were; every statement stays on its line.
+        """
+        if not self.changed:
+            return dict(new)
+        then = {now: path for path, now in self.now.items()}
+        renamed = {now: path for path, now in self.changed.items()}
+        found: dict[str, str] = {}
+        for path, text in new.items():
+            if path in then:
+                found[then[path]] = imports_as_then(text, path, renamed)
+            elif path not in old:  # else the name was another file's then
+                found[path] = text
+        return found
+
+    def as_now(self, old: Files) -> dict[str, str]:
+        """Return the path now of every file of the older version; no two are the same."""
+        taken = set(self.now.values())
+        return {
+            path: self.now.get(path, path if path not in taken else f"then/{path}") for path in old
+        }
+
+
+def renames(old: Files, new: Files) -> FileNames:
+    r"""Return which files are in both: those of the same path, then those of much the same text.
+
+    Each file is paired once. Where two fit equally well, neither is taken.
+
+    >>> text = "import data\nfor x in data.load():\n    step(x)\n"
+    >>> renames({"train.py": text}, {"main.py": text + "print(x)\n"}).now
+    {'train.py': 'main.py'}
+    >>> renames({"train.py": text}, {"a.py": text, "b.py": text}).doubtful
+    {'train.py': ('a.py', 'b.py')}
+    """
+    now = {path: path for path in old if path in new}
+    gone = [path for path in old if path not in new]
+    fresh = [path for path in new if path not in old]
+    if not gone or not fresh:
+        return FileNames(now)
+    fits = _fits({path: old[path] for path in gone}, {path: new[path] for path in fresh})
+    found, doubtful = _paired(fits)
+    _by_folder(found, doubtful)
+    return FileNames({**now, **found}, doubtful)
+
+
+_Fits = dict[tuple[str, str], float]
+
+
+def _fits(gone: Files, fresh: Files) -> _Fits:
+    """Return how well each two files fit, where they do."""
+    fits: _Fits = {}
+    few = max(len(gone), len(fresh)) <= MOST
+    there = {path: _lines(text) for path, text in fresh.items()} if few else {}
+    for then, text in gone.items():
+        mine = _lines(text) if few else Counter()
+        for now, other in fresh.items():
+            if text != other and not (few and _alike(mine, there[now])):
+                continue
+            # a probe only adds: what counts is how much of the old text is still there
+            value = 1.0 if text == other else _kept(mine, there[now])
+            same = _ending(then, now)
+            fits[then, now] = value + (same > 0) * (SAME_NAME + SAME_FOLDER * (same - 1))
+    return fits
+
+
+def _paired(fits: _Fits) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
+    """Return the pairs, best first, and what is as good for one as for another."""
+    found: dict[str, str] = {}
+    doubtful: dict[str, tuple[str, ...]] = {}
+    taken: set[str] = set()
+    for (then, now), value in sorted(fits.items(), key=lambda item: (-item[1], item[0])):
+        if then in found or now in taken or then in doubtful:
+            continue
+        close = [
+            pair
+            for pair, other in fits.items()
+            if pair[0] not in found and pair[1] not in taken and other > value - CLOSE
+        ]
+        rivals = [pair for pair in close if (pair[0] == then) != (pair[1] == now)]
+        if not rivals:
+            found[then] = now
+            taken.add(now)
+            continue
+        for each in {then, *(a for a, _ in rivals)}:
+            doubtful[each] = tuple(sorted(b for a, b in close if a == each))
+    return found, doubtful
+
+
+def _by_folder(found: dict[str, str], doubtful: dict[str, tuple[str, ...]]) -> None:
+    """Settle what a folder that was moved as a whole settles: its files went the same way."""
+    ways = {(_folder_of(then), _folder_of(now)) for then, now in found.items()}
+    for then, several in list(doubtful.items()):
+        free = [
+            now
+            for now in several
+            if (_folder_of(then), _folder_of(now)) in ways
+            and _ending(then, now)
+            and now not in found.values()
+        ]
+        if len(free) == 1:
+            found[then] = free[0]
+            del doubtful[then]
+
+
+def _ending(one: str, two: str) -> int:
+    """Return how many parts two paths end with alike."""
+    pairs = zip(reversed(one.split("/")), reversed(two.split("/")), strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _folder_of(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+def _lines(text: str) -> Counter[str]:
+    return Counter(line for each in split(text) if (line := each.strip()))
+
+
+def _alike(one: Counter[str], two: Counter[str]) -> bool:
+    """Say whether half of two texts, taken together, is in both."""
+    whole = _size(one.items()) + _size(two.items())
+    return 2 * _size((one & two).items()) >= ALIKE * whole
+
+
+def _kept(old: Counter[str], new: Counter[str]) -> float:
+    """Return which share of a text is in another, by characters, from 0 to 1."""
+    whole = _size(old.items())
+    return _size((old & new).items()) / whole if whole else 1.0
+
+
+def _size(lines: Iterable[tuple[str, int]]) -> int:
+    return sum(len(line) * count for line, count in lines)

@@ -1,0 +1,619 @@
+"""A value that a statement of the newest source names, named in an older text as well.
+
+What a name of the new text is called in the old one, and whether it is there at all.
+
+A value that a statement of the newest source names, named in an older text as well.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
+
+from rearview.source.data_flow import BUILTINS, Uses, binds, definition, parameters, uses, visible
+from rearview.source.probes.mutations import last_name
+from rearview.source.propagate.match import Matching, match
+from rearview.source.propagate.splice import put
+from rearview.source.text import Parsed, newline, split, try_parse
+from rearview.source.trees import StatementNode, StatementTree, grow
+
+_NAME = re.compile(r"^[^\W\d]\w*$")
+
+
+@dataclass(frozen=True, slots=True)
+class VariableNames:
+    """New name to old name where they differ, what is missing, and how sure that is."""
+
+    renamed: Mapping[str, str]
+    missing: tuple[str, ...]
+    certainty: float
+    reasons: tuple[str, ...]
+
+
+class Votes:
+    """How often a name of the new text stands where another stands in the old one."""
+
+    def __init__(self, found: Matching) -> None:
+        self.found = found
+        self.table: dict[str, Counter[str]] = defaultdict(Counter)
+        self.kept: Counter[str] = Counter()
+        for new, old in found.there.items():
+            if new.is_block:
+                continue
+            if new.words == old.words:
+                self.kept.update(set(new.words))
+                continue
+            if _trivial(new) and not similar(new.words[0], old.words[0]):
+                continue  # one `x = []` is as good as another
+            for one, two in aligned(new.words, old.words):
+                if one == two:
+                    self.kept[one] += 1
+                elif _NAME.match(one) and _NAME.match(two):
+                    self.table[one][two] += 1
+
+    def best(self, name: str) -> list[tuple[str, int]]:
+        """Return what the name may be called in the old text, most votes first."""
+        return self.table[name].most_common(4)
+
+
+def aligned(ones: tuple[str, ...], twos: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Return pairs of words that stand at the same place of two statements.
+
+    >>> aligned(("a", "=", "f", "b"), ("c", "=", "f", "b"))
+    [('a', 'c'), ('=', '='), ('f', 'f'), ('b', 'b')]
+    """
+    if len(ones) == len(twos):
+        differ = sum(one != two for one, two in zip(ones, twos, strict=True))
+        if differ * 2 <= len(ones):
+            return list(zip(ones, twos, strict=True))
+    if len(ones) * len(twos) > 40_000:
+        return []
+    found: list[tuple[str, str]] = []
+    for kind, i, k, j, m in SequenceMatcher(None, ones, twos, autojunk=False).get_opcodes():
+        if kind == "equal" or (kind == "replace" and k - i == m - j):
+            found.extend(zip(ones[i:k], twos[j:m], strict=True))
+    return found
+
+
+def resolve(
+    found: Matching,
+    votes: Votes,
+    used: Uses,
+    here: tuple[StatementNode, int],
+    there: tuple[StatementNode, int],
+) -> VariableNames:
+    """Say for every name the statement needs what it is at the old place.
+
+    `here` and `there` are (block, index) in the new and the old tree.
+    """
+    resolver = _Resolver(found, votes, here, there)
+    renamed: dict[str, str] = {}
+    missing: list[str] = []
+    certainty = 1.0
+    for name in sorted(used.reads):
+        called, sure = resolver.called(name, set(renamed.values()))
+        certainty *= sure
+        if called is None:
+            missing.append(name)
+        elif called != name:
+            renamed[name] = called
+    reasons = [f"`{one}` is called `{two}` there" for one, two in sorted(renamed.items())]
+    return VariableNames(renamed, tuple(missing), certainty, tuple(reasons))
+
+
+class _Resolver:
+    """Finds what names are called at one place of the old text."""
+
+    def __init__(
+        self,
+        found: Matching,
+        votes: Votes,
+        here: tuple[StatementNode, int],
+        there: tuple[StatementNode, int],
+    ) -> None:
+        self.found = found
+        self.votes = votes
+        self.here = here
+        self.seen = visible(*there)
+        self.at_home = visible(*here)
+        self.modules = imported_names(found.old)
+        self.new_modules = imported_names(found.new)
+        self.free = free_names(found.old)
+
+    def called(self, name: str, taken: set[str]) -> tuple[str | None, float]:
+        """Return a name's old name, None if there is none, and how sure that is."""
+        votes, seen = self.votes, self.seen
+        if name not in self.at_home:
+            # a builtin, or unknown in the new text as well: nothing to follow
+            lost = name not in BUILTINS and name not in seen and "*" not in self.at_home
+            return name, 0.9 if lost else 1.0
+        home = definition(*self.here, name)
+        partner = self.found.there.get(home) if home is not None else None
+        target = _target(home, partner, name)
+        if target == "*":  # the same module, of which all was imported then
+            return name, 0.95
+        if name in seen:
+            if target in {None, name} or votes.kept[name] > votes.table[name][target or ""]:
+                return name, 1.0
+            exchanged = target in seen and not votes.kept[name]
+            return (target, 0.8) if exchanged else (name, 1.0)
+        if target is not None and votes.table[name] and not votes.table[name][target]:
+            target = None  # wherever it is read, another name stands there
+        defined = target in seen and (not _trivial(home) or bool(votes.table[name][target or ""]))
+        if defined:
+            return target, 0.95
+        return self.renamed(name, home, target, taken)
+
+    def renamed(
+        self, name: str, home: StatementNode | None, target: str | None, taken: set[str]
+    ) -> tuple[str | None, float]:
+        """Return what a name that the place does not know is called, by what stands for it."""
+        votes, seen = self.votes, self.seen
+        options = [
+            (other, count)
+            for other, count in votes.best(name)
+            if other in seen
+            and not (other in self.at_home and votes.kept[other])
+            and (other not in self.modules or name in self.new_modules)
+        ]
+        total = sum(votes.table[name].values())
+        if options and options[0][1] * 2 > total:
+            return options[0][0], 0.9 if options[0][1] > 1 else 0.75
+        hits = votes.best(name)
+        if len(hits) == 1 and not votes.kept[name] and hits[0][0] in seen - self.modules:
+            return hits[0][0], 0.8  # the only one that ever stands where a name born since does
+        fresh = seen - self.at_home - self.modules - taken
+        alike = [each for each in fresh if similar(name, each)]
+        if len(alike) == 1:
+            return alike[0], 0.75
+        if target in fresh and not votes.table[name] and _exchanged(self.found, home):
+            return target, 0.7
+        if name in self.free:  # nothing binds it, and the old text reads it all the same
+            return name, 0.9
+        return None, 1.0
+
+
+def free_names(tree: StatementTree) -> set[str]:
+    """Return the names that a text reads and nothing in it binds: from a star import, or injected."""
+    bound: set[str] = set()
+    for node in tree.nodes:
+        bound |= binds(node)
+        if isinstance(node.tree, (ast.FunctionDef, ast.AsyncFunctionDef)) and not node.is_block:
+            bound |= parameters(node.tree.args)
+    return set(uses(tree.parsed.tree.body).reads) - bound
+
+
+def _exchanged(found: Matching, home: StatementNode | None) -> bool:
+    """Return True if a definition stands between the same two statements in both texts."""
+    partner = found.there.get(home) if home is not None else None
+    if home is None or partner is None or home.parent is None or partner.parent is None:
+        return False
+    for step in (-1, 1):
+        sides = []
+        for node in (home, partner):
+            at = node.index + step
+            siblings = node.parent.children if node.parent is not None else []
+            sides.append(siblings[at] if 0 <= at < len(siblings) else None)
+        new, old = sides
+        if (found.there.get(new) if new is not None else None) is not old:
+            return False
+    return True
+
+
+def similar(one: str, two: str) -> bool:
+    """Return True if two names share most of their parts, or nearly all of their letters.
+
+    >>> similar("has_any_unknown_label", "has_unknown_label"), similar("texts", "lengths")
+    (True, False)
+    """
+    ones, twos = (set(filter(None, each.lower().split("_"))) for each in (one, two))
+    if 2 * len(ones & twos) > max(len(ones), len(twos)):
+        return True
+    return len(one) > 3 and SequenceMatcher(None, one, two).ratio() >= 0.85
+
+
+def imported_names(tree: StatementTree) -> set[str]:
+    """Return the names that imports bind anywhere in a text."""
+    return {
+        (each.asname or each.name).split(".")[0]
+        for node in tree.nodes
+        if isinstance(node.tree, (ast.Import, ast.ImportFrom)) and not node.is_block
+        for each in node.tree.names
+    }
+
+
+def _trivial(node: StatementNode | None) -> bool:
+    """Return True if a statement sets names to next to nothing: `x = []`, `n = 0`."""
+    value = getattr(node.tree, "value", None) if node is not None else None
+    if isinstance(value, ast.UnaryOp):
+        value = value.operand
+    if isinstance(value, (ast.List, ast.Tuple, ast.Set)):
+        return not value.elts
+    if isinstance(value, ast.Dict):
+        return not value.keys
+    if isinstance(value, ast.Call):
+        return not value.args and not value.keywords and isinstance(value.func, ast.Name)
+    return isinstance(value, ast.Constant)
+
+
+def _target(new: StatementNode | None, old: StatementNode | None, name: str) -> str | None:
+    """Return what the partner of a definition binds where the definition binds `name`."""
+    if new is None or old is None:
+        return None
+    if isinstance(new.tree, (ast.FunctionDef, ast.AsyncFunctionDef)) and isinstance(
+        old.tree, (ast.FunctionDef, ast.AsyncFunctionDef)
+    ):
+        ones = [arg.arg for arg in (*new.tree.args.posonlyargs, *new.tree.args.args)]
+        twos = [arg.arg for arg in (*old.tree.args.posonlyargs, *old.tree.args.args)]
+        if name in twos:
+            return name
+        if name in ones and len(ones) == len(twos):
+            other = twos[ones.index(name)]
+            return other if other not in ones else None
+        return None
+    ones, twos = _bound_list(new.tree), _bound_list(old.tree)
+    if name in twos:
+        return name
+    if twos == ["*"]:
+        same = getattr(new.tree, "module", None) == getattr(old.tree, "module", None)
+        return "*" if same else None
+    if name in ones and len(ones) == len(twos):
+        other = twos[ones.index(name)]
+        return other if other not in ones else None
+    return None
+
+
+def _bound_list(tree: ast.AST) -> list[str]:
+    targets: list[ast.AST] = []
+    if isinstance(tree, ast.Assign):
+        targets = list(tree.targets)
+    elif isinstance(tree, (ast.AnnAssign, ast.AugAssign, ast.For, ast.AsyncFor)):
+        targets = [tree.target]
+    elif isinstance(tree, (ast.With, ast.AsyncWith)):
+        targets = [each.optional_vars for each in tree.items if each.optional_vars is not None]
+    elif isinstance(tree, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return [tree.name]
+    elif isinstance(tree, (ast.Import, ast.ImportFrom)):
+        return [(each.asname or each.name).split(".")[0] for each in tree.names]
+    return [
+        each.id
+        for target in targets
+        for each in ast.walk(target)
+        if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
+    ]
+
+
+def members(
+    found: Matching, votes: Votes, used: Uses
+) -> tuple[dict[str, str], list[tuple[str, str]]]:
+    """Return attributes by what they are called in the old text, and those that are not there.
+
+    An attribute that the old text never mentions is renamed where another one stands in its place
+    wherever both texts have the statement; it is not there if the new text defines it.
+    """
+    asked = set(used.attributes)
+    if not asked:
+        return {}, []
+    known = {word.lstrip("'") for node in found.old.nodes for word in node.words}
+    still = {word.lstrip("'") for node in found.new.nodes for word in node.words}
+    asked -= known
+    renamed: dict[str, str] = {}
+    for member in sorted(asked):
+        every = votes.best(member)
+        hits = [(other, n) for other, n in every if other not in still]
+        if len(hits) == 1 or (hits and hits[0][1] > 2 * hits[1][1]):
+            renamed[member] = hits[0][0]
+            continue
+        if len(every) == 1 and every[0][1] > 1 and not votes.kept[member]:
+            renamed[member] = every[0][0]
+            continue
+        plain = {each for each in known - still if each.strip("_") == member.strip("_")}
+        if len(plain) == 1:  # made private, or public, since
+            renamed[member] = plain.pop()
+    asked -= renamed.keys()
+    if not asked:
+        return renamed, []
+    defined: set[str] = set()
+    for node in found.new.nodes:
+        if node.is_block or asked.isdisjoint(word.lstrip("'") for word in node.words):
+            continue
+        if isinstance(node.tree, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            defined.add(node.tree.name)
+            continue
+        if node.children and not node.is_scope:
+            continue
+        for each in ast.walk(node.tree) if not node.is_scope else ():
+            if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store):
+                defined.add(each.attr)
+            elif isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store):
+                defined.add(each.id)
+            elif isinstance(each, ast.Constant) and isinstance(each.value, str):
+                defined.add(each.value.lstrip("-").replace("-", "_"))
+    return renamed, sorted(pair for pair in used.members if pair[1] in asked & defined)
+
+
+def imports_for(missing: tuple[str, ...], found: Matching) -> dict[str, str]:
+    """Return an import line for each missing name that the new text imports and that is safe to add.
+
+    Safe are our own package and packages the old text imports from anyway; whether another one
+    existed for that version nobody knows.
+    """
+    lines: dict[str, str] = {}
+    if not missing:
+        return lines
+    known = {"rearview"}
+    for node in found.old.nodes:
+        if isinstance(node.tree, ast.Import):
+            known |= {each.name.split(".")[0] for each in node.tree.names}
+        elif isinstance(node.tree, ast.ImportFrom) and not node.tree.level and node.tree.module:
+            known.add(node.tree.module.split(".")[0])
+    for node in found.new.root.children:
+        tree = node.tree
+        if isinstance(tree, ast.ImportFrom) and (tree.level or not tree.module):
+            continue
+        if not isinstance(tree, (ast.Import, ast.ImportFrom)):
+            continue
+        for each in tree.names:
+            bound = (each.asname or each.name).split(".")[0]
+            package = (tree.module or "") if isinstance(tree, ast.ImportFrom) else each.name
+            if bound in missing and package.split(".")[0] in known:
+                alias = f"{each.name} as {each.asname}" if each.asname else each.name
+                source = f"from {package} " if isinstance(tree, ast.ImportFrom) else ""
+                lines[bound] = f"{source}import {alias}"
+    return lines
+
+
+def overwritten(
+    used: Uses, found: Matching, blocks: tuple[StatementNode, StatementNode]
+) -> str | None:
+    """Return a name the statement sets that only the old code around it uses, if there is one."""
+    here, there = (names_in(block) for block in blocks)
+    del found
+    fresh = used.writes - used.reads
+    return next((name for name in sorted(fresh) if name in there and name not in here), None)
+
+
+def names_in(block: StatementNode) -> set[str]:
+    """Return the words of the scope that a block, or a statement, stands in."""
+    scope = block if block.parent is None else block.scope()
+    found: set[str] = set()
+    stack = list(scope.children)
+    while stack:
+        node = stack.pop()
+        found.update(node.words)
+        if not node.is_scope:
+            stack.extend(node.children)
+    return found
+
+
+Path = tuple[tuple[str, int], ...]
+"""Fields, with the index in those that are lists, from a statement to an expression in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Naming:
+    """A statement that gives a value names, and the one below that takes it from there, if any."""
+
+    path: str
+    line: int
+    names: tuple[str, ...]
+    into: int | None = None
+
+    def pushed(self, path: str, line: int, count: int) -> Naming:
+        """Return it after `count` lines were put before a line of a file."""
+        if path != self.path:
+            return self
+        into = self.into
+        if into is not None and into >= line:
+            into += count
+        return replace(self, line=self.line + (count if self.line >= line else 0), into=into)
+
+
+@dataclass(frozen=True, slots=True)
+class _Edit:
+    """Text for what stands between two places, (line, column in bytes)."""
+
+    start: tuple[int, int]
+    end: tuple[int, int]
+    text: str
+
+
+class _NotThereError(Exception):
+    """The older text cannot have the names; says why."""
+
+
+def name_in(new: str, naming: Naming, old: str) -> tuple[str, Naming] | str:
+    r"""Return an older text with the names in it and where they are, or why it cannot have them.
+
+    What the statement computes may be written otherwise there; it stays as it is.
+
+    >>> name_in("n = f(x, 2)\nlog(n)\n", Naming("t.py", 1, ("n",)), "# why\nf(x, 1)\n")[0]
+    '# why\nn = f(x, 1)\n'
+    """
+    here, there = try_parse(new), try_parse(old)
+    if isinstance(here, str):
+        return f"the new text cannot be read: {here}"
+    if isinstance(there, str):
+        return f"the old text cannot be read: {there}"
+    one, first = grow(here), naming.names[0]
+    binds = _at(one, naming.line)
+    reads = binds if naming.into is None else _at(one, naming.into)
+    if binds is None or reads is None:
+        return f"line {naming.line} of the new text holds no statement"
+    two = grow(there)
+    partner = _partner(here, binds, reads, naming.names, two) or match(one, two).there.get(reads)
+    if partner is None or there.repaired:
+        return f"the statement whose value is `{first}` did not exist yet"
+    try:
+        if naming.into is None:
+            edits = list(_named(binds.tree, partner.tree, naming.names))
+            taken = names_in(partner) & set(naming.names) if edits else None
+            if taken:
+                return f"`{min(taken)}` stands for something else there"
+            return _applied(there, edits), Naming(naming.path, partner.start, naming.names)
+        if first in names_in(partner):
+            return f"`{first}` stands for something else there"
+        if not partner.leads or there.lines[partner.start - 1].lstrip().startswith("elif"):
+            return f"`{first}` has no line of its own there"
+        edit, value = _lifted(binds.tree, reads.tree, partner.tree, first, there)
+    except _NotThereError as exc:
+        return str(exc)
+    text = _applied(there, [edit])
+    lines = split(text)
+    line = lines[partner.start - 1]
+    lead = line[: len(line) - len(line.lstrip())]
+    above = f"{lead}{first} = {value}{newline(lines, partner.start - 1)}"
+    at = partner.start
+    return put(text, at, above), Naming(naming.path, at, naming.names, at + 1)
+
+
+def _at(tree: StatementTree, line: int) -> StatementNode | None:
+    return next((n for n in tree.nodes if not n.is_block and n.start == line and n.parent), None)
+
+
+def _partner(
+    here: Parsed,
+    binds: StatementNode,
+    reads: StatementNode,
+    names: tuple[str, ...],
+    old: StatementTree,
+) -> StatementNode | None:
+    """Return the old statement that is the one which names a value now, read without the name."""
+    new, without = binds.tree, None
+    edits: list[_Edit] = []
+    if reads is not binds:
+        without = (binds.start, binds.end)
+        value = getattr(new, "value", None)
+        edits += [
+            _Edit(*_span(node), ast.unparse(value))
+            for _, node in _walk(reads.tree)
+            if isinstance(node, ast.Name) and node.id in names and value is not None
+        ]
+    elif isinstance(new, ast.Assign | ast.AnnAssign) and set(_bound(new)) == set(names):
+        assert new.value is not None
+        edits.append(_Edit(*_span(new), ast.unparse(new.value)))
+    plain = try_parse(_applied(here, edits))
+    if isinstance(plain, str):
+        return None
+    tree = grow(plain, without=without) if without is not None else grow(plain)
+    node = _at(tree, reads.start)
+    return match(tree, old).there.get(node) if node is not None else None
+
+
+def _named(new: ast.AST, old: ast.AST, names: tuple[str, ...]) -> Iterator[_Edit]:
+    """Yield what gives the values of an old statement the names they have in the new one."""
+    assert isinstance(old, ast.stmt)
+    left = set(names)
+    targets: list[ast.expr] = []
+    if isinstance(new, ast.Assign | ast.AnnAssign):
+        every = new.targets if isinstance(new, ast.Assign) else [new.target]
+        targets = [t for t in every if left & set(_bound(t))]
+        left -= {name for target in targets for name in _bound(target)}
+    if targets and not (isinstance(old, ast.Assign) and set(_bound(old)) >= set(names)):
+        value = getattr(new, "value", None)
+        if not isinstance(old, ast.Expr | ast.Assign) or not _alike(value, old.value):
+            raise _NotThereError(f"what `{names[0]}` names is computed otherwise there")
+        text = "".join(f"{ast.unparse(target)} = " for target in targets)
+        start = (old.lineno, old.col_offset)
+        yield _Edit(start, start, text)
+    for path, node in _walk(new):
+        if isinstance(node, ast.NamedExpr) and node.target.id in left:
+            found = _follow(old, path)
+            if isinstance(found, ast.NamedExpr) and found.target.id == node.target.id:
+                continue
+            if type(old) is not type(new) or not _alike(node.value, found):
+                raise _NotThereError(f"what `{node.target.id}` names is computed otherwise there")
+            assert found is not None
+            start, end = _span(found)
+            yield _Edit(start, start, f"({node.target.id} := ")
+            yield _Edit(end, end, ")")
+
+
+def _lifted(
+    binds: ast.AST, reads: ast.AST, old: ast.AST, name: str, there: Parsed
+) -> tuple[_Edit, str]:
+    """Return what puts a name in place of a value of an old statement, and the value's text."""
+    value = getattr(binds, "value", None)
+    for path, node in _walk(reads):
+        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load):
+            found = _follow(old, path)
+            if type(reads) is not type(old) or not _alike(value, found) or found is None:
+                raise _NotThereError(f"what `{name}` names is computed otherwise there")
+            (row, begin), (last, stop) = _span(found)
+            if row != last:
+                raise _NotThereError(f"what `{name}` names takes several lines there")
+            text = there.code_lines[row - 1].encode()[begin:stop].decode()
+            return _Edit((row, begin), (row, stop), name), text
+    raise _NotThereError(f"`{name}` names a part of a part; name one of them only")
+
+
+def _walk(stmt: ast.AST, path: Path = ()) -> Iterator[tuple[Path, ast.AST]]:
+    """Yield the expressions of a statement's head with their paths; names given are seen through."""
+    for field, value in ast.iter_fields(stmt):
+        items = value if isinstance(value, list) else [value]
+        for at, item in enumerate(items):
+            if not isinstance(item, ast.AST) or isinstance(item, ast.stmt | ast.expr_context):
+                continue
+            inner, node = (*path, (field, at)), item
+            while isinstance(node, ast.NamedExpr):
+                yield inner, node
+                node = node.value
+            yield inner, node
+            yield from _walk(node, inner)
+
+
+def _follow(stmt: ast.AST, path: Path) -> ast.expr | None:
+    found: object = stmt
+    for field, at in path:
+        value = getattr(found, field, None)
+        items = value if isinstance(value, list) else [value]
+        if at >= len(items):
+            return None
+        found = items[at]
+    return found if isinstance(found, ast.expr) else None
+
+
+def _alike(new: ast.AST | None, old: ast.AST | None) -> bool:
+    """Say whether two expressions are for the same thing: a call of the same, or the very same."""
+    if isinstance(new, ast.NamedExpr):
+        new = new.value
+    if isinstance(new, ast.Await) and isinstance(old, ast.Await):
+        return _alike(new.value, old.value)
+    if isinstance(new, ast.Call) and isinstance(old, ast.Call):
+        return last_name(new.func) == last_name(old.func) != ""
+    return new is not None and old is not None and ast.dump(new) == ast.dump(old)
+
+
+def _bound(node: ast.AST) -> list[str]:
+    return [
+        sub.id
+        for sub in ast.walk(node)
+        if isinstance(sub, ast.Name) and isinstance(sub.ctx, ast.Store)
+    ]
+
+
+def _span(node: ast.expr | ast.stmt) -> tuple[tuple[int, int], tuple[int, int]]:
+    assert node.end_lineno is not None
+    assert node.end_col_offset is not None
+    return (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)
+
+
+def _applied(parsed: Parsed, edits: list[_Edit]) -> str:
+    lines = list(parsed.lines)
+    for edit in sorted(edits, key=lambda each: each.start, reverse=True):
+        (row, _), (last, _) = edit.start, edit.end
+        rest = lines[last - 1][_character(parsed, *edit.end) :]
+        lines[row - 1] = lines[row - 1][: _character(parsed, *edit.start)] + edit.text + rest
+        for gone in range(row, last):  # the others keep their numbers
+            lines[gone] = "\n"
+    return "".join(lines)
+
+
+def _character(parsed: Parsed, row: int, column: int) -> int:
+    """Return the index in a line of what stands at a column in bytes; a mark counts as one."""
+    mark = row == 1 and parsed.lines[0].startswith("\ufeff")
+    return mark + len(parsed.code_lines[row - 1].encode()[:column].decode())

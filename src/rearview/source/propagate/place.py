@@ -1,0 +1,574 @@
+"""The place in the old tree that corresponds to a place in the new one.
+
+A place in a tree of statements, and what stands around it.
+
+The choice among places that stand between the same two anchors.
+
+The place in the old tree that corresponds to a place in the new one.
+"""
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rearview.source.data_flow import (
+    Uses,
+    binds,
+    bound_in,
+    conflict,
+    definition,
+    rebinds,
+    uses,
+    visible,
+)
+from rearview.source.propagate.match import Matching, lead, likeness
+from rearview.source.propagate.splice import indent_of
+from rearview.source.trees import StatementNode, StatementTree
+
+REACH = 8  # siblings looked at on either side
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A statement's place in the new tree: before child `index` of `block`, under `comment`."""
+
+    block: StatementNode
+    index: int
+    used: Uses
+    comment: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Before child `index` of `block` of the old tree, with the evidence for it."""
+
+    block: StatementNode
+    index: int
+    confidence: float
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Nowhere:
+    """No place can be named, and why."""
+
+    reason: str
+
+
+def child_of(old: StatementNode, target: StatementNode) -> int | None:
+    """Return the index in `target` of the child that holds a node, None if none does."""
+    node = old
+    while node.parent is not None:
+        if node.parent is target:
+            return node.index
+        node = node.parent
+    return None
+
+
+def siblings(found: Matching, spot: Spot, *, before: bool) -> list[StatementNode]:
+    """Return what stands on one side, nearest first, beyond blocks the old text does not have."""
+    block, index = spot.block, spot.index
+    run: list[StatementNode] = []
+    while True:
+        children = block.children
+        run += children[:index][::-1] if before else children[index:]
+        owner = block.parent
+        if owner is None or owner.is_scope or owner in found.there or len(run) >= REACH:
+            return run
+        if owner.kind not in {"With", "Try"} and not any(n in found.there for n in block.children):
+            return run  # a branch or loop that is all new, not one put around old statements
+        assert owner.parent is not None
+        block, index = owner.parent, owner.index + (not before)
+
+
+def between(
+    found: Matching, spot: Spot, target: StatementNode, low: int, high: int
+) -> tuple[int, float] | Nowhere:
+    """Choose among places between the same anchors: by data flow, order, comment, adjacency."""
+    if low == high:
+        return low, 1.0
+    under = _under_comment(found, spot, target, low, high)
+    if under is not None:
+        return under, 1.0
+    low, high = _possible(spot, target, low, high)
+    if low >= high:
+        return low, 0.97
+    before = _run(siblings(found, spot, before=True), found)
+    after = _run(siblings(found, spot, before=False), found)
+    gap = target.children[low:high]
+    tied = [node for node in gap if conflict(spot.used, uses([node.tree]))]
+    moved = [node for node in gap if node in found.back]
+    if moved and not (before or after) and any(_decides(spot.used, n) for n in tied):
+        return Nowhere(
+            f"two places are equally good: line {moved[0].start} of the old text moved over it"
+        )
+    if len(before) + len(after):
+        for node in moved:  # what went elsewhere in the new text still tells before from after
+            at = child_of(found.back[node], spot.block)
+            if at is not None and at < spot.index:
+                low = max(low, node.index + 1)
+            elif at is not None:
+                high = min(high, node.index)
+        if low >= high:
+            return low, 0.9
+    tied = [node for node in tied if low <= node.index < high]
+    near = low if len(before) <= len(after) else high
+    if not spot.index and spot.block.children and not after:
+        near = high  # the first of its block goes with what follows it
+    if not tied:
+        return near, 1.0
+    if not before and after:
+        return low, 0.9
+    if before and not after:
+        return high, 0.9
+    deciding = [node for node in tied if _decides(spot.used, node)]
+    if not deciding:
+        return near, 0.85
+    last = high == len(target.children) and spot.index == len(spot.block.children)
+    if last and not any(_parts_with(spot.used, node) for node in deciding):
+        return high, 0.8  # what it reads is filled up to the end of the block
+    completed = _completed(found, spot, deciding)
+    if completed is not None:
+        return completed, 0.85
+    counterpart = _counterparts(found, spot, before, after, target.children[low:high])
+    if counterpart is not None:
+        return counterpart, 0.8
+    return Nowhere(
+        "two places are equally good: before or after line "
+        f"{deciding[0].start} of the old text, which changes what it reads"
+    )
+
+
+def _possible(spot: Spot, target: StatementNode, low: int, high: int) -> tuple[int, int]:
+    """Return the first and last place at which what is read has a value and control arrives."""
+    if low == 0 and high and _docstring(target):
+        low = 1
+    for node in target.children[low:high]:
+        if isinstance(node.tree, (ast.Return, ast.Raise, ast.Continue, ast.Break)):
+            high = node.index
+            break
+    lacking = spot.used.reads - visible(target, low)
+    for node in target.children[low:high]:
+        set_here = lacking & (bound_in(node) | binds(node))
+        if set_here:
+            low = node.index + 1
+            lacking -= set_here
+    return low, high
+
+
+def _completed(found: Matching, spot: Spot, deciding: list[StatementNode]) -> int | None:
+    """Return the place behind statements that set what one definition sets in the new text.
+
+    `x, known = f(y)` may have been `x = f(y)` and an `if` that sets `x` and `known`.
+    """
+    for name in spot.used.reads:
+        home = definition(spot.block, spot.index, name)
+        partner = found.there.get(home) if home is not None and not home.is_scope else None
+        if home is None or partner is None:
+            continue
+        rest = binds(home) - binds(partner)
+        if rest and all(rest & uses([node.tree]).writes for node in deciding):
+            return max(node.index for node in deciding) + 1
+    return None
+
+
+def _parts_with(used: Uses, node: StatementNode) -> bool:
+    """Return True if a statement binds a name that is read, or leaves, not only sets a part of it."""
+    other = uses([node.tree])
+    return other.leaves or bool(other.writes & used.reads)
+
+
+def _docstring(block: StatementNode) -> bool:
+    """Return True if a block begins with a docstring, which has to stay first."""
+    first = block.children[0].tree
+    return (
+        (block.parent is None or block.parent.is_scope)
+        and isinstance(first, ast.Expr)
+        and isinstance(first.value, ast.Constant)
+        and isinstance(first.value.value, str)
+    )
+
+
+def _decides(used: Uses, node: StatementNode) -> bool:
+    """Return True if it matters which side of a statement the carried one stands on."""
+    other = uses([node.tree])
+    return other.leaves or rebinds(used, other)
+
+
+def _counterparts(
+    found: Matching,
+    spot: Spot,
+    before: list[StatementNode],
+    after: list[StatementNode],
+    gap: list[StatementNode],
+) -> int | None:
+    """Return the place if rewritten statements can be told apart by what they set."""
+    del found
+    sets_before = {lead(node) for node in before} - {()}
+    sets_after = {lead(node) for node in after} - {()}
+    at: int | None = None
+    for node in gap:
+        if lead(node) in sets_before - sets_after:
+            at = node.index + 1
+        elif lead(node) in sets_after - sets_before:
+            at = at if at is not None else node.index
+            break
+    if at is None:
+        return None
+    rest = [n for n in gap if n.index >= at and lead(n) not in sets_after]
+    return None if any(_decides(spot.used, n) for n in rest) else at
+
+
+def _under_comment(
+    found: Matching, spot: Spot, target: StatementNode, low: int, high: int
+) -> int | None:
+    """Return the place under the same comment, if one of the places has it."""
+    if not spot.comment:
+        return None
+    lines = found.old.parsed.lines
+    hits: list[int] = []
+    for at in range(low, high + 1):
+        start = target.children[at - 1].end + 1 if at else target.children[0].start
+        stop = target.children[at].start if at < len(target.children) else start
+        if at == len(target.children):
+            while stop <= len(lines) and lines[stop - 1].strip().startswith("#"):
+                stop += 1
+        if not at:
+            while start > 1 and lines[start - 2].strip().startswith("#"):
+                start -= 1
+        if spot.comment[-1] in {line.strip() for line in lines[start - 1 : stop - 1]}:
+            hits.append(at)
+    return hits[0] if len(hits) == 1 else None
+
+
+def _run(siblings: list[StatementNode], found: Matching) -> list[StatementNode]:
+    """Return the unpaired siblings up to the first paired one."""
+    run: list[StatementNode] = []
+    for node in siblings:
+        if node in found.there:
+            break
+        run.append(node)
+    return run
+
+
+@dataclass(frozen=True, slots=True)
+class _Anchor:
+    old: StatementNode
+    before: bool
+    weight: float
+    near: bool  # the very next sibling itself
+    far: int  # siblings between
+    gives: bool  # it sets what the statement reads
+
+
+def locate(found: Matching, spot: Spot) -> Place | Nowhere:
+    """Return where a statement of the new tree belongs in the old one."""
+    anchors = _anchors(found, spot)
+    home = found.block(spot.block)
+    target = _block(anchors, home)
+    if target is not home and _edge_of_home(anchors, spot, target, home):
+        target = home
+    if target is None:
+        return Nowhere(_why_nowhere(spot.block))
+    target = _beside_definition(found, spot, target)
+    spots = {a: at for a in anchors if (at := child_of(a.old, target)) is not None}
+    if not spots:
+        return _at_edge(found, spot, target)
+    low, high, agree = _range(spots, len(target.children))
+    low, high = _beside_neighbour(spots, low, high, len(target.children))
+    low = max([low, *_after_definitions(found, spot, target)])
+    if low > high:
+        return Nowhere("what it reads is set only after the place where it would stand")
+    chosen = between(found, spot, target, low, high)
+    if isinstance(chosen, Nowhere):
+        return chosen
+    at, certainty = chosen
+    split = _split_neighbours(anchors, target, home, spot.used)
+    if split is not None:
+        return split
+    touching = {
+        a.before
+        for a in spots
+        if a.near and a.old.parent is target and a.old.index == (at - 1 if a.before else at)
+    }
+    confidence = agree * certainty
+    if len(touching) == 2:
+        reasons = ["both neighbours are there"]
+    elif touching:
+        reasons = ["one neighbour is there"]
+        confidence *= 0.97
+    elif any(a.old.parent is target for a in spots):
+        reasons = ["statements around it are there"]
+        confidence *= 0.9
+    else:
+        reasons = ["code inside the same block is there"]
+        confidence *= 0.75
+    if home is not target:
+        reasons.append("the block around it has changed")
+        confidence *= 0.9
+    return Place(target, at, confidence, tuple(reasons))
+
+
+def _anchors(found: Matching, spot: Spot) -> list[_Anchor]:
+    anchors: list[_Anchor] = []
+    for before in (True, False):
+        side = siblings(found, spot, before=before)
+        for far, new in enumerate(side[:REACH]):
+            old = found.there.get(new)
+            gives = before and bool(uses([new.tree]).writes & spot.used.reads)
+            if old is not None:
+                alike = max(likeness(new, old), 0.6) if new.children else likeness(new, old)
+                anchors.append(_Anchor(old, before, alike / (1 + far), far == 0, far, gives))
+            elif new.children and (inner := _edge(found, new, last=before)) is not None:
+                # a block put around statements that stood there before
+                anchors.append(_Anchor(inner, before, 0.7 / (1 + far), False, far, gives))
+    return anchors
+
+
+def _edge(found: Matching, new: StatementNode, *, last: bool) -> StatementNode | None:
+    inner = [node for node in new.walk() if not node.is_block and node in found.there]
+    if not inner or new.is_scope:
+        return None
+    return found.there[inner[-1 if last else 0]]
+
+
+def _block(anchors: list[_Anchor], home: StatementNode | None) -> StatementNode | None:
+    """Return the old block most of the evidence speaks for."""
+    votes: dict[StatementNode, float] = defaultdict(float)
+    if home is not None:
+        votes[home] += 0.6
+    for anchor in anchors:
+        share = 1.0
+        node: StatementNode = anchor.old
+        while node.parent is not None:
+            node = node.parent
+            if node.is_block:
+                votes[node] += share * anchor.weight
+                share = min(0.3, share * 0.3)
+            elif node.is_scope:
+                break
+    if not votes:
+        return None
+    best = max(votes, key=lambda node: (votes[node], node.order))
+    for anchor in anchors:  # what is set once a turn is read once a turn
+        if anchor.gives and anchor.near and anchor.old.parent is not None:
+            for node in anchor.old.above():
+                if node is best:
+                    break
+                if isinstance(node.tree, (ast.For, ast.AsyncFor, ast.While)):
+                    return anchor.old.parent
+    return best
+
+
+def _beside_definition(found: Matching, spot: Spot, target: StatementNode) -> StatementNode:
+    """Return the block, or the deeper one in which what the statement reads is set.
+
+    Beyond a loop a name holds the value of the last turn only; beyond a branch it may hold none.
+    """
+    around = {target, *target.above()}
+    for name in sorted(spot.used.reads):
+        home = definition(spot.block, spot.index, name)
+        partner = found.there.get(home) if home is not None and not home.is_scope else None
+        if home is None or partner is None or partner.scope() is not _scope_of(target):
+            continue
+        if home.parent is not spot.block or partner.parent is None:
+            continue  # it was set in another block already
+        between = [n for n in partner.above() if n not in around and not n.is_block]
+        if not between:
+            continue
+        outermost = between[-1]
+        if outermost.parent is not target:
+            continue
+        branches = any(isinstance(n.tree, (ast.If, ast.Match)) for n in between)
+        if any(map(_is_loop, between)) or (
+            branches and definition(target, outermost.index, name) is None
+        ):
+            return partner.parent
+    return target
+
+
+def _scope_of(block: StatementNode) -> StatementNode:
+    return block if block.parent is None else block.scope()
+
+
+def _is_loop(node: StatementNode) -> bool:
+    return not node.is_block and isinstance(node.tree, (ast.For, ast.AsyncFor, ast.While))
+
+
+def _edge_of_home(
+    anchors: list[_Anchor], spot: Spot, target: StatementNode | None, home: StatementNode | None
+) -> bool:
+    """Say whether a first or last statement has one neighbour deeper but its block is still there."""
+    if home is None or target is None or home not in list(target.above()):
+        return False
+    if 0 < spot.index < len(spot.block.children) or any(a.gives for a in anchors):
+        return False
+    return any(anchor.old.parent is home for anchor in anchors)
+
+
+def _split_neighbours(
+    anchors: list[_Anchor], target: StatementNode, home: StatementNode | None, used: Uses
+) -> Nowhere | None:
+    """Refuse where the two neighbours now stand in branches that run at different times."""
+    near = {
+        a.before: a.old for a in anchors if a.near and a.old.scope() is _scope_of(target)
+    }  # one that went to another function does not tell
+    if len(near) < 2 or near[True].parent is near[False].parent:
+        return None
+    follows = any(a.near and a.gives and a.old.parent is target for a in anchors)
+    if follows and near[False].parent in list(target.above()):
+        return None  # it follows what it reads, into the deeper block
+    for old in near.values():
+        for node in old.above():
+            if node is target:
+                break
+            if node.is_scope:
+                return None
+            loop = isinstance(node.tree, (ast.For, ast.AsyncFor, ast.While))
+            if loop and target is home and (follows or not uses([node.tree]).writes & used.reads):
+                continue  # once a turn of the outer loop, as before
+            if isinstance(node.tree, (ast.If, ast.For, ast.AsyncFor, ast.While, ast.Match)):
+                return Nowhere(
+                    "two places are equally good: its neighbours stand in different blocks, "
+                    f"at lines {near[True].start} and {near[False].start} of the old text"
+                )
+    return None
+
+
+def _range(spots: dict[_Anchor, int], count: int) -> tuple[int, int, float]:
+    """Return the first and last index most anchors agree on, and the share that agrees."""
+    gains = [0.0] * (count + 1)
+    for anchor, spot in spots.items():
+        for at in range(spot + 1, count + 1) if anchor.before else range(spot + 1):
+            gains[at] += anchor.weight
+    total = sum(anchor.weight for anchor in spots)
+    best = max(gains)
+    first = next(at for at, gain in enumerate(gains) if gain > best - 1e-9)
+    last = first
+    while last < count and gains[last + 1] > best - 1e-9:
+        last += 1
+    return first, last, best / total
+
+
+def _beside_neighbour(
+    spots: dict[_Anchor, int], low: int, high: int, count: int
+) -> tuple[int, int]:
+    """Return the place beside the nearest statement where farther ones, which moved, lead away."""
+    close = [(a, at) for a, at in spots.items() if a.far < 3 and a.weight * (1 + a.far) >= 0.5]
+    nearest = min((a.far for a, _ in close), default=0)
+    giving = [(a, at) for a, at in close if a.gives]
+    held = [
+        (at + 1, at + 1 + a.far) if a.before else (at - a.far, at)
+        for a, at in giving[:1] or [each for each in close if each[0].far == nearest]
+    ]
+    if not held or any(first <= high and low <= last for first, last in held):
+        return low, high
+    first, last = held[0]
+    return max(0, first), min(last, count)
+
+
+def _after_definitions(found: Matching, spot: Spot, target: StatementNode) -> Iterable[int]:
+    """Yield the least index for each name read whose setting stands in the same block."""
+    for name in spot.used.reads:
+        home = definition(spot.block, spot.index, name)
+        if home is None or home.is_scope or child_of(home, spot.block) is None:
+            continue
+        partner = found.there.get(home)
+        at = child_of(partner, target) if partner is not None else None
+        if at is not None:
+            yield at + 1
+
+
+def _at_edge(found: Matching, spot: Spot, target: StatementNode) -> Place | Nowhere:
+    """Return the first or last place of a block whose statements were all rewritten."""
+    owner = spot.block.parent
+    if not target.children:
+        return Place(target, 0, 0.8, ("the block is empty there",))
+    if owner is not None and found.same(owner) and not owner.is_scope and spot.index == 0:
+        return Place(target, 0, 0.7, ("it is the first of the same block",))
+    if owner is not None and found.same(owner) and not owner.is_scope:
+        last = len(target.children)
+        leaves = isinstance(
+            target.children[-1].tree, (ast.Return, ast.Raise, ast.Continue, ast.Break)
+        )
+        if spot.index == len(spot.block.children) and not leaves:
+            return Place(target, last, 0.8, ("it is the last of the same block",))
+    return Nowhere("the statements around it did not exist yet")
+
+
+def _why_nowhere(block: StatementNode) -> str:
+    for node in (block, *block.above()):
+        tree = node.tree
+        if isinstance(tree, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            return f"the code around it in `{tree.name}` did not exist yet"
+        if isinstance(tree, (ast.For, ast.AsyncFor, ast.While)):
+            return f"the loop around it (line {node.start}) did not exist yet"
+    return "the code around it did not exist yet"
+
+
+def anywhere(chosen: list[ast.stmt], spot: Spot, old: StatementTree) -> Place | None:
+    """Return a place for imports and definitions of a module, whose order matters little."""
+    loose = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    if spot.block.parent is not None or not all(isinstance(each, loose) for each in chosen):
+        return None
+    imports = [n for n in old.root.children if isinstance(n.tree, (ast.Import, ast.ImportFrom))]
+    at = imports[-1].index + 1 if imports else 0
+    for node in old.root.children[:at]:
+        if node.kind not in {"Import", "ImportFrom", "Expr", "Try", "If", "Assign"}:
+            at = node.index
+            break
+    first = old.root.children[0] if old.root.children else None
+    if (
+        at == 0
+        and first is not None
+        and isinstance(getattr(first.tree, "value", None), ast.Constant)
+    ):
+        at = 1  # the module's docstring stays first
+    return Place(old.root, at, 0.9, ("it can stand anywhere among the module's definitions",))
+
+
+def place_at(
+    old: StatementTree, line: int, *, after: bool = False
+) -> tuple[StatementNode, int, int] | Nowhere:
+    """Return the block, the index in it and the line that a line given by hand means.
+
+    A statement goes before `line`, at that line's depth; with `after`, behind the statement that
+    stands on it.
+    """
+    lines = old.parsed.lines
+    around = [n for n in old.nodes if not n.is_block and n.leads and n.start <= line <= n.end]
+    if after:
+        inside = [n for n in around if not n.children or n.start == line]
+        if not inside:
+            return Nowhere(f"no statement stands on line {line} to go behind")
+        node = inside[-1]
+        assert node.parent is not None
+        return node.parent, node.index + 1, node.end + 1
+    starts = next((node for node in around if node.start == line), None)
+    if starts is not None:
+        assert starts.parent is not None
+        return starts.parent, starts.index, line
+    cut = next((node for node in around if not node.children), None)
+    if cut is not None:
+        return Nowhere(f"line {line} is inside the statement that starts on line {cut.start}")
+    model = lines[line - 1] if line <= len(lines) else lines[-1] if lines else ""
+    depth = len(indent_of(model)) if model.strip() else None
+    found: list[tuple[StatementNode, int]] = []
+    last = max((n.start for n in old.nodes if not n.is_block and n.start < line), default=0)
+    for block in (node for node in old.nodes if node.is_block and node.children):
+        before = [child for child in block.children if child.end < line]
+        index = len(before)
+        if index < len(block.children) and block.children[index].start < line:
+            continue
+        if block.parent is not None and not (index and block.end >= last):
+            continue  # the line is not next to a statement of this block
+        found.append((block, index))
+    following = next((n for n in old.nodes if not n.is_block and n.start >= line and n.leads), None)
+    for block, index in reversed(found):
+        own = len(indent_of(lines[block.children[0].start - 1]))
+        if depth is None and following is not None and following.parent is not block:
+            continue
+        if depth is None or own == depth:
+            return block, index, line
+    return (*found[0], line) if found else (old.root, 0, line)

@@ -1,0 +1,333 @@
+"""Files of an older version that may hold the code which now stands in another file.
+
+One statement of the newest source, put where it belongs in older ones, or a refusal.
+
+Files of an older version that may hold the code which now stands in another file.
+"""
+
+import ast
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from rearview.source.data_flow import uses
+from rearview.source.propagate.match import Matching, match
+from rearview.source.propagate.names import Votes, imports_for, members, overwritten, resolve
+from rearview.source.propagate.place import Nowhere, Place, Spot, anywhere, locate, place_at
+from rearview.source.propagate.splice import (
+    comment_above,
+    idle,
+    indent_of,
+    line_at,
+    put,
+    render,
+    step,
+)
+from rearview.source.text import Parsed, newline, split, try_parse
+from rearview.source.trees import (
+    StatementNode,
+    StatementTree,
+    blocks_of,
+    first_line,
+    grow,
+    last_line,
+)
+
+BY_HAND = "put there by hand"
+SURE = 0.6  # below this a place is a guess, and a guess is refused, unless the user says otherwise
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """Where the text goes: before 1-based `line` of the old text; `line` is None if refused."""
+
+    line: int | None
+    text: str
+    confidence: float
+    reasons: tuple[str, ...]
+    reason: str = ""
+
+    @property
+    def refused(self) -> bool:
+        """Say whether there is no place for it."""
+        return self.line is None
+
+    def into(self, old: str) -> str:
+        """Return the old text with the statement in it."""
+        return old if self.line is None else put(old, self.line, self.text)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    parsed: Parsed
+    lines: tuple[int, int]
+    statements: list[ast.stmt]
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """A place given by hand: its line, and what names of the statement are called there."""
+
+    line: int
+    renames: Mapping[str, str]
+
+
+def refuse(reason: str, *reasons: str, confidence: float = 0.0) -> Carried:
+    """Return a refusal with its reason."""
+    return Carried(None, "", confidence, reasons, reason)
+
+
+def carry(new: str, lines: tuple[int, int], old: str, sure: float = SURE) -> Carried:
+    r"""Return where the statements on `lines` of the new text belong in the old one, and as what text.
+
+    Lines are 1-based and inclusive. Every other byte of the old text stays. A place that is less
+    likely right than `sure` is refused. Where a variable is not
+    there, two places are equally good, or the code around it did not exist yet, the answer is a
+    refusal that says so.
+
+    >>> new = "for x in data:\n    cost = f(x)\n    print(cost)\n    step(cost)\n"
+    >>> old = "for x in data:\n    loss = f(x)\n    step(loss)\n"
+    >>> found = carry(new, (3, 3), old)
+    >>> found.line, found.text
+    (3, '    print(loss)\n')
+    >>> carry(new, (3, 3), "for x in data:\n    pass\n").reason
+    'the statements around it did not exist yet'
+    """
+    read = _read(new, lines, old)
+    if isinstance(read, str):
+        return refuse(read)
+    asked, found, spot = read
+    place = locate(found, spot)
+    if isinstance(place, Nowhere):
+        loose = anywhere(asked.statements, spot, found.old)
+        if loose is None:
+            return refuse(place.reason)
+        place = loose
+    return _write(asked, found, spot, place, sure=sure)
+
+
+def carry_to(
+    new: str,
+    lines: tuple[int, int],
+    old: str,
+    line: int,
+    *,
+    after: bool = False,
+    renames: Mapping[str, str] | None = None,
+) -> Carried:
+    r"""Return the statements on `lines` of the new text as they read at a line given by hand.
+
+    They go before `line` of the old text, or with `after` behind the statement on it, in the old
+    text's names; `renames` (new name to old name) are taken as given.
+
+    >>> new = "for x in data:\n    cost = f(x)\n    print(cost)\n    step(cost)\n"
+    >>> old = "for x in data:\n    loss = f(x)\n    loss = loss / 2\n    step(loss)\n"
+    >>> carry_to(new, (3, 3), old, 4).text
+    '    print(loss)\n'
+    """
+    read = _read(new, lines, old)
+    if isinstance(read, str):
+        return refuse(read)
+    asked, found, spot = read
+    place = place_at(found.old, line, after=after)
+    if isinstance(place, Nowhere):
+        return refuse(place.reason)
+    block, index, at = place
+    by_hand = Place(block, index, 1.0, (BY_HAND,))
+    return _write(asked, found, spot, by_hand, _Given(at, renames or {}))
+
+
+def _read(new: str, lines: tuple[int, int], old: str) -> tuple[_Asked, Matching, Spot] | str:
+    """Return the statements, how the two texts match, and their place; or why they cannot be read."""
+    here, there = try_parse(new), try_parse(old)
+    if isinstance(here, str):
+        return f"the new text cannot be read: {here}"
+    if isinstance(there, str):
+        return f"the old text cannot be read: {there}"
+    chosen = chosen_statements(here, lines)
+    if isinstance(chosen, str):
+        return chosen
+    if is_notebook(old):
+        return "the old text is a notebook; carry into the text of its cells"
+    one = grow(here, without=lines)
+    found = match(one, grow(there))
+    spot = Spot(*_spot(one, chosen[0]), uses(chosen), comment_above(here, lines))
+    return _Asked(here, lines, chosen), found, spot
+
+
+def unsure(confidence: float, sure: float) -> str:
+    """Return the reason of a refusal for lack of certainty."""
+    return f"the best place is only {confidence:.0%} sure, less than {sure:.0%}"
+
+
+def chosen_statements(parsed: Parsed, lines: tuple[int, int]) -> list[ast.stmt] | str:
+    """Return the whole statements on the lines, all of one block, or why they are not that."""
+    start, end = lines
+    todo: list[list[ast.stmt]] = [parsed.tree.body]
+    while todo:
+        body = todo.pop()
+        inside = [s for s in body if start <= first_line(s) and last_line(s) <= end]
+        cut = [
+            s for s in body if s not in inside and first_line(s) <= end and last_line(s) >= start
+        ]
+        if inside and not cut:
+            held = {at for s in inside for at in range(first_line(s), last_line(s) + 1)}
+            rest = [at for at in range(start, min(end, len(parsed.lines)) + 1) if at not in held]
+            if all(idle(parsed.lines[at - 1]) for at in rest if at > 0):
+                return inside
+            return f"lines {start} to {end} of the new text hold more than whole statements"
+        if inside or len(cut) > 1:
+            return (
+                f"lines {start} to {end} of the new text do not hold whole statements of one block"
+            )
+        for stmt in cut:
+            todo.extend(inner for _, _, inner in blocks_of(stmt))
+    return f"lines {start} to {end} of the new text do not hold whole statements"
+
+
+def is_notebook(text: str) -> bool:
+    """Say whether a text is a notebook file, which parses as Python but is data."""
+    return (
+        text.lstrip("\ufeff \r\n\t").startswith("{") and '"cells"' in text and '"nbformat"' in text
+    )
+
+
+def _spot(tree: StatementTree, stmt: ast.stmt) -> tuple[StatementNode, int]:
+    """Return the block and index at which a statement left out of the tree stands."""
+    for node in tree.nodes:
+        if not node.is_block:
+            continue
+        owner, role = node.tree, node.role if node.role in {"orelse", "finalbody"} else "body"
+        body = getattr(owner, role, [])
+        if any(each is stmt for each in body):
+            line = first_line(stmt)
+            return node, sum(1 for child in node.children if child.start < line)
+    raise AssertionError("a statement stands in some block")
+
+
+def _write(
+    asked: _Asked,
+    found: Matching,
+    spot: Spot,
+    place: Place,
+    given: _Given | None = None,
+    sure: float = SURE,
+) -> Carried:
+    here, lines, chosen = asked.parsed, asked.lines, asked.statements
+    used = spot.used
+    old = found.old
+    renames = given.renames if given is not None else {}
+    free = replace(used, reads=used.reads - renames.keys())
+    votes = Votes(found)
+    names = resolve(found, votes, free, (spot.block, spot.index), (place.block, place.index))
+    imports = imports_for(names.missing, found)
+    unknown = [name for name in names.missing if name not in imports]
+    if unknown:
+        return refuse(_absent([f"`{name}`" for name in unknown]), *place.reasons)
+    attributes, absent = members(found, votes, used)
+    if absent:
+        return refuse(_absent([f"`{root}.{member}`" for root, member in absent]), *place.reasons)
+    clash = overwritten(used, found, (spot.block, place.block))
+    if clash:
+        return refuse(f"it would overwrite `{clash}`, which the old text uses for something else")
+    certainty = names.certainty * (0.9 if attributes else 1.0)
+    confidence = place.confidence * certainty if given is None else 1.0
+    if confidence < sure:
+        return refuse(unsure(confidence, sure), *place.reasons, confidence=confidence)
+    block, index = place.block, place.index
+    indent = _indent(old, block, index)
+    if indent is None:
+        return refuse("a place inside a one-line block would change that line")
+    line = given.line if given else line_at(here, lines, old.parsed, block, index)
+    if line == 1 and old.parsed.text.startswith("\ufeff"):
+        return refuse("it would stand before the byte order mark")
+    there = old.parsed.lines
+    end = newline(there, min(line, len(there)) - 1)
+    text = "".join(f"{indent}{each}{end}" for each in sorted(set(imports.values())))
+    text += render(
+        here,
+        lines,
+        chosen,
+        renamed={**names.renamed, **renames, **{f".{a}": b for a, b in attributes.items()}},
+        indent=indent,
+        unit=step(old),
+        end=end,
+    )
+    if line == len(there) + 1 and there and not there[-1].endswith(("\n", "\r")):
+        text = end + text.removesuffix(end)
+    broken = _still_parses(old, line, text)
+    if broken is not None:
+        return refuse(f"the old text would no longer parse: {broken}")
+    reasons = (
+        *place.reasons,
+        *names.reasons,
+        *(f"`.{one}` is called `.{two}` there" for one, two in attributes.items()),
+        *(f"`{one}` is called `{two}` there" for one, two in sorted(renames.items())),
+        *(f"`{each}` comes with it" for each in imports.values()),
+    )
+    return Carried(line, text, confidence, reasons)
+
+
+def _absent(listed: list[str]) -> str:
+    return f"{', '.join(listed)} {'is' if len(listed) == 1 else 'are'} not there"
+
+
+def _indent(old: StatementTree, block: StatementNode, index: int) -> str | None:
+    """Return the indentation of a block, None where no whole line can go at the index."""
+    if not block.children:
+        return ""
+    for at in {0, min(index, len(block.children) - 1)}:
+        if not block.children[at].leads:
+            return None
+    first = old.parsed.lines[block.children[0].start - 1]
+    return indent_of(first)
+
+
+def _still_parses(old: StatementTree, line: int, text: str) -> str | None:
+    """Say what breaks if lines are put before a line; only the top statement there is read again."""
+    lines = old.parsed.code_lines
+    around = next((n for n in reversed(old.root.children) if n.start < line), None)
+    if around is None:
+        result = try_parse(text)
+    else:
+        stop = max(around.end, line - 1)
+        kept = [*lines[around.start - 1 : line - 1], text, *lines[line - 1 : stop]]
+        result = try_parse("".join(kept))
+    return result if isinstance(result, str) else None
+
+
+NEAR = 12  # lines on either side that say what the surroundings are
+MOST = 3  # files tried
+
+
+def candidates(
+    files: Mapping[str, str], new: str, path: str, lines: tuple[int, int], old: Mapping[str, str]
+) -> list[str]:
+    r"""Return paths of the old version that hold the surroundings of lines, best first.
+
+    A file that holds them in the new version as well is a copy, not the place they came from.
+
+    >>> new = {"a.py": "loss = compute(x)\nprint(loss)\nstep_with(loss)\n"}
+    >>> old = {"b.py": "loss = compute(x)\nstep_with(loss)\n", "c.py": "other()\n"}
+    >>> candidates(new, new["a.py"], "a.py", (2, 2), old)
+    ['b.py']
+    """
+    all_lines = split(new)
+    start, end = lines
+    near = all_lines[max(0, start - 1 - NEAR) : start - 1] + all_lines[end : end + NEAR]
+    context = {line.strip() for line in near}
+    context = {line for line in context if len(line) > 8 and not line.startswith("#")}
+    ranked: list[tuple[int, str]] = []
+    for other, text in old.items():
+        if other == path or not other.endswith(".py"):
+            continue
+        shared = _shared(context, text)
+        still = _shared(context, files[other]) if other in files else 0
+        if shared >= 2 and shared > still:
+            ranked.append((-shared, other))
+    ranked.sort()
+    best = -ranked[0][0] if ranked else 0
+    return [other for score, other in ranked[:MOST] if -score * 2 > best]
+
+
+def _shared(context: set[str], text: str) -> int:
+    return len(context & {line.strip() for line in split(text)})

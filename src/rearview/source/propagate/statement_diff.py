@@ -1,0 +1,133 @@
+"""The edit script between two versions as matching sees it, statement by statement."""
+
+from __future__ import annotations
+
+import ast
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from rearview.source.propagate.match import Matching, match
+from rearview.source.propagate.names import aligned
+from rearview.source.text import try_parse
+from rearview.source.trees import StatementNode, grow
+
+
+class Edit(StrEnum):
+    """What became of a statement."""
+
+    SAME = "same"
+    RENAMED = "renamed"
+    """It differs in names only."""
+    MOVED = "moved"
+    """It reads the same, in another block or in another order."""
+    CHANGED = "changed"
+    ADDED = "added"
+    REMOVED = "removed"
+
+
+@dataclass(frozen=True, slots=True)
+class StatementChange:
+    """One statement in both versions, or in one of them."""
+
+    edit: Edit
+    path: str
+    old_line: int | None
+    new_line: int | None
+    old_text: str = ""
+    new_text: str = ""
+
+
+def statement_diff(old: Mapping[str, str], new: Mapping[str, str]) -> list[StatementChange]:
+    r"""Return what became of every statement, file by file, in the order of the new text.
+
+    A file that does not parse is left out; one that only one version has is added or removed.
+
+    >>> found = statement_diff({"t.py": "a = f(1)\ng(a)\n"}, {"t.py": "b = f(1)\ng(b)\nend()\n"})
+    >>> [(one.edit.value, one.new_text) for one in found]
+    [('renamed', 'b = f(1)'), ('renamed', 'g(b)'), ('added', 'end()')]
+    """
+    found: list[StatementChange] = []
+    for path in sorted({*old, *new}):
+        before, after = try_parse(old.get(path, "")), try_parse(new.get(path, ""))
+        if isinstance(before, str) or isinstance(after, str):
+            continue
+        found += _file(path, match(grow(after), grow(before)))
+    return found
+
+
+def _file(path: str, matching: Matching) -> list[StatementChange]:
+    stayed = _in_order(matching)
+    changes: list[tuple[int, StatementChange]] = []
+    for node in matching.new.statements():
+        partner = matching.there.get(node)
+        text = _head(matching.new.parsed.lines, node)
+        if partner is None:
+            changes.append(
+                (node.start, StatementChange(Edit.ADDED, path, None, node.start, "", text))
+            )
+            continue
+        was = _head(matching.old.parsed.lines, partner)
+        edit = _edit(node, partner)
+        if edit is Edit.SAME and node not in stayed:
+            edit = Edit.MOVED
+        changes.append(
+            (node.start, StatementChange(edit, path, partner.start, node.start, was, text))
+        )
+    for node in matching.old.statements():
+        if node not in matching.back:
+            was = _head(matching.old.parsed.lines, node)
+            at = _below(matching, node)
+            changes.append((at, StatementChange(Edit.REMOVED, path, node.start, None, was, "")))
+    return [change for _, change in sorted(changes, key=lambda each: each[0])]
+
+
+def _edit(new: StatementNode, old: StatementNode) -> Edit:
+    if new.words == old.words and new.kind == old.kind:
+        return Edit.SAME
+    pairs = aligned(new.words, old.words)
+    if len(pairs) == len(new.words) == len(old.words) and new.kind == old.kind:
+        other = {(one, two) for one, two in pairs if one != two}
+        names = all(one.isidentifier() and two.isidentifier() for one, two in other)
+        if names and len({one for one, _ in other}) == len(other):
+            return Edit.RENAMED
+    return Edit.CHANGED
+
+
+def _in_order(matching: Matching) -> set[StatementNode]:
+    """Return the statements that stand in the same block, in the same order as before."""
+    kept: set[StatementNode] = set()
+    for block in matching.new.nodes:
+        if not block.is_block:
+            continue
+        home = matching.block(block)
+        pairs = [
+            (node, partner.index)
+            for node in block.children
+            if (partner := matching.there.get(node)) is not None and partner.parent is home
+        ]
+        ends: list[int] = []
+        runs: list[list[StatementNode]] = []
+        for node, at in pairs:  # the longest run of rising places
+            spot = bisect_left(ends, at)
+            run = [*(runs[spot - 1] if spot else ()), node]
+            ends[spot : spot + 1] = [at]
+            runs[spot : spot + 1] = [run]
+        kept |= set(runs[-1]) if runs else set()
+    return kept
+
+
+def _below(matching: Matching, node: StatementNode) -> int:
+    """Return the line of the new text by which a removed statement is told."""
+    for other in reversed(matching.old.nodes[: node.order]):
+        if not other.is_block and other in matching.back:
+            return matching.back[other].start
+    return 0
+
+
+def _head(lines: tuple[str, ...], node: StatementNode) -> str:
+    """Return the first line of a statement, below its decorators."""
+    tree = node.tree
+    line = tree.lineno if isinstance(tree, ast.stmt) else node.start
+    return lines[line - 1].strip()

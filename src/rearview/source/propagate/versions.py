@@ -1,0 +1,375 @@
+"""Propagation: one statement of the newest source, in every past version.
+
+Statements carried through a chain of versions of a project, straight and step by step.
+
+Propagation: one statement of the newest source, in every past version.
+
+`carry` answers for two texts; `through` for whole projects and a chain of versions.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import unified_diff
+
+from rearview.source.data_flow import uses
+from rearview.source.propagate.names import Naming, name_in
+from rearview.source.propagate.splice import put
+from rearview.source.propagate.statement import (
+    SURE,
+    Carried,
+    candidates,
+    carry,
+    carry_to,
+    chosen_statements,
+    refuse,
+    unsure,
+)
+from rearview.source.text import newline, split, try_parse
+
+CLEAR = 0.95  # a straight answer this sure is not asked for twice
+Files = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """Lines of a file of the newest version, 1-based and inclusive."""
+
+    path: str
+    lines: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Text put before a 1-based line of a file; an empty text where it stood there already."""
+
+    path: str
+    line: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class HandPlace:
+    """A place given by hand: before a 1-based line of a file, or behind the statement on it."""
+
+    path: str
+    line: int
+    after: bool = False
+    renames: Mapping[str, str] = field(default_factory=dict)
+    """What names that the statement reads are called there, where the user said so."""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionOutcome:
+    """What becomes of one version: its changed files and their diff, or the reason for refusing."""
+
+    version: int
+    files: Files
+    placed: tuple[Placed, ...]
+    diff: str
+    confidence: float
+    reasons: tuple[str, ...]
+    reason: str = ""
+
+    @property
+    def refused(self) -> bool:
+        """Say whether this version stays as it is because no place is certain."""
+        return bool(self.reason)
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A version in which the statements stand, and where."""
+
+    files: Files
+    statements: tuple[Statement, ...]
+    confidence: float
+    namings: tuple[Naming, ...] = ()
+
+
+_Puts = list[tuple[int, int]]
+"""Lines that were put into a text, in that order: before which line, and how many."""
+_Where = tuple[tuple[Statement, ...], tuple[Naming, ...]]
+
+
+def through(
+    new: Files,
+    statements: Sequence[Statement],
+    chain: Sequence[Files],
+    corrections: Mapping[int, Mapping[int, HandPlace]] | None = None,
+    namings: Sequence[Naming] = (),
+    sure: float = SURE,
+) -> tuple[VersionOutcome, ...]:
+    """Return for each version of a chain, newest first, the statements' place or a refusal.
+
+    A version gets all statements or none. `corrections` gives, for a version's index, the places of
+    statements (by their number) that the user chose; versions nearer to it than to the newest
+    source are carried from there, unless that gives no place and the newest source does. `namings`
+    are the recorded statements of the newest source that give their values names for the
+    statements; they do so in every version. Places less likely right than `sure` are refused.
+    """
+    newest = _Source(new, tuple(statements), 1.0, tuple(namings))
+    given = {-1: newest}
+    done: dict[int, VersionOutcome] = {}
+    reached: dict[int, _Source] = {}
+
+    def keep(at: int, outcome: VersionOutcome, where: _Where | None) -> None:
+        done[at] = outcome
+        if where is not None:
+            texts = {**chain[at], **outcome.files}
+            reached[at] = _Source(texts, where[0], outcome.confidence, where[1])
+
+    for at, places in (corrections or {}).items():
+        corrected = _carry_all(newest, chain[at], places)
+        keep(at, corrected.outcome(at, chain[at]), corrected.where)
+        if at in reached:
+            given[at] = reached[at]
+    origins = {at: min(given, key=lambda g: (abs(g - at), g)) for at in range(len(chain))}
+    for at in sorted(origins, key=lambda k: (abs(k - origins[k]), k)):
+        if at in done:
+            continue
+        for origin in dict.fromkeys((origins[at], -1)):
+            toward = 1 if at > origin else -1
+            near = next((k for k in range(at - toward, origin, -toward) if k in reached), None)
+            outcome, where = _version(
+                at, given[origin], reached[near] if near is not None else None, chain[at], sure
+            )
+            if at not in done or not outcome.refused:
+                keep(at, outcome, where)
+            if not outcome.refused:
+                break
+    return tuple(done[at] for at in range(len(chain)))
+
+
+def _version(
+    at: int, origin: _Source, near: _Source | None, old: Files, sure: float
+) -> tuple[VersionOutcome, _Where | None]:
+    """Return the outcome for one version, asked straight and, where that helps, step by step."""
+    straight = _carry_all(origin, old, sure=sure)
+    if near is None or (not straight.reason and straight.confidence >= CLEAR):
+        return straight.outcome(at, old), straight.where
+    step = _carry_all(near, old, sure=sure)
+    stepped = min(step.confidence, near.confidence)
+    if straight.reason and step.reason:
+        return straight.outcome(at, old), None
+    if straight.reason:
+        better = step.but(stepped, "carried step by step")
+    elif step.reason:
+        better = straight.but(straight.confidence * 0.9, "the version next to it gives no place")
+    elif step.files == straight.files:
+        both = 1 - (1 - straight.confidence) * (1 - stepped)
+        better = straight.but(both, "the same straight and step by step")
+    elif abs(stepped - straight.confidence) < 0.1:
+        better = _Try(
+            {}, (), None, 0.0, (), "carried straight and step by step it lands at two places"
+        )
+    elif stepped > straight.confidence:
+        better = step.but(stepped, "carried step by step")
+    else:
+        better = straight
+    if not better.reason and better.confidence < sure:
+        better = _Try({}, (), None, better.confidence, (), unsure(better.confidence, sure))
+    return better.outcome(at, old), better.where
+
+
+@dataclass(frozen=True, slots=True)
+class _Try:
+    files: Files
+    placed: tuple[Placed, ...]
+    where: _Where | None
+    confidence: float
+    reasons: tuple[str, ...]
+    reason: str = ""
+
+    def but(self, confidence: float, why: str) -> "_Try":
+        return _Try(self.files, self.placed, self.where, confidence, (*self.reasons, why))
+
+    def outcome(self, at: int, old: Files) -> VersionOutcome:
+        if self.reason:
+            return VersionOutcome(at, {}, (), "", self.confidence, self.reasons, self.reason)
+        diff = difference(old, self.files)
+        return VersionOutcome(at, self.files, self.placed, diff, self.confidence, self.reasons)
+
+
+def difference(old: Files, files: Files) -> str:
+    """Return what changed files differ in from a version, as a unified difference."""
+    parts: list[str] = []
+    for path in sorted(files):
+        before, after = split(old[path]), split(files[path])
+        for line in unified_diff(before, after, f"a/{path}", f"b/{path}"):
+            ended = line.endswith(("\n", "\r"))
+            parts.append(line if ended else f"{line}\n\\ No newline at end of file\n")
+    return "".join(parts)
+
+
+def _carry_all(
+    source: _Source,
+    old: Files,
+    by_hand: Mapping[int, HandPlace] | None = None,
+    sure: float = SURE,
+) -> _Try:
+    """Carry every statement, those that define what others read first.
+
+    `by_hand` has the places that the user gave to statements, in lines of the version as it is.
+    """
+    start = _name_all(source, old)
+    if isinstance(start, str):
+        return _Try({}, (), None, 0.0, (), start)
+    texts, names = start
+    placed: dict[int, Placed] = {}
+    where: dict[int, Statement] = {}
+    puts: dict[str, _Puts] = defaultdict(list)
+    for each in sorted(names, key=lambda naming: naming.line):
+        if each.into is not None:  # it has a line of its own
+            puts[each.path].append((each.line, 1))
+    confidence, reasons = 1.0, []
+    order = _order(source)
+    for turn, number in enumerate(order):
+        statement = source.statements[number]
+        later = [source.statements[k] for k in order[turn + 1 :]]
+        new = _without(source.files[statement.path], statement.path, later)
+        place = by_hand.get(number) if by_hand else None
+        if place is not None:
+            path = place.path
+            found = _put_by_hand(new, statement, texts.get(path), place, puts[path])
+        else:
+            path, found = _carry_one(source.files, new, statement, texts, sure)
+        if found.line is None:
+            return _Try({}, (), None, found.confidence, found.reasons, found.reason)
+        confidence = min(confidence, found.confidence)
+        reasons += [reason for reason in found.reasons if reason not in reasons]
+        there = _present(texts[path], found.line, found.text)
+        if there is not None:
+            placed[number] = Placed(path, there[0], "")
+            where[number] = Statement(path, there)
+            reasons.append("it stands there already")
+            continue
+        count = len(split(found.text.strip("\r\n")))
+        for k, other in where.items():
+            if other.path == path and other.lines[0] >= found.line:
+                where[k] = Statement(path, (other.lines[0] + count, other.lines[1] + count))
+        texts[path] = put(texts[path], found.line, found.text)
+        puts[path].append((found.line, count))
+        names = tuple(each.pushed(path, found.line, count) for each in names)
+        placed[number] = Placed(path, found.line, found.text)
+        where[number] = Statement(path, (found.line, found.line + count - 1))
+    files = {path: text for path, text in texts.items() if old[path] != text}
+    numbers = range(len(source.statements))
+    return _Try(
+        files,
+        tuple(placed[k] for k in numbers),
+        (tuple(where[k] for k in numbers), names),
+        confidence,
+        tuple(reasons),
+    )
+
+
+def _name_all(source: _Source, old: Files) -> tuple[dict[str, str], tuple[Naming, ...]] | str:
+    """Return a version in which recorded statements name their values, and where; or why not."""
+    texts = dict(old)
+    done: list[Naming] = []
+    for naming in source.namings:
+        path = naming.path
+        if path not in texts:
+            return f"{path} is not in that version"
+        found = name_in(source.files[path], naming, texts[path])
+        if isinstance(found, str):
+            return found
+        texts[path], there = found
+        if there.into is not None:  # it took a line of its own
+            done = [each.pushed(path, there.line, 1) for each in done]
+        done.append(there)
+    return texts, tuple(done)
+
+
+def _order(source: _Source) -> list[int]:
+    """Return the statements' numbers, definers before readers, else in the order given."""
+    known = []
+    for statement in source.statements:
+        parsed = try_parse(source.files[statement.path])
+        chosen = chosen_statements(parsed, statement.lines) if not isinstance(parsed, str) else ""
+        known.append(uses(chosen) if isinstance(chosen, list) else uses([]))
+    left, order = list(range(len(known))), []
+    while left:
+        free = [
+            k for k in left if not any(known[k].reads & known[j].writes for j in left if j != k)
+        ]
+        nxt = (free or left)[0]
+        order.append(nxt)
+        left.remove(nxt)
+    return order
+
+
+def _without(text: str, path: str, later: Sequence[Statement]) -> str:
+    """Blank the statements that are not carried yet, so that lines keep their numbers."""
+    lines = split(text)
+    for filler in ("", "pass"):
+        kept = list(lines)
+        for statement in later:
+            if statement.path == path:
+                start, end = statement.lines
+                lead = lines[start - 1][: len(lines[start - 1]) - len(lines[start - 1].lstrip())]
+                ends = newline(lines, start - 1)
+                kept[start - 1 : end] = [f"{lead.rstrip(ends) if filler else ''}{filler}{ends}"] + [
+                    ends
+                ] * (end - start)
+        text = "".join(kept)
+        if not isinstance(try_parse(text), str):
+            break
+    return text
+
+
+def _carry_one(
+    files: Files, new: str, statement: Statement, old: Mapping[str, str], sure: float
+) -> tuple[str, Carried]:
+    """Carry into the same file, or into the one its surroundings came from."""
+    path = statement.path
+    found = refuse(f"{path} is not in that version")
+    if path in old:
+        found = carry(new, statement.lines, old[path], sure)
+        if found.line is not None:
+            return path, found
+    hits: list[tuple[str, Carried]] = []
+    for other in candidates(files, new, statement.path, statement.lines, old):
+        moved = carry(new, statement.lines, old[other])
+        if moved.line is not None and moved.confidence >= max(sure, 0.8):
+            hits.append((other, moved))
+    if len(hits) > 1:
+        names = " and ".join(name for name, _ in hits)
+        return path, refuse(f"two places are equally good: {names}")
+    if not hits:
+        return path, found
+    other, moved = hits[0]
+    reasons = (*moved.reasons, f"that code stood in {other} then")
+    return other, Carried(moved.line, moved.text, moved.confidence * 0.95, reasons)
+
+
+def _present(old: str, line: int, text: str) -> tuple[int, int] | None:
+    """Return the lines next to a place that hold the same statement already."""
+    wanted = [each.strip() for each in split(text) if each.strip()]
+    lines = split(old)
+    for start in (line - len(wanted), line):
+        if (
+            start >= 1
+            and [each.strip() for each in lines[start - 1 : start - 1 + len(wanted)]] == wanted
+        ):
+            return start, start + len(wanted) - 1
+    return None
+
+
+def _put_by_hand(
+    new: str, statement: Statement, text: str | None, place: HandPlace, put_before: _Puts
+) -> Carried:
+    """Return a statement at the place that the user gave, below what was put there already."""
+    if text is None:
+        return refuse(f"{place.path} is not in that version")
+    line = place.line
+    for at, count in put_before:
+        line += count * (at <= line)
+    if place.after:
+        while beyond := next((n for at, n in put_before if at == line + 1), 0):
+            line += beyond
+    return carry_to(new, statement.lines, text, line, after=place.after, renames=place.renames)
+
+
+__all__ = ["Carried", "HandPlace", "VersionOutcome", "Placed", "Statement", "carry", "through"]

@@ -1,0 +1,439 @@
+"""The way to an object that is not an anchor, looked up only when something has to be said of it.
+
+Anchors: the objects that existed when a loop was entered, named by a walk in fixed order.
+
+The way to an object that is not an anchor, looked up only when something has to be said of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+import types
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from rearview.errors import StateError
+from rearview.model.wording import in_words
+from rearview.state.classify import INLINE, THROUGH, VALUE, kind_of
+from rearview.state.codecs.arrays import form_of, owns_memory
+from rearview.state.codecs.tensors import plain_access
+from rearview.state.kinds import Kind, PathStep, WalkRules, steps
+
+Project = Callable[[Any], bool]
+
+_LITERAL = (str, int, float, bytes, bool)
+_MODULE_STEPS = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]")
+
+
+class Anchors:
+    """Objects that existed when the loop was entered, named by their index in a fixed walk.
+
+    What can be held weakly is: recording must not keep alive what the program lets go.
+    """
+
+    def __init__(self, project: Project) -> None:
+        self.signature: list[str] = []
+        """What each anchor is, in order: replay must find the same again."""
+        self.kinds: list[Kind] = []
+        self.types: list[type] = []
+        self.ids: list[int] = []
+        """Identity of each anchor while it lives."""
+        self.index: dict[int, int] = {}
+        """Identity of a live anchor to its number; rebuilt by `alive`."""
+        self.block_keys: dict[tuple[int, int], str] = {}
+        """Keys of buffers in the last capture, by address."""
+        self.look = WalkRules(project, self._is_value)
+        self.reducers: dict[type, Any] = {}
+        """How objects born later are pickled, by type; filled by capture."""
+        self.shares_arrays = False
+        """Whether small arrays born later were seen to share memory with others."""
+        self._refs: list[Any] = []
+        self._weak: list[int] = []
+        """Numbers of those that are held weakly."""
+        self._strong: list[int] = []
+        """Numbers of those that cannot be held weakly."""
+        self._gone: list[int] = []
+        """Numbers of those that were found gone last."""
+        self._living: dict[int, int] = {}
+        """What `index` was made of when they were."""
+        self.unheld: dict[int, tuple[int, Any]] = {}
+        """Arrays that own their memory, by address and form alone: NumPy refuses to resize an
+        array that anyone else refers to, even weakly. Should the array die and another one like
+        it take its address, that one may as well play its part: nobody holds the old one."""
+        self.recipes: dict[tuple[Any, ...], Any] = {}
+        """How sets in a certain order are made, as found before."""
+        self.set_orders: dict[int, list[Any]] = {}
+        """The elements of each set of values when it was walked, by the set's identity."""
+        self.classes: list[int] = []
+        """Numbers of anchors that are classes."""
+        self._wanted: dict[int, tuple[int, Any]] | None = None
+        self._collected: list[Any] = []
+        self._graphs: dict[int, int] = {}
+        self._steps: list[tuple[int, str, object]] = []
+        self._path_of: list[int] = []
+        self._by_type: dict[type, Kind] = {}
+        self._by_kind: dict[int, tuple[Kind, list[int]]] = {}
+        _EVERY.add(self)
+
+    @classmethod
+    def walk(
+        cls,
+        roots: Mapping[str, object],
+        *,
+        project: Project,
+        signature: Sequence[str] | None = None,
+    ) -> Anchors:
+        """Return the anchors reachable from `roots`, numbered breadth first.
+
+        `project` says whether a module, or the name of one, is the user's own: class attributes
+        and function attributes are state there and nowhere else. On replay, `signature` is the
+        recorded one; closure variables that only a probe uses are then left out.
+        """
+        anchors = cls(project)
+        with plain_access():
+            anchors._walk(roots, signature)
+        return anchors
+
+    def __len__(self) -> int:
+        return len(self._refs)
+
+    def _is_value(self, t: type, items: Iterable[object]) -> bool:
+        found = self._by_type.get(t)
+        if found is None:
+            found = self.kind(next(item for item in items if type(item) is t))
+        return found is VALUE
+
+    def kind(self, obj: Any) -> Kind:
+        """Return the kind of any object, remembered by type."""
+        t = type(obj)
+        found = self._by_type.get(t)
+        if found is None:
+            found = kind_of(obj, self.look.project)
+            if not isinstance(obj, type):
+                self._by_type[t] = found
+        return found
+
+    def _walk(self, roots: Mapping[str, object], signature: Sequence[str] | None) -> None:
+        queue: deque[tuple[object, int, Kind]] = deque()
+        late: deque[tuple[object, int, Kind]] = deque()
+        through: dict[int, object] = {}
+        by_type = self._by_type
+        index = self.index
+        look = self.look
+
+        places = self._steps
+
+        def meet(parent: int, step: PathStep) -> None:
+            style, key, child = step
+            kind = by_type.get(type(child)) or self.kind(child)
+            if kind is VALUE or kind is INLINE:
+                return
+            known = id(child)
+            if known in index or known in through:
+                return
+            if kind.name == "enum" and not self._expects(kind.label(child), signature):
+                return  # recorded when enumerations were values
+            place = len(places)
+            if key is not None and type(key) not in _LITERAL:
+                key = _Unnamed(type(key).__name__)
+            places.append((parent, style, key))
+            if kind is THROUGH:
+                through[known] = child
+            else:
+                self._add(child, kind, place)
+            queue.append((child, place, kind))
+
+        for name, value in roots.items():
+            meet(-1, PathStep("", name, value))
+        while queue or late:
+            obj, place, kind = queue.popleft() if queue else late.popleft()
+            if kind is THROUGH:
+                children: Iterable[PathStep] = inside(obj, look)
+            elif kind.unordered and queue:
+                # Sets may iterate in another order next time: look at all else first.
+                late.append((obj, place, kind))
+                continue
+            else:
+                look.recorded = self._recorded(obj, signature)
+                children = kind.children(obj, look)
+            try:
+                for step in children:
+                    meet(place, step)
+            except Exception:  # noqa: S112
+                # An object that fails when looked into fails alike next time; capture names it.
+                continue
+
+    def _expects(self, label: str, signature: Sequence[str] | None) -> bool:
+        """Say whether that comes next, as far as it is known what was recorded."""
+        if signature is None:
+            return True
+        number = len(self._refs)
+        return number < len(signature) and bare(signature[number]) == bare(label)
+
+    def _recorded(self, obj: object, signature: Sequence[str] | None) -> Sequence[str] | None:
+        """Return the names that a function, a class or a generator was recorded with.
+
+        Of a class none, if it was recorded before its functions were walked.
+        """
+        if signature is None or not isinstance(
+            obj, type | types.FunctionType | types.GeneratorType
+        ):
+            return None
+        number = self.index[id(obj)]
+        label = signature[number] if number < len(signature) else ""
+        if label.startswith(("function ", "class ", "generator ")) and label.endswith(")"):
+            return label[label.rindex("(") + 1 : -1].split(",")
+        return [] if isinstance(obj, type) else None
+
+    def _add(self, obj: Any, kind: Kind, place: int) -> None:
+        number = len(self._refs)
+        self.ids.append(id(obj))
+        self.index[id(obj)] = number
+        self.signature.append(kind.label(obj))
+        self.kinds.append(kind)
+        self.types.append(type(obj))
+        self._path_of.append(place)
+        if isinstance(obj, type):
+            self.classes.append(number)
+        if type(obj) is set and len(obj) > 1 and self.look.boring(obj):
+            self.set_orders[id(obj)] = list(obj)
+        if kind.name == "array" and owns_memory(obj):
+            self.unheld[id(obj)] = (number, form_of(obj))
+            if self._wanted is not None and id(obj) in self._wanted:
+                self._collected[self._wanted[id(obj)][0]] = obj
+            self._refs.append(None)
+        else:
+            self._hold(obj)
+        if kind.name == "tensor" and not obj.is_leaf:
+            self._graphs[number] = obj._version
+
+    def _hold(self, obj: Any) -> None:
+        number = len(self._refs)
+        try:
+            self._refs.append(weakref.ref(obj))
+            self._weak.append(number)
+        except TypeError:
+            self._refs.append(obj)
+            self._strong.append(number)
+
+    def holds(self, obj: object) -> int | None:
+        """Return the number of an anchor that is held weakly, None for anything else."""
+        number = self.index.get(id(obj))
+        ref = None if number is None else self._refs[number]
+        return number if isinstance(ref, weakref.ref) and ref() is obj else None
+
+    def alive(self, roots: Mapping[str, object] | None = None) -> list[Any]:
+        """Return all anchors by number, None for those that are gone; `index` follows.
+
+        Arrays known by address only are included when `roots` lead to them again.
+        """
+        refs = self._refs
+        for number in self._strong:
+            if sys.getrefcount(refs[number]) <= _ALONE:
+                refs[number] = None
+        found = refs.copy()
+        for number in self._weak:
+            found[number] = refs[number]()
+        if roots is not None and self.unheld:
+            self._find_unheld(roots, found)
+        gone = [number for number, obj in enumerate(found) if obj is None]
+        if gone != self._gone or not self._living:
+            # `id` is told to audit hooks: it is not asked for again
+            self._living = dict(zip(self.ids, range(len(found)), strict=True))
+            for number in gone:
+                del self._living[self.ids[number]]
+            self._gone = gone
+        self.index = self._living.copy()
+        return found
+
+    def by_kind(self) -> list[tuple[Kind, list[int]]]:
+        """Return the kinds there are, each with the numbers of its anchors, in order."""
+        if not self._by_kind:
+            for number, kind in enumerate(self.kinds):
+                self._by_kind.setdefault(id(kind), (kind, []))[1].append(number)
+        return list(self._by_kind.values())
+
+    def _find_unheld(self, roots: Mapping[str, object], found: list[Any]) -> None:
+        again = Anchors(self.look.project)
+        again._wanted, again._collected = self.unheld, found
+        again._walk(roots, self.signature)
+
+    def same_graph(self, tensor: Any) -> bool:
+        """Say whether a tensor with a history has the one it had when the loop was entered."""
+        number = self.index.get(id(tensor), -1)
+        return bool(self._graphs.get(number) == tensor._version)
+
+    def check(self, signature: Sequence[str]) -> None:
+        """Raise unless the recorded walk met the same kinds of objects in the same order."""
+        for number, (then, now) in enumerate(zip(signature, self.signature, strict=False)):
+            if bare(then) != bare(now):
+                raise StateError(
+                    f"Set-up came out differently: {self.path(number)} was a {bare(then)} when the "
+                    f"run was recorded and is a {bare(now)} now. Replay from the start instead, or look at "
+                    "what the set-up reads from outside (files, time, environment).",
+                    slug="state-anchors",
+                )
+        if len(signature) != len(self.signature):
+            more = len(self.signature) > len(signature)
+            number = min(len(signature), len(self.signature))
+            what = f"{self.path(number)} is new" if more else f"a {bare(signature[number])} is gone"
+            raise StateError(
+                f"Set-up came out differently: {what}; {len(signature)} objects when recorded, "
+                f"{len(self.signature)} now. Replay from the start instead.",
+                slug="state-anchors",
+            )
+
+    def path(self, number: int) -> str:
+        """Return how a person would spell the way to an anchor, e.g. `model.layers[2].weight`."""
+        return self._render(self._path_of[number])
+
+    def _render(self, place: int) -> str:
+        parts: list[str] = []
+        while place >= 0:
+            parent, style, key = self._steps[place]
+            parts.append(spell(style, key))
+            place = parent
+        return tidy("".join(reversed(parts)))
+
+
+_EVERY: weakref.WeakSet[Anchors] = weakref.WeakSet()
+
+
+@contextlib.contextmanager
+def letting_go(*objects: object) -> Iterator[None]:
+    """Hold none of `objects` weakly while the body runs: some operations forbid that.
+
+    What they do to an object, it stays the anchor that it was.
+    """
+    held = [
+        (anchors._refs, number, obj)
+        for anchors in list(_EVERY)
+        for obj in objects
+        if (number := anchors.holds(obj)) is not None
+    ]
+    for refs, number, obj in held:
+        refs[number] = lambda obj=obj: obj  # another thread may just be asking
+    try:
+        yield
+    finally:
+        for refs, number, obj in held:
+            refs[number] = weakref.ref(obj)
+
+
+def inside(obj: Any, look: WalkRules) -> Iterable[PathStep]:
+    """Yield what stands inside an immutable object."""
+    import functools
+
+    if isinstance(obj, functools.partial):
+        yield PathStep(".", "func", obj.func)
+        yield from steps("[", enumerate(obj.args))
+        yield from steps("[", obj.keywords.items())
+    elif isinstance(obj, types.MethodType):
+        yield PathStep(".", "__self__", obj.__self__)
+        yield PathStep(".", "__func__", obj.__func__)
+    elif isinstance(obj, weakref.ref):
+        # The target counts only if something else holds it; it is met from there.
+        return
+    elif isinstance(obj, slice):
+        yield from steps(
+            ".", zip(("start", "stop", "step"), (obj.start, obj.stop, obj.step), strict=True)
+        )
+    elif not look.boring(obj):
+        style = "{" if isinstance(obj, frozenset) else "["
+        yield from steps(style, enumerate(obj))
+    if look.is_local(type(obj)):
+        yield PathStep("<", "class", type(obj))
+    yield from steps(".", list(getattr(obj, "__dict__", {}).items()))
+
+
+def spell(style: str, key: object) -> str:
+    """Return one step of a path."""
+    if style == "":
+        scope, _, rest = str(key).partition(":")
+        module, _, name = rest.rpartition(":")
+        return f"{module}.{name}" if scope == "global" and module != "__main__" else name or scope
+    if style == ".":
+        return f".{key}"
+    if style == "[":
+        return f"[{key!r}]" if not isinstance(key, _Unnamed) else f"[{key}]"
+    return f"<{key}>" if key else ""
+
+
+def tidy(path: str) -> str:
+    """Return a path as people write it: without torch's inner dictionaries and our own names.
+
+    >>> tidy("net._modules['layers']._modules['2']._parameters['weight']")
+    'net.layers[2].weight'
+    """
+    path = _MODULE_STEPS.sub(lambda m: f"[{m[1]}]" if m[1].isdigit() else f".{m[1]}", path)
+    return in_words(path)
+
+
+class _Unnamed(str):
+    """A key that has no literal, shown by its type."""
+
+    __slots__ = ()
+
+
+def bare(label: str) -> str:
+    """Return what stands for an object in a signature, without the names that it has inside.
+
+    >>> bare("function train.step(total,velocity)")
+    'function train.step'
+    """
+    return label.split("(", 1)[0]
+
+
+def _measure_alone() -> int:
+    probe: list[Any] = [object()]
+    return max(sys.getrefcount(probe[number]) for number in range(1))
+
+
+_ALONE = _measure_alone()
+"""What `getrefcount` says of an object that only a list of ours holds."""
+
+
+_LIMIT = 100_000
+
+
+def find_path(anchors: Anchors, roots: Mapping[str, object], wanted: object) -> str | None:
+    """Return how a person would spell the way to `wanted`, or None when it is too far away."""
+    anchors.look.recorded = None
+    queue: deque[tuple[Any, str]] = deque()
+    seen: set[int] = set()
+    for name, value in roots.items():
+        queue.append((value, spell("", name)))
+    while queue and len(seen) < _LIMIT:
+        obj, path = queue.popleft()
+        if obj is wanted:
+            return tidy(path)
+        if id(obj) in seen:
+            continue
+        seen.add(id(obj))
+        for step in _children(anchors, obj):
+            queue.append((step.child, path + spell(step.style, _key(anchors, step))))
+    return None
+
+
+def _children(anchors: Anchors, obj: Any) -> Iterable[PathStep]:
+    kind = anchors.kind(obj)
+    if kind is VALUE:
+        return []
+    try:
+        if kind is THROUGH:
+            return list(inside(obj, anchors.look))
+        return list(kind.children(obj, anchors.look))
+    except Exception:
+        return []
+
+
+def _key(anchors: Anchors, step: PathStep) -> object:
+    key = step.key
+    if key is None or isinstance(key, (str, int, float, bytes)):
+        return key
+    number = anchors.index.get(id(key))
+    return type(key).__name__ if number is None else anchors.path(number)

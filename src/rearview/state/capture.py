@@ -1,0 +1,398 @@
+"""Capture: the state of the live object graph at an iteration boundary, without copying tensors.
+
+One capture under way: the pickler, the memory met, and what could not be kept.
+
+Capture: the state of the live object graph at an iteration boundary, without copying tensors.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import io
+import pickle
+import struct
+import types
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rearview.errors import StateError
+from rearview.state.anchors import Anchors
+from rearview.state.codecs import arrays
+from rearview.state.codecs.containers import set_recipe
+from rearview.state.codecs.python_objects import CellKind
+from rearview.state.codecs.rng import read_global
+from rearview.state.codecs.tensors import PlainReader, plain_access, plain_reader
+from rearview.state.kinds import Kind
+from rearview.state.memory import SMALL, Blocks
+from rearview.state.object_ids import Marked, marked, numbers_in
+from rearview.state.pickling import Unpicklable, reducer_for
+from rearview.state.rebuild import BUILDERS
+
+_SET = b"\x8f\x94("
+"""Opcodes with which pickle begins a set that is not empty."""
+_BUILDER_IDS = [id(builder) for builder in BUILDERS.values()]
+_MARGIN = 25
+"""Levels deeper than by itself at which a value must still be picklable: it is part of a larger one."""
+PLAIN: Any = object()
+"""Marks a type that C pickling handles with no help."""
+
+
+class StatePickler(pickle.Pickler):
+    """Pickles what was born after the walk; anchors and builders come out as memo references.
+
+    The memo is filled beforehand, so a reference to an anchor costs no Python call, and neither do
+    the numbers and strings in a long list.
+    """
+
+    def __init__(self, out: io.BytesIO, reading: Capture) -> None:
+        super().__init__(out, protocol=5, buffer_callback=reading.take_buffer)
+        self.reading = reading
+        self.reducers = reading.anchors.reducers
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Return how to rebuild an object that plain pickling would get wrong."""
+        t = type(obj)
+        how = self.reducers.get(t)
+        if how is None:
+            how = reducer_for(obj, self.reading) or PLAIN
+            self.reducers[t] = how
+        if how is PLAIN:
+            return NotImplemented
+        return how(obj, self.reading)
+
+
+class Capture:
+    """The state of one capture."""
+
+    def __init__(
+        self, anchors: Anchors, roots: Mapping[str, object], *, careful: bool = False
+    ) -> None:
+        self.anchors = anchors
+        self.careful = careful
+        """Whether small arrays are looked at for memory they may share."""
+        self.loose: dict[int, Any] = {}
+        """Small arrays taken to share their memory with nobody."""
+        self.found: dict[int, Any] = {}
+        """Anchors known by address only, as they are met."""
+        self.viewed: set[int] = set()
+        """Arrays that others are views of."""
+        self.roots = roots
+        self.blocks = Blocks(anchors.block_keys)
+        self.missing: list[str] = []
+        self.lost: dict[int, Any] = {}
+        self.oob: list[str] = []
+        self.cells: list[types.CellType] = []
+        """Closure variables met but not yet written."""
+        self.running: set[int] = set()
+        """Those that are variables of functions on the stack."""
+        self._locals: dict[str, list[tuple[str, Any]]] | None = None
+        self.alive: list[Any] = anchors.alive()
+        self._all_alive = len(anchors.index) == len(self.alive)
+        self.stand_ins: list[object] = []
+
+    @functools.cached_property
+    def plain_tensor(self) -> PlainReader:
+        """What reads the plain tensors of this capture."""
+        return plain_reader(self.blocks)
+
+    def miss(self, obj: object, reason: str) -> None:
+        """Note that the capture is partial because of `obj`."""
+        if id(obj) not in self.lost:
+            self.lost[id(obj)] = obj
+            self.missing.append(f"{self.path(obj)}: {reason}")
+
+    def is_running(self, function: str, name: str, cell: types.CellType) -> bool:
+        """Say whether the closure variable `name` of `function` is one of a function on the stack.
+
+        Python does not tell; one of an earlier call that holds the very same object is taken for
+        one too, which is the safe side.
+        """
+        if self._locals is None:
+            self._locals = {}
+            for key, value in self.roots.items():
+                if key.startswith("local:"):
+                    place, _, variable = key.rpartition(":")
+                    self._locals.setdefault(variable, []).append((place.split(":")[-1], value))
+        values = CellKind.values(cell)
+        return any(
+            function.startswith(f"{owner}.<locals>.") and values and values[0] is value
+            for owner, value in self._locals.get(name, ())
+        )
+
+    def path(self, obj: object) -> str:
+        """Return the way to an object, anchor or not, or its type when none is found."""
+        number = self.anchors.index.get(id(obj))
+        if number is not None:
+            return self.anchors.path(number)
+        from rearview.state.anchors import find_path
+
+        return find_path(self.anchors, self.roots, obj) or f"a {type(obj).__name__}"
+
+    def take_buffer(self, buffer: pickle.PickleBuffer) -> bool:
+        """Say whether a buffer from an object's own pickling stays in the skeleton."""
+        raw = buffer.raw()
+        if raw.nbytes <= SMALL:
+            return True
+        self.oob.append(self.blocks.add_bytes(raw))
+        return False
+
+    def contents(self) -> list[tuple[str, list[int], list[Any]]]:
+        """Return the shallow contents of all live anchors, grouped by kind."""
+        alive = self.alive
+        found = []
+        for kind, numbers in self.anchors.by_kind():
+            if not self._all_alive:
+                numbers = [number for number in numbers if alive[number] is not None]  # noqa: PLW2901
+            objs = [alive[number] for number in numbers]
+            if not objs:
+                continue
+            try:
+                content = kind.read(objs, self)
+            except Exception:
+                numbers, content = self._one_by_one(kind, numbers, objs)  # noqa: PLW2901
+            if content is not None:
+                found.append((kind.name, numbers, content))
+        return found
+
+    def _one_by_one(
+        self, kind: Kind, numbers: list[int], objs: list[Any]
+    ) -> tuple[list[int], list[Any]]:
+        """Read a group that failed as a whole, leaving out and naming what fails by itself."""
+        good: list[int] = []
+        contents: list[Any] = []
+        for number, obj in zip(numbers, objs, strict=True):
+            try:
+                contents.extend(kind.read([obj], self) or ())
+            except Exception as exc:
+                self.miss(obj, f"it cannot be read ({type(exc).__name__}: {exc})")
+            else:
+                good.append(number)
+        return good, contents
+
+    def prune(self, body: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the body without what makes pickling fail as a whole, each part named."""
+        roots, contents, *rest = body
+        kept_roots = {
+            name: value if self._can_dump(value) else Unpicklable(value)
+            for name, value in roots.items()
+        }
+        kept = []
+        for kind, numbers, group in contents:
+            good = [i for i, content in enumerate(group) if self._can_dump(content, numbers[i])]
+            kept.append((kind, [numbers[i] for i in good], [group[i] for i in good]))
+        return kept_roots, kept, *rest
+
+    def _can_dump(self, value: Any, number: int | None = None) -> bool:
+        pickler = StatePickler(io.BytesIO(), self)
+        pickler.memo = self._memo()
+        deeper = value
+        for _ in range(_MARGIN):
+            deeper = (deeper,)
+        try:
+            pickler.dump(deeper)
+        except Exception as exc:
+            obj = value if number is None else self.alive[number]
+            self.miss(obj, f"it cannot be pickled ({type(exc).__name__}: {exc})")
+            return False
+        return True
+
+    def changed_classes(self) -> list[tuple[int, type]]:
+        """Return the anchors whose `__class__` was assigned since the walk."""
+        now = list(map(type, self.alive))
+        if now == self.anchors.types:
+            return []
+        pairs = enumerate(zip(now, self.anchors.types, strict=True))
+        differ = [number for number, (found, then) in pairs if found is not then]
+        return [(number, now[number]) for number in differ if self.alive[number] is not None]
+
+    def again(self) -> Capture:
+        """Return a fresh start that remembers what was missing."""
+        fresh = Capture(self.anchors, self.roots, careful=True)
+        fresh.missing, fresh.lost = self.missing, self.lost
+        return fresh
+
+    def release(self) -> None:
+        """Let go of the program's objects now, not at the next collection."""
+        self.alive, self.roots, self.stand_ins, self._locals = [], {}, [], None
+        for held in (self.loose, self.found, self.lost):
+            held.clear()
+
+    def shared(self) -> bool:
+        """Say whether an array that was taken to stand alone shares its memory after all."""
+        if not self.loose:
+            return False
+        if not self.loose.keys().isdisjoint(self.viewed):
+            return True
+        sizes = {nbytes for _, nbytes in self.blocks.index}
+        return any(
+            arrays.extent(array)[:2] in self.blocks.index
+            for array in self.loose.values()
+            if array.nbytes in sizes
+        )
+
+    def dump(self, body: object) -> tuple[bytes, bytes]:
+        """Return the pickle of `body` and what came up on the way, and one that ends with None."""
+        out = io.BytesIO()
+        pickler = StatePickler(out, self)
+        pickler.memo = self._memo()
+        pickler.dump(body)
+        kept: set[int] = set()
+        while True:
+            cells, self.cells = self.cells, []
+            arrays_met = {n: a for n, a in self.found.items() if n not in kept}
+            if not cells and not arrays_met:
+                break
+            kept.update(arrays_met)
+            pickler.dump(("cells", [(cell, CellKind.values(cell)) for cell in cells]))
+            pickler.dump(("contents", self._late_contents(arrays_met)))
+        # Looking through the memo takes time, so first see whether there is anything to look for.
+        stream = out.getvalue()
+        # what follows is written elsewhere: to add to a stream that is in use is to copy it
+        out.seek(0)
+        out.truncate()
+        numbers = numbers_in(stream)
+        found = marked(pickler.memo.copy(), numbers, self) if numbers else []
+        if found:
+            pickler.dump(("addresses", found))
+        sets = self._reordered(pickler, found) if _SET in stream else []
+        if sets:
+            pickler.dump(("sets", sets))
+        pickler.dump(None)
+        pickler.clear_memo()
+        return stream, out.getvalue()
+
+    def _late_contents(self, found: dict[int, Any]) -> list[tuple[str, list[int], list[Any]]]:
+        numbers, objs = list(found), list(found.values())
+        self.anchors.index.update({id(obj): number for number, obj in found.items()})
+        content = self.anchors.kinds[numbers[0]].read(objs, self) if objs else None
+        return [("array", numbers, content)] if content else []
+
+    def _reordered(self, pickler: StatePickler, marked: Marked) -> list[tuple[Any, Any]]:
+        """Return the sets born later which would come back in another order, with the right one."""
+        found = []
+        unordered = {id(obj) for obj, _ in marked}
+        for _, obj in pickler.memo.copy().values():
+            if type(obj) is not set or len(obj) < 2 or id(obj) in unordered:
+                continue
+            if id(obj) not in self.anchors.index:
+                recipe = set_recipe(obj, list(obj), self)
+                if recipe != list(obj):
+                    found.append((obj, recipe))
+        return found
+
+    def _memo(self) -> dict[int, tuple[int, Any]]:
+        known = [*BUILDERS.values(), *self.alive]
+        ids = [*_BUILDER_IDS, *self.anchors.ids]
+        if not self._all_alive:
+            for place, obj in enumerate(known):
+                if obj is None:
+                    # Its number must not be given to another object.
+                    known[place] = types.SimpleNamespace()
+                    self.stand_ins.append(known[place])
+                    ids[place] = id(known[place])
+        return dict(zip(ids, enumerate(known), strict=True))
+
+
+MAGIC = b"RVSTATE1"
+_LENGTH = struct.Struct("<Q")
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """State at a boundary: everything small in `skeleton`, big memory in `buffers`.
+
+    The buffers are views of live memory: copy them before the program goes on.
+    """
+
+    skeleton: bytes
+    buffers: dict[str, Any]
+    missing: list[str]
+    """Why the capture is partial: where and what, one reason each; empty when complete."""
+    still: Collection[str] = ()
+    """Keys of buffers that are not likely to change."""
+    owners: Sequence[Any] = ()
+    """What the buffers are views of: it lives as long as this."""
+
+
+def capture(anchors: Anchors, roots: Mapping[str, object], *, rng: bool = True) -> Captured:
+    """Return the state reachable from the anchors and the names in `roots`.
+
+    `roots` holds the names bound now; a name that is absent will be unbound after restore. Nothing
+    in the program changes, and one object that cannot be kept does not spoil the rest: it is named
+    in `missing`.
+    """
+    collecting = gc.isenabled()
+    # Thousands of short-lived tuples would set off collections that look at the whole program; they
+    # are all gone when it goes on, so that not even one collection is due.
+    gc.disable()
+    try:
+        with plain_access():
+            return _capture(anchors, roots, rng=rng)
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _capture(anchors: Anchors, roots: Mapping[str, object], *, rng: bool) -> Captured:
+    reading, stream = _read(anchors, roots, rng=rng)
+    reading.release()
+    blocks = reading.blocks
+    anchors.block_keys = blocks.keys
+    header = pickle.dumps(
+        {
+            "anchors": len(anchors),
+            "classes": anchors.classes,
+            "blocks": blocks.table,
+            "outside": reading.oob,
+        },
+        protocol=5,
+    )
+    skeleton = b"".join((MAGIC, _LENGTH.pack(len(header)), header, *stream))
+    return Captured(skeleton, blocks.buffers, reading.missing, blocks.still, blocks.owners)
+
+
+def _read(
+    anchors: Anchors, roots: Mapping[str, object], *, rng: bool
+) -> tuple[Capture, tuple[bytes, bytes]]:
+    state = read_global() if rng else None
+    while True:
+        reading = Capture(anchors, roots, careful=anchors.shares_arrays)
+        body = (dict(roots), reading.contents(), reading.changed_classes(), state)
+        try:
+            stream = reading.dump(body)
+        except Exception:
+            reading = reading.again()
+            body = (dict(roots), reading.contents(), reading.changed_classes(), state)
+            stream = reading.dump(reading.prune(body))
+        if anchors.shares_arrays or not reading.shared():
+            return reading, stream
+        anchors.shares_arrays = True
+
+
+def split(skeleton: bytes) -> tuple[dict[str, Any], memoryview]:
+    """Return the header of a skeleton and the stream behind it."""
+    view = memoryview(skeleton)
+    start = len(MAGIC) + _LENGTH.size
+    if bytes(view[: len(MAGIC)]) != MAGIC:
+        raise StateError(
+            f"These bytes are not a state this Rearview can read (they begin with "
+            f"{bytes(view[:8])!r}). Use the version that recorded the run.",
+            slug="state-format",
+        )
+    (length,) = _LENGTH.unpack(view[len(MAGIC) : start])
+    header = _HeaderUnpickler(io.BytesIO(view[start : start + length])).load()
+    return header, view[start + length :]
+
+
+class _HeaderUnpickler(pickle.Unpickler):
+    """Reads a header, in which there are only numbers, texts, bytes, lists, tuples and dicts."""
+
+    def find_class(self, module: str, name: str, /) -> Any:
+        """Refuse every name: a header has none, so this one was made to run something."""
+        raise StateError(
+            f"The head of this state names {module}.{name}, which no Rearview writes: it is damaged, "
+            "or made to run something. Nothing was run. Do not trust this store.",
+            slug="state-format",
+        )

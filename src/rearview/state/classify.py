@@ -1,0 +1,254 @@
+"""Which kind an object is of: a value, a thing to look through, an anchor, or one to be replaced."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import enum
+import fractions
+import functools
+import io
+import pathlib
+import random
+import re
+import sys
+import threading
+import types
+import uuid
+import weakref
+from typing import Any
+
+from rearview.state.codecs.containers import (
+    CONTAINERS,
+    PLAIN_DICT,
+    PROXY,
+    WEAK_CONTAINERS,
+    AttributedKind,
+)
+from rearview.state.codecs.context import hidden_kind
+from rearview.state.codecs.data_loaders import LOADER, is_loader_iterator
+from rearview.state.codecs.functions import Standin, importable
+from rearview.state.codecs.iterators import GENERATOR, WALK, Walk
+from rearview.state.codecs.open_files import ARCHIVE, ROWS, THREAD, UNKEPT, stream_kind
+from rearview.state.codecs.python_objects import (
+    COMPILED,
+    COMPILER,
+    CellKind,
+    ClassKind,
+    EnumKind,
+    FunctionKind,
+    ObjectKind,
+    has_functions,
+)
+from rearview.state.codecs.rng import random_kind
+from rearview.state.exclusions import BY_REFERENCE, unkept
+from rearview.state.kinds import REF, Kind, layout_of
+
+VALUE = Kind()
+"""Immutable: pickled wherever it stands, never an anchor."""
+THROUGH = Kind()
+"""Immutable, but may lead to anchors: pickled where it stands, entered by the walk."""
+INLINE = Kind()
+"""Only its own pickling can read it: pickled where it stands, so restore replaces it."""
+
+_VALUES = (
+    type(None),
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    range,
+    type(...),
+    type(NotImplemented),
+    types.BuiltinFunctionType,
+    Standin,
+    types.ModuleType,
+    types.CodeType,
+    types.GenericAlias,
+    types.UnionType,
+)
+_VALUE_BASES: tuple[type, ...] = (
+    enum.Enum,
+    pathlib.PurePath,
+    re.Pattern,
+    decimal.Decimal,
+    fractions.Fraction,
+    dt.date,
+    dt.time,
+    dt.timedelta,
+    dt.tzinfo,
+    uuid.UUID,
+    BaseException,
+    random.SystemRandom,
+)
+# Immutable values of libraries that may or may not be loaded.
+_LIBRARY_VALUES = {
+    "torch": ("dtype", "device", "layout", "memory_format", "Size", "finfo", "iinfo"),
+    "numpy": ("dtype", "generic", "ufunc"),
+}
+# What serves the computation is kept by reference too.
+_BYSTANDERS = (
+    *BY_REFERENCE,
+    "asyncio.",
+    "concurrent.futures.",
+    "ctypes.",
+    "jax._src.",
+    "multiprocessing.",
+    "rearview.",
+)
+# Python objects whose caches and engines only their own pickling knows to leave out.
+_KEEP_THEMSELVES = ("pandas.", "polars.")
+_PYTHON_MADE = (types.FunctionType, types.MethodType, weakref.ref, tuple, io.IOBase)
+_IMMUTABLE_NATIVE = ("jaxlib.", "jax.", "pyarrow.", "tokenizers.")
+_LOCKS = (
+    "_thread.lock",
+    "_thread.RLock",
+    "_contextvars.",
+    "mmap.",
+)
+_UNUSABLE = (
+    *("_socket.", "socket.", "ssl.", "subprocess.", "sqlite3.", "_csv.reader"),
+    *("_hashlib.", "_sha", "_md5.", "_blake2.", "hmac.", "zlib.", "_bz2.", "_lzma.", "_queue."),
+    "multiprocessing.managers.",
+)
+
+
+def kind_of(obj: Any, project: Any) -> Kind:
+    """Return the kind of an object; the answer holds for all of its type but classes."""
+    cls = type(obj)
+    if cls in weakref.ProxyTypes:
+        return REF
+    if cls in _VALUES or isinstance(obj, _VALUE_BASES):
+        return VALUE
+    if cls is types.FunctionType:
+        return FunctionKind()
+    if isinstance(obj, type):
+        if project(obj.__module__ or ""):
+            if not issubclass(obj, enum.Enum):
+                return ClassKind()
+            if has_functions(obj):
+                return EnumKind()
+        return VALUE if importable(obj) else REF
+    if isinstance(obj, (tuple, frozenset, functools.partial, types.MethodType, slice)):
+        return VALUE if _library_value(obj) else THROUGH
+    if _library_value(obj):
+        return VALUE
+    if cls is types.CellType:
+        return CellKind()
+    if isinstance(obj, weakref.ref):
+        return THROUGH
+    found = _tensor_or_array(obj) or random_kind(obj) or stream_kind(obj) or hidden_kind(obj)
+    return found or _by_name(obj) or _by_layout(obj)
+
+
+def _library_value(obj: Any) -> bool:
+    for library, names in _LIBRARY_VALUES.items():
+        module = sys.modules.get(library)
+        if module is not None:
+            for name in names:
+                known = getattr(module, name, None)
+                if isinstance(known, type) and isinstance(obj, known):
+                    return True
+    return False
+
+
+def _tensor_or_array(obj: Any) -> Kind | None:
+    from rearview.state.codecs import arrays, tensors
+
+    if tensors.is_tensor(obj):
+        return tensors.TensorKind()
+    if arrays.is_array(obj):
+        return arrays.ArrayKind()
+    return None
+
+
+def _by_name(obj: Any) -> Kind | None:
+    cls = type(obj)
+    name = f"{cls.__module__}.{cls.__qualname__}"
+    if cls is Walk:
+        return WALK
+    if is_loader_iterator(obj):
+        return LOADER
+    if name.startswith(COMPILER):
+        return COMPILED if cls.__name__ == "OptimizedModule" else REF
+    if name.startswith(_UNUSABLE) or cls.__name__ == "_MultiProcessingDataLoaderIter":
+        return UNKEPT
+    if name.startswith(_BYSTANDERS) or name.startswith(_LOCKS):
+        return REF
+    if name == "_csv.writer":
+        return ROWS
+    if name.startswith("h5py._hl."):
+        return ARCHIVE if hasattr(obj, "file") else REF
+    if isinstance(obj, (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)):
+        return GENERATOR
+    if isinstance(obj, threading.Thread):
+        return THREAD
+    if name.startswith("threading."):
+        return REF
+    native = name.startswith(_IMMUTABLE_NATIVE) and not layout_of(cls).plain
+    return REF if native else None
+
+
+def _by_layout(obj: Any) -> Kind:
+    cls = type(obj)
+    if cls is dict:
+        return PLAIN_DICT
+    if cls is types.MappingProxyType:
+        return PROXY
+    if cls in CONTAINERS:
+        return CONTAINERS[cls]
+    for base, kind in WEAK_CONTAINERS.items():
+        if isinstance(obj, base):
+            return kind
+    layout = layout_of(cls)
+    if layout.plain or cls is types.SimpleNamespace:
+        return INLINE if keeps_itself(obj) else ObjectKind(layout, unkept(cls))
+    if layout.base in CONTAINERS and not layout.hidden:
+        inner = CONTAINERS[layout.base]
+        attributed = layout.has_dict or layout.slots
+        return AttributedKind(inner, layout) if attributed else inner
+    if isinstance(obj, io.IOBase):
+        return UNKEPT
+    return INLINE if can_pickle(obj) else REF
+
+
+def keeps_itself(obj: Any) -> bool:
+    """Say whether only the class's own pickling can tell what the object is.
+
+    A booster of XGBoost is a Python object around a pointer, a frame of polars one around a Rust
+    object: attributes that cannot be kept, and methods that know how to.
+    """
+    cls = type(obj)
+    reduce, reduce_ex = (getattr(cls, name) for name in ("__reduce__", "__reduce_ex__"))
+    custom = (
+        getattr(cls, "__getstate__", None) is not getattr(object, "__getstate__", None)
+        or reduce is not getattr(object, "__reduce__")  # noqa: B009
+        or reduce_ex is not getattr(object, "__reduce_ex__")  # noqa: B009
+    )
+    if not custom:
+        return False
+    if f"{cls.__module__}.".startswith(_KEEP_THEMSELVES):
+        return True
+    return any(map(_is_handle, list(getattr(obj, "__dict__", {}).values())))
+
+
+def _is_handle(value: Any) -> bool:
+    cls = type(value)
+    if cls.__module__ in {"ctypes", "_ctypes"} or cls.__name__ == "PyCapsule":
+        return True
+    if cls in _VALUES or cls in CONTAINERS or isinstance(value, (type, *_PYTHON_MADE)):
+        return False
+    layout = layout_of(cls)
+    native = not layout.plain and (layout.hidden or layout.base not in CONTAINERS)
+    return native and _by_name(value) is None and not can_pickle(value)
+
+
+def can_pickle(obj: Any) -> bool:
+    """Say whether the object's own pickling works at all."""
+    try:
+        obj.__reduce_ex__(5)
+    except Exception:
+        return False
+    return True

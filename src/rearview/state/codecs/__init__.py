@@ -1,0 +1,1 @@
+"""One file per kind of object: how it is walked, read and written."""

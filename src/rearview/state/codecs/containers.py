@@ -1,0 +1,438 @@
+"""Builtin containers: their items, kept in order, written back without breaking live iterators.
+
+The order in which a set iterates, and how to make a set that iterates so again.
+
+Builtin containers: their items, kept in order, written back without breaking live iterators.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rearview.state.codecs.tensors import is_tensor
+
+if TYPE_CHECKING:
+    from rearview.state.capture import Capture
+import array
+import weakref
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterable, Mapping
+
+from rearview.state.kinds import Kind, Layout, PathStep, WalkRules, steps
+
+if TYPE_CHECKING:
+    from rearview.state.capture import Capture
+    from rearview.state.restore import Writing
+
+
+_STARTS = 60
+_REPAIRS = 40
+_LONG = 200
+_ATOMS = (str, int, float, bytes, bool, type(None))
+
+
+def is_steady(key: Any) -> bool:
+    """Say whether a key hashes the same whatever is restored."""
+    cls = type(key)
+    by_identity = getattr(cls, "__hash__") is getattr(object, "__hash__")  # noqa: B009
+    if cls in _ATOMS or by_identity or is_tensor(key):
+        return True
+    return cls is tuple and all(is_steady(part) for part in key)
+
+
+def build_set(recipe: Sequence[Any]) -> set[Any]:
+    """Return the set that a recipe makes: a list is added one by one, a tuple is copied over."""
+    if isinstance(recipe, list):
+        return set(recipe)
+    grown = set(recipe)
+    return set(grown)
+
+
+def recipe_for(items: list[Any]) -> Sequence[Any] | None:
+    """Return how to make a set that iterates as `items`, or None if no way was found.
+
+    A set iterates by the places in its table, which depend on the order of insertion where two
+    hashes meet, and on the size of the table, which is another when a set is made from a set. So
+    orders of insertion are tried and repaired until one fits.
+
+    >>> recipe_for([8, 0]), recipe_for([0, 8])
+    ([8, 0], [0, 8])
+    """
+    chance = random.Random(0)  # noqa: S311
+    starts = _STARTS if len(items) <= _LONG else 4
+    for form in (list, tuple):
+        for start in range(starts):
+            order = items[::-1] if start == 1 else list(items)
+            if start > 1:
+                chance.shuffle(order)
+            for _ in range(_REPAIRS):
+                got = list(build_set(form(order)))
+                wrong = next((i for i, item in enumerate(got) if item != items[i]), None)
+                if wrong is None:
+                    return form(order)
+                _repair(
+                    order, early=got[wrong], late=items[wrong], chance=chance, last=start % 2 == 1
+                )
+    return None
+
+
+def _repair(order: list[Any], *, early: Any, late: Any, chance: random.Random, last: bool) -> None:
+    """Let what took a place too early come last, or what belongs there come sooner."""
+    if last:
+        order.remove(early)
+        order.append(early)
+    else:
+        order.remove(late)
+        order.insert(chance.randrange(order.index(early) + 1), late)
+
+
+def set_recipe(obj: Any, items: list[Any], reading: Capture) -> Sequence[Any]:
+    """Return how to make a set again, order included; report it when that is not known."""
+    if len(items) < 2 or not reading.anchors.look.boring(items) or list(set(items)) == items:
+        return items
+    known = reading.anchors.recipes
+    key = tuple(items)
+    if key not in known:
+        if len(known) >= _LONG:
+            known.clear()
+        known[key] = recipe_for(items)
+    recipe = known[key]
+    if recipe is None:
+        reading.miss(obj, "the order of this set comes from deleted elements")
+    return recipe or items
+
+
+def fill_set(obj: Any, recipe: Sequence[Any]) -> None:
+    """Give a live set the elements of a recipe, in its order."""
+    wanted = build_set(recipe)
+    if all(map(is_steady, recipe)) and list(obj) == list(wanted):
+        return
+    set.clear(obj)
+    set.update(obj, recipe if isinstance(recipe, list) else set(recipe))
+
+
+_LOWEST_ADDRESS = 1 << 24
+
+
+def fill_dict(live: dict[Any, Any], content: Mapping[Any, Any], base: type = dict) -> None:
+    """Give `live` those items in that order; untouched keys keep their place.
+
+    A loop of the program may be iterating over `live`, so keys are only taken out and put back
+    when they differ. Keys are hashed anew: a key may be an anchor that was itself restored.
+    """
+    write: Any = getattr(base, "__setitem__")  # noqa: B009
+    if len(live) == len(content) and all(
+        (type(a) is str and a == b) or (a is b and is_steady(a))
+        for a, b in zip(live, content, strict=True)
+    ):
+        for key, value in content.items():
+            write(live, key, value)
+        return
+    items = list(content.items())
+    base.clear(live)  # type: ignore[attr-defined]
+    for key, value in items:
+        write(live, key, value)
+
+
+class DictKind(Kind):
+    """A dict: values and keys, in order."""
+
+    name = "dict"
+    late = True
+    base: type = dict
+
+    def children(self, obj: Any, look: WalkRules) -> Iterable[PathStep]:
+        """Yield values under their keys, then keys that are objects themselves."""
+        values = self.base.values(obj)  # type: ignore[attr-defined]
+        if not look.boring(values):
+            yield from steps("[", self.base.items(obj))  # type: ignore[attr-defined]
+        keys = list(self.base.keys(obj))  # type: ignore[attr-defined]
+        if not look.boring(keys):
+            yield from steps("{", ((None, key) for key in keys))
+
+    def read(self, objs: Sequence[Any], reading: Capture) -> list[Any]:
+        """Return a shallow copy of each as a plain dict."""
+        # most are empty: a torch module has a dozen of them
+        length: Any = self.base.__len__  # type: ignore[attr-defined]
+        items: Any = self.base.items  # type: ignore[attr-defined]
+        return [plain_copy(dict(items(o)), reading) if length(o) else {} for o in objs]
+
+    def write(self, obj: Any, content: Any, writing: Writing) -> None:
+        """Put the items back in order."""
+        fill_dict(obj, content, self.base)
+
+
+class Address:
+    """Stands for the `id` of an anchor, which is another in the next process."""
+
+    __slots__ = ("target",)
+
+    def __init__(self, target: object) -> None:
+        self.target = target
+
+
+def plain_copy(copy: dict[Any, Any], reading: Capture) -> dict[Any, Any]:
+    """Return the copy of a dict, its keys marked where they are `id`s."""
+    keys = with_addresses(copy, reading) if copy else None
+    return copy if keys is None else dict(zip(keys, copy.values(), strict=True))
+
+
+def with_addresses(keys: Any, reading: Capture) -> list[Any] | None:
+    """Return the keys with `id`s of anchors marked as such, or None when there are none.
+
+    Keras keeps the `id`s of its variables in a set; so do many dicts of parameters.
+    """
+    first = next(iter(keys), None)
+    if type(first) is not int or first < _LOWEST_ADDRESS:
+        return None
+    index, alive = reading.anchors.index, reading.alive
+    if index.keys().isdisjoint(keys):
+        return None
+    return [Address(alive[index[key]]) if key in index else key for key in keys]
+
+
+class PlainDictKind(DictKind):
+    """Exactly a dict, so that copying it is one call."""
+
+    def read(self, objs: Sequence[Any], reading: Capture) -> list[Any]:
+        """Return a shallow copy of each."""
+        return [plain_copy(o.copy(), reading) for o in objs]
+
+
+class OrderedDictKind(DictKind):
+    """An OrderedDict, which keeps its own order beside the dict's."""
+
+    base = OrderedDict
+
+
+class DefaultDictKind(DictKind):
+    """A defaultdict: the items and the factory."""
+
+    name = "defaultdict"
+    base = defaultdict
+
+    def children(self, obj: Any, look: WalkRules) -> Iterable[PathStep]:
+        """Yield the items and the factory."""
+        yield from super().children(obj, look)
+        yield PathStep(".", "default_factory", obj.default_factory)
+
+    def read(self, objs: Sequence[Any], reading: Capture) -> list[Any]:
+        """Return items and factory of each."""
+        return [(plain_copy(dict(o), reading), o.default_factory) for o in objs]
+
+    def write(self, obj: Any, content: Any, writing: Writing) -> None:
+        """Put back the items and the factory."""
+        fill_dict(obj, content[0], dict)
+        obj.default_factory = content[1]
+
+
+class ListKind(Kind):
+    """A list."""
+
+    name = "list"
+
+    def children(self, obj: Any, look: WalkRules) -> Iterable[PathStep]:
+        """Yield the items."""
+        return () if look.boring(obj) else steps("[", enumerate(list.copy(obj)))
+
+    def read(self, objs: Sequence[Any], reading: Capture) -> list[Any]:
+        """Return a copy of each."""
+        return [list.copy(o) for o in objs]
+
+    def write(self, obj: Any, content: Any, writing: Writing) -> None:
+        """Replace the items; iterators over the list go on by index."""
+        list.__setitem__(obj, slice(None), content)
+
+
+class DequeKind(Kind):
+    """A deque; its bound is fixed when it is made."""
+
+    name = "deque"
+
+    def children(self, obj: Any, look: WalkRules) -> Iterable[PathStep]:
+        """Yield the items."""
+        return () if look.boring(obj) else steps("[", enumerate(list(obj)))
+
+    def read(self, objs: Sequence[Any], reading: Capture) -> list[Any]:
+        """Return the items of each."""
+        return [list(o) for o in objs]
+
+    def write(self, obj: Any, content: Any, writing: Writing) -> None:
+        """Replace the items."""
+        if len(obj) == len(content) and all(a is b for a, b in zip(obj, content, strict=True)):
+            return
+        deque.clear(obj)
+        deque.extend(obj, content)
+
+
+class SetKind(Kind):
+    """A set; its order of iteration is kept for values, whose hashes are the same next time."""
+
+    name = "set"
+    late = True
+    unordered = True
+
+    def children(self, obj: Any, look: WalkRules) -> Iterable[PathStep]:
+        """Yield the elements."""
+        return () if look.boring(obj) else steps("{", ((None, item) for item in list(obj)))
+
+    def read(self, objs: Sequence[Any], reading: Capture) -> list[Any]:
+        """Return how to make each of them again."""
+        # most are empty: every torch module has one
+        return [self._read(obj, reading) if set.__len__(obj) else [] for obj in objs]
+
+    @staticmethod
+    def _read(obj: Any, reading: Capture) -> Any:
+        items = list(set.__iter__(obj))
+        marked = with_addresses(items, reading)
+        if marked is not None:
+            return marked
+        if reading.anchors.set_orders.get(id(obj)) == items:
+            # The set-up makes it again, in whatever order that is.
+            return SAME, items
+        return set_recipe(obj, items, reading)
+
+    def write(self, obj: Any, content: Any, writing: Writing) -> None:
+        """Replace the elements."""
+        if isinstance(content, tuple) and content and content[0] == SAME:
+            if set(content[1]) == obj and all(map(is_steady, content[1])):
+                return
+            content = content[1]
+        fill_set(obj, content)
+
+
+SAME = "<as set up>"
+
+
+class BytesKind(Kind):
+    """A bytearray."""
+
+    name = "bytes"
+
+    def read(self, objs: Sequence[Any], reading: Capture) -> list[Any]:
+        """Return the bytes of each."""
+        return [bytes(o) for o in objs]
+
+    def write(self, obj: Any, content: Any, writing: Writing) -> None:
+        """Replace the bytes."""
+        obj[:] = content
+
+
+class TypedArrayKind(Kind):
+    """An `array.array`."""
+
+    name = "typed array"
+
+    def read(self, objs: Sequence[Any], reading: Capture) -> list[Any]:
+        """Return type code and bytes of each."""
+        return [(o.typecode, o.tobytes()) for o in objs]
+
+    def write(self, obj: Any, content: Any, writing: Writing) -> None:
+        """Replace the numbers."""
+        obj[:] = array.array(content[0], content[1])
+
+
+class WeakDictKind(Kind):
+    """A WeakKeyDictionary or WeakValueDictionary: the pairs still alive."""
+
+    name = "weak dict"
+    late = True
+    unordered = True
+
+    def children(self, obj: Any, look: WalkRules) -> Iterable[PathStep]:
+        """Yield values, then keys."""
+        pairs = list(obj.items())
+        yield from steps("[", pairs)
+        yield from steps("{", ((None, key) for key, _ in pairs))
+
+    def read(self, objs: Sequence[Any], reading: Capture) -> list[Any]:
+        """Return the live pairs of each."""
+        return [list(o.items()) for o in objs]
+
+    def write(self, obj: Any, content: Any, writing: Writing) -> None:
+        """Put back the pairs; what nobody else holds is gone again, as it would have been."""
+        obj.clear()
+        for key, value in content:
+            obj[key] = value
+
+
+class WeakSetKind(Kind):
+    """A WeakSet: the elements still alive."""
+
+    name = "weak set"
+    late = True
+    unordered = True
+
+    def children(self, obj: Any, look: WalkRules) -> Iterable[PathStep]:
+        """Yield the elements."""
+        return steps("{", ((None, item) for item in list(obj)))
+
+    def read(self, objs: Sequence[Any], reading: Capture) -> list[Any]:
+        """Return the live elements of each."""
+        return [list(o) for o in objs]
+
+    def write(self, obj: Any, content: Any, writing: Writing) -> None:
+        """Put back the elements."""
+        obj.clear()
+        obj.update(content)
+
+
+class AttributedKind(Kind):
+    """A subclass of a container, which has attributes of its own besides its items."""
+
+    def __init__(self, inner: Kind, layout: Layout) -> None:
+        from rearview.state.codecs.python_objects import ObjectKind
+
+        self.inner = inner
+        self.attrs = ObjectKind(layout)
+        self.name = f"{inner.name} with attributes"
+        self.late = inner.late
+        self.unordered = inner.unordered
+
+    def children(self, obj: Any, look: WalkRules) -> Iterable[PathStep]:
+        """Yield attributes, then items."""
+        yield from self.attrs.children(obj, look)
+        yield from self.inner.children(obj, look)
+
+    def read(self, objs: Sequence[Any], reading: Capture) -> list[Any]:
+        """Return items and attributes of each."""
+        inner = self.inner.read(objs, reading)
+        return list(zip(inner or (), self.attrs.read(objs, reading), strict=True))
+
+    def write(self, obj: Any, content: Any, writing: Writing) -> None:
+        """Put back both."""
+        self.attrs.write(obj, content[1], writing)
+        self.inner.write(obj, content[0], writing)
+
+
+class ProxyKind(Kind):
+    """A read-only view of a mapping: a reference that leads to what it shows."""
+
+    name = "proxy"
+
+    def children(self, obj: Any, look: WalkRules) -> Iterable[PathStep]:
+        """Yield the values; the mapping itself is not to be had."""
+        return steps("[", dict(obj).items())
+
+
+PROXY = ProxyKind()
+READ_ONLY = "read-only"
+"""Names, in a skeleton, a read-only view that was made in the loop."""
+CONTAINERS: dict[type, Kind] = {
+    list: ListKind(),
+    dict: DictKind(),
+    set: SetKind(),
+    deque: DequeKind(),
+    OrderedDict: OrderedDictKind(),
+    defaultdict: DefaultDictKind(),
+    bytearray: BytesKind(),
+    array.array: TypedArrayKind(),
+}
+PLAIN_DICT = PlainDictKind()
+WEAK_CONTAINERS: dict[type, Kind] = {
+    weakref.WeakKeyDictionary: WeakDictKind(),
+    weakref.WeakValueDictionary: WeakDictKind(),
+    weakref.WeakSet: WeakSetKind(),
+}

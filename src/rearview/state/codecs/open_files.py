@@ -1,0 +1,225 @@
+"""Files and buffers: what is set back to its position, and what cannot be kept."""
+
+from __future__ import annotations
+
+import gc
+import io
+import os
+import stat
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rearview.errors import StateError
+from rearview.state.kinds import Kind, PathStep, WalkRules
+
+if TYPE_CHECKING:
+    from rearview.state.capture import Capture
+    from rearview.state.restore import Writing
+
+
+_PLAIN = (io.BufferedWriter, io.BufferedRandom, io.BufferedReader, io.FileIO, io.BytesIO)
+
+
+class BufferKind(Kind):
+    """A StringIO or BytesIO: text or bytes, and the position."""
+
+    name = "buffer"
+
+    def read(self, objs: Sequence[Any], reading: Capture) -> list[Any]:
+        """Return content and position of each, or None once closed."""
+        return [None if o.closed else (o.getvalue(), o.tell()) for o in objs]
+
+    def write(self, obj: Any, content: Any, writing: Writing) -> None:
+        """Replace the content and seek."""
+        if content is None:
+            obj.close()
+            return
+        obj.seek(0)
+        obj.truncate()
+        obj.write(content[0])
+        obj.seek(content[1])
+
+
+class FileKind(Kind):
+    """A file: where it stands. Its bytes are the outside world's."""
+
+    name = "file"
+
+    def read(self, objs: Sequence[Any], reading: Capture) -> list[Any]:
+        """Return the position of each, or None once closed."""
+        return [file_state(o, reading) for o in objs]
+
+    def write(self, obj: Any, content: Any, writing: Writing) -> None:
+        """Seek to the position; cut off or make up what stands behind it in a file being written."""
+        if content is None:
+            obj.close()
+        elif content[0] is not None:
+            seek(obj, content[0])
+
+
+class RowsKind(Kind):
+    """A writer of CSV: nobody else may hold the file that it writes to."""
+
+    name = "rows"
+
+    def children(self, obj: Any, look: WalkRules) -> Iterable[PathStep]:
+        """Yield the file."""
+        for held in gc.get_referents(obj):
+            file = getattr(held, "__self__", None)
+            if isinstance(file, io.IOBase):
+                yield PathStep(".", "file", file)
+
+
+ROWS = RowsKind()
+
+
+def file_state(file: Any, reading: Capture) -> tuple[Any, ...] | None:
+    """Return (position, path, mode, encoding, newline), or None for a closed file."""
+    if file.closed:
+        return None
+    if is_standard(file):
+        return None, None, None, None, None
+    try:
+        if not _is_regular(file):
+            if not file.writable():
+                reading.miss(file, "this is a pipe or device, which cannot be set back")
+            return None, None, None, None, None
+        if file.writable() and transforms(file):
+            reading.miss(file, "this file is being compressed while it is written")
+            return None, None, None, None, None
+        if file.writable():
+            file.flush()  # what lies on disk is kept up to the position
+        position = file.tell()
+    except (OSError, ValueError) as exc:
+        reading.miss(file, f"the position in this file is not known ({exc})")
+        return None, None, None, None, None
+    path = getattr(file, "name", None)
+    text = (getattr(file, "encoding", None), getattr(file, "errors", None))
+    return position, path, getattr(file, "mode", None), *text
+
+
+def transforms(file: Any) -> bool:
+    """Return True for a file that writes other bytes than it is given, as gzip does.
+
+    Flushing one changes what it writes, and what it holds back cannot be kept.
+    """
+    while isinstance(file, io.TextIOWrapper):
+        file = file.buffer
+    return not isinstance(file, _PLAIN)
+
+
+def _is_regular(file: Any) -> bool:
+    try:
+        return stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+    except OSError:
+        # A buffer or an archive member: as good as a file as long as it can seek.
+        return bool(file.seekable())
+
+
+def is_standard(file: object) -> bool:
+    """Say whether it is one of the streams every process has."""
+    return any(
+        file is stream or file is getattr(stream, "buffer", None)
+        for stream in (
+            sys.stdin,
+            sys.stdout,
+            sys.stderr,
+            sys.__stdin__,
+            sys.__stdout__,
+            sys.__stderr__,
+        )
+    )
+
+
+def seek(file: Any, position: int) -> None:
+    """Set a file to a position as if everything before it had been written."""
+    if file.writable():
+        file.flush()
+        if "a" not in str(getattr(file, "mode", "")):
+            file.seek(position)
+        file.truncate(position)
+        if "a" in str(getattr(file, "mode", "")):
+            file.seek(0, io.SEEK_END)
+    else:
+        file.seek(position)
+
+
+def reopen(state: Sequence[Any]) -> Any:
+    """Return a file that was opened after the walk, open again where it stood."""
+    position, path, mode, encoding, errors = state
+    if not isinstance(path, (str, bytes)) or mode is None:
+        raise StateError(
+            f"The file {path!r} cannot be opened again: it has no path. "
+            "Replay from the start of the loop.",
+            slug="state-file",
+        )
+    again = str(mode).replace("w", "r+").replace("x", "r+").replace("++", "+")
+    try:
+        file = open(path, again, encoding=encoding, errors=errors)  # noqa: PTH123, SIM115
+    except FileNotFoundError:
+        if "r" in str(mode):
+            raise
+        file = open(path, mode, encoding=encoding, errors=errors)  # noqa: PTH123, SIM115
+    seek(file, position)
+    return file
+
+
+def unkept_reason(obj: Any) -> str:
+    """Say why an object cannot be kept."""
+    return f"the state of a {type(obj).__name__} lies outside this process"
+
+
+class UnkeptKind(Kind):
+    """Something whose state lies outside the process: a socket, a database, a child process."""
+
+    name = "unkept"
+
+    def read(self, objs: Sequence[Any], reading: Capture) -> list[Any] | None:
+        """Report each."""
+        for obj in objs:
+            reading.miss(obj, unkept_reason(obj))
+        return None
+
+
+class ArchiveKind(Kind):
+    """A file of HDF5, or what is in it: an input while it is only read, else out of our reach."""
+
+    name = "archive"
+
+    def read(self, objs: Sequence[Any], reading: Capture) -> list[Any] | None:
+        """Report those that are being written."""
+        for obj in objs:
+            # once closed it is false, and has no file any more
+            if obj and getattr(obj.file, "mode", "") != "r":
+                reading.miss(obj, "this HDF5 file is being written")
+        return None
+
+
+class ThreadKind(Kind):
+    """A thread: one that runs the user's own code may change state at any time."""
+
+    name = "thread"
+
+    def read(self, objs: Sequence[Any], reading: Capture) -> list[Any] | None:
+        """Report those that are alive and run code of the project."""
+        for obj in objs:
+            target = getattr(obj, "_target", None) or type(obj).run
+            module = getattr(target, "__module__", None) or type(obj).__module__
+            if obj.is_alive() and reading.anchors.look.project(module):
+                reading.miss(obj, f"the thread {obj.name} is running")
+        return None
+
+
+ARCHIVE = ArchiveKind()
+THREAD = ThreadKind()
+UNKEPT = UnkeptKind()
+
+
+def stream_kind(obj: object) -> Kind | None:
+    """Return the kind of a file or buffer, or None."""
+    if isinstance(obj, (io.StringIO, io.BytesIO)):
+        return BufferKind()
+    if isinstance(obj, (io.TextIOWrapper, io.BufferedIOBase, io.FileIO)):
+        return FileKind()
+    return None

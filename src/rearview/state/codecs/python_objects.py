@@ -1,0 +1,344 @@
+"""Objects written in Python: attributes, slots, closure cells, functions and classes."""
+
+from __future__ import annotations
+
+import copy
+import enum
+import types
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rearview.state.codecs.containers import fill_dict
+from rearview.state.codecs.functions import Standin
+from rearview.state.kinds import Kind, Layout, PathStep, WalkRules, steps, type_name
+
+if TYPE_CHECKING:
+    from rearview.state.capture import Capture
+    from rearview.state.restore import Writing
+
+
+_OURS = str(Path(__file__).resolve().parents[2])
+COMPILER = (
+    *("torch._dynamo", "torch._inductor", "torch._functorch", "torch._guards"),
+    *("numba.core.dispatcher", "numba.core.registry", "numba.np.ufunc"),
+)
+"""What a compiler made of the program is a cache; what it was made from is state."""
+
+
+def is_compiled(function: types.FunctionType) -> bool:
+    """Say whether a function is what `torch.compile` returned for one of the program."""
+    return str(function.__globals__.get("__name__") or "").startswith(COMPILER)
+
+
+def is_ours(function: types.FunctionType) -> bool:
+    """Say whether a function is what we put in the place of one, such as `time.time`.
+
+    What it holds is not the program's: the real clock would come back as the one that asks it.
+    """
+    return function.__code__.co_filename.startswith(_OURS)
+
+
+class ObjectKind(Kind):
+    """An instance of a Python class: `__dict__` and slots, whatever its pickling methods say.
+
+    A class's own `__getstate__` may drop what it can rebuild elsewhere; a replay that goes on in
+    the middle needs all of it, and the attributes *are* all of it.
+    """
+
+    name = "object"
+
+    def __init__(self, layout: Layout, leave: frozenset[str] = frozenset()) -> None:
+        self.has_dict = layout.has_dict
+        self.slots = layout.slots
+        self.leave = leave
+        """Attributes that are no state: addresses, or the time of day."""
+
+    def whole(self) -> ObjectKind:
+        """Return the kind of an instance that is made anew, which needs all of its attributes."""
+        if not self.leave:
+            return self
+        kind = copy.copy(self)
+        kind.leave = frozenset()
+        return kind
+
+    def attributes(self, obj: Any) -> dict[str, Any]:
+        """Return a copy of the attributes that are state."""
+        if not self.leave:
+            found: dict[str, Any] = obj.__dict__.copy()
+            return found
+        return {k: v for k, v in obj.__dict__.items() if k not in self.leave}
+
+    def slot_values(self, obj: Any) -> dict[str, Any]:
+        """Return the slots that are set."""
+        found = {}
+        for slot in self.slots:
+            try:
+                found[slot.__name__] = slot.__get__(obj)
+            except AttributeError:
+                continue
+        return found
+
+    def children(self, obj: Any, look: WalkRules) -> Iterable[PathStep]:
+        """Yield attributes, then slots, then the class if it holds state or has no lasting name."""
+        if self.has_dict:
+            attrs = self.attributes(obj) if self.leave else obj.__dict__
+            if not look.boring(attrs.values()):
+                yield from steps(".", attrs.copy().items())
+        if self.slots:
+            yield from steps(".", self.slot_values(obj).items())
+        if look.is_local(type(obj)):
+            yield PathStep("<", "class", type(obj))
+
+    def read(self, objs: Sequence[Any], reading: Capture) -> list[Any]:
+        """Return the attributes of each: a dict, or (dict, slots) where there are slots."""
+        if not self.slots:
+            return [self.attributes(o) for o in objs] if self.has_dict else [{} for _ in objs]
+        if not self.has_dict:
+            return [({}, self.slot_values(o)) for o in objs]
+        return [(self.attributes(o), self.slot_values(o)) for o in objs]
+
+    def write(self, obj: Any, content: Any, writing: Writing) -> None:
+        """Set attributes and slots directly, past any `__setattr__` of the class."""
+        attrs, slots = content if self.slots else (content, {})
+        if self.has_dict:
+            left = {k: v for k, v in obj.__dict__.items() if k in self.leave} if self.leave else {}
+            fill_dict(obj.__dict__, {**attrs, **left})
+        for slot in self.slots:
+            if slot.__name__ in slots:
+                slot.__set__(obj, slots[slot.__name__])
+            else:
+                try:
+                    slot.__delete__(obj)
+                except AttributeError:
+                    continue
+
+
+class CompiledKind(Kind):
+    """A module that `torch.compile` returned: a reference that leads to the user's own."""
+
+    name = "compiled"
+
+    def children(self, obj: Any, look: WalkRules) -> Iterable[PathStep]:
+        """Yield the module that was compiled."""
+        return [PathStep(".", "_orig_mod", vars(obj)["_modules"]["_orig_mod"])]
+
+
+COMPILED = CompiledKind()
+
+
+class CellKind(Kind):
+    """A closure variable, shared by the functions that see it."""
+
+    name = "cell"
+
+    def children(self, obj: Any, look: WalkRules) -> Iterable[PathStep]:
+        """Yield the value, if there is one yet."""
+        return [PathStep("<", "", value) for value in self.values(obj)]
+
+    @staticmethod
+    def values(cell: types.CellType) -> tuple[Any, ...]:
+        """Return the value as a tuple of one, or an empty tuple when it is unbound."""
+        try:
+            return (cell.cell_contents,)
+        except ValueError:
+            return ()
+
+    def read(self, objs: Sequence[Any], reading: Capture) -> list[Any]:
+        """Return the value of each, if bound."""
+        return [self.values(o) for o in objs]
+
+    def write(self, obj: Any, content: Any, writing: Writing) -> None:
+        """Bind or unbind the variable."""
+        if content:
+            obj.cell_contents = content[0]
+        elif self.values(obj):
+            del obj.cell_contents
+
+
+class FunctionKind(Kind):
+    """A Python function: its code is the program's, its closure, defaults and attributes are state.
+
+    A probe inside a nested function may add closure variables, so they go by name, and on replay
+    only those that were recorded are entered.
+    """
+
+    name = "function"
+
+    def children(self, obj: Any, look: WalkRules) -> Iterable[PathStep]:
+        """Yield the closure's cells by name, then defaults and attributes of the user's own."""
+        if is_compiled(obj):
+            inner = getattr(obj, "_torchdynamo_orig_callable", None)
+            if inner is not None:
+                yield PathStep("<", "compiled", inner)
+            return
+        if is_ours(obj):
+            return
+        names = obj.__code__.co_freevars
+        wanted = set(names if look.recorded is None else look.recorded)
+        for name, cell in zip(names, obj.__closure__ or (), strict=True):
+            if name in wanted:
+                yield PathStep("<", name, cell)
+        if look.project(obj.__module__ or ""):
+            yield from steps("<", (("defaults", d) for d in obj.__defaults__ or ()))
+            yield from steps("<", (obj.__kwdefaults__ or {}).items())
+            yield from steps(".", list(vars(obj).items()))
+
+    def read(self, objs: Sequence[Any], reading: Capture) -> list[Any]:
+        """Return closure, defaults and attributes of each that has any."""
+        project = reading.anchors.look.project
+        return [
+            ({}, None)
+            if is_compiled(o) or is_ours(o)
+            else (
+                dict(zip(o.__code__.co_freevars, o.__closure__ or (), strict=True)),
+                (o.__defaults__, o.__kwdefaults__, vars(o).copy())
+                if project(o.__module__ or "")
+                else None,
+            )
+            for o in objs
+        ]
+
+    def write(self, obj: Any, content: Any, writing: Writing) -> None:
+        """Put back defaults and attributes; the cells are anchors of their own."""
+        own = content[1]
+        if own is None:
+            return
+        defaults, kwdefaults, attrs = own
+        if obj.__defaults__ is not defaults:
+            obj.__defaults__ = defaults
+        if obj.__kwdefaults__ != kwdefaults:
+            obj.__kwdefaults__ = kwdefaults
+        if vars(obj) or attrs:
+            fill_dict(vars(obj), attrs)
+
+    def label(self, obj: Any) -> str:
+        """Return the name with the closure variables, which replay must find again."""
+        free = ",".join(obj.__code__.co_freevars)
+        return f"function {obj.__module__}.{obj.__qualname__}({free})"
+
+
+class ClassKind(Kind):
+    """A class of the project: its data attributes are state, its functions are program text.
+
+    What those functions hold, in closures, defaults and attributes, is state again. A probe may add
+    a function to a class, so they go by name, and on replay only those that were recorded are
+    entered.
+    """
+
+    name = "class"
+    _COMPILER = frozenset({"__annotate__", "__annotate_func__"})
+    """Functions that the interpreter makes to tell the types of attributes."""
+    _PROGRAM = (
+        types.FunctionType,
+        types.BuiltinFunctionType,
+        Standin,
+        types.GetSetDescriptorType,
+        types.MemberDescriptorType,
+        types.WrapperDescriptorType,
+        types.MethodDescriptorType,
+        types.ClassMethodDescriptorType,
+        staticmethod,
+        classmethod,
+        property,
+        types.ModuleType,
+    )
+
+    def data(self, cls: type) -> dict[str, Any]:
+        """Return the attributes that are neither functions nor the interpreter's own."""
+        return {
+            name: value
+            for name, value in vars(cls).items()
+            if not isinstance(value, self._PROGRAM)
+            and not (name.startswith("__") and name.endswith("__"))
+            and not name.startswith("_abc_")
+        }
+
+    def functions(self, cls: type) -> dict[str, list[Any]]:
+        """Return what stands in the class body to be called, without its wrappers, by name."""
+        found: dict[str, list[Any]] = {}
+        for name, value in vars(cls).items():
+            if isinstance(value, property):
+                found[name] = [one for one in (value.fget, value.fset, value.fdel) if one]
+            elif isinstance(value, staticmethod | classmethod):
+                found[name] = [value.__func__]
+            elif isinstance(value, types.FunctionType) and name not in self._COMPILER:
+                found[name] = [value]
+        return found
+
+    def children(self, obj: Any, look: WalkRules) -> Iterable[PathStep]:
+        """Yield the data attributes, the functions, and the classes that it is made from."""
+        yield from steps(".", self.data(obj).items())
+        yield from self.made(obj, look)
+
+    def made(self, obj: type, look: WalkRules) -> Iterable[PathStep]:
+        """Yield what it is made from: its functions, and other classes."""
+        recorded = look.recorded
+        for name, functions in self.functions(obj).items():
+            if recorded is None or name in recorded:
+                yield from (PathStep(".", name, function) for function in functions)
+        if recorded is None or recorded:
+            classes = (base for base in (*obj.__bases__, type(obj)) if look.is_local(base))
+            yield from (PathStep("<", "class", base) for base in classes)
+
+    def read(self, objs: Sequence[Any], reading: Capture) -> list[Any]:
+        """Return the data attributes of each."""
+        return [self.data(o) for o in objs]
+
+    def write(self, obj: Any, content: Any, writing: Writing) -> None:
+        """Set those that differ, remove those that did not exist."""
+        live = self.data(obj)
+        for name in live.keys() - content.keys():
+            type.__delattr__(obj, name)
+        for name, value in content.items():
+            if name not in live or live[name] is not value:
+                type.__setattr__(obj, name, value)
+
+    def label(self, obj: Any) -> str:
+        """Return the name of the class itself with its functions, which replay must find again."""
+        return f"class {type_name(obj)}({','.join(self.functions(obj))})"
+
+
+class EnumKind(ClassKind):
+    """An enumeration of the project that is more than names: methods, and what its members hold.
+
+    The members themselves are values.
+    """
+
+    name = "enum"
+
+    def data(self, cls: type[enum.Enum]) -> dict[str, Any]:
+        """Return the attributes of each member that has some, beside those every member has."""
+        found = {}
+        for name, member in cls.__members__.items():
+            held = {k: v for k, v in vars(member).items() if not _is_of_enum(k)}
+            if held:
+                found[name] = held
+        return found
+
+    def children(self, obj: Any, look: WalkRules) -> Iterable[PathStep]:
+        """Yield what the members hold, then what any class leads to."""
+        for name, held in self.data(obj).items():
+            yield from steps(".", ((f"{name}.{key}", value) for key, value in held.items()))
+        yield from self.made(obj, look)
+
+    def write(self, obj: Any, content: Any, writing: Writing) -> None:
+        """Put back the attributes of the members."""
+        for name, member in obj.__members__.items():
+            own = {k: v for k, v in vars(member).items() if _is_of_enum(k)}
+            fill_dict(vars(member), {**own, **content.get(name, {})})
+
+
+def has_functions(cls: type[enum.Enum]) -> bool:
+    """Say whether somebody wrote a function into the body of an enumeration.
+
+    >>> has_functions(enum.Enum("Plain", "A B"))
+    False
+    """
+    written = (one for some in ClassKind().functions(cls).values() for one in some)
+    return any(getattr(one, "__module__", None) == cls.__module__ for one in written)
+
+
+def _is_of_enum(name: str) -> bool:
+    """Say whether an attribute is one that every member has."""
+    return name.startswith("_") and name.endswith("_")

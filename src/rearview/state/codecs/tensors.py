@@ -1,0 +1,408 @@
+"""Torch tensors, read at storage level so that views and tied weights stay what they are."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from rearview.errors import StateError
+from rearview.state.kinds import Kind, PathStep, WalkRules
+from rearview.state.memory import MEMORY, SMALL, Blocks, Memory
+from rearview.state.rebuild import refuse
+
+if TYPE_CHECKING:
+    from rearview.state.capture import Capture
+    from rearview.state.restore import Writing
+
+PlainReader = Callable[[Any, int], tuple[Any, ...] | None]
+
+
+def is_tensor(obj: object) -> bool:
+    """Say whether it is a tensor, without importing torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(obj, torch.Tensor)
+
+
+def plain_access() -> AbstractContextManager[Any]:
+    """Return a context in which tensor subclasses answer as plain tensors do."""
+    torch = sys.modules.get("torch")
+    found = getattr(getattr(torch, "_C", None), "DisableTorchFunctionSubclass", nullcontext)
+    context: AbstractContextManager[Any] = found()
+    return context
+
+
+def bytes_of(storage: Any) -> Any:
+    """Return the bytes of a CPU storage as a NumPy array, without copying."""
+    import torch
+
+    return torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+
+
+def _host_bytes(storage: Any) -> Any:
+    return bytes_of(storage if storage.device.type == "cpu" else storage.cpu())
+
+
+def memory_of(anchors: Iterable[Any]) -> int:
+    """Return the bytes that CPU tensors among live `anchors` stand on, each piece once."""
+    torch: Any = sys.modules.get("torch")
+    plain = {getattr(torch, "Tensor", None), getattr(getattr(torch, "nn", None), "Parameter", None)}
+    pieces: dict[int, int] = {}
+    for obj in anchors:
+        # by type, so that no object of the program is asked anything
+        if type(obj) in plain and not needs_form(obj) and obj.is_cpu:
+            storage = obj.untyped_storage()
+            pieces[storage.data_ptr()] = storage.nbytes()
+    return sum(pieces.values())
+
+
+def describe(tensor: Any, blocks: Blocks, home: int) -> tuple[Any, ...]:
+    """Return (block, dtype, shape, stride, offset) of a strided tensor."""
+    storage = tensor.untyped_storage()
+    nbytes = storage.nbytes()
+    if tensor.is_cpu:
+        address, device = storage.data_ptr(), "cpu"
+    elif tensor.is_meta:
+        address, device = 0, "meta"
+    else:
+        address, device = storage.data_ptr(), str(tensor.device)
+    block = blocks.index.get((address, nbytes)) if address else None
+    if block is None:
+        block = blocks.add(
+            address,
+            nbytes,
+            lambda: _host_bytes(storage),
+            home=home,
+            device=device,
+            still=home >= 0 and not tensor.requires_grad,
+        )
+    # alike tensors share one tuple, which is then written once
+    shapes, shape, stride = blocks.shapes, tensor.shape, tensor.stride()
+    if shape not in shapes:
+        shapes[shape] = tuple(shape)
+    stride = shapes.setdefault(stride, stride)
+    return block, tensor.dtype, shapes[shape], stride, tensor.storage_offset()
+
+
+def plain_reader(blocks: Blocks) -> PlainReader:
+    """Return what reads a plain leaf on the host, and has None for any other tensor.
+
+    Of a plain one it returns (block, dtype, shape, stride, offset, requires_grad, gradient). There
+    are thousands, read while training waits: so nothing is asked twice, and all that is needed for
+    it is at hand.
+    """
+    torch = sys.modules["torch"]
+    classes, dtypes, strided = {torch.Tensor, torch.nn.Parameter}, _plain_dtypes(), torch.strided
+    index, table, shapes = blocks.index, blocks.table, blocks.shapes
+
+    def read(tensor: Any, home: int) -> tuple[Any, ...] | None:
+        dtype, needs = tensor.dtype, tensor.requires_grad
+        if (
+            type(tensor) not in classes
+            or dtype not in dtypes
+            or not tensor.is_cpu
+            or tensor.layout is not strided
+            or (needs and not tensor.is_leaf)
+            or tensor._backward_hooks is not None
+            or tensor._post_accumulate_grad_hooks is not None
+            or tensor.__dict__
+            or tensor.is_neg()
+        ):
+            return None
+        storage = tensor.untyped_storage()
+        place = address, nbytes = storage.data_ptr(), storage.nbytes()
+        block = index.get(place)
+        if block is None:
+            if not address or not nbytes:
+                return None
+            if nbytes <= SMALL:
+                block = index[place] = len(table)
+                table.append((None, nbytes, MEMORY[address : address + nbytes], home, "cpu"))
+            else:
+                block = blocks.add_host(place, storage, home, still=home >= 0 and not needs)
+        # alike tensors share one tuple, which is then written once
+        size, stride = tensor.shape, tensor.stride()
+        shape = shapes.get(size)
+        if shape is None:
+            shape = shapes[size] = tuple(size)
+        stride = shapes.setdefault(stride, stride)
+        return block, dtype, shape, stride, tensor.storage_offset(), needs, tensor.grad
+
+    return read
+
+
+@functools.cache
+def _plain_dtypes() -> frozenset[Any]:
+    torch = sys.modules["torch"]
+    names = "float32 float64 float16 bfloat16 int64 int32 int16 int8 uint8 bool"
+    return frozenset(getattr(torch, name) for name in names.split())
+
+
+def operation_of(tensor: Any) -> str:
+    """Return the name of the operation that made a tensor, as its `repr` shows it."""
+    try:
+        operation = tensor.grad_fn
+    except RuntimeError:  # a view that must not be differentiated any more
+        return "Invalid"
+    name = type(operation).__name__
+    # operations without a Python class of their own share this one
+    return str(operation.name()).rpartition("::")[2] if name == "CppFunction" else name
+
+
+def extras(tensor: Any, *, carried: str) -> tuple[Any, ...] | None:
+    """Return hooks, attributes and flags, or None for the many tensors that have none.
+
+    `carried` names the operation whose graph cannot be saved; it is empty if there is none.
+    """
+    attrs, hooks = tensor.__dict__, tensor._backward_hooks
+    late_hooks = None if carried else tensor._post_accumulate_grad_hooks
+    conj, neg = tensor.dtype.is_complex and tensor.is_conj(), tensor.is_neg()
+    if carried or conj or neg or attrs or hooks is not None or late_hooks is not None:
+        return dict(attrs), hooks, late_hooks, carried or False, (conj, neg)
+    return None
+
+
+def special(tensor: Any) -> tuple[Any, ...] | None:
+    """Return another representation for a tensor that does not stand on one storage."""
+    import torch
+
+    cls = type(tensor)
+    if hasattr(cls, "__tensor_flatten__"):
+        names, meta = tensor.__tensor_flatten__()
+        inner = {name: getattr(tensor, name) for name in names}
+        return "wrapper", cls, inner, meta, tuple(tensor.shape), tensor.stride()
+    if tensor.layout is torch.sparse_coo:
+        plain = tensor.detach()
+        return "coo", plain._indices(), plain._values(), tuple(plain.shape), plain.is_coalesced()
+    if tensor.layout in {torch.sparse_csr, torch.sparse_bsr}:
+        plain = tensor.detach()
+        return "rows", plain.crow_indices(), plain.col_indices(), plain.values(), *_form(plain)
+    if tensor.layout in {torch.sparse_csc, torch.sparse_bsc}:
+        plain = tensor.detach()
+        return "columns", plain.ccol_indices(), plain.row_indices(), plain.values(), *_form(plain)
+    if tensor.is_quantized:
+        if tensor.qscheme() in {torch.per_tensor_affine, torch.per_tensor_symmetric}:
+            return "quantized", _flat(tensor.int_repr()), tensor.q_scale(), tensor.q_zero_point()
+        scales, zeros = tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points()
+        parts = (_flat(tensor.int_repr()), _flat(scales), _flat(zeros))
+        return "channels", *parts, tensor.q_per_channel_axis()
+    return None
+
+
+def _flat(tensor: Any) -> tuple[Any, ...]:
+    # By value: a quantized tensor is made from numbers, not from memory that is filled later.
+    return tensor.contiguous().numpy().tobytes(), tensor.dtype, tuple(tensor.shape)
+
+
+def _unflat(form: Sequence[Any]) -> Any:
+    import torch
+
+    data, dtype, shape = form
+    return torch.frombuffer(bytearray(data), dtype=dtype).view(shape)
+
+
+def _form(tensor: Any) -> tuple[Any, ...]:
+    return tuple(tensor.shape), tensor.layout
+
+
+def from_special(form: Sequence[Any]) -> Any:
+    """Return the tensor that `special` took apart."""
+    import torch
+
+    match form:
+        case ("wrapper", cls, inner, meta, shape, stride):
+            return cls.__tensor_unflatten__(inner, meta, torch.Size(shape), stride)
+        case ("coo", indices, values, shape, coalesced):
+            # Checks would read indices whose memory is filled later.
+            return torch.sparse_coo_tensor(
+                indices, values, shape, is_coalesced=coalesced, check_invariants=False
+            )
+        case ("rows" | "columns", outer, inner, values, shape, layout):
+            return torch.sparse_compressed_tensor(
+                outer, inner, values, shape, layout=layout, check_invariants=False
+            )
+        case ("quantized", ints, scale, zero):
+            return torch._make_per_tensor_quantized_tensor(_unflat(ints), scale, zero)
+        case ("channels", ints, scales, zeros, axis):
+            parts = (_unflat(ints), _unflat(scales), _unflat(zeros))
+            return torch._make_per_channel_quantized_tensor(*parts, axis)
+    raise StateError(
+        f"A tensor of the form {form[0]!r} was recorded by another version of Rearview. "
+        "Replay with the version that recorded the run.",
+        slug="state-format",
+    )
+
+
+def over(memory: Memory, body: Sequence[Any]) -> Any:
+    """Return a new tensor on the memory that `describe` named."""
+    import torch
+
+    block, dtype, shape, stride, offset = body
+    device = memory.table[block].device
+    tensor = torch.empty(0, dtype=dtype, device=device)
+    return tensor.set_(memory.storage(block), offset, shape, stride)
+
+
+def severed(value: Any, operation: str | bool = True) -> Any:
+    """Return `value` with a history that refuses to be differentiated.
+
+    A tensor with a graph, such as the last loss, is alive at most boundaries and never used again.
+    Its value comes back; its graph cannot. If the program does go on through it, that must be an
+    error, not a gradient that is quietly smaller. It is shown under the name of the `operation`
+    that made it; older checkpoints have True instead of a name.
+    """
+    import torch
+
+    with torch.enable_grad():
+        return _carried_graph(operation).apply(torch.zeros((), requires_grad=True), value)
+
+
+@functools.cache
+def _carried_graph(operation: str | bool) -> Any:
+    """Return what stands for an operation whose history is gone, made once torch is there."""
+    import torch
+
+    class CarriedGraph(torch.autograd.Function):  # type: ignore[misc]
+        @staticmethod
+        def forward(_ctx: Any, _source: Any, held: Any) -> Any:
+            return held.detach()
+
+        @staticmethod
+        def backward(_ctx: Any, *_grads: Any) -> Any:
+            refuse(
+                StateError(
+                    "A gradient flows through the iteration boundary at which this replay started, "
+                    "and an autograd graph cannot be saved. Replay from the start of the loop.",
+                    slug="state-graph",
+                )
+            )
+
+    if isinstance(operation, str):
+        CarriedGraph._backward_cls.__name__ = operation
+    return CarriedGraph
+
+
+class TensorKind(Kind):
+    """A tensor that existed when the loop was entered."""
+
+    name = "tensor"
+
+    def children(self, obj: Any, look: WalkRules) -> Iterable[PathStep]:
+        """Yield the gradient, hooks, attributes, the parts of a wrapper, and a class of the user's."""
+        if obj.is_leaf and obj.grad is not None:
+            yield PathStep(".", "grad", obj.grad)
+        for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+            held = getattr(obj, name) if obj.is_leaf or name == "_backward_hooks" else None
+            if held is not None:
+                yield PathStep(".", name, held)
+        for name, value in obj.__dict__.items():
+            yield PathStep(".", name, value)
+        if hasattr(type(obj), "__tensor_flatten__"):
+            for name in obj.__tensor_flatten__()[0]:
+                yield PathStep(".", name, getattr(obj, name))
+        if look.is_local(type(obj)):
+            yield PathStep("<", "class", type(obj))
+
+    def read(self, objs: Sequence[Any], reading: Capture) -> list[Any]:
+        """Return form, gradient need, gradient and extras of each."""
+        read, index = reading.plain_tensor, reading.anchors.index
+        found: list[Any] = []
+        for obj in objs:
+            try:
+                plain = read(obj, index[id(obj)])
+            except Exception:
+                plain = None
+            if plain is None:
+                found.append(self._read(obj, reading))
+            else:
+                found.append((plain[:5], plain[5], plain[6], None))
+        return found
+
+    @staticmethod
+    def _read(obj: Any, reading: Capture) -> tuple[Any, ...] | None:
+        try:
+            leaf = obj.is_leaf
+            carried = "" if leaf or reading.anchors.same_graph(obj) else operation_of(obj)
+            form = special(obj) if needs_form(obj) else None
+            home = reading.anchors.index[id(obj)]
+            body = describe(obj, reading.blocks, home) if form is None else form
+            grad = obj.grad if leaf else None
+            return body, obj.requires_grad, grad, extras(obj, carried=carried)
+        except Exception as exc:
+            reading.miss(obj, f"the tensor cannot be read ({exc})")
+            return None
+
+    def write(self, obj: Any, content: Any, writing: Writing) -> None:
+        """Put the tensor back onto its memory, then its gradient, hooks and attributes."""
+        import torch
+
+        if content is None:
+            return
+        body, requires_grad, grad, extra = content
+        attrs, hooks, late_hooks, carried, _ = extra or ({}, None, None, False, None)
+        with torch.no_grad():
+            if isinstance(body[0], str):
+                _write_special(obj, body)
+            else:
+                _write_body(obj, body, writing.memory)
+        if carried:
+            _graft(obj, writing)
+        elif obj.is_leaf:
+            if obj.requires_grad != requires_grad:
+                obj.requires_grad_(requires_grad)
+            if obj.grad is not grad:
+                obj.grad = grad
+            if hooks is not obj._backward_hooks:
+                obj._backward_hooks = hooks
+            if late_hooks is not obj._post_accumulate_grad_hooks:
+                obj._post_accumulate_grad_hooks = late_hooks
+        if obj.__dict__ or attrs:
+            obj.__dict__.clear()
+            obj.__dict__.update(attrs)
+
+
+def needs_form(tensor: Any) -> bool:
+    """Say whether the tensor does not simply stand on one strided storage."""
+    torch = sys.modules["torch"]
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        return True
+    cls = type(tensor)
+    if cls is torch.Tensor or cls is torch.nn.Parameter:
+        return False
+    return hasattr(cls, "__tensor_flatten__")
+
+
+def _graft(obj: Any, writing: Writing) -> None:
+    import torch
+
+    def later() -> None:
+        value = obj.detach().clone()
+        obj.detach_()
+        with torch.enable_grad():
+            obj.copy_(severed(value))
+
+    writing.afterwards.append(later)
+
+
+def _write_body(obj: Any, body: Sequence[Any], memory: Memory) -> None:
+    block, dtype, shape, stride, offset = body
+    same = (
+        obj.dtype == dtype
+        and tuple(obj.shape) == shape
+        and obj.stride() == stride
+        and obj.storage_offset() == offset
+        and obj.untyped_storage()._cdata == memory.storage(block)._cdata
+    )
+    if not same:
+        obj.data = over(memory, body)
+
+
+def _write_special(obj: Any, form: Sequence[Any]) -> None:
+    if form[0] == "wrapper":
+        for name, inner in form[2].items():
+            if getattr(obj, name) is not inner:
+                setattr(obj, name, inner)
+        return
+    obj.data = from_special(form)

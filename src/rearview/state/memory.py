@@ -1,0 +1,239 @@
+"""Memory that arrays and tensors stand on, each piece once, however many views it has."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from rearview.errors import StateError
+
+SMALL = 4096
+"""Pieces up to this many bytes travel inside the skeleton; more of them cost less there."""
+
+
+MEMORY: Any = (ctypes.c_char * sys.maxsize).from_address(0)
+"""All memory of this process: a slice of it is a copy, made in a quarter of the time that
+`ctypes.string_at` takes, and no audit hook is told of each of a thousand."""
+
+
+@functools.cache
+def _memory() -> Any:
+    import numpy as np
+
+    # not from the very first byte: NumPy takes the address 0 for none
+    return np.frombuffer((ctypes.c_ubyte * (sys.maxsize - 1)).from_address(1), np.uint8)
+
+
+def view_of(address: int, nbytes: int) -> Any:
+    """Return live memory as an array of bytes, which somebody else must keep alive."""
+    return _memory()[address - 1 : address - 1 + nbytes]
+
+
+class Block(NamedTuple):
+    """One piece of memory in a skeleton."""
+
+    key: str | None
+    """Name of its buffer, or None when `data` holds the bytes."""
+    nbytes: int
+    data: bytes | None
+    home: int
+    """The anchor whose live memory it is, or -1 for memory born after the walk."""
+    device: str
+
+
+Row = tuple[str | None, int, bytes | None, int, str]
+
+
+class Blocks:
+    """The pieces of memory met during one capture.
+
+    `keys` maps an address to the key it had in the checkpoint before, so that memory which stays
+    where it is keeps its name, and the caller can see that it did not change.
+    """
+
+    def __init__(self, keys: dict[tuple[int, int], str]) -> None:
+        self.table: list[Row] = []
+        """The fields of a Block each; plain tuples, since there are thousands."""
+        self.buffers: dict[str, Any] = {}
+        self.still: set[str] = set()
+        """Keys of memory that is not likely to change: frozen weights, data."""
+        self.owners: list[Any] = []
+        """What keeps memory alive of which a buffer is only a view."""
+        self.keys: dict[tuple[int, int], str] = {}
+        self.index: dict[tuple[int, int], int] = {}
+        """Address and size to the number of a piece already met."""
+        self.shapes: dict[tuple[int, ...], tuple[int, ...]] = {}
+        """Shapes and strides met, one object each."""
+        self._earlier = keys
+        self._taken = set(keys.values())
+
+    def add(
+        self,
+        address: int,
+        nbytes: int,
+        view: Callable[[], Any],
+        *,
+        home: int,
+        device: str = "cpu",
+        still: bool = False,
+    ) -> int:
+        """Return the number of a new piece; `view` gives its bytes as a buffer when it is big."""
+        number = len(self.table)
+        if nbytes == 0 or device == "meta":
+            self.table.append((None, nbytes, b"", home, device))
+            return number
+        place = (address, nbytes)
+        self.index[place] = number
+        if nbytes <= SMALL and device == "cpu":
+            self.table.append((None, nbytes, MEMORY[address : address + nbytes], home, device))
+            return number
+        self._name(place, number, view(), home, device)
+        if still:
+            self.still.add(self.keys[place])
+        return number
+
+    def add_host(self, place: tuple[int, int], owner: object, home: int, *, still: bool) -> int:
+        """Return the number of a new big piece of host memory that lives as long as `owner`."""
+        number = self.index[place] = len(self.table)
+        self._name(place, number, view_of(*place), home, "cpu")
+        self.owners.append(owner)
+        if still:
+            self.still.add(self.keys[place])
+        return number
+
+    def _name(
+        self, place: tuple[int, int], number: int, view: object, home: int, device: str
+    ) -> None:
+        key = self._earlier.get(place) if home < 0 else f"a{home}"
+        if key is None or key in self.buffers:
+            key = self._fresh(number)
+        self.keys[place] = key
+        self.buffers[key] = view
+        self.table.append((key, place[1], None, home, device))
+
+    def add_bytes(self, buffer: Any) -> str:
+        """Return the key of bytes handed over by an object's own pickling."""
+        key = self._fresh(len(self.table))
+        self.buffers[key] = buffer
+        return key
+
+    def _fresh(self, number: int) -> str:
+        key = f"i{number}"
+        while key in self._taken or key in self.buffers:
+            number += 1
+            key = f"i{number}"
+        self._taken.add(key)
+        return key
+
+
+class Memory:
+    """The same pieces on the way back: live memory where an anchor has it, else allocated."""
+
+    def __init__(
+        self,
+        table: list[Block],
+        buffers: Callable[[str], Any],
+        live: Callable[[int], Any],
+        path: Callable[[int], str],
+        into: Callable[[str, Any], None] | None = None,
+    ) -> None:
+        """Take pieces from `buffers` by key; `into` reads one straight into memory, where given."""
+        self.table = table
+        self._buffers = buffers
+        self._into = into
+        self._live = live
+        self._path = path
+        self._storages: dict[int, Any] = {}
+        self._arrays: dict[int, Any] = {}
+        self._claimed: set[int] = set()
+
+    def claim(self) -> None:
+        """Match pieces to the live memory of their anchors, each at most once, and fill it.
+
+        It is filled before anything is built on it: an object's own way of coming back may copy
+        the numbers out of an array at once.
+        """
+        for number, block in enumerate(self.table):
+            if block.home >= 0:
+                self._claim(number, block)
+                if number in self._arrays or number in self._storages:
+                    self._fill(number, block)
+
+    def _claim(self, number: int, block: Block) -> None:
+        from rearview.state.codecs import arrays, tensors
+
+        anchor = self._live(block.home)
+        if anchor is None:
+            return
+        if tensors.is_tensor(anchor):
+            storage = anchor.untyped_storage()
+            fits = storage.nbytes() == block.nbytes and str(storage.device) == block.device
+            if fits and storage.data_ptr() not in self._claimed:
+                self._claimed.add(storage.data_ptr())
+                self._storages[number] = storage
+        else:
+            address, nbytes, _ = arrays.extent(anchor)
+            if nbytes == block.nbytes and address not in self._claimed:
+                self._claimed.add(address)
+                self._arrays[number] = arrays.bytes_at(address, nbytes, anchor)
+
+    def storage(self, number: int) -> Any:
+        """Return the piece as a torch storage."""
+        import torch
+
+        if number not in self._storages:
+            block = self.table[number]
+            if number in self._arrays:
+                self._storages[number] = torch.from_numpy(self._arrays[number]).untyped_storage()
+            else:
+                self._storages[number] = torch.UntypedStorage(block.nbytes, device=block.device)
+                self._fill(number, block)
+        return self._storages[number]
+
+    def array(self, number: int) -> Any:
+        """Return the piece as a NumPy array of bytes."""
+        import numpy as np
+
+        if number not in self._arrays:
+            block = self.table[number]
+            if number in self._storages:
+                from rearview.state.codecs import tensors
+
+                self._arrays[number] = tensors.bytes_of(self._storages[number])
+            else:
+                self._arrays[number] = np.empty(block.nbytes, np.uint8)
+                self._fill(number, block)
+        return self._arrays[number]
+
+    def _fill(self, number: int, block: Block) -> None:
+        import numpy as np
+
+        if block.device == "meta" or not block.nbytes:
+            return
+        if block.key is not None and block.device == "cpu" and self._into is not None:
+            self._into(block.key, self.array(number))
+            return
+        if block.data is not None and block.device == "cpu" and number in self._storages:
+            # most pieces are small: no array is made for one that only a tensor stands on
+            if len(block.data) == block.nbytes:
+                ctypes.memmove(self._storages[number].data_ptr(), block.data, block.nbytes)
+                return
+        data = block.data if block.key is None else self._buffers(block.key)
+        source = np.frombuffer(data, np.uint8)
+        if source.nbytes != block.nbytes:
+            raise StateError(
+                f"Memory {block.key} of {self._path(block.home)} has {source.nbytes} bytes, "
+                f"not {block.nbytes}: the checkpoint is damaged. Replay from an earlier one.",
+                slug="state-buffer",
+            )
+        if block.device == "cpu":
+            self.array(number)[:] = source
+        else:
+            import torch
+
+            flat = torch.empty(0, dtype=torch.uint8, device=block.device)
+            flat.set_(self._storages[number])
+            flat.copy_(torch.from_numpy(source.copy()))

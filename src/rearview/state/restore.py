@@ -1,0 +1,478 @@
+"""Restore: recorded state written into the live objects, in place.
+
+One restore under way: what the builders of a skeleton do, and what is left for the end.
+
+Restore: recorded state written into the live objects, in place.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import pickle
+import threading
+import types
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from rearview.errors import StateError
+from rearview.state.anchors import Anchors
+from rearview.state.capture import split
+from rearview.state.codecs import arrays, data_loaders, functions, iterators, open_files, tensors
+from rearview.state.codecs.containers import (
+    CONTAINERS,
+    READ_ONLY,
+    WEAK_CONTAINERS,
+    AttributedKind,
+    fill_set,
+)
+from rearview.state.codecs.python_objects import ObjectKind
+from rearview.state.codecs.rng import write_global
+from rearview.state.codecs.tensors import plain_access
+from rearview.state.kinds import layout_of
+from rearview.state.memory import Block, Memory
+from rearview.state.object_ids import put
+from rearview.state.rebuild import NAMES, Lost, prelude
+
+
+class Writing:
+    """The state of one restore; `build_…` methods are what a skeleton's builders stand for."""
+
+    def __init__(self, anchors: Anchors, alive: Sequence[Any], memory: Memory) -> None:
+        self.anchors = anchors
+        self.alive = alive
+        self.memory = memory
+        self.afterwards: list[Callable[[], None]] = []
+        """What needs all objects to be there."""
+        self.cells: list[types.CellType] = []
+        self.generators: list[tuple[Any, Sequence[Any], dict[str, Any]]] = []
+        """Generators with the place they stood at and their locals."""
+        self.loaders: list[tuple[Any, Any]] = []
+        """Iterators of loaders with what their samplers had drawn."""
+        self.made: list[Any] = []
+        self.addressed: dict[int, Any] = {}
+        """What stays the very object that was read, since its `id` is part of the state."""
+        self.driven: list[Any] = []
+        """Generators that an earlier reading of the same state made and drove."""
+        self.heads: dict[int, Sequence[Any]] = {}
+
+    def path(self, obj: object) -> str:
+        """Return the way to an anchor."""
+        number = self.anchors.index.get(id(obj))
+        return "an object born in the loop" if number is None else self.anchors.path(number)
+
+    def build_anchor(self, number: int) -> Any:
+        """Return an anchor that was known at capture by its address only."""
+        return self.alive[number]
+
+    def build_tensor(self, cls: type, *rest: Any) -> Any:
+        """Return a tensor on its memory."""
+        *body, requires_grad, grad, extra = rest
+        return self._dress(cls, tensors.over(self.memory, body), requires_grad, grad, extra)
+
+    def build_special_tensor(
+        self, cls: type, form: Sequence[Any], requires_grad: bool, grad: Any, extra: Any
+    ) -> Any:
+        """Return a sparse, quantized or wrapped tensor."""
+        import torch
+
+        wrapped = form[0] == "wrapper"
+        tensor = tensors.from_special(form)
+        return self._dress(torch.Tensor if wrapped else cls, tensor, requires_grad, grad, extra)
+
+    def _dress(self, cls: type, tensor: Any, requires_grad: bool, grad: Any, extra: Any) -> Any:
+        import torch
+
+        attrs, hooks, late_hooks, carried, flags = extra or ({}, None, None, False, (False, False))
+        if cls is not torch.Tensor:
+            tensor = torch.Tensor._make_subclass(cls, tensor, requires_grad and not carried)
+        if flags[0]:
+            torch._C._set_conj(tensor, True)
+        if flags[1]:
+            torch._C._set_neg(tensor, True)
+        if carried:
+            tensor = tensors.severed(tensor, carried)
+        elif requires_grad:
+            tensor.requires_grad_(True)
+        if grad is not None:
+            self.afterwards.append(lambda: setattr(tensor, "grad", grad))
+        if attrs:
+            tensor.__dict__.update(attrs)
+        if hooks is not None and not carried:
+            tensor._backward_hooks = hooks
+        if late_hooks is not None:
+            tensor._post_accumulate_grad_hooks = late_hooks
+        return tensor
+
+    def build_array(self, *body: Any) -> Any:
+        """Return an array on its memory."""
+        return arrays.over(self.memory, body)
+
+    def build_small_array(self, *form: Any) -> Any:
+        """Return an array that nothing else shares."""
+        return arrays.small(*form)
+
+    def build_function(
+        self, place: functions.Place, names: Sequence[str], cells: Sequence[Any], *own: Any
+    ) -> Any:
+        """Return a nested function: the live program's code with the recorded closure."""
+        defaults, kwdefaults, attrs = own
+        code = functions.code_at(place)
+        by_name = dict(zip(names, cells, strict=True))
+        closure = tuple(by_name.get(name) or types.CellType() for name in code.co_freevars)
+        module = vars(importlib.import_module(place[0]))
+        function = types.FunctionType(code, module, code.co_name, defaults, closure)
+        function.__kwdefaults__ = kwdefaults
+        function.__dict__.update(attrs)
+        return function
+
+    def build_cell(self, running: bool = False) -> types.CellType:
+        """Return a closure variable, filled at the end.
+
+        That of a function which is `running` cannot be had: a stand-in would not change with it.
+        """
+        if running:
+            return types.CellType(
+                Lost("a variable of a running function, seen by one made in its loop")
+            )
+        return types.CellType()
+
+    def build_method(self, function: Any, owner: Any) -> Any:
+        """Return a bound method."""
+        return types.MethodType(function, owner)
+
+    def build_weakref(self, target: Any) -> Any:
+        """Return a weak reference; a method has one only as a method, for it dies at once."""
+        if isinstance(target, types.MethodType):
+            return weakref.WeakMethod(target)
+        return weakref.ref(_Nothing() if target is None else target)
+
+    def build_proxy(self, target: Any) -> Any:
+        """Return a weak proxy."""
+        return weakref.proxy(target)
+
+    def build_address(self, target: Any) -> int:
+        """Return the `id` that an object has now."""
+        self.addressed[id(target)] = target
+        return id(target)
+
+    def build_weak(self, cls: type) -> Any:
+        """Return an empty weak container."""
+        return cls()
+
+    def build_fill_weak(self, obj: Any, content: Any) -> None:
+        """Fill it."""
+        kind = next(kind for base, kind in WEAK_CONTAINERS.items() if isinstance(obj, base))
+        kind.write(obj, content, self)
+
+    def build_instance(self, cls: type, shared: str = "") -> Any:
+        """Return an instance without attributes or items, or one that shares those of its class.
+
+        `shared` names the dictionary in the class that all its instances have as `__dict__`.
+        """
+        base: Any = layout_of(cls).base
+        made = base.__new__(cls)
+        if shared:
+            made.__dict__ = getattr(cls, shared)
+        return made
+
+    def build_fill(self, obj: Any, content: Any) -> None:
+        """Give it its attributes."""
+        layout = layout_of(type(obj))
+        inner = CONTAINERS.get(layout.base)
+        kind = ObjectKind(layout) if inner is None else AttributedKind(inner, layout)
+        kind.write(obj, content, self)
+
+    def build_file(self, state: Sequence[Any] | None) -> Any:
+        """Return a file opened again where it stood, or a closed one."""
+        if state is None:
+            import io
+
+            closed = io.TextIOWrapper(io.BytesIO())  # compared at the next boundary as a file
+            closed.close()
+            return closed
+        return open_files.reopen(state)
+
+    def build_lock(self, name: str) -> Any:
+        """Return a fresh lock."""
+        return threading.RLock() if name == "RLock" else threading.Lock()
+
+    def build_module(self, name: str) -> Any:
+        """Return a module."""
+        return importlib.import_module(name)
+
+    def build_named(self, module: str, name: str) -> Any:
+        """Return what a module holds under a dotted name."""
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+        return found
+
+    def build_view(self, mapping: dict[Any, Any], name: str) -> Any:
+        """Return a view of a dict: its keys, values or items, or all of it to be read only."""
+        return types.MappingProxyType(mapping) if name == READ_ONLY else getattr(mapping, name)()
+
+    def build_torch_generator(self, device: str, state: bytes) -> Any:
+        """Return a torch generator in that state."""
+        import torch
+
+        generator = torch.Generator(device)
+        generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+        return generator
+
+    def build_generator(self) -> Iterator[None]:
+        """Return a generator that is over."""
+        made = (None for _ in ())
+        next(made, None)  # one that was never begun would be captured as such the next time
+        return made
+
+    def build_live_generator(
+        self,
+        function: Any,
+        arguments: Sequence[tuple[str, Any]],
+        count: int,
+        state: Sequence[Any],
+    ) -> Any:
+        """Return a generator of that function, to be driven; the one already driven, if any."""
+        driven = self.driven
+        made = driven.pop(0) if driven else iterators.make(function, arguments, count)
+        self.made.append(made)
+        self.heads[id(made)] = state
+        return made
+
+    def build_fill_generator(self, obj: Any, values: dict[str, Any]) -> None:
+        """Remember its local variables."""
+        self.generators.append((obj, self.heads[id(obj)], values))
+
+    def build_walk(self) -> iterators.Walk:
+        """Return the iterator of a loop in a generator."""
+        return iterators.Walk(None)
+
+    def build_fill_walk(self, obj: iterators.Walk, content: Sequence[Any]) -> None:
+        """Give it what it walks over."""
+        source, count = content
+        obj.go_on(source, count)
+
+    def build_loader(self, cls: type) -> Any:
+        """Return an iterator of a loader without attributes."""
+        return object.__new__(cls)
+
+    def build_fill_loader(self, obj: Any, content: Sequence[Any]) -> None:
+        """Give it its attributes."""
+        data_loaders.LOADER.write(obj, content, self)
+
+    def build_lost(self, reason: str) -> Lost:
+        """Return the mark of an object that was not kept."""
+        return Lost(reason)
+
+
+class _Nothing:
+    """The target of a reference whose target is gone."""
+
+
+Parts = tuple[Callable[[str], Any], Callable[[str, Any], None] | None]
+
+
+class StateUnpickler(pickle.Unpickler):
+    """Reads a skeleton's stream; numbers below `len(NAMES)` are builders, the rest anchors."""
+
+    def __init__(self, stream: io.BytesIO, objects: Sequence[Any], buffers: Iterator[Any]) -> None:
+        super().__init__(stream, buffers=buffers)
+        self._objects: Sequence[Any] = objects
+
+    def forget(self) -> None:
+        """Let go of everything: newer Pythons keep an unpickler until the next collection."""
+        self._objects = ()
+        self.memo.clear()
+
+    def persistent_load(self, pid: Any) -> Any:
+        """Return a builder or a live anchor."""
+        return self._objects[pid]
+
+
+def restore(
+    anchors: Anchors,
+    roots: Mapping[str, object],
+    skeleton: bytes,
+    buffers: Callable[[str], Any],
+    into: Callable[[str, Any], None] | None = None,
+) -> dict[str, object]:
+    """Write the state into the live anchors and return the values of the roots, by name.
+
+    `roots` are the names as they are bound now, those of the walk. `buffers` returns the bytes of a
+    part; `into`, where given, reads them straight into memory.
+
+    Names that were unbound at capture are absent. After a StateError the live objects are neither
+    here nor there: start the program again.
+    """
+    header, stream = split(skeleton)
+    if header["anchors"] != len(anchors):
+        raise StateError(
+            f"The checkpoint was taken over {header['anchors']} objects and {len(anchors)} exist "
+            "now: set-up came out differently. Replay from the start instead.",
+            slug="state-anchors",
+        )
+    with plain_access():
+        return _restore(anchors, roots, header, stream, (buffers, into))
+
+
+def _restore(
+    anchors: Anchors,
+    roots: Mapping[str, object],
+    header: dict[str, Any],
+    stream: memoryview,
+    parts: Parts,
+) -> dict[str, object]:
+    values, first = _pass(anchors, roots, header, stream, parts)
+    if not first.generators and not first.loaders:
+        return values
+    # To bring them to their places runs the program's code, so everything is written once more.
+    for obj, state, _ in first.generators:
+        iterators.drive(obj, state, getattr(obj, "__qualname__", "?"))
+    for obj, drawn in first.loaders:
+        data_loaders.draw(obj, drawn)
+    values, second = _pass(anchors, roots, header, stream, parts, first)
+    for (old, _), (new, drawn) in zip(first.loaders, second.loaders, strict=True):
+        data_loaders.carry_over(old, new, drawn)
+    for obj, state, held in second.generators:
+        if state[0] == "suspended":
+            iterators.give_locals(obj, held)
+    return values
+
+
+def _pass(
+    anchors: Anchors,
+    roots: Mapping[str, object],
+    header: dict[str, Any],
+    stream: memoryview,
+    parts: Parts,
+    before: Writing | None = None,
+) -> tuple[dict[str, object], Writing]:
+    """Read and write everything once."""
+    alive = anchors.alive(roots)
+    table = [Block(*row) for row in header["blocks"]]
+    buffers, into = parts
+    memory = Memory(table, buffers, lambda number: alive[number], anchors.path, into)
+    writing = Writing(anchors, alive, memory)
+    if before is not None:
+        writing.driven = list(before.made)
+    memory.claim()
+    try:
+        values, contents, classes, rng, cells = _read(header, stream, alive, writing, buffers)
+    except StateError:
+        raise
+    except Exception as exc:
+        raise StateError(
+            f"The state cannot be read back ({type(exc).__name__}: {exc}). "
+            "Replay from an earlier checkpoint.",
+            slug="state-read",
+        ) from exc
+    for number, cls in classes:
+        object.__setattr__(alive[number], "__class__", cls)
+    _keep_texts(alive, contents, writing.addressed)
+    _write(anchors, alive, contents, writing)
+    for cell, held in cells:
+        if held:
+            cell.cell_contents = held[0]
+    for action in writing.afterwards:
+        action()
+    if rng is not None:
+        write_global(rng)
+    alive.clear()
+    return dict(values), writing
+
+
+def _read(
+    header: dict[str, Any],
+    stream: memoryview,
+    alive: Sequence[Any],
+    writing: Writing,
+    buffers: Callable[[str], Any],
+) -> tuple[Any, ...]:
+    builders = [getattr(writing, f"build_{name}") for name in NAMES]
+    outside = (bytearray(buffers(key)) for key in header["outside"])
+    objects = [*builders, *alive]
+    data = io.BytesIO(prelude(len(objects)) + bytes(stream))
+    unpickler = StateUnpickler(data, objects, outside)
+    body = unpickler.load()
+    values, contents, classes, rng = body
+    cells: list[Any] = []
+    sets: list[Any] = []
+    addresses: list[Any] = []
+    late = {"cells": cells, "contents": contents, "sets": sets, "addresses": addresses}
+    while (batch := unpickler.load()) is not None:
+        late[batch[0]].extend(batch[1])
+    for live, content in addresses:
+        if not put(live, content):
+            writing.build_fill(live, content)
+    for live, recipe in sets:
+        fill_set(live, recipe)
+    unpickler.forget()
+    objects.clear()
+    return values, contents, classes, rng, cells
+
+
+def _keep_texts(
+    alive: Sequence[Any], contents: Sequence[Any], addressed: Mapping[int, Any]
+) -> None:
+    """Exchange recorded texts for the live ones that they equal, wherever they are held.
+
+    Those `addressed` stay: their `id` is kept somewhere.
+
+    Pickle stores a text once for all who hold the same one. A name that the program holds as a key
+    and in a list would be two texts after a restore, since live keys stay, and a file that the
+    program pickles would have other bytes than without a stop.
+    """
+    kept: dict[int, str] = {}
+    held_by = []
+    for _, numbers, group in contents:
+        for place, (number, content) in enumerate(zip(numbers, group, strict=True)):
+            live = alive[number]
+            if type(content) is list and type(live) is list:
+                pairs: Iterable[tuple[Any, Any]] = zip(content, live, strict=False)
+            elif type(content) is dict and all(type(key) is str for key in content):
+                held = live if isinstance(live, dict) else getattr(live, "__dict__", None)
+                if not isinstance(held, dict):
+                    continue
+                pairs = [
+                    *zip(content, held, strict=False),
+                    *((new, dict.get(held, key)) for key, new in content.items()),
+                ]
+            else:
+                continue
+            held_by.append((group, place))
+            for new, old in pairs:
+                if type(new) is str and type(old) is str and new is not old and new == old:
+                    kept.setdefault(id(new), old)
+    for number in addressed:
+        kept.pop(number, None)
+    for group, place in held_by if kept else ():
+        content = group[place]
+        if type(content) is list:
+            content[:] = [kept.get(id(item), item) for item in content]
+        else:
+            group[place] = {
+                kept.get(id(key), key): kept.get(id(item), item) for key, item in content.items()
+            }
+
+
+def _write(
+    anchors: Anchors, alive: Sequence[Any], contents: Sequence[Any], writing: Writing
+) -> None:
+    for late in (False, True):
+        for _, numbers, group in contents:
+            for number, content in zip(numbers, group, strict=True):
+                obj, kind = alive[number], anchors.kinds[number]
+                if kind.late is not late or obj is None:
+                    continue
+                try:
+                    kind.write(obj, content, writing)
+                except StateError:
+                    raise
+                except Exception as exc:
+                    raise StateError(
+                        f"{anchors.path(number)} cannot be given its recorded state "
+                        f"({type(exc).__name__}: {exc}). Replay from the start of the loop.",
+                        slug="state-write",
+                    ) from exc

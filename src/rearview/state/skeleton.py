@@ -1,0 +1,399 @@
+"""What counts when two states are compared: which identities, which values, which attributes.
+
+A skeleton read as a neutral tree: what stands in it, with none of the program's code run.
+
+What counts when two states are compared: which identities, which values, which attributes.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+from rearview.model.environment import SET_IN_REPLAYS, is_restored
+from rearview.state.anchors import Anchors, bare
+from rearview.state.capture import split
+from rearview.state.codecs.containers import SAME
+from rearview.state.exclusions import class_named
+from rearview.state.memory import Block
+from rearview.state.object_ids import put
+from rearview.state.rebuild import LOST_CLASS, NAMES, prelude
+
+
+class Ref:
+    """A reference to an anchor."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __call__(self, *args: Any) -> ObjectNode:
+        """Take what an older function is called with to make an object."""
+        return node_class("call")(self, *args)
+
+
+class MemoryPiece:
+    """A piece of memory."""
+
+    __slots__ = ("block",)
+
+    def __init__(self, block: Block) -> None:
+        self.block = block
+
+
+class ArrayBody(tuple[Any, ...]):
+    """How a tensor or array stands on its piece of memory."""
+
+    __slots__ = ()
+    FIELDS = ("", ".dtype", ".shape", ".stride", ".offset", ".writeable")
+
+
+EXTRAS = "<hooks and attributes>"
+_DRESS = (".requires_grad", ".grad", EXTRAS)
+CONTENT_FIELDS = {
+    "tensor": ("", *_DRESS),
+    "array": ("", "", ".shape", "<attributes>"),
+    "cell": ("",),
+    "defaultdict": ("", ".default_factory"),
+}
+NODE_FIELDS = {
+    "build tensor": ("<type>", "", *_DRESS),
+    "build array": ("",),
+    "build small_array": ("",),
+    "build anchor": ("",),
+    "build special_tensor": ("<type>", "", *_DRESS),
+}
+
+
+def without_operation(extras: Any) -> Any:
+    """Return a tensor's extras with True for the name of an operation, which older ones lack."""
+    if not isinstance(extras, tuple) or not isinstance(extras[3], str):
+        return extras
+    return (*extras[:3], True, *extras[4:])
+
+
+class OutsideKey(bytes):
+    """The key of a buffer that an object's own pickling handed over."""
+
+
+Span = tuple[int, tuple[int, ...], tuple[int, ...]]
+"""Where a tensor's bytes lie: the first, how many along each dimension, how far apart."""
+
+
+def span_of(body: ArrayBody) -> Span | None:
+    """Return which bytes of its memory a tensor stands on, None if unknown: then all."""
+    import sys
+
+    kind = getattr(body[1], "label", "")
+    library, _, name = kind.rpartition(".")
+    torch = sys.modules.get("torch")
+    dtype = getattr(torch, name, None) if library == "torch" else None
+    if len(body) != len(ArrayBody.FIELDS) - 1 or dtype is None:
+        return None
+    _, _, shape, strides, offset = body
+    item = dtype.itemsize
+    return offset * item, (*shape, item), (*(s * item for s in strides), 1)
+
+
+class ObjectNode:
+    """Any other object: what it is made by, and everything given to it."""
+
+    label: ClassVar[str] = ""
+    items: list[Any]
+    pairs: list[tuple[Any, Any]]
+    args: tuple[Any, ...]
+    state: Any
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Take what the maker is called with."""
+        node = object.__new__(cls)
+        node.args = (*args, kwargs) if kwargs else args
+        node.state = None
+        node.items = []
+        node.pairs = []
+        return node
+
+    def __init__(self, *_args: Any, **_kwargs: Any) -> None:
+        pass
+
+    def __call__(self, *args: Any) -> ObjectNode:
+        """Take what it is called with to make an object: a bound method may be what makes one."""
+        return node_class("call")(self, *args)
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+    def append(self, item: Any) -> None:
+        """Take an item, as pickle gives them."""
+        self.items.append(item)
+
+    def extend(self, items: Any) -> None:
+        """Take items."""
+        self.items.extend(items)
+
+    add = append
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.pairs.append((key, value))
+
+
+class FillNode(ObjectNode):
+    """Gives its second argument to its first as state."""
+
+    def __new__(cls, *args: Any, **_kwargs: Any) -> Self:
+        """Hand the state over."""
+        target, state = args
+        target.state = state
+        return object.__new__(cls)
+
+
+class NamedNode(ObjectNode):
+    """Something that a module holds: the same as if it had been named outright."""
+
+    def __new__(cls, *args: Any, **_kwargs: Any) -> Any:
+        """Return the class that stands for the name."""
+        module, name = args
+        return node_class(f"{module}.{name}")
+
+
+class LostNode(ObjectNode):
+    """The mark of something that was not kept; a class where it was one, to make instances of."""
+
+    def __new__(cls, *args: Any, **_kwargs: Any) -> Any:
+        """Return a class if a class was lost: pickle makes instances of nothing else."""
+        reason = str(args[0]) if args else ""
+        if reason.endswith(LOST_CLASS):
+            return node_class(f"lost {reason}")
+        return super().__new__(cls, *args)
+
+
+_SPECIAL: dict[str, type[ObjectNode]] = {
+    "build lost": LostNode,
+    **{f"build {name}": FillNode for name in NAMES if name.startswith("fill")},
+    "build named": NamedNode,
+}
+_CLASSES: dict[str, type[ObjectNode]] = {}
+
+
+def node_class(label: str) -> type[ObjectNode]:
+    """Return the node class for a name in the program, always the same one."""
+    if label not in _CLASSES:
+        _CLASSES[label] = type("Node", (_SPECIAL.get(label, ObjectNode),), {"label": label})
+    return _CLASSES[label]
+
+
+class TreeUnpickler(pickle.Unpickler):
+    """Reads a stream with every name in it replaced by a node class."""
+
+    def __init__(self, stream: io.BytesIO, buffers: Iterator[Any], classes: Sequence[int]) -> None:
+        super().__init__(stream, buffers=buffers)
+        self._classes = frozenset(classes)
+
+    def find_class(self, module: str, name: str, /) -> Any:
+        """Return a stand-in, never the thing itself."""
+        return node_class(f"{module}.{name}")
+
+    def persistent_load(self, pid: Any) -> Any:
+        """Return a builder's node class or an anchor's reference."""
+        if pid < len(NAMES):
+            return node_class(f"build {NAMES[pid]}")
+        number = pid - len(NAMES)
+        # Pickle makes instances of classes only, so an anchor that is a class has to be one.
+        return node_class(f"class {number}") if number in self._classes else Ref(number)
+
+
+class Skeleton:
+    """The whole of a skeleton: roots, contents by anchor, random state."""
+
+    def __init__(self, skeleton: bytes) -> None:
+        header, stream = split(skeleton)
+        self.pieces = [MemoryPiece(Block(*row)) for row in header["blocks"]]
+        outside = iter([OutsideKey(key.encode()) for key in header["outside"]])
+        data = prelude(len(NAMES) + header["anchors"]) + bytes(stream)
+        unpickler = TreeUnpickler(io.BytesIO(data), outside, header["classes"])
+        self.roots, contents, self.classes, self.rng = unpickler.load()
+        self.contents: dict[int, tuple[str, Any]] = {}
+        self.by_address: set[int] = set()
+        """Anchors that were known by their address only."""
+        while (batch := unpickler.load()) is not None:
+            name, found = batch
+            if name == "contents":
+                contents.extend(found)
+                self.by_address.update(n for _, numbers, _ in found for n in numbers)
+            elif name == "cells":
+                for cell, held in found:
+                    cell.state = held
+            elif name == "addresses":
+                for obj, content in found:
+                    if not put(obj, content):
+                        obj.state = content
+        for kind, numbers, group in contents:
+            for number, content in zip(numbers, group, strict=True):
+                self.contents[number] = (kind, self._content(kind, content))
+
+    def _content(self, kind: str, content: Any) -> Any:
+        if kind == "tensor" and content is not None and not isinstance(content[0][0], str):
+            return (self.body(content[0]), *content[1:])
+        if kind == "array" and content[0] == "memory":
+            return (content[0], self.body(content[1]), *content[2:])
+        return content
+
+    def body(self, body: Sequence[Any]) -> ArrayBody:
+        """Return the description of a tensor or array with its piece of memory in place."""
+        return ArrayBody((self.pieces[body[0]], *body[1:]))
+
+    def parts(self, node: ObjectNode) -> tuple[Any, ...]:
+        """Return the arguments of a node, memory in place of its number."""
+        if node.label == "build tensor":
+            return (node.args[0], self.body(node.args[1:6]), *node.args[6:])
+        if node.label == "build array":
+            return (self.body(node.args),)
+        if node.label == "build anchor":
+            # Known by its address, so it may be the old array or one like it: what it is counts.
+            return (self.contents[node.args[0]][1][1],)
+        if node.label == "build small_array":
+            data, dtype, shape, strides, writeable = node.args
+            piece = MemoryPiece(Block(None, len(data), data, -1, "cpu"))
+            return (ArrayBody((piece, dtype, shape, strides, 0, writeable)),)
+        return node.args
+
+
+def as_recorded(parts: Any, recorded: Any) -> tuple[Any, ...]:
+    """Return the parts of a function with the closure it had when recorded, without its code.
+
+    A probe in it changes the code and may see further variables; that it is no more than a probe
+    was found out before.
+    """
+    place, names, cells, *own = parts
+    wanted = set(recorded[1])
+    closure = {name: cell for name, cell in zip(names, cells, strict=True) if name in wanted}
+    return (place[:3], closure, *own)
+
+
+QUICK = {int, str, bytes, bool, type(None)}
+"""Types whose values `==` compares exactly."""
+# Made anew whenever they are asked for, so being the same object or not means nothing.
+_VALUE_LABELS = ("build method", "build weakref", "build module", "build lock", "build view")
+_VALUE_MODULES = ("numpy.", "torch.", "datetime.", "pathlib", "decimal.", "fractions.", "uuid.")
+_ARRAYS = {"build array", "build small_array", "build anchor"}
+_OWN_VARIABLES = ("REARVIEW_RUN", "REARVIEW_REPLAY", b"REARVIEW_RUN", b"REARVIEW_REPLAY")
+
+
+def elements(recipe: Any) -> frozenset[Any]:
+    """Return the elements of a set from what was kept of it."""
+    as_set_up = isinstance(recipe, tuple) and recipe[:1] == (SAME,)
+    return frozenset(recipe[1] if as_set_up else recipe)
+
+
+def same_values(a: Any, b: Any) -> bool:
+    """Say, without a Python call for each item, whether two sequences hold the same values."""
+    kinds = list(map(type, a))
+    unique = set(kinds)
+    if not unique <= QUICK | {float} or kinds != list(map(type, b)):
+        return False
+    if float not in unique:
+        return bool(a == b)
+    # `==` takes -0.0 for 0.0 and no NaN for itself, so floats go by their bits.
+    bits = [array("d", [x for x in side if type(x) is float]).tobytes() for side in (a, b)]
+    rest = [[x for x in side if type(x) is not float] for side in (a, b)]
+    return bits[0] == bits[1] and rest[0] == rest[1]
+
+
+def is_array(value: Any) -> bool:
+    """Say whether a node is an array, in whichever way it was kept."""
+    return isinstance(value, ObjectNode) and value.label in _ARRAYS
+
+
+def is_address(value: Any) -> bool:
+    """Say whether a node stands for the `id` of an object."""
+    return isinstance(value, ObjectNode) and value.label == "build address"
+
+
+def has_identity(value: Any) -> bool:
+    """Say whether it matters that it is this very object."""
+    if isinstance(value, (tuple, frozenset)):
+        return False
+    if isinstance(value, ObjectNode):
+        return not value.label.startswith(_VALUE_LABELS + _VALUE_MODULES)
+    return True
+
+
+def class_of(node: ObjectNode, anchors: Anchors) -> str:
+    """Return the name of the class that an object is of."""
+    label = node.label
+    if label == "build instance":
+        label = str(getattr(node.args[0], "label", ""))
+    if label.startswith("class "):  # one of the program, which is an anchor
+        label = bare(anchors.signature[int(label[len("class ") :])]).removeprefix("class ")
+    return label
+
+
+def live_class(node: ObjectNode, anchors: Anchors) -> type | None:
+    """Return the class that an object is of, as the program has it now; None if it has none."""
+    made = node.args[0] if node.label == "build instance" else node
+    label = str(getattr(made, "label", ""))
+    if not label.startswith("class "):
+        return class_named(label)
+    found = anchors.alive()[int(label[len("class ") :])]
+    return found if isinstance(found, type) else None
+
+
+def with_closure_of(recorded: Any, content: Any) -> Any:
+    """Return the content of a function without the closure variables that only a probe reads.
+
+    Those that it shares with other functions of the program are compared where these hold them.
+    """
+    closure, own = content
+    return {name: cell for name, cell in closure.items() if name in recorded[0]}, own
+
+
+def as_suspended(recorded: Any, content: Any) -> Any:
+    """Return the content of a generator without the local variables that only a probe binds."""
+    if not isinstance(content, tuple) or len(content) < 3 or len(recorded or ()) < 3:
+        return content
+    state, number, held = content
+    return state, number, {name: one for name, one in held.items() if name in recorded[2]}
+
+
+def matched(
+    then: Iterable[Any], now: Iterable[Any], partner: Mapping[int, int]
+) -> tuple[list[Any], list[Any]]:
+    """Return the elements of two sets without the addresses of objects that are a pair."""
+    here = {_key(one.args[0]): one for one in now if is_address(one)}
+    rest = []
+    for one in then:
+        known = _key(one.args[0], partner) if is_address(one) else None
+        if known is None or here.pop(known, None) is None:
+            rest.append(one)
+    return rest, [one for one in now if not is_address(one)] + list(here.values())
+
+
+def _key(target: Any, partner: Mapping[int, int] | None = None) -> Any:
+    """Return what the object of an address is known by now; None if nothing met it."""
+    if isinstance(target, Ref):
+        return "anchor", target.number
+    if isinstance(target, type):
+        return target
+    return id(target) if partner is None else partner.get(id(target))
+
+
+def is_environment(items: dict[Any, Any]) -> bool:
+    """Return True for a copy of the environment, or the table inside `os.environ`.
+
+    Rearview's own variables tell: nothing else has them.
+    """
+    return any(name in items for name in _OWN_VARIABLES)
+
+
+def compared_variables(items: dict[Any, Any]) -> dict[Any, Any]:
+    """Return the variables of a copy of the environment that are to be as they were, in order.
+
+    Those of today are not, nor are those that a replay sets itself; see docs/environment.md.
+    """
+    names = {key: key.decode(errors="replace") if type(key) is bytes else str(key) for key in items}
+    kept = [key for key, name in names.items() if is_restored(name) and name not in SET_IN_REPLAYS]
+    return {key: items[key] for key in sorted(kept, key=names.__getitem__)}

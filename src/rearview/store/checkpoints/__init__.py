@@ -1,0 +1,1 @@
+"""Checkpoints at rest: objects by content, manifests, compression, garbage collection."""

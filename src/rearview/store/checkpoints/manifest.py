@@ -1,0 +1,289 @@
+"""Small parts of one checkpoint in one file, so that 10^5 checkpoints do not make 10^7 files.
+
+The text of a manifest: one JSON document that says what a checkpoint is and where its parts are.
+
+Format 1 is `{"format": 1, "check": …, "body": {…}}`; `check` is the hash of the body's bytes. A
+checkpoint of many parts keeps their table in its pack and names it in the body, so that listing
+ten thousand checkpoints reads ten thousand small files.
+
+Small parts of one checkpoint in one file, so that 10^5 checkpoints do not make 10^7 files.
+
+::
+
+    RVPACK01                      8 bytes
+    slice, slice, …               each at a multiple of 64, so that any dtype can be mapped
+    body                          a copy of the manifest, from which it can be rebuilt
+    footer                        offset and length of the body (two u64, little endian), its
+                                  BLAKE3 hash, RVPACKED
+
+Slices carry no header: the manifest says what stands where and under which hash.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from blake3 import blake3
+
+from rearview.errors import DamagedError, StoreError
+from rearview.model import Checkpoint, ObjectRef, Point, Step
+from rearview.store.checkpoints.objects import digest
+from rearview.store.files import Sink
+
+FORMAT = 1
+INLINE = 32
+"""Up to so many parts stand in the manifest itself."""
+
+_OID = re.compile("[0-9a-f]{64}")
+_PACK = re.compile(r"[^/\0]+/[^/\0]+")
+_LARGEST = 1 << 62
+
+Row = tuple[str, str, int, int | None, int]
+"""key, oid, bytes, number of the pack in the table's list, offset"""
+
+
+class PartTable(msgspec.Struct, omit_defaults=True):
+    """Where every part of one checkpoint is."""
+
+    packs: list[str]
+    rows: list[Row]
+    sums: dict[str, str] = {}
+    """By oid, for objects of their own."""
+
+
+class ManifestBody(msgspec.Struct, omit_defaults=True):
+    """What a manifest says."""
+
+    run: str
+    seq: int
+    point: list[tuple[str, int, int | float | str | None]]
+    edge: str
+    time: float
+    nbytes: int = 0
+    count: int = 0
+    complete: bool = True
+    missing: list[str] = []
+    meta: dict[str, Any] = {}
+    stored: int = 0
+    shrunk: int = 0
+    parts: PartTable | None = None
+    table: tuple[str, int, str, int] | None = None
+    """oid, bytes, pack and offset of the table, when it is not inline."""
+
+
+class _File(msgspec.Struct):
+    format: int
+    check: str
+    body: msgspec.Raw
+
+
+def encode(what: ManifestBody | PartTable) -> bytes:
+    """Return the bytes of a body or a table."""
+    return msgspec.json.encode(what)
+
+
+def seal(body: bytes) -> bytes:
+    """Return the bytes of the manifest file around `body`."""
+    return msgspec.json.encode(_File(FORMAT, digest(body), msgspec.Raw(body)))
+
+
+def unseal(data: bytes, name: str) -> ManifestBody:
+    """Return what the manifest file says, checked; `name` is for the error."""
+    try:
+        file = msgspec.json.decode(data, type=_File)
+        if file.format > FORMAT:
+            raise StoreError(
+                f"Checkpoint {name} has format {file.format}; this Rearview reads up to {FORMAT}. "
+                "Upgrade with `pip install --upgrade rearview`.",
+                slug="store-newer",
+            )
+        body = bytes(file.body)
+        if digest(body) == file.check:
+            found = msgspec.json.decode(body, type=ManifestBody)
+            _check_places(found)
+            return found
+        why = "its checksum does not match"
+    except (msgspec.MsgspecError, ValueError) as exc:
+        why = str(exc)
+    raise DamagedError(
+        f"The manifest of checkpoint {name} is damaged: {why}. `rearview verify --repair` rebuilds "
+        "it from the checkpoint's pack, or sets it aside.",
+        slug="manifest-damaged",
+    )
+
+
+def _check_places(body: ManifestBody) -> None:
+    """Refuse a body that names files outside of the store, or places outside of a file."""
+    if body.table is not None:
+        oid, nbytes, pack, offset = body.table
+        _check_pack(pack)
+        _check_part(oid, nbytes, offset, 0, 0)
+    _parts(body.parts)
+
+
+def _check_pack(name: str) -> None:
+    if not _PACK.fullmatch(name) or ".." in name:
+        raise ValueError(f"{name!r} is not the name of a pack")
+
+
+def _check_part(oid: str, nbytes: int, offset: int, pack: int, packs: int) -> None:
+    if not _OID.fullmatch(oid):
+        raise ValueError(f"{oid!r} is not the name of an object")
+    if not (0 <= nbytes < _LARGEST and 0 <= offset < _LARGEST and 0 <= pack <= packs):
+        raise ValueError(f"object {oid[:12]} lies nowhere")
+
+
+def tabulate(parts: Mapping[str, ObjectRef]) -> PartTable:
+    """Return the table of `parts`."""
+    packs: dict[str, int] = {}
+    rows: list[Row] = [
+        (
+            key,
+            ref.oid,
+            ref.nbytes,
+            None if ref.pack is None else packs.setdefault(ref.pack, len(packs)),
+            ref.offset,
+        )
+        for key, ref in parts.items()
+    ]
+    return PartTable(list(packs), rows, {ref.oid: ref.sum for ref in parts.values() if ref.sum})
+
+
+def checkpoint_of(body: ManifestBody, read: Callable[[ObjectRef], bytes | bytearray]) -> Checkpoint:
+    """Return the checkpoint that `body` describes; `read` fetches its table when asked for."""
+    return Checkpoint(
+        id=f"{body.run}/{body.seq}",
+        run=body.run,
+        seq=body.seq,
+        point=Point(tuple(Step(*step) for step in body.point)),
+        edge=body.edge,
+        parts=LazyParts(body, read) if body.table is not None else _parts(body.parts),
+        complete=body.complete,
+        missing=tuple(body.missing),
+        meta=body.meta,
+        time=body.time,
+        stored=body.stored,
+        shrunk=body.shrunk,
+    )
+
+
+class LazyParts(Mapping[str, ObjectRef]):
+    """The parts of a checkpoint, read from its pack when first looked at."""
+
+    def __init__(self, body: ManifestBody, read: Callable[[ObjectRef], bytes | bytearray]) -> None:
+        assert body.table is not None
+        self.table = ObjectRef(*body.table)
+        """Where the list of parts is."""
+        self._count = body.count
+        self._read = read
+        self._found: dict[str, ObjectRef] | None = None
+
+    def __getitem__(self, key: str) -> ObjectRef:
+        return self._load()[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._load())
+
+    def __len__(self) -> int:
+        return self._count
+
+    def _load(self) -> dict[str, ObjectRef]:
+        if self._found is None:
+            data = self._read(self.table)
+            try:
+                self._found = _parts(msgspec.json.decode(data, type=PartTable))
+            except (msgspec.MsgspecError, ValueError, IndexError) as exc:
+                raise DamagedError(
+                    f"The list of parts {self.table.oid[:12]} is damaged: {exc}. `rearview verify "
+                    "--repair` sets its checkpoint aside.",
+                    slug="manifest-damaged",
+                ) from exc
+        return self._found
+
+
+def _parts(table: PartTable | None) -> dict[str, ObjectRef]:
+    if table is None:
+        return {}
+    packs, sums = table.packs, table.sums
+    for name in packs:
+        _check_pack(name)
+    for _, oid, nbytes, pack, offset in table.rows:
+        _check_part(oid, nbytes, offset, len(packs) if pack is None else pack, len(packs))
+    return {
+        key: ObjectRef(
+            oid, nbytes, None if pack is None else packs[pack], offset, sums.get(oid, "")
+        )
+        for key, oid, nbytes, pack, offset in table.rows
+    }
+
+
+MAGIC = b"RVPACK01"
+END = b"RVPACKED"
+SLICE = 64
+"""Alignment of slices: a cache line, and more than any dtype asks for."""
+GATHER = 1 << 20
+"""Bytes of slices that are handed on at once."""
+_ZEROS = bytes(SLICE)
+_FOOTER = struct.Struct("<QQ32s8s")
+
+
+class PackWriter:
+    """Slices on their way into one pack; equal content within it is kept once."""
+
+    def __init__(self, name: str, sink: Sink) -> None:
+        self.name = name
+        self._sink = sink
+        self._at = len(MAGIC)
+        self._seen: dict[str, ObjectRef] = {}
+        self._held: list[memoryview | bytes] = [MAGIC]
+        self._pending = 0
+
+    def add(self, oid: str, view: memoryview) -> ObjectRef:
+        """Append `view`, whose hash is `oid`, and return where it stands."""
+        ref = self._seen.get(oid)
+        if ref is None:
+            self._append(view)
+            size = len(view)
+            ref = self._seen[oid] = ObjectRef(oid, size, self.name, self._at - size)
+        return ref
+
+    def close(self, body: bytes) -> None:
+        """End the pack with a copy of its checkpoint's manifest."""
+        self._append(memoryview(body))
+        check = blake3(body).digest()
+        self._held.append(_FOOTER.pack(self._at - len(body), len(body), check, END))
+        self._flush()
+
+    def _append(self, view: memoryview) -> None:
+        pad = -self._at % SLICE
+        self._held += (_ZEROS[:pad], view)
+        self._at += pad + len(view)
+        self._pending += pad + len(view)
+        if self._pending >= GATHER:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._sink.gather(self._held)
+        self._held = []
+        self._pending = 0
+
+
+def body_of(path: Path) -> bytes | None:
+    """Return the manifest kept in the pack at `path`, or None if the pack is not whole."""
+    try:
+        with path.open("rb") as file:
+            file.seek(-_FOOTER.size, os.SEEK_END)
+            at, length, check, end = _FOOTER.unpack(file.read(_FOOTER.size))
+            if end != END or at + length + _FOOTER.size != file.tell():
+                return None
+            file.seek(at)
+            body = file.read(length)
+            return body if blake3(body).digest() == check else None
+    except (OSError, struct.error):
+        return None

@@ -1,0 +1,124 @@
+"""Append-only files of JSON lines: small facts about a run, written by several processes.
+
+From format 2 on, every line carries a checksum (`model.checksum`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rearview.errors import DamagedError, StoreError
+from rearview.model.checksum import add_check, is_intact
+from rearview.store.files import open_file
+
+CHECKED = 2
+"""Format from which on facts carry a checksum."""
+
+
+def append_line(file: Path, facts: Mapping[str, Any]) -> None:
+    """Add one line; it is there whole or, after a crash, not at all for readers."""
+    fd = open_file(file, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+    try:
+        size = os.fstat(fd).st_size
+        # a line that a dead process left torn is closed, so that it spoils only itself
+        torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
+        os.write(fd, b"\n" * torn + add_check(encode(facts)) + b"\n")
+    finally:
+        os.close(fd)
+
+
+def read_lines(file: Path, newest: int) -> Iterator[dict[str, Any]]:
+    """Yield the facts of every intact line; refuse lines of a format above `newest`."""
+    for line in _lines(file):
+        facts = facts_of(line, newest)
+        if facts is not None:  # else damaged, or torn by a crash and never acknowledged
+            check_format(facts, newest, file)
+            yield facts
+
+
+def damaged_lines(file: Path, newest: int) -> int:
+    """Return how many lines of a file are not as they were written, or were cut off by a crash."""
+    return sum(facts_of(line, newest) is None for line in _lines(file) if line)
+
+
+def _lines(file: Path) -> list[bytes]:
+    try:
+        *whole, rest = file.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return []
+    # what was cut off is not read, but a line whose end alone is damaged is
+    return [*whole, rest[:-1]] if is_intact(rest[:-1]) else whole
+
+
+def facts_of(text: bytes, newest: int) -> dict[str, Any] | None:
+    """Return the facts that a line or document holds; None if it is not as it was written.
+
+    Only formats before `CHECKED`, and those above `newest`, may lack a checksum.
+    """
+    intact = is_intact(text)
+    try:
+        facts = json.loads(text) if intact is not False else None
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(facts, dict):
+        return None
+    number = facts.get("format", 1)
+    if intact is None and (type(number) is not int or CHECKED <= number <= newest):
+        return None
+    facts.pop("c", None)
+    return facts
+
+
+def read_facts(file: Path, newest: int) -> dict[str, Any]:
+    """Return the facts of a file that was published whole; an error if they are damaged."""
+    try:
+        facts = facts_of(file.read_bytes(), newest)
+    except FileNotFoundError:
+        raise
+    except OSError as exc:
+        raise DamagedError(
+            f"{file} cannot be read: {exc.strerror or exc}. `rearview verify` says what else is "
+            "damaged.",
+            slug="damaged",
+        ) from exc
+    if facts is None:
+        raise DamagedError(
+            f"{file} cannot be read: it is not as it was written. `rearview verify` says "
+            "what else is damaged.",
+            slug="damaged",
+        )
+    check_format(facts, newest, file)
+    return facts
+
+
+def encode(facts: Mapping[str, Any]) -> bytes:
+    """Return facts as one line of JSON; any text comes back, other objects as their `repr`."""
+    return json.dumps(facts, default=_plain, separators=(",", ":")).encode("ascii")
+
+
+def check_format(facts: Mapping[str, Any], newest: int, file: Path) -> None:
+    """Refuse what a newer Rearview wrote."""
+    number = facts.get("format", 1)
+    if not isinstance(number, int) or number > newest:
+        raise StoreError(
+            f"{file} has format {number!r}; this Rearview reads up to {newest}. Upgrade with "
+            "`pip install --upgrade rearview`.",
+            slug="store-newer",
+        )
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (set, frozenset, tuple)):
+        return list(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    item = getattr(value, "item", None)  # scalars of numpy and torch
+    if item is not None and getattr(value, "shape", None) == ():
+        return item()
+    return repr(value)

@@ -1,0 +1,110 @@
+"""The times that a run was told: `clock.bin` in its folder, eight bytes each.
+
+What a run read of its environment: a file in its folder, and the environment of a replay.
+
+The times that a run was told: `clock.bin` in its folder, eight bytes each.
+
+`clock.sum` beside it says of how many bytes of it the CRC is known, and what it is. It is written after
+them, so a run that was killed may have some readings more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+from rearview.errors import DamagedError
+from rearview.model import Run
+from rearview.model.environment import Environment
+from rearview.store.json_lines import append_line, read_lines
+from rearview.store.project import publish
+
+ENVIRONMENT_FILE = "environment.jsonl"
+FORMAT = 2
+"""Every line carries a checksum, as in all files of facts from format 2 on."""
+
+
+def append_environment(folder: Path, part: Environment) -> None:
+    """Add what a run has read of its environment to its folder."""
+    line: dict[str, Any] = {"format": FORMAT}
+    line |= {"values": dict(part.values)} if part.values else {}
+    line |= {"secrets": dict(part.secrets)} if part.secrets else {}
+    line |= {"whole": True} if part.whole else {}
+    append_line(folder / ENVIRONMENT_FILE, line)
+
+
+def read_environment(folder: Path) -> Environment | None:
+    """Return what a run read of its environment; None if it was recorded without that.
+
+    Of two values of one variable the first holds: later ones are of resumed runs.
+    """
+    values: dict[str, str | None] = {}
+    secrets: dict[str, bool] = {}
+    whole = found = False
+    for line in read_lines(folder / ENVIRONMENT_FILE, FORMAT):
+        found = True
+        for name, value in line.get("values", {}).items():
+            values.setdefault(name, value)
+        for name, was_set in line.get("secrets", {}).items():
+            secrets.setdefault(name, bool(was_set))
+        whole = whole or bool(line.get("whole"))
+    return Environment(values, secrets, whole) if found else None
+
+
+def environment_of(
+    run: Run, folder: Path, now: Mapping[str, str], *, resumes: bool = False
+) -> dict[str, str]:
+    """Return the environment to start a replay of a run with, or to resume it in.
+
+    Of a run that was recorded before environments were, only the numbers of threads are known.
+    """
+    then = read_environment(folder)
+    if then is None:
+        return {**now, **run.facts.get("threads", {})}
+    return then.restored(now, resumes=resumes)
+
+
+def environment_differences(
+    folder: Path, now: Mapping[str, str], *, resumes: bool = False
+) -> list[str]:
+    """Return what differs from the environment of a run and is not restored, a phrase each."""
+    then = read_environment(folder)
+    return [] if then is None else then.differences(now, resumes=resumes)
+
+
+CLOCK_FILE = "clock.bin"
+_SUM = "clock.sum"
+
+
+def read_clock(file: Path) -> bytes:
+    """Return the readings in a file, none if there is none; an error if they are damaged."""
+    try:
+        data = file.read_bytes()
+    except FileNotFoundError:
+        return b""
+    try:
+        size, check = map(int, (file.with_name(_SUM)).read_bytes().split())
+    except FileNotFoundError:  # written before there were checksums
+        return data
+    except ValueError:
+        size, check = -1, 0
+    if not 0 <= size <= len(data) or crc32(data[:size]) != check:
+        raise DamagedError(
+            f"{file} does not hold the times that the run was told: its checksum does not match. "
+            "The run cannot be replayed exactly; `rearview verify` says what else is damaged.",
+            slug="damaged",
+        )
+    return data
+
+
+def write_sum(file: Path, size: int, check: int) -> None:
+    """Keep the CRC of the first `size` bytes of `file`."""
+    publish(file.with_name(_SUM), b"%d %d\n" % (size, check), durable=False)
+
+
+def remove_clock(file: Path) -> None:
+    """Remove the readings and their CRC."""
+    file.unlink(missing_ok=True)
+    file.with_name(_SUM).unlink(missing_ok=True)

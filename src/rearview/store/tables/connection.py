@@ -1,0 +1,147 @@
+"""DuckDB as we use it: in memory, with nothing downloaded, and small tables brought in as text."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rearview.store.files import make_folder
+
+
+class Duck:
+    """A DuckDB in memory: nothing is downloaded, and only `store` and a folder of its own are seen.
+
+    >>> Duck().execute("SELECT 40 + 2").fetchall()
+    [(42,)]
+    """
+
+    def __init__(self, store: Path | None = None) -> None:
+        import duckdb
+
+        config: dict[str, str | bool | int | float | list[str]] = {
+            "autoinstall_known_extensions": "false",
+            "autoload_known_extensions": "false",
+        }
+        self.con = duckdb.connect(":memory:", config=config)
+        self.folder = Path(tempfile.mkdtemp(prefix="rearview-"))
+        """For files that only this connection reads."""
+        spill = self.folder
+        if store is not None:  # where there is room for records there is room to sort them
+            with contextlib.suppress(OSError):
+                make_folder(store / "cache")
+                spill = Path(tempfile.mkdtemp(prefix="spill-", dir=store / "cache"))
+        self._finish = weakref.finalize(self, _remove, self.folder, spill)
+        with contextlib.suppress(duckdb.Error):  # in a notebook without ipywidgets there is none
+            self.con.execute("SET enable_progress_bar = false")
+        seen = files(f"{folder}/" for folder in (self.folder, store) if folder is not None)
+        self.con.execute(
+            f"SET memory_limit = '{_memory()}MB'; "
+            f"SET TimeZone = 'UTC'; SET temp_directory = {quoted(spill)}; "
+            f"SET allowed_directories = {seen}; SET enable_external_access = false; "
+            "SET lock_configuration = true; CREATE SCHEMA own"
+        )
+
+    def execute(self, sql: str, values: Any = None) -> Any:
+        """Run one of our own statements; return what can be fetched from."""
+        return self.con.execute(sql, values) if values is not None else self.con.execute(sql)
+
+    def text_file(self) -> Any:
+        """Return an open temporary file that this connection may read."""
+        return tempfile.NamedTemporaryFile(dir=self.folder, suffix=".jsonl")
+
+    def load(
+        self, table: str, columns: Mapping[str, str], rows: Iterable[Mapping[str, Any]]
+    ) -> None:
+        """Make a table of rows; every value crosses as text and is cast, so floats stay exact.
+
+        Columns of a list type take JSON.
+        """
+        lines = [
+            json.dumps({f"c{k}": _cell(row.get(name)) for k, name in enumerate(columns)})
+            for row in rows
+        ]
+        if not lines:
+            types = ", ".join(f"{ident(name)} {kind}" for name, kind in columns.items())
+            self.execute(f"CREATE OR REPLACE TABLE {table} ({types})")
+            return
+        with self.text_file() as file:
+            file.write("\n".join(lines).encode() + b"\n")
+            file.flush()
+            texts = ", ".join(f"'c{k}': 'VARCHAR'" for k in range(len(columns)))
+            casts = ", ".join(
+                f"CAST({f'CAST(c{k} AS JSON)' if kind.endswith('[]') else f'c{k}'} AS {kind}) "
+                f"AS {ident(name)}"
+                for k, (name, kind) in enumerate(columns.items())
+            )
+            self.execute(
+                f"CREATE OR REPLACE TABLE {table} AS SELECT {casts} FROM read_json("
+                f"{quoted(file.name)}, format = 'newline_delimited', columns = {{{texts}}})"
+            )
+
+    def close(self) -> None:
+        """Give everything back."""
+        self.con.close()
+        self._finish()
+
+
+def _remove(*folders: Path) -> None:
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _memory() -> int:
+    """Return megabytes that a query may hold: a quarter of the machine, four gigabytes at most."""
+    try:
+        whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
+    except (ValueError, OSError):
+        whole = 8192
+    return max(512, min(4096, whole // 4))
+
+
+def quoted(text: str | Path) -> str:
+    """Return text as an SQL literal.
+
+    >>> quoted("it's")
+    "'it''s'"
+    """
+    return "'" + str(text).replace("'", "''") + "'"
+
+
+def ident(name: str) -> str:
+    """Return a name as an SQL identifier."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def fold(name: str) -> str:
+    """Return a name that differs from those of others even where case does not count.
+
+    >>> fold("Loss"), fold("loss")
+    ('^loss', 'loss')
+    """
+    return re.sub("[A-Z^]", lambda found: "^" + found[0].lower(), name)
+
+
+def key(letter: str, name: str) -> str:
+    """Return the identifier of a column of ours: of what sort it is, and of which name."""
+    return ident(f"{letter}:{fold(name)}")
+
+
+def files(paths: Iterable[str | Path]) -> str:
+    """Return paths as an SQL list."""
+    return "[" + ", ".join(quoted(path) for path in paths) + "]"
+
+
+def _cell(value: Any) -> str | None:
+    if value is None or isinstance(value, str):
+        return None if value is None else value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, float):
+        return repr(value)
+    return json.dumps(value)

@@ -1,0 +1,370 @@
+"""Long runs, pivoted once: one Parquet file per depth, so that a table is a scan and no grouping.
+
+The records of all runs as DuckDB can read them: sealed files, and what is still written to.
+
+Long runs, pivoted once: one Parquet file per depth, so that a table is a scan and no grouping.
+
+A cache: made from the sealed records when a run is first asked about, removable at any time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import xxhash
+
+from rearview.errors import DamagedError, RearviewError
+from rearview.model import Run
+from rearview.model.checksum import add_check, is_intact
+from rearview.store.files import make_folder
+from rearview.store.json_lines import check_format
+from rearview.store.machine import gone
+from rearview.store.project import Project, publish
+from rearview.store.records import has_end
+from rearview.store.runs import Replay, Runs
+from rearview.store.sealed_records import checked
+from rearview.store.tables.connection import Duck, files, quoted
+from rearview.store.tables.pivot import PLAIN, WINNERS, depth, unify, wide
+from rearview.store.tables.seal import FORMAT, LoadedRecords, Summary, load, seal
+
+_TAIL = 256
+"""Bytes at the end of a file that hold its last line, if that says that it is the end."""
+LONG = (
+    "run VARCHAR, process VARCHAR, attempt INTEGER, replay VARCHAR, seq BIGINT, time DOUBLE, "
+    "path VARCHAR, indices BIGINT[], labels VARCHAR, name VARCHAR, kind VARCHAR, number DOUBLE, "
+    "whole BIGINT, text VARCHAR"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordPart:
+    """One file of records and what it says about itself; `file` is None for the live table."""
+
+    file: Path | None
+    summary: Summary
+    size: int = 0
+
+
+@dataclass(slots=True)
+class Shelf:
+    """What there is to ask: runs, their replays, their parts. The table `own.live` holds open parts."""
+
+    runs: list[Run] = field(default_factory=list)
+    replays: dict[str, list[Replay]] = field(default_factory=dict)
+    parts: dict[str, list[RecordPart]] = field(default_factory=dict)
+    pivoted: dict[tuple[str, bool], Any] = field(default_factory=dict)
+    """What `store.points` has of each run that was asked about."""
+    problems: list[str] = field(default_factory=list)
+    """Files that could not be read, one sentence each."""
+
+
+def gather(project: Project, con: Duck) -> Shelf:
+    """Find all records, sealing what is complete; open files go into the table `own.live`."""
+    runs = Runs(project)
+    shelf = Shelf(runs.all())
+    shelf.problems += [str(run.facts["damaged"]) for run in shelf.runs if "damaged" in run.facts]
+    con.execute(f"CREATE OR REPLACE TABLE own.live ({LONG})")
+    sealed: list[Path] = []
+    complete: list[Path] = []
+    growing: list[Path] = []
+    for run in shelf.runs:
+        folder = runs.folder(run.id)
+        shelf.replays[run.id] = runs.replays(run.id) if (folder / "replays.jsonl").exists() else []
+        shelf.parts[run.id] = []
+        found = {file.name: file for file in folder.glob("records-*")}
+        for file in found.values():
+            if file.suffix == ".parquet":
+                sealed.append(file)
+            elif file.suffix == ".jsonl" and f"{file.stem}.parquet" in found:
+                # a reader died between sealing and removing the lines
+                _remove_sealed(file, complete)
+            elif file.suffix == ".jsonl":
+                try:
+                    (complete if _complete(file) else growing).append(file)
+                except FileNotFoundError:  # another reader has just sealed it
+                    sealed.append(file.with_suffix(".parquet"))
+    for batch in _batches(complete):
+        sealed += _bring(con, shelf, batch, growing=False)
+    for batch in _batches(growing):
+        sealed += _bring(con, shelf, batch, growing=True)
+    for file, summary in _summaries(con, shelf, dict.fromkeys(sealed)):
+        shelf.parts[file.parent.name].append(RecordPart(file, summary, file.stat().st_size))
+    for parts in shelf.parts.values():
+        parts.sort(key=lambda part: (part.summary.process, str(part.file)))
+    return shelf
+
+
+def _batches(files: Sequence[Path]) -> Iterator[list[Path]]:
+    """Yield files in groups that fit into memory together."""
+    batch: list[Path] = []
+    size = 0
+    for file in sorted(files):
+        with contextlib.suppress(FileNotFoundError):
+            size += file.stat().st_size
+        batch.append(file)
+        if size > 32 << 20 or len(batch) == 200:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _bring(con: Duck, shelf: Shelf, batch: list[Path], *, growing: bool) -> list[Path]:
+    """Seal a batch, or what cannot be sealed bring into memory; return the files that are sealed."""
+    try:
+        return _take(con, shelf, load(con, batch, growing=growing), growing=growing)
+    except (RearviewError, OSError):
+        pass  # one of them is damaged, or was sealed by another reader meanwhile: one by one
+    out: list[Path] = []
+    for file in batch:
+        try:
+            out += _take(
+                con, shelf, load(con, [file], growing=growing, clean=True), growing=growing
+            )
+        except FileNotFoundError:
+            out += [target] if (target := file.with_suffix(".parquet")).exists() else []
+        except RearviewError as exc:
+            if exc.slug == "store-newer":
+                raise  # half a table would pretend
+            shelf.problems.append(str(exc))
+    return out
+
+
+def _take(con: Duck, shelf: Shelf, loaded: list[LoadedRecords], *, growing: bool) -> list[Path]:
+    # what is damaged stays as it is, so that it can be looked at and repaired
+    whole = [one for one in loaded if not growing and not one.lost]
+    shelf.problems += [
+        f"{one.file} has lost at least {one.lost} of its records: they are damaged. What is left of "
+        "it is given; `rearview verify` says more."
+        for one in loaded
+        if one.lost
+    ]
+    sealed: list[Path] = []
+    try:
+        sealed = seal(con, whole) if whole else []
+    except Exception as exc:  # a store that cannot be written to can still be read
+        shelf.problems.append(f"Records could not be sealed: {exc}")
+        whole = []
+    for one in loaded:
+        if one not in whole:
+            live = f"SELECT * EXCLUDE (file) FROM own.loaded WHERE file = {one.number}"
+            con.execute(f"INSERT INTO own.live {live}")
+            shelf.parts[one.file.parent.name].append(RecordPart(None, one.summary))
+    return sealed
+
+
+def _remove_sealed(file: Path, complete: list[Path]) -> None:
+    """Remove lines that stand in a sealed file too; if that is damaged, they are sealed again."""
+    try:
+        checked(file.with_suffix(".parquet"))
+        file.unlink()
+    except DamagedError:
+        complete.append(file)
+    except OSError:
+        pass  # a store that cannot be written to
+
+
+def _complete(file: Path) -> bool:
+    """Say whether nobody writes to a file any more: its writer said so, or is dead beyond doubt."""
+    with file.open("rb") as lines:
+        first = lines.readline()
+        lines.seek(max(0, lines.seek(0, os.SEEK_END) - _TAIL))
+        if has_end(lines.read()):
+            return True
+    try:
+        writer = msgspec.json.decode(first).get("writer") or {}
+    except (msgspec.MsgspecError, UnicodeDecodeError, AttributeError):
+        return False
+    return gone(writer, file.with_name("heartbeat"))
+
+
+def _summaries(con: Duck, shelf: Shelf, sealed: Iterable[Path]) -> list[tuple[Path, Summary]]:
+    """Return the sealed files that are intact; of the others a sentence goes to the problems."""
+    out = []
+    for file in sealed:
+        try:
+            out.append((file, summary_of(con, file)))
+        except FileNotFoundError:
+            continue  # set aside by a repair meanwhile
+        except DamagedError as exc:
+            shelf.problems.append(str(exc))
+    return out
+
+
+def summary_of(con: Duck, file: Path) -> Summary:
+    """Return the summary of a sealed file, every byte of which was looked at; an error if damaged."""
+    import duckdb
+
+    found = checked(file)
+    check_format(found, FORMAT, file)
+    try:
+        summary = msgspec.convert({"check": "", **found}, Summary)
+        if not summary.check:  # without a checksum, that it can be read is all that can be known
+            whole = f"SELECT count(*), bit_xor(hash(COLUMNS(*))) FROM read_parquet({quoted(file)})"
+            rows = con.execute(whole).fetchone()[0]
+    except (msgspec.MsgspecError, UnicodeDecodeError, duckdb.Error) as exc:
+        raise _unreadable(file, str(exc).splitlines()[0]) from exc
+    if not summary.check and rows != summary.rows:
+        raise _unreadable(file, f"it has {rows} records, not {summary.rows}")
+    return summary
+
+
+def _unreadable(file: Path, why: str) -> DamagedError:
+    return DamagedError(
+        f"{file} cannot be read: {why}. `rearview verify --repair` sets it aside and says what is "
+        "lost.",
+        slug="records-damaged",
+    )
+
+
+POINTS_FORMAT = 2
+"""From 2 on, rows stand in the order of logging, and the index and the files carry checksums."""
+ENOUGH = 5_000
+"""Records from which on a run is worth pivoting once."""
+
+
+class Depth(msgspec.Struct, frozen=True):
+    """The points of one run at one depth."""
+
+    path: str
+    file: str
+    kinds: dict[str, str]
+    """Kind of the column by name."""
+    origins: list[str]
+    """Names that have a column of origins: there, a null was logged or a value replayed."""
+    check: str = ""
+    """Hash of the file."""
+
+
+class Points(msgspec.Struct, frozen=True):
+    """A pivoted run."""
+
+    format: int
+    depths: list[Depth]
+
+
+def points(
+    project: Project, con: Duck, run: str, parts: Sequence[RecordPart], replays: Sequence[Replay]
+) -> dict[str, tuple[Path, Depth]] | None:
+    """Return what there is by path, made now if need be; None where that is not worth it.
+
+    A run that is still written to, or of which a replay is, is not pivoted.
+    """
+    if sum(part.summary.rows for part in parts) < ENOUGH or any(p.file is None for p in parts):
+        return None
+    if any(replay.ended is None for replay in replays):
+        return None
+    folder = project.cache / "points" / run / _fingerprint(parts, replays)
+    try:
+        found = _opened(folder)
+        if found is None:
+            shutil.rmtree(folder, ignore_errors=True)  # damaged: it is made again
+            _make(folder, con, parts)
+            found = _opened(folder)
+    except OSError:  # a read-only or full store: group as we go
+        return None
+    if found is None:
+        return None
+    return {one.path: (folder / Path(one.file).name, one) for one in found.depths}
+
+
+def _opened(folder: Path) -> Points | None:
+    """Return what stands in a folder; None if it is not there or not as it was written."""
+    try:
+        text = (folder / "points.json").read_bytes()
+        found = msgspec.json.decode(text, type=Points) if is_intact(text) else None
+        if found is None or found.format != POINTS_FORMAT:
+            return None
+        same = all(_hash(folder / Path(one.file).name) == one.check for one in found.depths)
+    except (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    return found if same else None
+
+
+def _hash(file: Path) -> str:
+    return str(xxhash.xxh3_128_hexdigest(file.read_bytes()))
+
+
+def long(parts: Sequence[RecordPart]) -> str:
+    """Return the SQL of the records of these parts."""
+    sealed = [part.file for part in parts if part.file is not None]
+    texts = [f"SELECT * FROM read_parquet({files(sealed)})"] if sealed else []
+    runs = sorted({part.summary.run for part in parts if part.file is None})
+    if runs or not texts:
+        texts.append(
+            f"SELECT * FROM own.live WHERE run IN ({', '.join(map(quoted, runs)) or 'NULL'})"
+        )
+    return " UNION ALL ".join(texts)
+
+
+def plain(parts: Sequence[RecordPart]) -> bool:
+    """Say whether nothing competes in a run: one file, of the run itself, each name once a point."""
+    return len(parts) == 1 and parts[0].summary.unique and parts[0].summary.replay is None
+
+
+def _make(folder: Path, con: Duck, parts: Sequence[RecordPart]) -> None:
+    import duckdb
+
+    source = (PLAIN if plain(parts) else WINNERS).format(source=long(parts))
+    if not plain(parts) and all(part.summary.replay is None for part in parts):
+        distinct = (
+            f"SELECT count(*) = count(DISTINCT hash(path, indices, name)) FROM ({long(parts)})"
+        )
+        if con.execute(distinct).fetchone()[0]:  # several files, yet nothing twice: no need to rank
+            source = PLAIN.format(source=long(parts))
+    names: dict[str, dict[str, set[str]]] = {}
+    for part in parts:
+        for found in part.summary.names:
+            if not found.name.startswith("$"):
+                kinds = names.setdefault(found.path, {}).setdefault(found.name, set())
+                kinds.update(found.kinds)
+    replayed = any(part.summary.replay is not None for part in parts)
+    aside = folder.with_name(f".{folder.name}.{os.getpid()}.{os.urandom(4).hex()}")
+    make_folder(aside)
+    try:
+        depths = []
+        for k, (path, columns) in enumerate(names.items()):
+            kinds_of = {name: unify(kinds) for name, kinds in columns.items()}
+            origins = [name for name in columns if replayed or "null" in columns[name]]
+            sql = wide(source, path, kinds_of, origins, numbered=True)
+            keys = ", ".join([*(f"i{n}" for n in range(1, depth(path) + 1)), "occ"])
+            con.execute(
+                f"COPY ({sql} ORDER BY {keys}) TO {quoted(aside / f'{k}.parquet')} (FORMAT parquet, "
+                "COMPRESSION zstd, PARQUET_VERSION v2)"
+            )
+            check = _hash(aside / f"{k}.parquet")
+            depths.append(Depth(path, f"{k}.parquet", kinds_of, origins, check))
+        index = add_check(msgspec.json.encode(Points(POINTS_FORMAT, depths)))
+        publish(aside / "points.json", index, durable=False)
+        for old in folder.parent.iterdir():
+            # another reader may still be asking what it found a while ago
+            if old not in (aside, folder) and time.time() - old.stat().st_mtime > 600:
+                shutil.rmtree(old, ignore_errors=True)
+        with contextlib.suppress(OSError):  # another reader was first
+            aside.rename(folder)
+    except duckdb.Error as exc:
+        raise OSError(str(exc)) from exc
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _fingerprint(parts: Sequence[RecordPart], replays: Sequence[Replay]) -> str:
+    facts = [
+        POINTS_FORMAT,
+        sorted(
+            (part.file.name, part.size, part.summary.check)
+            for part in parts
+            if part.file is not None
+        ),
+        [(replay.id, replay.proof.verdict) for replay in replays],
+    ]
+    return hashlib.sha256(msgspec.json.encode(facts)).hexdigest()[:16]

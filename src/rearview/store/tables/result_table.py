@@ -1,0 +1,286 @@
+"""A table that has been asked for: rows when somebody wants them, in the form they want."""
+
+from __future__ import annotations
+
+import base64
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from html import escape
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from rearview.errors import RearviewError, UsageError
+from rearview.store.media import Get, StoredValue, drawing, in_text, is_png, stored_value
+from rearview.store.tables.connection import Duck, quoted
+from rearview.store.tables.pivot import decode
+
+PREVIEW = 20
+"""Rows that a prompt or a notebook shows."""
+THUMBNAILS = 4 << 20
+"""Bytes of images that one table in a notebook holds; the others are described."""
+_SAME = 16
+"""Values that are kept while rows are read: outer ones are repeated on inner rows."""
+
+Stored = Callable[[dict[str, Any]], Any]
+
+
+class Table:
+    """Rows that are computed when they are fetched.
+
+    `columns` are the names in order; `kinds` says of the recorded ones what they hold.
+    """
+
+    def __init__(
+        self,
+        duck: Duck,
+        sql: str,
+        kinds: Mapping[str, str] | None = None,
+        labels: Sequence[str] = (),
+        *,
+        mark: str = "",
+        unproved: Sequence[str] = (),
+        get: Get | None = None,
+    ) -> None:
+        """Take `get` to read the bytes of arrays and images; without it they stay descriptions."""
+        self._duck = duck
+        self._get = get
+        self.sql = sql
+        self.kinds = dict(kinds or {})
+        self.mark = mark
+        """The column that names the unproved values of each row; empty if there is none."""
+        self.unproved = list(unproved)
+        """Names of which unproved values may be among the rows."""
+        described = self._run(f"SELECT * FROM ({sql}\n) LIMIT 0").description
+        self.columns = list(labels) or [column[0] for column in described]
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Yield each row as a dictionary of Python values: arrays and tensors as what they were.
+
+        Rows that show the same array share it.
+        """
+        return self._each(self._loading())
+
+    def described(self) -> Iterator[dict[str, Any]]:
+        """Yield each row with a `StoredValue` in place of each array, tensor, image or histogram.
+
+        It tells dtype and shape, and is read only when it is asked to `load()`.
+        """
+        return self._each(None if self._get is None else self._describe)
+
+    def _each(self, stored: Stored | None) -> Iterator[dict[str, Any]]:
+        result = self._run(self.sql)
+        kinds = self._column_kinds(result)
+        odd = [k for k, kind in enumerate(kinds) if kind not in _SIMPLE]
+        while batch := result.fetchmany(10_000):
+            for row in batch:
+                out = dict(zip(self.columns, row, strict=True))
+                for k in odd:
+                    out[self.columns[k]] = self._value(row[k], kinds[k], stored)
+                yield out
+
+    def _column_kinds(self, result: Any) -> list[str]:
+        """Return the kind of each column; that of a question in SQL is not known for its texts."""
+        kinds = [self.kinds.get(column, "") for column in self.columns]
+        if self.kinds or self._get is None:
+            return kinds
+        return [_TEXT if str(about[1]) == "VARCHAR" else "" for about in result.description]
+
+    def _value(self, cell: Any, kind: str, stored: Stored | None) -> Any:
+        if kind != _TEXT:
+            return decode(cell, kind, stored)
+        found = in_text(cell, self._get)
+        return cell if found is None or stored is None else stored(dict(found.facts))
+
+    def _describe(self, facts: dict[str, Any]) -> Any:
+        found = stored_value(facts, self._get)
+        return facts if found is None else found
+
+    def _loading(self) -> Stored | None:
+        """Return what reads the values of one pass over the rows."""
+        if self._get is None:
+            return None
+        read = lru_cache(_SAME)(lambda value: value.load())
+
+        def load(facts: dict[str, Any]) -> Any:
+            found = self._describe(facts)
+            return read(_Same(found)) if isinstance(found, StoredValue) else found
+
+        return load
+
+    def __repr__(self) -> str:
+        """Return the first rows as text: what a prompt shows."""
+        shown, rest = self._preview()
+        cells = [self.columns, *([_cell(row[name]) for name in self.columns] for row in shown)]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        lines = [
+            "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in cells
+        ]
+        return "\n".join([*lines, *([f"… and {rest} more rows"] if rest else [])])
+
+    def _repr_html_(self) -> str:
+        """Return the first rows as HTML: what a notebook shows."""
+        shown, rest = self._preview()
+        draw = _Drawing(THUMBNAILS)
+        head = "".join(f"<th>{escape(name)}</th>" for name in self.columns)
+        body = "".join(
+            f"<tr>{''.join(f'<td>{draw(row[name])}</td>' for name in self.columns)}</tr>"
+            for row in shown
+        )
+        more = f"<p>… and {rest} more rows</p>" if rest else ""
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
+
+    def _preview(self) -> tuple[list[dict[str, Any]], int]:
+        """Return the first rows, and how many more there are."""
+        shown = list(islice(self.described(), PREVIEW))
+        return shown, max(0, self.count() - len(shown)) if len(shown) == PREVIEW else 0
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return all rows as dictionaries of Python values: arrays and tensors as what they were."""
+        return list(self)
+
+    def count(self) -> int:
+        """Return how many rows there are, without fetching them."""
+        return int(self._run(f"SELECT count(*) FROM ({self.sql}\n)").fetchone()[0])
+
+    def pandas(self) -> Any:
+        """Return a pandas DataFrame; what no type of pandas holds comes as Python objects."""
+        _needs("pandas")
+        import pandas as pd
+
+        frame = self._fetch("df").set_axis(self.columns, axis="columns")
+        kinds = self._column_kinds(self._run(f"SELECT * FROM ({self.sql}\n) LIMIT 0"))
+        load = self._loading()
+        for k, kind in enumerate(kinds):
+            if kind == _TEXT and not any(in_text(cell) for cell in frame.iloc[:, k]):
+                continue
+            if kind not in _SIMPLE:
+                values = self._decoded(frame.iloc[:, k], kind, load)
+                frame.isetitem(k, pd.Series(values, index=frame.index, dtype="object"))
+        return frame
+
+    def polars(self) -> Any:
+        """Return a polars DataFrame; arrays and values of several types come as Python objects."""
+        _needs("polars")
+        _needs("pyarrow")
+        import polars as pl
+
+        frame = pl.from_arrow(self.arrow())
+        load = self._loading()
+        return frame.with_columns(
+            pl.Series(column, self._decoded(frame[column], kind, load), dtype=pl.Object)
+            for column, kind in self.kinds.items()
+            if column in self.columns and kind in {"mixed", "object"}
+        )
+
+    def arrow(self) -> Any:
+        """Return an Arrow table; values of several types come as the JSON text of each."""
+        _needs("pyarrow")
+        return self._fetch("to_arrow_table").rename_columns(self.columns)
+
+    def _decoded(self, cells: Iterable[Any], kind: str, load: Stored | None) -> list[Any]:
+        """Return the Python values of a column, whatever stands for null in it."""
+        held = (str, bytes, bytearray)
+        return [self._value(c, kind, load) if isinstance(c, held) else None for c in cells]
+
+    def parquet(self, file: Path) -> None:
+        """Write a Parquet file; values of several types come as the JSON text of each."""
+        written = self._duck.folder / f"{file.name}.parquet"  # the only folder that it may write to
+        try:
+            self._run(f"COPY ({self.sql}\n) TO {quoted(written)} (FORMAT parquet)")
+            shutil.copyfile(written, file)
+        finally:
+            written.unlink(missing_ok=True)
+
+    def _fetch(self, form: str) -> Any:
+        import duckdb
+
+        try:
+            cursor = self._duck.con.cursor()  # held until all is fetched
+            return getattr(cursor.sql(self.sql), form)()
+        except duckdb.Error as exc:
+            raise refused(exc) from exc
+
+    def _run(self, sql: str) -> Any:
+        import duckdb
+
+        try:
+            return self._duck.con.cursor().execute(sql)
+        except duckdb.Error as exc:
+            raise refused(exc) from exc
+
+
+class _Same:
+    """A stored value as a key: those of the same object and form are read once."""
+
+    def __init__(self, value: StoredValue) -> None:
+        self._value = value
+        self._key = (value.oid, value.kind, value.dtype, value.shape)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other._key == self._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def load(self) -> Any:
+        return self._value.load()
+
+
+class _Drawing:
+    """The cells of a table in a notebook: images and histograms drawn, all else as text."""
+
+    def __init__(self, room: int) -> None:
+        self._room = room
+
+    def __call__(self, value: Any) -> str:
+        text = escape(_cell(value))
+        if not isinstance(value, StoredValue) or value.kind not in {"image", "histogram"}:
+            return text
+        if value.nbytes > self._room:
+            return text
+        self._room -= value.nbytes
+        try:
+            if value.kind == "histogram":
+                return f'<span title="{text}">{drawing(value.histogram()[0])}</span>'
+            data = value.raw()
+        except (RearviewError, OSError):  # `rows()` raises it
+            return text
+        if not is_png(data):
+            return text
+        source = f"data:image/png;base64,{base64.b64encode(data).decode('ascii')}"
+        return f'<img src="{source}" alt="{text}" title="{text}" style="max-height: 96px">'
+
+
+def _cell(value: Any) -> str:
+    """Return a value as a short text without control characters."""
+    text = "" if value is None else f"{value:.6g}" if type(value) is float else str(value)
+    text = "".join(char if char.isprintable() else " " for char in text)
+    return text if len(text) <= 40 else text[:39] + "…"
+
+
+_SIMPLE = {"", "float", "int", "bool", "str"}
+_TEXT = "text"
+"""Kind of a column of SQL: texts, among which there may be those of stored values."""
+
+
+def refused(exc: Exception) -> UsageError:
+    """Return what DuckDB said about a question, as an error of ours."""
+    return UsageError(
+        f'The question cannot be answered: {str(exc).strip()} `rearview sql "SHOW TABLES"` lists '
+        "the tables; docs/schema.md describes them.",
+        slug="sql",
+    )
+
+
+def _needs(library: str) -> None:
+    import importlib.util
+
+    if importlib.util.find_spec(library) is None:
+        raise UsageError(
+            f"{library} is not installed, so there is no {library} table. Install it with "
+            f"`pip install {library}`, or take `rows()`.",
+            slug="missing-library",
+        )

@@ -1,0 +1,301 @@
+"""Tables over all runs: records as SQL tables, and pivoted with a column per name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from rearview.errors import UsageError
+from rearview.model import Checkpoint
+from rearview.store.checkpoints.objects import Objects
+from rearview.store.project import Project
+from rearview.store.tables.catalogue import Sources, Virtual
+from rearview.store.tables.connection import Duck
+from rearview.store.tables.pivot import depth
+from rearview.store.tables.query import (
+    WORD,
+    Ask,
+    asked,
+    explained,
+    known_columns,
+    last_value_sql,
+    matching_sql,
+)
+from rearview.store.tables.record_files import Shelf, gather
+from rearview.store.tables.result_table import Table, refused
+from rearview.store.tables.schema import load_checkpoints, load_runs, load_versions, load_views
+from rearview.store.versions.versions import Versions
+
+_LISTING = frozenset(
+    ("tables", "views", "information_schema", "duckdb_tables", "duckdb_views", "duckdb_columns")
+)
+"""Words of a question that asks which tables there are."""
+_LEVELS = {"setup_pivot": 0, "outer_pivot": 1, "inner_pivot": 2}
+
+
+class IterationRange(NamedTuple):
+    """Rows of one run for which a condition holds."""
+
+    run: str
+    loops: tuple[str, ...] = ()
+    outer: int = 0
+    """Iteration of the outermost loop."""
+    first: int = 0
+    """First iteration of the loop inside it, if there is one."""
+    last: int | None = None
+    """Where the stretch has ended; None: not before the loop does."""
+
+
+class Tables:
+    """What the runs of a project recorded, as tables.
+
+    What it shows is the state at the first question, or at the last `refresh`.
+    """
+
+    def __init__(
+        self,
+        project: Project,
+        *,
+        checkpoints: Callable[[], Iterable[Checkpoint]] | None = None,
+        versions: Versions | None = None,
+    ) -> None:
+        self._project = project
+        self._objects = Objects(project)
+        self._checkpoints = checkpoints
+        self._versions = versions
+        self._opened: Duck | None = None
+        self._described = False
+        self._shelf = Shelf()
+
+    def refresh(self) -> None:
+        """See what has happened since; tables handed out before can no longer be fetched."""
+        self.close()
+        self._opened = Duck(self._project.store)
+        self._shelf = gather(self._project, self._opened)
+        load_runs(self._opened, self._shelf)
+
+    def close(self) -> None:
+        """Give memory and temporary files back."""
+        if self._opened is not None:
+            self._opened.close()
+            self._opened, self._described = None, False
+
+    @property
+    def problems(self) -> list[str]:
+        """Sentences about records files that could not be read."""
+        self._duck()
+        return list(self._shelf.problems)
+
+    def names(self, runs: Iterable[str] | None = None) -> dict[str, set[tuple[str, ...]]]:
+        """Return the loops at which each name was logged; printed lines are not among them."""
+        found = self._sources(runs, ()).catalogue.names
+        return {
+            name: {tuple(path.split("/")) if path else () for path in paths}
+            for name, paths in found.items()
+        }
+
+    def table(
+        self,
+        names: Iterable[str] = (),
+        *,
+        where: str | None = None,
+        runs: Iterable[str] | None = None,
+        order: Iterable[str] | None = None,
+        limit: int | None = None,
+        virtual: Virtual = (),
+        origins: bool = False,
+        unproved: bool = False,
+    ) -> Table:
+        """Return one row per point with `names` as columns (none: all), in order of execution.
+
+        `where` is SQL over names, loops, arguments and facts of runs; `order` takes columns, with
+        `-` in front for falling. A virtual name is a column of nulls where it has no values.
+        `origins` adds a column `<name>.origin` for every logged name. Values of replays that were
+        not exact are left out, unless `unproved` asks for them. If there may be unproved values
+        among the rest, a last column, `unproved`, names those of each row.
+        """
+        self._condition(where)
+        ask = Ask(self._sources(runs, virtual, withheld=unproved), names, origins=origins)
+        sql = ask.sql(where, order, limit)
+        return self._answer(ask, sql, ask.labels, marked=True)
+
+    def matching(self, where: str) -> list[str]:
+        """Return the runs for which a condition over runs holds, in the order they started."""
+        self._condition(where)
+        sources = self._sources(None, ())
+        sql = matching_sql(sources, where)
+        self._question(sql)
+        try:
+            return [row["run"] for row in Table(self._duck(), sql)]
+        except UsageError as exc:
+            said = (
+                str(exc)
+                .removeprefix("The question cannot be answered: ")
+                .partition("\n")[0]
+                .rstrip("!.")
+            )
+            raise UsageError(
+                f"The condition {where!r} cannot be used: {said}. It may speak of "
+                f"{known_columns(sources)}.",
+                slug="sql",
+            ) from exc
+
+    def last_values(self, runs: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """Return by name the last value that each of `runs` logged; values that are null are left out."""
+        sources = self._sources(runs, ())
+        out: dict[str, dict[str, Any]] = {}
+        for name in sources.catalogue.names:
+            sql, kind = last_value_sql(sources, name)
+            rows = Table(self._duck(), sql, {"v": kind})
+            out[name] = {row["run"]: row["v"] for row in rows if row["v"] is not None}
+        return out
+
+    def stretches(self, where: str, runs: Iterable[str]) -> list[IterationRange]:
+        """Return where in the loops of `runs` a condition holds, by iteration of the outermost.
+
+        An inner stretch goes on up to the next rows for which it does not hold: of iterations in
+        which nothing was recorded nobody knows.
+        """
+        self._condition(where)
+        ask = Ask(self._sources(runs, ()), (), origins=False)
+        holds, not_so = (
+            ask.sql(text, keys=True) for text in (where, f"NOT coalesce((\n{where}\n), false)")
+        )
+        columns = set(self._answer(ask, holds).columns)
+        outer, inner = (f'"${name}"' if f"${name}" in columns else "NULL" for name in ("i1", "i2"))
+        key = f'run, "$path" AS path, {outer} AS k, {inner} AS i'
+        rows = self._answer(
+            ask,
+            f"WITH yes AS (SELECT {key} FROM ({holds})), no AS (SELECT {key} FROM ({not_so})), "
+            "found AS (SELECT run, path, k, min(i) AS low, max(i) AS high FROM yes GROUP BY ALL) "
+            "SELECT found.run AS run, found.path AS path, found.k AS k, "
+            "coalesce(max(no.i) FILTER (no.i < low) + 1, 0) AS first, "
+            "min(no.i) FILTER (no.i > high) AS last FROM found LEFT JOIN no "
+            "ON no.run = found.run AND no.path = found.path AND no.k = found.k "
+            "GROUP BY found.run, found.path, found.k, low, high",
+        )
+        return [
+            IterationRange(
+                row["run"], tuple(row["path"].split("/")), row["k"], row["first"], row["last"]
+            )
+            if row["path"]
+            else IterationRange(row["run"])
+            for row in rows
+        ]
+
+    def sql(self, query: str, *, unproved: bool = False, values: bool = False) -> Table:
+        """Return the answer to one SQL question over the tables of docs/schema.md.
+
+        With `values`, a text that describes a stored array or image comes back as that.
+        The pivoted views hold values of replays that were not exact only if `unproved` asks for
+        them; the table `records` holds all.
+        Nothing can be written, and no file outside the store can be read. `EXPLAIN` of a question
+        is one, too, and so are `DESCRIBE`, `SHOW`, `SUMMARIZE` and pragmas that only tell.
+        """
+        how, query = asked(query)
+        self._question(query)
+        words = {(match[1] or match[2] or "").lower() for match in WORD.finditer(query)}
+        duck = self._duck()
+        if not self._described:
+            load_views(duck, self._shelf)
+            self._described = True
+        if words & {"versions", "files"}:
+            load_versions(duck, self._versions, with_files="files" in words)
+        if "checkpoints" in words:
+            load_checkpoints(duck, self._checkpoints)
+        if words & _LISTING:
+            deepest = max(map(depth, self._sources(None, ()).catalogue.rank), default=0)
+            words |= {*_LEVELS, "full_pivot", *(f"pivot_{k}" for k in range(3, deepest + 1))}
+        doubtful: list[str] = []
+        for word in words:
+            level = _LEVELS.get(word)
+            if word.startswith("pivot_") and word[6:].isdigit():
+                level = int(word[6:])
+            if level is not None or word == "full_pivot":
+                sources = self._sources(None, (), withheld=unproved)
+                ask = Ask(sources, (), origins=False, level=level)
+                doubtful += ask.unproved
+                text = ask.sql(None)
+                if level and ask.bare:  # nothing is logged that deep, so there are no such points
+                    text = f"SELECT * FROM ({text}) WHERE false"
+                duck.execute(f"CREATE OR REPLACE VIEW {word} AS {text}")
+        question = query.strip().rstrip(";")
+        if how:
+            return explained(duck, how, question)
+        spoken = "*" in question or {word.lower() for word in doubtful} & words
+        told = sorted(set(doubtful)) if spoken else ()
+        return Table(duck, question, unproved=told, get=self._objects.get if values else None)
+
+    def _answer(
+        self, ask: Ask, sql: str, labels: Sequence[str] = (), *, marked: bool = False
+    ) -> Table:
+        self._question(sql)
+        mark = ask.mark if marked else ""
+        try:
+            return Table(
+                *(self._duck(), sql, ask.kinds, labels),
+                mark=mark,
+                unproved=ask.unproved,
+                get=self._objects.get,
+            )
+        except UsageError as exc:
+            raise ask.explain(str(exc)) or exc from exc
+
+    def _condition(self, where: str | None) -> None:
+        """Refuse a condition that is none, in its own words and not in those of our SQL."""
+        import duckdb
+
+        if where is None:
+            return
+        said = "it is more than one"
+        try:
+            for text in (f"SELECT 1 WHERE {where}", f"SELECT ({where}\n)"):
+                if len(self._duck().con.extract_statements(text)) != 1:
+                    break
+            else:
+                return
+        except duckdb.Error as exc:
+            said = str(exc).strip().partition("\n")[0]
+        raise UsageError(
+            f"The condition {where!r} cannot be read: {said}. Write SQL over names, loops and "
+            "arguments, such as 'acc < 0.9 and epoch > 10'.",
+            slug="sql",
+        )
+
+    def _question(self, sql: str) -> None:
+        """Refuse whatever is not one single SELECT."""
+        import duckdb
+
+        try:
+            statements = self._duck().con.extract_statements(sql)
+        except duckdb.Error as exc:
+            raise refused(exc) from exc
+        if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
+            raise UsageError(
+                f"{sql!r} is not one question. Ask with a single SELECT, or EXPLAIN one: records "
+                "are append-only, and nothing here writes.",
+                slug="sql-read-only",
+            )
+
+    def _duck(self) -> Duck:
+        if self._opened is None:
+            self.refresh()
+        assert self._opened is not None
+        return self._opened
+
+    def _sources(
+        self, runs: Iterable[str] | None, virtual: Virtual, *, withheld: bool = False
+    ) -> Sources:
+        duck = self._duck()
+        chosen = self._shelf.runs
+        if runs is not None:
+            wanted, known = set(runs), {run.id for run in chosen}
+            for run in sorted(wanted - known):
+                near = difflib.get_close_matches(run, known, n=3, cutoff=0.5)
+                hint = f"The nearest are {', '.join(near)}. " if near else ""
+                raise UsageError(
+                    f"There is no run {run!r}. {hint}`rearview runs` lists them all.", slug="no-run"
+                )
+            chosen = [run for run in chosen if run.id in wanted]
+        return Sources(self._project, duck, self._shelf, chosen, virtual, withheld=withheld)

@@ -1,0 +1,261 @@
+"""Versions in the store: git's objects and refs, written and read by ourselves.
+
+What stands here is a bare git repository of loose objects, which git can read. We do not let it: a
+store may come from a stranger, and git does what the configuration beside the objects says. Every
+object is checked against its name when it is read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import hashlib
+import os
+import re
+import time
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from rearview.errors import VersionError
+from rearview.store.files import make_folder
+from rearview.store.project import publish
+from rearview.store.versions.git import REFS, Entry, begin_bare, empty_repository, has_git
+
+_FOLDER = "40000"
+_SKIPPED = {b".git", b".hg", b".svn", b".rearview"}
+_NAME = re.compile("[0-9a-f]{40}")
+LARGEST = 1 << 28
+"""Bytes of an object that are unpacked at most; sources are smaller by far."""
+
+
+class LooseDatabase:
+    """The git database in a store; same methods as `GitDatabase`."""
+
+    own = True
+
+    def __init__(self, git_dir: Path, work_tree: Path) -> None:
+        self.git_dir = git_dir
+        self.work_tree = work_tree
+
+    @property
+    def place(self) -> str:
+        """Where versions of this database are, for messages and for cache keys."""
+        return str(self.git_dir)
+
+    def has(self, tree: str) -> bool:
+        """Say whether the tree is here."""
+        return bool(_NAME.fullmatch(tree)) and (
+            self._path(tree).is_file() or self._packed(tree) is not None
+        )
+
+    def put_files(self, paths: Sequence[bytes]) -> list[str]:
+        """Store the raw bytes of files of the work tree; return their names in order."""
+        return [self.put(Path(self.work_tree, os.fsdecode(p)).read_bytes()) for p in paths]
+
+    def put(self, data: bytes) -> str:
+        """Store bytes as they are; return their name."""
+        return self._write(b"blob", data)
+
+    def tree(self, base: str | None, changes: Mapping[bytes, Entry | None]) -> str:
+        """Return the tree that is `base` (None: empty) with entries put in or, if None, taken out."""
+        files = self.entries(base) if base else {}
+        for path, entry in changes.items():
+            if entry is None:
+                files.pop(path, None)
+            else:
+                files[path] = entry
+        return self._folder(files)
+
+    def _folder(self, files: Mapping[bytes, Entry]) -> str:
+        inner: dict[bytes, dict[bytes, Entry]] = {}
+        lines: list[tuple[bytes, bytes]] = []
+        for path, (mode, name) in files.items():
+            head, slash, rest = path.partition(b"/")
+            if slash:
+                inner.setdefault(head, {})[rest] = (mode, name)
+            else:
+                lines.append((head, b"%b %b\0%b" % (mode.encode(), head, bytes.fromhex(name))))
+        for head, below in inner.items():
+            name = self._folder(below)
+            line = b"%b %b\0%b" % (_FOLDER.encode(), head, bytes.fromhex(name))
+            lines.append((head + b"/", line))  # git sorts folders as if they ended in a slash
+        return self._write(b"tree", b"".join(line for _, line in sorted(lines)))
+
+    def keep(self, name: str, tree: str, message: str) -> None:
+        """Hold a tree under `refs/rearview/<name>` by a commit that has no parent."""
+        who = f"rearview <rearview@localhost> {int(time.time())} +0000"
+        text = f"tree {tree}\nauthor {who}\ncommitter {who}\n\n{message}"
+        file = self.git_dir / REFS / name
+        commit = self._write(b"commit", text.encode())
+        make_folder(file.parent)
+        publish(file, commit.encode() + b"\n", durable=False)
+
+    def drop(self, name: str) -> None:
+        """Let go of what `refs/rearview/<name>` holds."""
+        (self.git_dir / REFS / name).unlink(missing_ok=True)
+
+    def names(self) -> dict[str, str]:
+        """Return tree by name below `refs/rearview/`."""
+        out = {}
+        for name, commit in self.refs().items():
+            with contextlib.suppress(VersionError):  # damaged: `verify` says so
+                out[name] = tree_of(self._read(commit, b"commit"))
+        return out
+
+    def refs(self) -> dict[str, str]:
+        """Return what stands in the ref of each name below `refs/rearview/`, unchecked."""
+        out = {}
+        with contextlib.suppress(OSError):
+            for line in (self.git_dir / "packed-refs").read_text("utf-8", "replace").splitlines():
+                commit, _, ref = line.partition(" ")
+                if ref.startswith(REFS):
+                    out[ref.removeprefix(REFS)] = commit
+        top = self.git_dir / REFS
+        for file in sorted(top.rglob("*")):
+            if file.is_file() and not file.name.startswith("."):
+                text = file.read_text("utf-8", "replace")
+                out[file.relative_to(top).as_posix()] = text.strip()
+        return out
+
+    def entries(self, tree: str) -> dict[bytes, Entry]:
+        """Return the files of a tree by path."""
+        out: dict[bytes, Entry] = {}
+        todo = [(b"", tree)]
+        while todo:
+            prefix, name = todo.pop()
+            for mode, path, oid in rows_of(self._read(name, b"tree")):
+                if mode == _FOLDER:
+                    todo.append((prefix + path + b"/", oid))
+                else:
+                    out[prefix + path] = (mode, oid)
+        return dict(sorted(out.items()))
+
+    def blobs(self, names: Iterable[str]) -> Iterator[bytes]:
+        """Yield the bytes of each blob in order."""
+        for name in names:
+            yield self._read(name, b"blob")
+
+    def diff(self, a: str, b: str) -> str:
+        """Return the unified difference of two trees."""
+        old, new = self.entries(a), self.entries(b)
+        out: list[str] = []
+        for path in sorted(old.keys() | new.keys()):
+            if old.get(path) != new.get(path):
+                left, right = self._lines(old.get(path)), self._lines(new.get(path))
+                shown = os.fsdecode(path)
+                out += difflib.unified_diff(left, right, f"a/{shown}", f"b/{shown}")
+        return "".join(line if line.endswith("\n") else line + "\n" for line in out)
+
+    def _lines(self, entry: Entry | None) -> list[str]:
+        data = self._read(entry[1], b"blob") if entry else b""
+        return data.decode("utf-8", "replace").splitlines(keepends=True)
+
+    def listed(self) -> Iterator[tuple[bool, bytes]]:
+        """Yield (tracked?, path below the work tree) of all files.
+
+        Those that are ignored are left out, if there is a git that knows how to.
+        """
+        if has_git(self.work_tree):
+            with empty_repository(self.work_tree) as git:
+                yield from git.listed()
+            return
+        top = os.fsencode(self.work_tree)
+        for folder, below, files in os.walk(top):
+            below[:] = sorted(set(below) - _SKIPPED)
+            for name in files:
+                yield False, os.path.relpath(os.path.join(folder, name), top)  # noqa: PTH118
+
+    def ignores_all(self) -> bool:
+        """Say that nothing is ignored here."""
+        return False
+
+    def _path(self, name: str) -> Path:
+        return self.git_dir / "objects" / name[:2] / name[2:]
+
+    def _write(self, kind: bytes, data: bytes) -> str:
+        whole = b"%b %d\0%b" % (kind, len(data), data)
+        name = _name_of(whole)
+        file = self._path(name)
+        if not file.exists() or self._whole(name) != whole:
+            if not (self.git_dir / "HEAD").exists():
+                begin_bare(self.git_dir)
+            make_folder(file.parent)
+            publish(file, zlib.compress(whole, 1), durable=False)
+        return name
+
+    def raw(self, names: Iterable[str]) -> Iterator[tuple[str, bytes] | None]:
+        """Yield kind and bytes of each object in order, None for one that cannot be read."""
+        for name in names:
+            found = self._whole(name) if _NAME.fullmatch(name) else None
+            found = self._packed(name) if found is None else found
+            kind, _, data = found.partition(b"\0") if found else (b"", b"", b"")
+            yield (kind.split()[0].decode("ascii", "replace"), data) if kind.strip() else None
+
+    def _read(self, name: str, kind: bytes) -> bytes:
+        if not _NAME.fullmatch(name):
+            raise self._missing(name, kind)
+        whole = self._whole(name) or self._packed(name)
+        if whole is None:
+            raise self._missing(name, kind)
+        head, _, data = whole.partition(b"\0")
+        if _name_of(whole) != name or head.split()[:1] != [kind]:
+            raise VersionError(
+                f"{kind.decode().capitalize()} {name[:12]} in {self.place} is damaged: its content "
+                "has another hash. `rearview verify --repair` sets it aside and says which versions "
+                "are lost with it.",
+                slug="version-damaged",
+            )
+        return data
+
+    def _whole(self, name: str) -> bytes | None:
+        """Return an object as it is hashed, unchecked; None if it is not there or not to be read."""
+        with contextlib.suppress(OSError, zlib.error):
+            unpack = zlib.decompressobj()
+            data = unpack.decompress(self._path(name).read_bytes(), LARGEST)
+            return data if unpack.eof else b""
+        return b"" if self._path(name).exists() else None
+
+    def _packed(self, name: str) -> bytes | None:
+        """Return an object that somebody packed with git, which has to read it; None if none is."""
+        packs = sorted((self.git_dir / "objects" / "pack").glob("*.*"))
+        if not packs or not has_git(self.work_tree):
+            return None
+        with empty_repository(self.work_tree) as git:
+            folder = git.git_dir / "objects" / "pack"
+            folder.mkdir()
+            for pack in packs:
+                (folder / pack.name).symlink_to(pack.resolve())
+            found = next(git.raw([name]))
+        return (
+            None if found is None else b"%b %d\0%b" % (found[0].encode(), len(found[1]), found[1])
+        )
+
+    def _missing(self, name: str, kind: bytes) -> VersionError:
+        return VersionError(
+            f"{kind.decode().capitalize()} {name[:12]} cannot be read from {self.place}: it is not "
+            "there. Bring the version from another copy.",
+            slug="version-missing",
+        )
+
+
+def _name_of(whole: bytes) -> str:
+    """Return git's name of an object."""
+    return hashlib.sha1(whole, usedforsecurity=False).hexdigest()
+
+
+def tree_of(commit: bytes) -> str:
+    """Return the tree that a commit holds."""
+    return commit.split(b"\n", 1)[0].removeprefix(b"tree ").decode("ascii", "replace")
+
+
+def rows_of(tree: bytes, size: int = 20) -> Iterator[tuple[str, bytes, str]]:
+    """Yield mode, name and object of each entry of a tree; `size` is that of a hash in bytes."""
+    at = 0
+    while at < len(tree):
+        end = tree.find(b"\0", at)
+        if end < 0:
+            return
+        mode, _, name = tree[at:end].partition(b" ")
+        yield mode.decode("ascii", "replace"), name, tree[end + 1 : end + 1 + size].hex()
+        at = end + 1 + size

@@ -1,0 +1,354 @@
+"""Versions: the source of every run, kept as git trees under refs of our own."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from rearview.config import Settings
+from rearview.errors import VersionError
+from rearview.store.files import make_folder, unwritable
+from rearview.store.project import Project
+from rearview.store.versions import source_files
+from rearview.store.versions.git import (
+    REFS,
+    Entry,
+    GitDatabase,
+    empty_repository,
+    has_git,
+    repository,
+)
+from rearview.store.versions.loose_objects import LooseDatabase, rows_of, tree_of
+
+Database = GitDatabase | LooseDatabase
+_LINK = "120000"
+_MODULE = "160000"
+"""Mode of a repository inside, whose commit is not kept here."""
+_NAME = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
+MOST_SEEN = 64
+"""Versions whose lists of files are remembered."""
+
+
+class Damage(NamedTuple):
+    """An object of a version that is missing or is not what its name says."""
+
+    home: Database
+    name: str
+    """Ref that needs it: `runs/<run>` or `derived/<version>`."""
+    oid: str
+    what: str
+
+    @property
+    def file(self) -> Path:
+        """The file of the object, where it is one of ours; else the database."""
+        if not isinstance(self.home, LooseDatabase):
+            return self.home.git_dir
+        place = self.home.git_dir / "objects" / self.oid[:2] / self.oid[2:]
+        return place if _NAME.fullmatch(self.oid) and place.is_file() else self.ref
+
+    @property
+    def ref(self) -> Path:
+        """The file of the ref."""
+        return self.home.git_dir / REFS / self.name
+
+
+def _first_bad(home: Database, top: str, sound: set[str]) -> tuple[str, str] | None:
+    """Return the first object below `top` that cannot be read as what it is called, and why."""
+    todo = [top]
+    seen: set[str] = set()
+    while todo:
+        names = [name for name in dict.fromkeys(todo) if name not in sound | seen]
+        todo = []
+        for name, found in zip(names, home.raw(names), strict=True):
+            if found is None:
+                return name, "is missing, or cannot be read"
+            kind, data = found
+            if _hash(kind, data, len(name)) != name:
+                return name, "is damaged: its content has another hash"
+            seen.add(name)
+            if kind == "commit":
+                todo.append(tree_of(data))
+            elif kind == "tree":
+                size = len(name) // 2
+                todo += [oid for mode, _, oid in rows_of(data, size) if mode != _MODULE]
+    sound |= seen  # what is above a bad object is not sound, whoever else refers to it
+    return None
+
+
+def _hash(kind: str, data: bytes, length: int) -> str:
+    method = hashlib.sha1 if length == 40 else hashlib.sha256
+    whole = b"%b %d\0%b" % (kind.encode(), len(data), data)
+    return method(whole, usedforsecurity=False).hexdigest()
+
+
+class Versions:
+    """The versions of a project's source; a version is named by the hash of its tree.
+
+    In a git repository they stand in the repository's own object database under
+    `refs/rearview/runs/<run>` and `refs/rearview/derived/<version>`, and nothing else of the
+    repository is written. Anywhere else they stand in `.rearview/versions.git`.
+    """
+
+    def __init__(self, project: Project, settings: Settings) -> None:
+        self._project = project
+        self._limit = settings.max_source
+        self._scratch = project.cache / "versions"
+        self._own = project.store / "versions.git"
+        self._home: Database | None = None
+        self._seen: dict[str, tuple[Database, dict[bytes, Entry]]] = {}
+        """Where versions are and what is in them; their names are hashes of that."""
+
+    def save(self, run: str) -> str:
+        """Keep the project's text files as they are now for `run`; return the version.
+
+        Tracked and untracked files are taken; ignored, big and binary ones are not.
+        """
+        try:
+            return self._saved(run)
+        except OSError as exc:
+            raise unwritable(exc, "The source as it is now", self._scratch) from exc
+
+    def _saved(self, run: str) -> str:
+        home = self._database()
+        try:
+            return self._save(home, run)
+        except (VersionError, OSError):
+            # a cache that speaks of objects which are gone, or a repository that turns out to
+            # be read-only: begin anew, and if that fails too, in a place of our own
+            (self._scratch / "seen").unlink(missing_ok=True)
+        try:
+            return self._save(home, run)
+        except (VersionError, OSError):
+            if home.own:
+                raise
+            self._home = self._begin_own()
+            return self._save(self._home, run)
+
+    def _save(self, home: Database, run: str) -> str:
+        file = self._scratch / "seen"
+        cache = source_files.Cache.read(file, home.place, self._limit)
+        asof = _clock(self._scratch)
+        found = source_files.look(home, cache)
+        if not found.files and home.ignores_all():
+            self._home = self._begin_own()
+            return self._save(self._home, run)
+        entries = found.entries()
+        tree = self._tree(home, cache, entries)
+        home.keep(f"runs/{run}", tree, f"run {run}\n")
+        if found.changed or found.files.keys() != cache.files.keys():
+            new = source_files.Cache(
+                place=home.place, tree=tree, asof=asof, limit=self._limit, files=found.files
+            )
+            new.write(file)
+        return tree
+
+    def _tree(self, home: Database, cache: source_files.Cache, entries: dict[bytes, Entry]) -> str:
+        if not cache.tree:
+            return home.tree(None, dict(entries))
+        old = source_files.SourceScan(cache.files).entries()
+        changes: dict[bytes, Entry | None] = {
+            path: entry for path, entry in entries.items() if old.get(path) != entry
+        }
+        changes |= dict.fromkeys(old.keys() - entries.keys())
+        # taken out first: a file may stand where a folder stood
+        changes = dict(sorted(changes.items(), key=lambda item: item[1] is not None))
+        return home.tree(cache.tree, changes) if changes else cache.tree
+
+    def derive(self, version: str, changes: Mapping[str, bytes | None]) -> str:
+        """Return the version that is `version` with files replaced, added or, if None, removed."""
+        home, old = self._look(version)
+        entries: dict[bytes, Entry | None] = {}
+        for path, data in changes.items():
+            key = os.fsencode(path)
+            mode = old[key][0] if key in old and old[key][0] != _LINK else "100644"
+            entries[key] = None if data is None else (mode, home.put(data))
+        tree = home.tree(version, entries)
+        home.keep(f"derived/{tree}", tree, f"derived from {version}\n")
+        return tree
+
+    def files(self, version: str) -> dict[str, bytes]:
+        """Return content by path of every file of a version; links are left out."""
+        home, found = self._look(version)
+        entries = {p: name for p, (mode, name) in found.items() if mode != _LINK}
+        blobs = home.blobs(entries.values())
+        return {os.fsdecode(path): data for path, data in zip(entries, blobs, strict=True)}
+
+    def packed(self, version: str) -> dict[str, tuple[str, bytes]]:
+        """Return mode and content by path of everything in a version, links included."""
+        home, entries = self._look(version)
+        blobs = home.blobs([name for _, name in entries.values()])
+        return {
+            os.fsdecode(path): (mode, data)
+            for (path, (mode, _)), data in zip(entries.items(), blobs, strict=True)
+        }
+
+    def adopt(self, run: str, packed: Mapping[str, tuple[str, bytes]]) -> str:
+        """Keep for `run` a version that comes from elsewhere; return its id."""
+        home = self._database()
+        entries: dict[bytes, Entry | None] = {
+            os.fsencode(path): (mode, home.put(data)) for path, (mode, data) in packed.items()
+        }
+        tree = home.tree(None, entries)
+        home.keep(f"runs/{run}", tree, f"run {run}\n")
+        return tree
+
+    def hashes(self, version: str) -> dict[str, str]:
+        """Return git's name of the content by path of every file of a version."""
+        _, entries = self._look(version)
+        return {os.fsdecode(path): name for path, (_, name) in entries.items()}
+
+    def read(self, version: str, path: str) -> bytes:
+        """Return the content of one file of a version, following links inside it."""
+        home, entries = self._look(version)
+        key = os.fsencode(os.path.normpath(path))
+        for _ in range(40):
+            if key not in entries:
+                break
+            mode, name = entries[key]
+            data = next(home.blobs([name]))
+            if mode != _LINK:
+                return data
+            key = os.path.normpath(os.path.join(os.path.dirname(key), data))  # noqa: PTH118, PTH120
+        raise VersionError(
+            f"Version {version[:12]} has no file {path!r}: it did not exist then, was ignored, or "
+            f"was larger than the setting max_source ({self._limit} bytes).",
+            slug="version-file",
+        )
+
+    def export(self, version: str, folder: Path) -> None:
+        """Write all files of a version below `folder`, which is made if it is not there."""
+        home, found = self._look(version)
+        # links last, so that no file is ever written through one
+        entries = sorted(found.items(), key=lambda item: item[1][0] == _LINK)
+        blobs = home.blobs(name for _, (_, name) in entries)
+        for (path, (mode, _)), data in zip(entries, blobs, strict=True):
+            file = folder / os.fsdecode(path)
+            make_folder(file.parent)
+            file.unlink(missing_ok=True)
+            if mode == _LINK:
+                file.symlink_to(self._aim(os.fsdecode(path), os.fsdecode(data)))
+            else:
+                file.write_bytes(data)
+                file.chmod(0o700 if mode == "100755" else 0o600)
+
+    def _aim(self, path: str, link: str) -> str:
+        """Return where a link leads from an exported tree: one out of the project leads there still."""
+        target = os.path.normpath(os.path.join(os.path.dirname(path), link))  # noqa: PTH118, PTH120
+        if target.startswith("..") and not os.path.isabs(link):  # noqa: PTH117
+            return os.path.normpath(self._project.root / target)
+        return link
+
+    def diff(self, a: str, b: str) -> str:
+        """Return what changed from version `a` to version `b` as a unified difference."""
+        one, two = self._holding(a), self._holding(b)
+        if isinstance(one, GitDatabase) and one is two:
+            return one.diff(a, b)
+        with empty_repository(self._project.root) as git:
+            both = LooseDatabase(git.git_dir, self._project.root)
+            first, second = (
+                both.tree(
+                    None,
+                    {
+                        os.fsencode(path): (mode, both.put(data))
+                        for path, (mode, data) in self.packed(version).items()
+                    },
+                )
+                for version in (a, b)
+            )
+            return (git if has_git(self._project.root) else both).diff(first, second)
+
+    def names(self) -> dict[str, str]:
+        """Return version by name: `runs/<run>` or `derived/<version>`."""
+        out: dict[str, str] = {}
+        for home in self._all():
+            out.update(home.names())
+        return out
+
+    def damage(self) -> Iterator[Damage]:
+        """Yield what is wrong with the versions that are kept, having read every object of them."""
+        for home in self._all():
+            if home.own and not (home.git_dir / "HEAD").is_file():
+                continue
+            sound: set[str] = set()
+            refs = home.refs() if isinstance(home, LooseDatabase) else home.names()
+            for name, top in refs.items():
+                bad = _first_bad(home, top, sound)
+                if bad is not None:
+                    yield Damage(home, name, *bad)
+
+    def drop(self, run: str) -> None:
+        """Let go of a run's version; git frees its space when nothing else needs it."""
+        for home in self._all():
+            home.drop(f"runs/{run}")
+
+    def drop_derived(self, version: str) -> None:
+        """Let go of a derived version that no replay needs any more."""
+        if _NAME.fullmatch(version):
+            for home in self._all():
+                home.drop(f"derived/{version}")
+
+    def _look(self, version: str) -> tuple[Database, dict[bytes, Entry]]:
+        """Return the database that holds a version, and its files by path."""
+        if version not in self._seen:
+            if len(self._seen) >= MOST_SEEN:
+                self._seen.clear()
+            home = self._holding(version)
+            entries = home.entries(version)
+            for path in entries:
+                _check_path(path, version)
+            self._seen[version] = (home, entries)
+        return self._seen[version]
+
+    def _holding(self, version: str) -> Database:
+        homes = self._all()
+        for home in homes if _NAME.fullmatch(version) else ():
+            if home.has(version):
+                return home
+        raise VersionError(
+            f"Version {version[:12]} is not in {' or '.join(h.place for h in homes)}: its refs "
+            "were removed, or it was recorded elsewhere. Bring it from another copy.",
+            slug="version-missing",
+        )
+
+    def _all(self) -> list[Database]:
+        home = self._database()
+        if home.own or not (self._own / "HEAD").is_file():
+            return [home]
+        return [home, self._begin_own()]
+
+    def _database(self) -> Database:
+        if self._home is None:
+            found = repository(self._project.root)
+            if found is None:
+                self._home = self._begin_own()
+            else:
+                self._home = GitDatabase(found, self._project.root, self._scratch, own=False)
+        return self._home
+
+    def _begin_own(self) -> Database:
+        return LooseDatabase(self._own, self._project.root)
+
+
+def _check_path(path: bytes, version: str) -> None:
+    """Refuse a path that would lie outside the folder of its version."""
+    if not {b"", b".", b"..", b".git"}.isdisjoint(path.lower().split(b"/")):
+        raise VersionError(
+            f"Version {version[:12]} has a file named {os.fsdecode(path)!r}, which would land "
+            "outside its folder. It was not written by Rearview; do not trust it.",
+            slug="version-file",
+        )
+
+
+def _clock(folder: Path) -> int:
+    """Return the time by the clock of the file system, which is the one files are stamped with."""
+    make_folder(folder)
+    file = folder / f".clock.{os.getpid()}"
+    try:
+        file.write_bytes(b"")
+        return file.stat().st_mtime_ns
+    finally:
+        file.unlink(missing_ok=True)
