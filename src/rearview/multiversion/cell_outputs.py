@@ -219,6 +219,9 @@ def make_shell(outputs: Outputs) -> Any:
         def ask_exit(self) -> None:
             pass
 
+        def enable_gui(self, gui: Any = None) -> None:
+            pass
+
     config = Config()
     config.HistoryManager.enabled = False
     config.HistoryAccessor.enabled = False
@@ -228,6 +231,9 @@ def make_shell(outputs: Outputs) -> Any:
     Shell.display_pub_class.default_value = Publisher
     shell = Shell.instance(config=config, displayhook_class=Hook, display_pub_class=Publisher)
     setattr(InteractiveShell, "_instance", shell)  # noqa: B010 - get_ipython() looks there
+    inline = sys.modules.get("matplotlib_inline.backend_inline")
+    if inline is not None:  # imported before there was a shell: figures are not shown as images yet
+        inline._enable_matplotlib_integration()  # noqa: SLF001
     return shell
 
 

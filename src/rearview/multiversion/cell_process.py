@@ -120,7 +120,6 @@ class CellProcess:
             self.namespace = module.__dict__
 
     def _notebook(self) -> None:
-        os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
         self.shell = make_shell(self.outputs)
         self.namespace = self.shell.user_ns
 

@@ -327,6 +327,8 @@ class Engine:
             self._folders.switch(before, version, place.folder)
             program = self.programs.get(version.name)
             if program is not None:
+                if before.program != version.program:
+                    (place.folder / before.program).unlink(missing_ok=True)
                 (place.folder / version.program).write_bytes(program)
             self._switch(process, version)
         for again in self.tree.tree.path(node, target) if target != START else ():

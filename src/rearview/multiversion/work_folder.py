@@ -146,8 +146,8 @@ def environment_for(now: Mapping[str, str], *, notebook: bool) -> dict[str, str]
     environment["PYTHONDONTWRITEBYTECODE"] = "1"
     # huge pages: forking a process of several gigabytes takes milliseconds
     environment.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
-    if not notebook:
-        environment.setdefault("MPLBACKEND", "Agg")
+    inline = "module://matplotlib_inline.backend_inline"
+    environment.setdefault("MPLBACKEND", inline if notebook else "Agg")
     for name in ("PYTHONPATH", "PYTHONSTARTUP", "REARVIEW_SEGMENT"):
         environment.pop(name, None)
     return environment
