@@ -148,6 +148,8 @@ class Engine:
     def _run_paths(self) -> None:
         paths = paths_of(self.order.steps)
         self._waiting = list(range(len(paths)))
+        self._starting: set[int] = set()
+        """Paths that were given to a worker and have not restored their base yet."""
         self._paths = paths
         self._turns: dict[int, int] = {}
         """Index of a path -> number of the first change of the cache that it makes."""
@@ -199,12 +201,20 @@ class Engine:
         with self._lock:
             while self._waiting and self._failure is None:
                 blocked = False
+                bases: set[tuple[int, int]] = set()
                 for index in self._waiting:
-                    changes = self._paths[index].changes_cache
-                    if not (blocked and changes) and self._turn >= self._available[index]:
+                    path = self._paths[index]
+                    changes = path.changes_cache
+                    # a state is evicted only after the paths before have begun from it
+                    needed = bases.intersection(_evicted(path))
+                    if not ((blocked or needed) and changes) and (
+                        self._turn >= self._available[index]
+                    ):
                         self._waiting.remove(index)
+                        self._starting.add(index)
                         return index
                     blocked = blocked or changes
+                    bases.add(path.base)
                 self._lock.wait()
             return None
 
@@ -227,21 +237,37 @@ class Engine:
                 if step.do is Do.RESTORE and position == 0:
                     if alive:
                         process, alive = self._restored(step, version, place)
+                    self._has_begun(index)
                 elif step.do is Do.COMPUTE:
                     if alive and process is not None:
                         alive = self._compute(step.node, version, process)
                 elif step.do in {Do.CHECKPOINT, Do.EVICT}:
                     self._await_turn(turn)
                     if step.do is Do.EVICT:
+                        self._await_restores(index, (step.node, step.level))
                         self._evict(step.node, step.level)
                     elif alive and process is not None:
                         process = self._keep(step.node, step.level, process, place)
                     turn += 1
                     self._pass_turn(turn)
         finally:
+            self._has_begun(index)
             if process is not None:
                 process.kill()
             self._stay_within()
+
+    def _has_begun(self, index: int) -> None:
+        with self._lock:
+            self._starting.discard(index)
+            self._lock.notify_all()
+
+    def _await_restores(self, index: int, base: tuple[int, int]) -> None:
+        """Wait until the paths planned before this one have restored the state it evicts."""
+        with self._lock:
+            while self._failure is None and any(
+                other < index and self._paths[other].base == base for other in self._starting
+            ):
+                self._lock.wait()
 
     def _version_of(self, path: StepPath) -> StudyVersion:
         end = [step.node for step in path.steps if step.do is Do.COMPUTE][-1]
@@ -453,6 +479,10 @@ class Engine:
 
     def _say(self, what: str, node: int, text: str = "") -> None:
         self._tell(Progress(what, node, text, self._done_seconds, self.order.seconds))
+
+
+def _evicted(path: StepPath) -> list[tuple[int, int]]:
+    return [(step.node, step.level) for step in path.steps if step.do is Do.EVICT]
 
 
 def _verb(states: States) -> str:

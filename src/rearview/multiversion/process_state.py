@@ -23,6 +23,7 @@ _BAD_FORKS = {
 }
 _OMP = re.compile(r"/lib(?:g|i|)omp[^/]*\.so[^/]*$")
 _CLONE_NEWNS, _MS_BIND, _MS_REC, _MS_PRIVATE = 0x20000, 4096, 16384, 1 << 18
+_MNT_DETACH = 2
 
 
 class Refused(Exception):  # noqa: N818 - it says what happened
@@ -129,14 +130,14 @@ def reopen(files: list[tuple[int, str, int, int]]) -> None:
 def mount_folder(folder: str, at: str) -> None:
     """Show `folder` under the path `at` to this process only."""
     libc = ctypes.CDLL(None, use_errno=True)
-    for result in (
-        libc.unshare(_CLONE_NEWNS),
-        libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None),
-        libc.mount(folder.encode(), at.encode(), None, _MS_BIND, None),
-    ):
-        if result:
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code), at)
+    failed = libc.unshare(_CLONE_NEWNS)
+    failed = failed or libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None)
+    # a parked parent may show a folder there that is gone by now
+    libc.umount2(at.encode(), _MNT_DETACH)
+    failed = failed or libc.mount(folder.encode(), at.encode(), None, _MS_BIND, None)
+    if failed:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), at)
 
 
 def pickler(stream: Any, namespace: dict[str, Any]) -> Any:

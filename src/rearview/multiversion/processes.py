@@ -43,14 +43,16 @@ class CellHandle:
     def __init__(self, connection: socket.socket, pid: int) -> None:
         self.connection = connection
         self.pid = pid
+        self._lock = threading.Lock()
 
     def ask(self, message: Mapping[str, Any], *, seconds: float | None = None) -> dict[str, Any]:
         """Send a command and return the answer; raise `Died` if there is none in time."""
+        data = json.dumps(message).encode("utf-8", "surrogatepass")
         try:
-            self.connection.settimeout(seconds)
-            data = json.dumps(message).encode("utf-8", "surrogatepass")
-            self.connection.sendall(struct.pack(">Q", len(data)) + data)
-            return receive(self.connection)
+            with self._lock:
+                self.connection.settimeout(seconds)
+                self.connection.sendall(struct.pack(">Q", len(data)) + data)
+                return receive(self.connection)
         except TimeoutError as exc:
             self.kill()
             raise Died(f"it did not end within {seconds:g} seconds") from exc

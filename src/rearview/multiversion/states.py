@@ -73,11 +73,14 @@ class ParkedStates:
 
     def restore(self, node: int, version: StudyVersion, place: Place) -> CellHandle | str:  # noqa: ARG002
         """Fork the parked process once more, in a copy of the folder it had."""
-        process, image = self._parked[node]
-        self._folders.restore_image(image, place.folder)
+        parked = self._parked.get(node)
+        if parked is None:
+            return "it was evicted"
+        process, image = parked
         try:
+            self._folders.restore_image(image, place.folder)
             return self._processes.fork(process, place.folder, place.mount, first=False)
-        except Died as exc:
+        except (Died, OSError) as exc:
             self.evict(node)
             return str(exc)
 
