@@ -23,6 +23,7 @@ MAY_IMPORT = {
         *("model", "errors", "config", "source", "plan", "remote", "store", "execute"),
         "runtime.state.variables",  # reads a state as data: docs/decisions/state-as-data.md
     },
+    "multiversion": {"model", "errors", "config", "source", "plan", "store"},
     "sites": {"errors"},
     "notebook": {"model", "errors", "config", "source", "plan", "store", "execute", "past"},
     "frameworks": {"public"},
@@ -30,7 +31,7 @@ MAY_IMPORT = {
     "web": {"model", "errors", "config", "past", "store"},
     "cli": {
         *("model", "errors", "config", "past", "notebook", "web", "energy", "store", "remote"),
-        "sites",
+        *("sites", "multiversion"),
     },
 }
 HEAVY = {

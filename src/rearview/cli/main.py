@@ -64,6 +64,8 @@ COMMANDS = {
     "note": ("labels", "Write a note about a run."),
     "rm": ("labels", "Remove runs: records, checkpoints, replays and source."),
     "replay": ("fill", "Run a past run again from its checkpoints and prove it exact."),
+    "tree": ("versions", "Show many versions as one execution tree: what they share."),
+    "pack": ("versions", "Write versions with their data into one package for others."),
     "backfill": ("fill", "Fill columns for past runs from log statements added since."),
     "workers": (
         "crew",
