@@ -249,7 +249,7 @@ class Case:
         self.program.lay_out(folder, {kind})
         names = list(dict.fromkeys(self.program.probes[kind]))
         with moved(folder, self.zygote.environment):
-            report = _history.facade(folder).backfill(names, at=at, workers=workers)
+            report = _history.history(folder).backfill(names, at=at, workers=workers)
         found: Values = {}
         replays = {outcome.replay for outcome in report.outcomes}
         for file in records(folder):
@@ -304,7 +304,7 @@ def collect(found: Values, file: Path, wanted: set[str]) -> None:
 
 def thin(folder: Path, keep: Callable[[Checkpoint], bool]) -> None:
     """Delete the checkpoints of a project that `keep` does not say to keep, and all answers."""
-    history = _history.facade(folder)
+    history = _history.history(folder)
     for file in (folder / ".rearview" / "runs").glob("*/replays.jsonl"):
         file.unlink()
     for checkpoint in history._checkpoints.of(history.run().id):
@@ -340,7 +340,7 @@ def middle(folder: Path) -> tuple[str, Callable[[Key], bool]]:
 
     Of a loop over things that can be shown it means one of them.
     """
-    main = _history.facade(folder).run().facts["end"]["main"]
+    main = _history.history(folder).run().facts["end"]["main"]
     loop, count = main["name"], sum(n for n, _ in main["iterations"])
     first = min(count // 2, count - 2)
     start, step = main.get("span") or (0, 1)
