@@ -216,6 +216,9 @@ def make_shell(outputs: Outputs) -> Any:
             item["traceback"] = stb if isinstance(stb, list) else [str(stb)]
             outputs.add(item, 0)
 
+        # as in a kernel: the output of shell lines is part of the outputs, without a terminal
+        system = InteractiveShell.system_piped
+
         def ask_exit(self) -> None:
             pass
 

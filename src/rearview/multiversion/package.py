@@ -13,6 +13,7 @@ import re
 import stat
 import time
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -42,8 +43,8 @@ MOST_MANIFEST = 64 << 20
 """Bytes of a manifest that are read."""
 MOST_BYTES = 50 << 30
 """Bytes that the contents of a package may take when they are unpacked."""
-MOST_RATIO = 2000
-"""How many times larger than packed a content may be; text compresses less, bombs more."""
+MOST_RATIO = 300
+"""How many times larger than packed a content may be; `pack` stores what compresses better as it is."""
 _OBJECT = re.compile(r"objects/([0-9a-f]{64})")
 _CHUNK = 1 << 20
 
@@ -225,7 +226,7 @@ def _write(file: Path, manifest: Manifest, contents: Mapping[str, Path | bytes])
                     total += len(content)
                 else:
                     total += content.stat().st_size
-                    archive.write(content, name)
+                    archive.write(content, name, _compression(content))
         part.replace(file)
     except OSError as exc:
         raise StoreError(
@@ -234,6 +235,14 @@ def _write(file: Path, manifest: Manifest, contents: Mapping[str, Path | bytes])
     finally:
         part.unlink(missing_ok=True)
     return total
+
+
+def _compression(file: Path) -> int:
+    """Return how to pack a file: one that would look like a bomb is stored as it is."""
+    with file.open("rb") as stream:
+        sample = stream.read(_CHUNK)
+    dense = len(sample) < 100 * len(zlib.compress(sample, 6))
+    return zipfile.ZIP_DEFLATED if dense else zipfile.ZIP_STORED
 
 
 # What follows reads packages from elsewhere.

@@ -31,7 +31,13 @@ _VARYING = (
         "a time",
     ),
     (re.compile(r"(?<![\w-])\d\d:\d\d:\d\d(?:\.\d+)?(?![\w-])"), "a time"),
-    (re.compile(r"\b\d+(?:\.\d+)?\s?(?:ns|µs|us|ms|s|sec|seconds?|min|it/s|s/it)\b"), "a duration"),
+    (
+        re.compile(
+            r"\b\d+(?:\.\d+)?(?:e[+-]?\d+)?\s?"
+            r"(?:ns|\u00b5s|\u03bcs|us|ms|s|sec|seconds?|min|it/s|s/it)\b"
+        ),
+        "a duration",
+    ),
     (
         re.compile(r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b"),
         "a random id",
