@@ -257,7 +257,9 @@ class PackageReader:
         try:
             self._archive = zipfile.ZipFile(file)
         except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as exc:
-            raise _bad(file, f"it is not a complete package ({exc})", "package-damaged") from exc
+            raise _bad(
+                file, f"it is not a complete package ({exc})", slug="package-damaged"
+            ) from exc
         self._entries = self._checked_entries()
         self.manifest = self._read_manifest()
 
@@ -297,10 +299,10 @@ class PackageReader:
                 self.file,
                 f"its contents take {total / 1e9:.1f} GB, more than the {self._most / 1e9:.1f} GB "
                 "allowed. Raise the limit with --max-size if you trust it",
-                "package-too-large",
+                slug="package-too-large",
             )
         if MANIFEST not in entries:
-            raise _bad(self.file, "it has no manifest.json", "package-damaged")
+            raise _bad(self.file, "it has no manifest.json", slug="package-damaged")
         return entries
 
     def _read_manifest(self) -> Manifest:
@@ -314,18 +316,20 @@ class PackageReader:
                 raise _bad(
                     self.file,
                     f"it has format {number}, and this Rearview reads up to {FORMAT}: update it",
-                    "package-format",
+                    slug="package-format",
                 )
             manifest = msgspec.json.decode(data, type=Manifest)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as exc:
-            raise _bad(self.file, f"its manifest cannot be read: {exc}", "package-damaged") from exc
+            raise _bad(
+                self.file, f"its manifest cannot be read: {exc}", slug="package-damaged"
+            ) from exc
         self._check_manifest(manifest)
         return manifest
 
     def _check_manifest(self, manifest: Manifest) -> None:
         names = [version.name for version in manifest.versions]
         if not names:
-            raise _bad(self.file, "it has no versions", "package-damaged")
+            raise _bad(self.file, "it has no versions", slug="package-damaged")
         if len(set(names)) != len(names):
             raise _bad(self.file, "two of its versions have the same name")
         for version in manifest.versions:
@@ -367,12 +371,12 @@ class PackageReader:
     def _check_object(self, digest: str, size: int | None) -> None:
         info = self._entries.get(f"objects/{digest}")
         if info is None:
-            raise _bad(self.file, f"content {digest[:12]} is missing", "package-damaged")
+            raise _bad(self.file, f"content {digest[:12]} is missing", slug="package-damaged")
         if size is not None and info.file_size != size:
             raise _bad(
                 self.file,
                 f"content {digest[:12]} has {info.file_size} bytes, not {size}",
-                "package-damaged",
+                slug="package-damaged",
             )
 
     def _chunks(self, info: zipfile.ZipInfo) -> Iterator[bytes]:
@@ -387,22 +391,24 @@ class PackageReader:
                     yield chunk
         except (zipfile.BadZipFile, OSError, EOFError, ValueError) as exc:
             raise _bad(
-                self.file, f"{info.filename!r} is damaged ({exc})", "package-damaged"
+                self.file, f"{info.filename!r} is damaged ({exc})", slug="package-damaged"
             ) from exc
         except Exception as exc:  # zlib.error has no public base
             if isinstance(exc, RearviewError):
                 raise
             raise _bad(
-                self.file, f"{info.filename!r} is damaged ({exc})", "package-damaged"
+                self.file, f"{info.filename!r} is damaged ({exc})", slug="package-damaged"
             ) from exc
         if seen != info.file_size:
-            raise _bad(self.file, f"{info.filename!r} is shorter than it says", "package-damaged")
+            raise _bad(
+                self.file, f"{info.filename!r} is shorter than it says", slug="package-damaged"
+            )
 
     def content(self, digest: str) -> bytes:
         """Return one content; raise if it does not have the hash it is named by."""
         data = b"".join(self._chunks(self._entries[f"objects/{digest}"]))
         if hashlib.sha256(data).hexdigest() != digest:
-            raise _bad(self.file, f"content {digest[:12]} was changed", "package-damaged")
+            raise _bad(self.file, f"content {digest[:12]} was changed", slug="package-damaged")
         return data
 
     def extract(
@@ -485,7 +491,7 @@ class PackageReader:
                 stream.write(chunk)
         if hashed.hexdigest() != digest:
             part.unlink()
-            raise _bad(self.file, f"content {digest[:12]} was changed", "package-damaged")
+            raise _bad(self.file, f"content {digest[:12]} was changed", slug="package-damaged")
         part.rename(target)
 
 
@@ -505,8 +511,8 @@ def open_package(file: Path, *, most_bytes: int = MOST_BYTES) -> PackageReader:
     return PackageReader(file, most_bytes=most_bytes)
 
 
-def _bad(file: Path, why: str, slug: str = "package-refused") -> StoreError:
+def _bad(file: Path, why: str, *, slug: str = "") -> StoreError:
     return StoreError(
         f"{file.name} was refused: {why}. Nothing of it was run. Ask its author for a new one.",
-        slug=slug,
+        slug=slug or "package-refused",
     )
