@@ -121,6 +121,8 @@ class Engine:
 
     def run(self) -> ReplayResult:
         """Run every path of the order; return what the cells gave."""
+        if not self.order.steps:
+            return self.result
         begin = time.monotonic()
         notebook = any(version.notebook for version in self.tree.study.versions)
         scratch = Path(tempfile.mkdtemp(prefix="rearview-replay-"))

@@ -103,7 +103,9 @@ def _version(
 
 def _below(folder: str, root: Path) -> str:
     path = Path(folder)
-    return path.relative_to(root).as_posix() if path.is_relative_to(root) else ""
+    if path == root or not path.is_relative_to(root):
+        return ""
+    return path.relative_to(root).as_posix()
 
 
 def _files(project: Project, run: Run, sources: dict[str, bytes]) -> dict[str, FileRef]:
