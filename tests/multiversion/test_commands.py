@@ -106,3 +106,16 @@ def test_an_empty_notebook_replays_to_nothing(folder):
     report = json.loads(rearview(folder, "replay", "a.ipynb", "--json"))
     assert report["computed"] == 0
     assert report["exact"]
+
+
+def test_a_package_of_scripts_is_judged_by_what_the_author_replayed(folder):
+    loop = "w = 1\n\nfor i in range({}):\n    print(i)\n\nprint('end', w)\n"
+    for n in (2, 4):
+        (folder / f"v{n}.py").write_text(loop.format(n))
+    rearview(folder, "replay", "v2.py", "v4.py", "-q")
+    package = folder.parent / "scripts.rvz"
+    rearview(folder, "pack", package, "v2.py", "v4.py")
+    words = ("replay", package, "--yes", "--offline", "--json")
+    report = json.loads(rearview(folder.parent, *words))
+    verdicts = [cell["verdict"] for v in report["versions"] for cell in v["cells"]]
+    assert verdicts == ["same"] * 7

@@ -29,6 +29,41 @@ class CellFacts:
     reads: tuple[str, ...] = ()
 
 
+def cells_as_written(
+    version: StudyVersion, known: Measurements
+) -> list[tuple[CellFacts | None, tuple[dict[str, Any], ...] | None]]:
+    """Return (facts, outputs of the last replay) for each cell of the author.
+
+    `version` may have loops that were cut: their parts are added up again.
+    """
+    chain = ""
+    rows: list[tuple[CellFacts | None, tuple[dict[str, Any], ...] | None]] = []
+    for cell in version.cells:
+        chain = chain_of(chain, cell.code)
+        rows.append((known.get(chain), known.outputs(chain)))
+        if cell.parts > 1:
+            parts = rows[-cell.parts :]
+            del rows[-cell.parts :]
+            facts = [f for f, _ in parts if f is not None]
+            shown = [o for _, o in parts if o is not None]
+            whole = len(facts) == len(parts)
+            rows.append(
+                (
+                    CellFacts(
+                        sum(f.seconds for f in facts),
+                        facts[-1].size,
+                        tuple(sorted({name for f in facts for name in f.reads})),
+                    )
+                    if whole
+                    else None,
+                    tuple(item for part in shown for item in part)
+                    if len(shown) == len(parts)
+                    else None,
+                )
+            )
+    return rows
+
+
 class Measurements:
     """What earlier replays measured, by the code of a cell and of all cells before it.
 
@@ -71,6 +106,23 @@ class Measurements:
         line = {"chain": chain, "seconds": round(facts.seconds, 6), "size": facts.size}
         with self.file.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(line | {"reads": list(facts.reads)}) + "\n")
+
+    def keep_outputs(self, chain: str, outputs: Sequence[dict[str, Any]]) -> None:
+        """Remember what a cell of a script showed: scripts do not store it themselves."""
+        if self.file is not None:
+            folder = self.file.parent / "outputs"
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"{chain}.json").write_text(json.dumps(list(outputs)), "utf-8")
+
+    def outputs(self, chain: str) -> tuple[dict[str, Any], ...] | None:
+        """Return what a cell of a script showed in the last replay; None if that is not known."""
+        if self.file is None:
+            return None
+        try:
+            kept = json.loads((self.file.parent / "outputs" / f"{chain}.json").read_text("utf-8"))
+        except (OSError, ValueError):
+            return None
+        return tuple(kept)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,13 @@ from typing import Any
 import msgspec
 
 from rearview.errors import RearviewError, StoreError, UsageError
-from rearview.multiversion.execution_tree import Measurements, build_tree, chain_of, to_json
+from rearview.multiversion.execution_tree import (
+    CellFacts,
+    Measurements,
+    build_tree,
+    cells_as_written,
+    to_json,
+)
 from rearview.multiversion.requirements import PackageEnvironment, describe_environment
 from rearview.multiversion.ro_crate import crate_of
 from rearview.multiversion.study import (
@@ -31,6 +37,7 @@ from rearview.multiversion.study import (
     StudyVersion,
     digest_of,
     program_cells,
+    split_loops,
 )
 
 FORMAT = 1
@@ -47,6 +54,7 @@ MOST_RATIO = 300
 """How many times larger than packed a content may be; `pack` stores what compresses better as it is."""
 _OBJECT = re.compile(r"objects/([0-9a-f]{64})")
 _CHUNK = 1 << 20
+Measured = list[tuple[CellFacts | None, tuple[dict[str, Any], ...] | None]]
 
 
 class PackedFile(msgspec.Struct, frozen=True):
@@ -64,6 +72,8 @@ class PackedCell(msgspec.Struct, frozen=True):
     seconds: float | None = None
     size: int | None = None
     reads: tuple[str, ...] | None = None
+    outputs: tuple[dict[str, Any], ...] | None = None
+    """Of a script, which does not store its outputs; a notebook has them itself."""
 
 
 class PackedVersion(msgspec.Struct, frozen=True):
@@ -124,12 +134,13 @@ def pack(
     referenced: dict[str, None] = {}
     digests: dict[Path, str] = {}
     versions = []
-    for version in study.versions:
+    for version, cut in zip(study.versions, split_loops(study).versions, strict=True):
+        measured = cells_as_written(cut, known)
         program = programs[version.name]
         source = hashlib.sha256(program).hexdigest()
         contents[source] = program
         files: dict[str, PackedFile] = {}
-        for name, ref in _needed(version, known).items():
+        for name, ref in _needed(version, measured).items():
             if ref.place is None:
                 files[name] = PackedFile(ref.digest[:64], ref.size, embedded=False)
                 referenced[name] = None
@@ -142,7 +153,7 @@ def pack(
                 contents[digest] = ref.place
             else:
                 referenced[name] = None
-        versions.append(_packed(version, source, files, known))
+        versions.append(_packed(version, source, files, measured))
     environment = describe_environment([cell.text for v in study.versions for cell in v.cells])
     manifest = Manifest(
         FORMAT, round(time.time(), 3), tuple(versions), environment, to_json(tree), title
@@ -151,13 +162,10 @@ def pack(
     return Packed(file, len(versions), len(contents), total, tuple(referenced), file.stat().st_size)
 
 
-def _needed(version: StudyVersion, known: Measurements) -> dict[str, FileRef]:
+def _needed(version: StudyVersion, measured: Measured) -> dict[str, FileRef]:
     """Return the files that a version needs: those it was seen to read, or all if that is unknown."""
     reads: set[str] = set()
-    chain = ""
-    for cell in version.cells:
-        chain = chain_of(chain, cell.code)
-        facts = known.get(chain)
+    for cell, (facts, _) in zip(version.cells, measured, strict=True):
         seen = facts.reads if facts else cell.reads
         if seen is None:
             return dict(version.files)
@@ -180,21 +188,18 @@ def _packed(
     version: StudyVersion,
     source: str,
     files: dict[str, PackedFile],
-    known: Measurements,
+    measured: Measured,
 ) -> PackedVersion:
-    chain = ""
-    cells = []
-    for cell in version.cells:
-        chain = chain_of(chain, cell.code)
-        facts = known.get(chain)
-        cells.append(
-            PackedCell(
-                cell.code,
-                facts.seconds if facts else cell.seconds,
-                facts.size if facts else cell.size,
-                facts.reads if facts else cell.reads,
-            )
+    cells = [
+        PackedCell(
+            cell.code,
+            facts.seconds if facts else cell.seconds,
+            facts.size if facts else cell.size,
+            facts.reads if facts else cell.reads,
+            None if version.notebook else outputs,
         )
+        for cell, (facts, outputs) in zip(version.cells, measured, strict=True)
+    ]
     return PackedVersion(
         version.name,
         version.program,
@@ -440,6 +445,7 @@ class PackageReader:
                         seconds=m.seconds if m.seconds is None else max(0.0, m.seconds),
                         size=m.size if m.size is None else max(1, m.size),
                         reads=m.reads,
+                        outputs=cell.outputs if packed.notebook else m.outputs,
                     )
                     for cell, m in zip(cells, measured, strict=True)
                 )

@@ -213,6 +213,12 @@ def replay_study(
         tell=tell,
     )
     result = engine.run()
+    for node, got in result.results.items():
+        version = next(
+            v for v in plan.tree.study.versions if v.name == plan.tree.nodes[node].versions[0]
+        )
+        if not version.notebook and got.ended in {"done", "exit"}:
+            known.keep_outputs(plan.tree.nodes[node].chain, got.outputs)
     reports = [
         _version_report(plan.tree, version, result, options.tolerance)
         for version in plan.tree.study.versions
