@@ -152,13 +152,23 @@ def unwatched(name: str, root: Path) -> str:
 
 
 def unparsed(name: str, files: Mapping[str, str]) -> str:
-    """Return a sentence on a file that mentions `name` and does not parse; empty if there is none."""
-    for path, text in files.items():
-        if name in text:
-            reason = try_parse(text)
-            if isinstance(reason, str):
-                return f" {path} mentions it, but {reason}: correct that first."
+    """Return a sentence on a file that does not parse, one that mentions `name` if there is such a one.
+
+    Statements of a file that does not parse are not seen.
+    """
+    broken = {path: reason for path, text in files.items() if (reason := _reason(text))}
+    mentioning = [path for path in broken if name in files[path]]
+    for path in mentioning:
+        return f" {path} mentions it, but {broken[path]}: correct that first."
+    for path, reason in broken.items():
+        return f" What {path} logs is not seen, because {reason}: correct that first."
     return ""
+
+
+def _reason(text: str) -> str:
+    """Return why a text does not parse; empty if it does."""
+    parsed = try_parse(text)
+    return parsed if isinstance(parsed, str) else ""
 
 
 def _files(top: Path, root: Path) -> Iterator[Path]:
