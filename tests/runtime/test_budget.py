@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rearview.config import Settings
-from rearview.model import Point, Step
+from rearview.model import Edge, Point, Snapshot, Step
 from rearview.runtime.saving import overhead as budgets
 from rearview.runtime.saving.overhead import Budget, Costs
 from rearview.runtime.saving.writer import Writer
@@ -37,7 +37,7 @@ def fill(project, run, count):
     for seq in range(count):
         state["w"] += 1 + hash(run) % 1000
         point = Point((Step("epoch", seq),))
-        assert writer.submit(run, seq, point, "start", b"", state, wait=True)
+        assert writer.submit(Snapshot(run, seq, point, Edge.START, b"", state), wait=True)
         assert writer.drain(30)
     assert writer.close(30)
     for folder, _, names in os.walk(project.store):

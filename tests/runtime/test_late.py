@@ -135,7 +135,7 @@ def test_where_no_core_is_free_training_waits_for_the_copy(writer, checkpoints, 
     state = weights()
     seq = known(writer, state)
     before = {key: value.copy() for key, value in state.items()}
-    assert submit(writer, seq, state, outlook=CopyHints(roomy=False))
+    assert submit(writer, seq, state, hints=CopyHints(roomy=False))
     state["one"] += 1
     assert writer.drain(30)
     equal(checkpoints, seq, before)
@@ -147,7 +147,7 @@ def test_the_next_boundary_leans_on_a_copy_that_is_still_made(
 ):
     writer, state = make(), weights()
     seq = known(writer, state)
-    assert submit(writer, seq, state, outlook=CopyHints(soon=True))
+    assert submit(writer, seq, state, hints=CopyHints(soon=True))
     state["b"] += 1
     assert submit(writer, seq + 1, state)
     writer.settle()
@@ -186,7 +186,7 @@ def test_pages_that_somebody_will_ask_about_stay_watched(here):
     state = weights()
     views = {key: memoryview(value).cast("B") for key, value in state.items()}
     into = mmap.mmap(-1, room(views))
-    staged = here.copy(views, memoryview(into), outlook=CopyHints(soon=True), late=True)
+    staged = here.copy(views, memoryview(into), hints=CopyHints(soon=True), late=True)
     here.complete(staged)
     same, lean, changed = here.split(views)
     assert not same
@@ -239,7 +239,7 @@ def test_training_that_writes_all_the_time_never_leaves_a_wrong_checkpoint(make,
     for seq in range(60):
         state["w"] += 1
         state["v"] += 1
-        if submit(writer, seq, state, outlook=CopyHints(soon=seq % 2 == 0)):
+        if submit(writer, seq, state, hints=CopyHints(soon=seq % 2 == 0)):
             taken[seq] = seq + 1.0
         if seq % 2:
             writer.settle()

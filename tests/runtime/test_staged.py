@@ -63,11 +63,11 @@ def test_what_is_in_flight_already_is_not_copied_again(make, checkpoints):
 def test_what_leans_on_a_checkpoint_that_failed_is_not_saved(make, checkpoints, warned):
     go, real = threading.Event(), checkpoints.save
 
-    def save(run, seq, *rest):
+    def save(snapshot, parts):
         assert go.wait(HUNG)
-        if not seq:
+        if not snapshot.seq:
             raise OSError(errno.ENOSPC, "full")
-        return real(run, seq, *rest)
+        return real(snapshot, parts)
 
     checkpoints.save = save
     writer = make(staging=ONE)
@@ -233,7 +233,7 @@ def test_what_is_submitted_again_soon_is_copied_only_where_it_was_written(
     monkeypatch.setattr(changes, "_holds", lambda *_: pytest.fail("compared byte by byte"))
     monkeypatch.setattr(Changes, "_unchanged", lambda *_: pytest.fail("hashed"))
     state = {key: np.arange(MB, dtype=np.uint8) for key in ("weights", "shared")}
-    assert submit(writer, 0, state, outlook=CopyHints(soon=True))
+    assert submit(writer, 0, state, hints=CopyHints(soon=True))
     if landed:
         go.set()
         assert writer.drain(30)
@@ -248,7 +248,7 @@ def test_what_is_submitted_again_soon_is_copied_only_where_it_was_written(
 def test_a_write_by_foreign_code_between_two_submissions_is_seen(make, checkpoints):
     writer = make()
     state = {"weights": np.zeros(MB, np.uint8)}
-    assert submit(writer, 0, state, outlook=CopyHints(soon=True))
+    assert submit(writer, 0, state, hints=CopyHints(soon=True))
     assert writer.drain(30)
     ctypes.memset(state["weights"].ctypes.data + MB // 2, 7, 1)  # as a library in C would
     assert submit(writer, 1, state)
@@ -262,15 +262,15 @@ def test_what_is_likely_to_stay_is_looked_at_only_once(make, checkpoints, monkey
         pytest.skip("this system does not note writes to pages")
     monkeypatch.setattr(Changes, "_unchanged", lambda *_: pytest.fail("hashed"))
     writer, frozen, data = make(), np.ones(MB, np.uint8), np.zeros(MB, np.uint8)
-    outlook = CopyHints(still={"frozen", "data"})
+    hints = CopyHints(still={"frozen", "data"})
     for seq in range(3):
-        assert submit(writer, seq, {"frozen": frozen, "data": data}, outlook=outlook)
+        assert submit(writer, seq, {"frozen": frozen, "data": data}, hints=hints)
         writer.settle()
         assert writer.drain(30)
     assert writer.costs.copied < 3 * MB
     monkeypatch.undo()
     data[-1] = 1
-    assert submit(writer, 3, {"frozen": frozen, "data": data}, outlook=outlook)
+    assert submit(writer, 3, {"frozen": frozen, "data": data}, hints=hints)
     assert writer.drain(30)
     equal(checkpoints, 3, {"frozen": frozen, "data": data})
 
@@ -285,7 +285,7 @@ def test_writing_waits_until_the_state_was_looked_at_again(make, checkpoints, mo
 
     checkpoints.save = save
     writer, state = make(), arrays()
-    assert submit(writer, 0, state, outlook=CopyHints(soon=True))
+    assert submit(writer, 0, state, hints=CopyHints(soon=True))
     assert not begun.wait(0.2)
     assert submit(writer, 1, state)
     writer.settle()
@@ -299,11 +299,11 @@ def test_writing_waits_until_the_state_was_looked_at_again(make, checkpoints, mo
 def test_nobody_waits_for_writing_that_waits(make, checkpoints, monkeypatch, wait):
     monkeypatch.setattr("rearview.runtime.saving.writer.SOON", 60)
     writer, state = make(), arrays()
-    assert submit(writer, 0, state, outlook=CopyHints(soon=True), wait=True)
+    assert submit(writer, 0, state, hints=CopyHints(soon=True), wait=True)
     if wait == "submit":
         for seq in range(1, 12):  # more than may be in flight at once
             state["weights"] += 1
-            assert submit(writer, seq, state, outlook=CopyHints(soon=True), wait=True)
+            assert submit(writer, seq, state, hints=CopyHints(soon=True), wait=True)
     assert writer.drain(30)
     equal(checkpoints, 0 if wait == "drain" else 11, state)
 

@@ -328,7 +328,7 @@ def test_a_checkpoint_in_flight_at_the_end_of_the_program_is_saved(tmp_path):
 import atexit, sys
 from pathlib import Path
 from rearview.config import Settings
-from rearview.model import Point
+from rearview.model import Edge, Point, Snapshot
 from rearview.runtime.saving.writer import Writer
 from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.project import Project
@@ -336,7 +336,7 @@ writer = Writer(Checkpoints(Project.create(Path(sys.argv[1]))), Settings())
 atexit.register(writer.close)
 big = {f"b{i}": bytes([i]) * (1 << 20) for i in range(30)}
 for seq in range(2):
-    assert writer.submit("r", seq, Point(), "start", b"", big, wait=True)
+    assert writer.submit(Snapshot("r", seq, Point(), Edge.START, b"", big), wait=True)
 """
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-W", "error", "-c", program, tmp_path], check=True, env=env)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rearview.errors import StateError
+from rearview.model import Missing
 from rearview.state.anchors import Anchors
 from rearview.state.codecs import arrays
 from rearview.state.codecs.containers import set_recipe
@@ -80,7 +81,7 @@ class Capture:
         """Arrays that others are views of."""
         self.roots = roots
         self.blocks = Blocks(anchors.block_keys)
-        self.missing: list[str] = []
+        self.missing: list[Missing] = []
         self.lost: dict[int, Any] = {}
         self.oob: list[str] = []
         self.cells: list[types.CellType] = []
@@ -101,7 +102,7 @@ class Capture:
         """Note that the capture is partial because of `obj`."""
         if id(obj) not in self.lost:
             self.lost[id(obj)] = obj
-            self.missing.append(f"{self.path(obj)}: {reason}")
+            self.missing.append(Missing(self.path(obj), reason))
 
     def is_running(self, function: str, name: str, cell: types.CellType) -> bool:
         """Say whether the closure variable `name` of `function` is one of a function on the stack.
@@ -308,8 +309,8 @@ class Captured:
 
     skeleton: bytes
     buffers: dict[str, Any]
-    missing: list[str]
-    """Why the capture is partial: where and what, one reason each; empty when complete."""
+    missing: list[Missing]
+    """What could not be captured; empty if the capture is complete."""
     still: Collection[str] = ()
     """Keys of buffers that are not likely to change."""
     owners: Sequence[Any] = ()

@@ -69,7 +69,7 @@ def resumes():
         truth = Program(setup, step)
         before = truth.run(0, at)
         captured, buffers = truth.capture()
-        assert [m for m in captured.missing if not any(w in m for w in missing)] == []
+        assert [m for m in captured.missing if not any(w in str(m) for w in missing)] == []
         logged = pickle.dumps(truth.run(at, stop))
         end, end_buffers = truth.capture()
 

@@ -104,7 +104,7 @@ class CopyHints:
     """A core is free to copy beside training, which then need not wait for that."""
 
 
-UNKNOWN = CopyHints()
+NO_HINTS = CopyHints()
 
 
 @dataclass(slots=True)
@@ -175,7 +175,7 @@ class Changes:
         changed: Mapping[str, memoryview],
         into: memoryview,
         lean: Mapping[str, Staged] | None = None,
-        outlook: CopyHints = UNKNOWN,
+        hints: CopyHints = NO_HINTS,
         *,
         late: bool = False,
     ) -> Staged:
@@ -185,7 +185,7 @@ class Changes:
         """
         staged = Staged(lean=dict(lean or {}))
         self._strike()
-        self._note(changed, outlook)
+        self._note(changed, hints)
         at, base = 0, address_of(into)
         tiny: list[memoryview] = []
         large: dict[str, CopyRange] = {}
@@ -202,7 +202,7 @@ class Changes:
             else:
                 place[:] = view
             at += size
-        beside = self._beside(large, changed, outlook) if late else {}
+        beside = self._beside(large, changed, hints) if late else {}
         began = time.perf_counter()
         late_copy.copy(
             [part for key, each in large.items() for part in around(each, beside.get(key))]
@@ -217,18 +217,18 @@ class Changes:
         staged.nbytes = at
         self._flying.update(dict.fromkeys(staged.views, staged))
         if beside:
-            staged.late = LateCopy(self._pages, beside, held=outlook.soon).begin()
+            staged.late = LateCopy(self._pages, beside, held=hints.soon).begin()
             self._late.append(staged.late)
         return staged
 
     def _beside(
-        self, large: Mapping[str, CopyRange], changed: Mapping[str, memoryview], outlook: CopyHints
+        self, large: Mapping[str, CopyRange], changed: Mapping[str, memoryview], hints: CopyHints
     ) -> dict[str, Copy]:
         """Return what may be copied after training has gone on, watched from now on."""
         keys = [key for key in large if self._patience.trusts(key) and key not in self._still]
         if sum(large[key].nbytes for key in keys) < ENOUGH or not self._pages.available:
             return {}
-        if outlook.soon:
+        if hints.soon:
             watches = [self._noted.get(key) for key in keys]
         else:
             watches = self._pages.watch_all([changed[key] for key in keys])
@@ -259,10 +259,10 @@ class Changes:
                 same = taste(address, places(len(view)), SAMPLE) == sample(view)
                 self._patience.learn(key, patient=same)
 
-    def _note(self, changed: Mapping[str, memoryview], outlook: CopyHints) -> None:
+    def _note(self, changed: Mapping[str, memoryview], hints: CopyHints) -> None:
         """Note writes to these buffers from before they are copied."""
-        still = {k for k in outlook.still if k in changed and k not in self._seen}
-        keys = [k for k in (changed if outlook.soon else still) if len(changed[k]) >= SMALL]
+        still = {k for k in hints.still if k in changed and k not in self._seen}
+        keys = [k for k in (changed if hints.soon else still) if len(changed[k]) >= SMALL]
         if not keys or not self._pages.available:
             return
         watches = self._pages.watch_all([changed[key] for key in keys])

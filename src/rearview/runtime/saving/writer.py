@@ -19,14 +19,14 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from rearview.config import Settings
 from rearview.errors import RearviewError
-from rearview.model import Checkpoint, ObjectRef, Part, Point
-from rearview.runtime.saving.changes import UNKNOWN, Changes, CopyHints, room
+from rearview.model import Checkpoint, ObjectRef, Part, Snapshot
+from rearview.runtime.saving.changes import NO_HINTS, Changes, CopyHints, room
 from rearview.runtime.saving.late_copy import OvertakenError
 from rearview.runtime.saving.overhead import Costs
 from rearview.runtime.saving.staging import DEEPEST, Device, Fetch, Lease, Staged, Staging, free
@@ -87,21 +87,18 @@ def abandon_in_child(owner: Abandons) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PendingCheckpoint:
-    """A state as it was taken, and what its copies hold."""
+    """A snapshot whose buffers are copied, waiting to be written."""
 
-    run: str
-    seq: int
-    point: Point
-    edge: str
-    meta: dict[str, Any]
-    complete: bool
-    missing: tuple[str, ...]
-    skeleton: bytes
+    snapshot: Snapshot
+    """Without its buffers: the copies are in `staged`."""
     same: dict[str, ObjectRef]
+    """Where unchanged buffers were stored before."""
     staged: Staged
     lease: Lease
     fetch: Fetch | None
+    """Tensors of accelerators on their way to the host."""
     blocking: float
+    """Seconds that training waited."""
     soon: bool
     """The state is about to be looked at again."""
 
@@ -216,48 +213,22 @@ class Writer:
             self._warming.start()
 
     def submit(
-        self,
-        run: str,
-        seq: int,
-        point: Point,
-        edge: str,
-        skeleton: bytes,
-        buffers: Mapping[str, Any],
-        meta: dict[str, Any] | None = None,
-        complete: bool = True,
-        missing: Sequence[str] = (),
-        *,
-        device: Mapping[str, Any] | None = None,
-        wait: bool = False,
-        outlook: CopyHints = UNKNOWN,
+        self, snapshot: Snapshot, *, wait: bool = False, hints: CopyHints = NO_HINTS
     ) -> bool:
-        """Take the state as it is now; say whether it will be saved (`reason` says why not).
+        """Copy the state as it is now; return True if it will be saved (else see `reason`).
 
-        `buffers` are of the host; `device` are tensors of accelerators, which are fetched beside
-        the computation. With `wait` it blocks until there is room instead of skipping.
+        Tensors of accelerators are fetched while the computation continues. With `wait`, block
+        until there is room instead of skipping the checkpoint.
         """
         began = time.perf_counter()
         try:
-            took = self._submit(
-                PendingCheckpoint(
-                    *(run, seq, point, edge, meta or {}, complete, tuple(missing), skeleton, {}),
-                    staged=Staged(),
-                    lease=Lease(0, 0, memoryview(b"")),
-                    fetch=None,
-                    blocking=began,
-                    soon=outlook.soon,
-                ),
-                buffers,
-                device or {},
-                wait,
-                outlook,
-            )
+            accepted = self._submit(snapshot, wait, hints, began)
         except Exception as exc:
             self._changes.forget()
-            self._setbacks.note(exc, f"{run}/{seq}")
-            took = False
+            self._setbacks.note(exc, snapshot.id)
+            accepted = False
             self.reason = f"failed: {exc}"
-        if not took:
+        if not accepted:
             spent = time.perf_counter() - began
             with self._changed:
                 self.costs = replace(
@@ -265,7 +236,7 @@ class Writer:
                     skipped=self.costs.skipped + 1,
                     blocking=self.costs.blocking + spent,
                 )
-        return took
+        return accepted
 
     def settle(self) -> float:
         """Say that the program goes on to change its state; return the seconds that takes."""
@@ -316,14 +287,7 @@ class Writer:
         """Bytes of staging memory in use or kept warm."""
         return self._staging.touched
 
-    def _submit(
-        self,
-        job: PendingCheckpoint,
-        buffers: Mapping[str, Any],
-        device: Mapping[str, Any],
-        wait: bool,
-        outlook: CopyHints,
-    ) -> bool:
+    def _submit(self, snapshot: Snapshot, wait: bool, hints: CopyHints, began: float) -> bool:
         if self._closed:
             self.reason = "closed: this process no longer saves"
             return False
@@ -337,9 +301,9 @@ class Writer:
         if not self._ready(wait):
             self.reason = _PREPARING
             return False
-        same, lean, changed = self._changes.split(buffers)
+        same, lean, changed = self._changes.split(snapshot.buffers)
         need = room(changed)
-        if self._staging.cold(need) and not self._can_have(job, need, wait):
+        if self._staging.cold(need) and not self._can_have(snapshot, need, wait):
             return False
         while (lease := self._take(need)) is None:
             if not self._staging.fits(need):
@@ -347,7 +311,7 @@ class Writer:
                     f"too large: {need} changed bytes exceed the staging bound of "
                     f"{self._staging.bound}"
                 )
-                self._setbacks.say("staging", f"No checkpoint at {job.point}. {self.reason}")
+                self._setbacks.say("staging", f"No checkpoint at {snapshot.point}. {self.reason}")
                 return False
             if not (wait and self._busy):
                 self.reason = _BUSY
@@ -356,20 +320,21 @@ class Writer:
                 self._hurry()
                 self._changed.wait(1.0)
         try:
-            late = outlook.roomy and not wait
-            staged = self._changes.copy(changed, lease.view, lean, outlook, late=late)
-            fetch = self._device.fetch(device) if device else None
+            late = hints.roomy and not wait
+            staged = self._changes.copy(changed, lease.view, lean, hints, late=late)
+            fetch = self._device.fetch(snapshot.device) if snapshot.device else None
         except BaseException:
             with self._changed:
                 self._staging.release(lease)
             raise
-        spent = time.perf_counter() - job.blocking
+        spent = time.perf_counter() - began
+        kept = snapshot.without_buffers()
         with self._changed:
             self._jobs.append(
-                replace(job, same=same, staged=staged, lease=lease, fetch=fetch, blocking=spent)
+                PendingCheckpoint(kept, same, staged, lease, fetch, spent, hints.soon)
             )
             self._busy += 1
-            self._expected = job.soon
+            self._expected = hints.soon
             self._start()
             self._changed.notify_all()
         return True
@@ -399,14 +364,14 @@ class Writer:
         most = min(self._staging.depth + 1, DEEPEST)
         return self._busy < most and not self._device.busy
 
-    def _can_have(self, job: PendingCheckpoint, need: int, wait: bool) -> bool:
+    def _can_have(self, snapshot: Snapshot, need: int, wait: bool) -> bool:
         """Say whether memory that was never touched may be; else have it made ready."""
         if self._staging.fits(need) and need - self._staging.touched > free() // 2:
             self.reason = (
                 f"too large: {need} changed bytes are more than half of the memory that this "
                 "machine has left"
             )
-            self._setbacks.say("memory", f"No checkpoint at {job.point}. {self.reason}")
+            self._setbacks.say("memory", f"No checkpoint at {snapshot.point}. {self.reason}")
             return False
         if wait or need <= self._tried or not self._staging.fits(need):
             return True
@@ -462,17 +427,15 @@ class Writer:
                 job.staged.views.update(job.fetch.wait())
             self._changes.complete(job.staged)
             parts = self._changes.parts(job.staged, job.same)
-            parts.append(Part(SKELETON, job.skeleton))
-            checkpoint = self._checkpoints.save(
-                job.run, job.seq, job.point, job.edge, parts, job.meta, job.complete, job.missing
-            )
+            parts.append(Part(SKELETON, job.snapshot.skeleton))
+            checkpoint = self._checkpoints.save(job.snapshot, parts)
             self._changes.learn(job.staged, checkpoint.parts)
             del parts
         except OvertakenError as exc:
             overtaken = str(exc)
         except Exception as exc:
             self._changes.forget()
-            self._setbacks.note(exc, f"{job.run}/{job.seq}")
+            self._setbacks.note(exc, job.snapshot.id)
         copied = job.staged.nbytes + (job.fetch.nbytes if job.fetch else 0)
         self._changes.landed(job.staged)
         if job.fetch is not None:
@@ -508,11 +471,11 @@ class Writer:
     def _notify(self, job: PendingCheckpoint, spent: Costs, skipped: str) -> None:
         try:
             if self._ended is not None:
-                self._ended(job.seq, spent, skipped)
+                self._ended(job.snapshot.seq, spent, skipped)
             if self.saved is not None and spent.saved:
                 self.saved()
         except Exception as exc:
-            self._setbacks.note(exc, f"{job.run}/{job.seq}")
+            self._setbacks.note(exc, job.snapshot.id)
 
     def abandon(self) -> None:
         """In a forked child: save nothing, hold nothing; the parent's thread is not here."""

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from rearview.state.restore import Writing
 
 
+UNKNOWN_POSITION = (None, None, None, None, None)
+"""State of an open file whose position cannot be told, or need not be: a standard stream."""
 _PLAIN = (io.BufferedWriter, io.BufferedRandom, io.BufferedReader, io.FileIO, io.BytesIO)
 
 
@@ -79,21 +81,21 @@ def file_state(file: Any, reading: Capture) -> tuple[Any, ...] | None:
     if file.closed:
         return None
     if is_standard(file):
-        return None, None, None, None, None
+        return UNKNOWN_POSITION
     try:
         if not _is_regular(file):
             if not file.writable():
                 reading.miss(file, "this is a pipe or device, which cannot be set back")
-            return None, None, None, None, None
+            return UNKNOWN_POSITION
         if file.writable() and transforms(file):
             reading.miss(file, "this file is being compressed while it is written")
-            return None, None, None, None, None
+            return UNKNOWN_POSITION
         if file.writable():
             file.flush()  # what lies on disk is kept up to the position
         position = file.tell()
     except (OSError, ValueError) as exc:
         reading.miss(file, f"the position in this file is not known ({exc})")
-        return None, None, None, None, None
+        return UNKNOWN_POSITION
     path = getattr(file, "name", None)
     text = (getattr(file, "encoding", None), getattr(file, "errors", None))
     return position, path, getattr(file, "mode", None), *text
