@@ -36,8 +36,8 @@ from rearview.runtime.sandbox.outputs import Outputs
 from rearview.runtime.sandbox.printed_lines import Printing
 from rearview.runtime.saving.changes import CopyHints
 from rearview.runtime.saving.overhead import Overhead
-from rearview.runtime.saving.policy import INNER_LEAST
-from rearview.runtime.saving.remote_copy import Bringer
+from rearview.runtime.saving.policy import INNER_LEAST, Reason
+from rearview.runtime.saving.remote_copy import RemoteCopy
 from rearview.runtime.saving.writer import Writer
 from rearview.runtime.session import Session
 from rearview.state.capture import capture
@@ -90,14 +90,14 @@ class Recorder(Session):
     runs: Runs = field(kw_only=True)
     records: RecordFile = field(kw_only=True)
     writer: Writer = field(kw_only=True)
-    pulse: Overhead = field(kw_only=True)
+    overhead: Overhead = field(kw_only=True)
     script: str = ""
     clock: Clock | None = None
     """What the program was told of the time."""
     inputs: Inputs | None = None
     signals: Signals | None = None
     """Notices when somebody asks the program to leave; None: nobody may."""
-    bring: Bringer | None = None
+    bring: RemoteCopy | None = None
     """Brings what was saved to another place."""
     outputs: Outputs | None = None
     """The files that the program writes, which are part of its state."""
@@ -137,7 +137,7 @@ class Recorder(Session):
         """Note what a loop took."""
         outermost = self.nest is not None and self.nest.entry is entry
         if outermost and not ended and not untried(entry, frame):
-            self.timeline.turn(entry.now + 1, self.pulse.waited)
+            self.timeline.turn(entry.now + 1, self.overhead.waited)
         super().leave(entry, frame, ended=ended)
         if outermost:
             self.timeline.leave(entry.span, entry.values())
@@ -167,23 +167,25 @@ class Recorder(Session):
             self.leave_program(entry, index, frame)
         try:
             if nest.entry is entry:
-                self.timeline.turn(index, self.pulse.waited)
+                self.timeline.turn(index, self.overhead.waited)
                 if index:
-                    self.pulse.turn(entry.site.id + Edge.START, perf_counter() - self.turned)
+                    self.overhead.end_iteration(
+                        entry.site.id + Edge.START, perf_counter() - self.turned
+                    )
                 self.turned = perf_counter()
                 self.printing.turn()
             elif len(self.stack) == 2:
-                self.pulse.step(entry.site.id, index, self.writer.written)
+                self.overhead.begin_step(entry.site.id, index, self.writer.background_seconds)
             if nest.anchors is None:
                 if nest.entry is entry and self._may_walk(entry):
                     anchors = self.anchor(nest, index, self.roots(frame)[0])
                     self.walked += nest.seconds
-                    self.pulse.enter(nest.seconds, memory_of(anchors.alive()))
-                    self.writer.prepare(self.pulse.nbytes)
+                    self.overhead.enter_loop(nest.seconds, memory_of(anchors.alive()))
+                    self.writer.prepare(self.overhead.nbytes)
             elif index and (nest.entry is entry or self._long_since(entry)):
                 self.consider(entry, index, Edge.START, frame)
             if nest.entry is entry:
-                self.pulse.paid(self.writer.settle())
+                self.overhead.add_wait(self.writer.training_resumes())
         except Exception as exc:
             self.fail(exc)
         return index
@@ -259,26 +261,26 @@ class Recorder(Session):
         ends = edge is Edge.END and depth == 1  # what an iteration leaves to be skipped to
         begun = perf_counter()
         since = begun - (entry.started if edge is Edge.END else max(entry.started, self.last))
-        decision = self.pulse.decide(entry.site.id + edge, since, depth * (not ends), ends=ends)
+        decision = self.overhead.decide(entry.site.id + edge, since, depth * (not ends), ends=ends)
         if not decision.save and not self._last_chance(entry, edge):
             self.due[Edge.START if edge is Edge.START else entry.site.id] = begun + _PATIENCE
-            self.pulse.paid(perf_counter() - begun)
+            self.overhead.add_wait(perf_counter() - begun)
             return
-        refusal = "" if self.settings.every else self.writer.refusal()
-        if refusal:
-            self.pulse.refused(refusal)
+        refusal = None if self.settings.every else self.writer.refusal()
+        if refusal is not None:
+            self.overhead.refusals[refusal] += 1
             return
         took = self.save(entry, index, edge, frame)
         if took and edge is Edge.START:
             self.last = perf_counter()
-        self.pulse.paid(perf_counter() - begun)
+        self.overhead.add_wait(perf_counter() - begun)
 
     def _last_chance(self, entry: LoopEntry, edge: Edge) -> bool:
         """Say whether to save after an outermost loop, so that a replay has something to equal."""
         nest = self.nest
         if edge is not Edge.END or nest is None or nest.entry is not entry:
             return False
-        return self.pulse.affords(entry.site.id + Edge.END)
+        return self.overhead.affords(entry.site.id + Edge.END)
 
     def save(
         self, entry: LoopEntry, index: int, edge: Edge, frame: FrameType, *, wait: bool = False
@@ -304,7 +306,7 @@ class Recorder(Session):
         if self.clock is not None:
             self.clock.flush()
         self.seq += 1
-        self.pulse.saving(self.seq, entry.site.id + edge, perf_counter() - begun)
+        self.overhead.begin_save(self.seq, entry.site.id + edge, perf_counter() - begun)
         path = self.path(entry, index)
         snapshot = Snapshot(
             self.run,
@@ -323,13 +325,13 @@ class Recorder(Session):
             missing=tuple(captured.missing),
         )
         hints = CopyHints(
-            soon=edge is Edge.END and len(path) > 1,  # the boundary around it comes soon
-            still=captured.still,
-            roomy=self.pulse.crowded < _CROWDED,
+            recapture=edge is Edge.END and len(path) > 1,  # at the boundary around this loop
+            likely_unchanged=captured.likely_unchanged,
+            free_core=self.overhead.crowded < _CROWDED,
         )
         taken = self.writer.submit(snapshot, wait=wait or self.settings.every, hints=hints)
         if not taken:
-            self.pulse.skipped(self.seq, self.writer.reason)
+            self.overhead.skip_save(self.seq, self.writer.reason or Reason.FAILED)
         return taken and not (wait and captured.missing)
 
     def place(self, entry: LoopEntry, index: int) -> Point:
@@ -405,7 +407,7 @@ class Recorder(Session):
                 return
             if self.used is not None:
                 self.used.note()
-            self.pulse.keep()
+            self.overhead.close()
             if self.outputs is not None:
                 self.outputs.ended(well=not final)
             self.runs.end(self.run, final or 0, self.summary())
@@ -439,7 +441,7 @@ class Recorder(Session):
         return {
             "seconds": perf_counter() - self.began,
             "cpu": process_time(),
-            "costs": self.pulse.report(self.writer.costs),
+            "costs": self.overhead.report(self.writer.costs),
             "main": self.timeline.facts(),
             "imports": loading.facts() if (loading := self.compiler.loading) is not None else {},
             "surroundings": surroundings(),

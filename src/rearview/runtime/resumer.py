@@ -281,7 +281,7 @@ class Resumer(Recorder):
             self.timeline.skipped(path[0][2] + (not whole))
         if self.clock is not None:
             self.clock.go_on()
-        self.pulse.now = self.last = perf_counter()
+        self.overhead.now = self.last = perf_counter()
 
     def ended(self, entry: LoopEntry, index: int, frame: FrameType) -> None:
         """Record loop ends only once the target is reached."""

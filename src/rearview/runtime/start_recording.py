@@ -43,7 +43,7 @@ from rearview.runtime.sandbox.outputs import Outputs
 from rearview.runtime.sandbox.overwritten_files import Traces, allow_again
 from rearview.runtime.sandbox.printed_lines import Printing
 from rearview.runtime.saving.overhead import Overhead
-from rearview.runtime.saving.remote_copy import Bringer
+from rearview.runtime.saving.remote_copy import RemoteCopy
 from rearview.runtime.saving.writer import Writer
 from rearview.runtime.session import Session
 from rearview.source.mended_source import mend
@@ -77,8 +77,8 @@ def begin(control: Control) -> Session:
         key, known = command_key(control.target, control.args), dict[str, object]()
         remote = open_remote(control.remote)
         bring = functools.partial(push, session.project, session.run, remote, key, known)
-        session.bring = Bringer(bring, share=session.settings.epsilon, warn=_warn)
-        session.writer.saved = session.bring.saved
+        session.bring = RemoteCopy(bring, share=session.settings.epsilon, warn=_warn)
+        session.writer.on_saved = session.bring.saved
     return session
 
 
@@ -127,7 +127,7 @@ def _join(replaying: start_replay.Replaying) -> Session:
         only=frozenset(replaying.names),
         records=records,
         writer=Writer(checkpoints, settings, warn=_warn),
-        pulse=Overhead.begin(settings, project, replaying.run, ""),
+        overhead=Overhead.begin(settings, project, replaying.run, ""),
     )
     api.use(session)
     atexit.register(lambda: session.finish(None))
@@ -151,7 +151,7 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
             reads.read_all()  # what it has read so far is not known
         os.environ[RUN_VARIABLE] = run
     checkpoints = Checkpoints(project, Worth.of(settings.compress))
-    pulse = Overhead.begin(settings, project, run, control.target)
+    overhead = Overhead.begin(settings, project, run, control.target)
     session = Recorder(
         project,
         run,
@@ -162,8 +162,8 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
         script="" if control.module else os.path.abspath(control.target),  # noqa: PTH100
         joins=joins,
         records=RecordFile(runs.folder(run), run, put=checkpoints.objects.put),
-        writer=Writer(checkpoints, settings, warn=_warn, ended=pulse.ended),
-        pulse=pulse,
+        writer=Writer(checkpoints, settings, warn=_warn, on_end=overhead.end_save),
+        overhead=overhead,
     )
     session.compiler = importer.Compiler(session, autolog=settings.autolog, loading=Loading())
     api.use(session)
@@ -200,7 +200,7 @@ def _resume(control: Control) -> Resumer:
     saved = checkpoints.of(run.id)
     usable = [one for one in saved if _deep(one) <= (control.depth or 0)]
     target = last_usable(saved if control.depth is None else usable)
-    pulse = Overhead.begin(settings, project, run.id, control.target)
+    overhead = Overhead.begin(settings, project, run.id, control.target)
     since = int(target.meta["records"]) if target is not None else 0
     attempt = 1 + int(run.facts.get("attempts", 0))
     folder = runs.folder(run.id)
@@ -222,8 +222,8 @@ def _resume(control: Control) -> Resumer:
         given=dict(control.given),
         runs=runs,
         records=RecordFile(folder, run.id, put=put, attempt=attempt, since=since),
-        writer=Writer(checkpoints, settings, warn=_warn, ended=pulse.ended),
-        pulse=pulse,
+        writer=Writer(checkpoints, settings, warn=_warn, on_end=overhead.end_save),
+        overhead=overhead,
         seq=max((one.seq for one in saved), default=0),
         target=target,
         retreat=None if control.source else retreat,

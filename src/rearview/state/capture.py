@@ -311,7 +311,7 @@ class Captured:
     buffers: dict[str, Any]
     missing: list[Missing]
     """What could not be captured; empty if the capture is complete."""
-    still: Collection[str] = ()
+    likely_unchanged: Collection[str] = ()
     """Keys of buffers that are not likely to change."""
     owners: Sequence[Any] = ()
     """What the buffers are views of: it lives as long as this."""
@@ -351,7 +351,9 @@ def _capture(anchors: Anchors, roots: Mapping[str, object], *, rng: bool) -> Cap
         protocol=5,
     )
     skeleton = b"".join((MAGIC, _LENGTH.pack(len(header)), header, *stream))
-    return Captured(skeleton, blocks.buffers, reading.missing, blocks.still, blocks.owners)
+    return Captured(
+        skeleton, blocks.buffers, reading.missing, blocks.likely_unchanged, blocks.owners
+    )
 
 
 def _read(

@@ -58,7 +58,7 @@ class Blocks:
         self.table: list[Row] = []
         """The fields of a Block each; plain tuples, since there are thousands."""
         self.buffers: dict[str, Any] = {}
-        self.still: set[str] = set()
+        self.likely_unchanged: set[str] = set()
         """Keys of memory that is not likely to change: frozen weights, data."""
         self.owners: list[Any] = []
         """What keeps memory alive of which a buffer is only a view."""
@@ -78,7 +78,7 @@ class Blocks:
         *,
         home: int,
         device: str = "cpu",
-        still: bool = False,
+        likely_unchanged: bool = False,
     ) -> int:
         """Return the number of a new piece; `view` gives its bytes as a buffer when it is big."""
         number = len(self.table)
@@ -91,17 +91,19 @@ class Blocks:
             self.table.append((None, nbytes, MEMORY[address : address + nbytes], home, device))
             return number
         self._name(place, number, view(), home, device)
-        if still:
-            self.still.add(self.keys[place])
+        if likely_unchanged:
+            self.likely_unchanged.add(self.keys[place])
         return number
 
-    def add_host(self, place: tuple[int, int], owner: object, home: int, *, still: bool) -> int:
+    def add_host(
+        self, place: tuple[int, int], owner: object, home: int, *, likely_unchanged: bool
+    ) -> int:
         """Return the number of a new big piece of host memory that lives as long as `owner`."""
         number = self.index[place] = len(self.table)
         self._name(place, number, view_of(*place), home, "cpu")
         self.owners.append(owner)
-        if still:
-            self.still.add(self.keys[place])
+        if likely_unchanged:
+            self.likely_unchanged.add(self.keys[place])
         return number
 
     def _name(

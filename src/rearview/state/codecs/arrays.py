@@ -73,7 +73,7 @@ def describe(array: Any, blocks: Blocks, home: int) -> tuple[Any, ...]:
     block = blocks.index.get((address, nbytes)) if nbytes else None
     if block is None:
         view = partial(bytes_at, address, nbytes, root)
-        block = blocks.add(address, nbytes, view, home=home, still=home >= 0)
+        block = blocks.add(address, nbytes, view, home=home, likely_unchanged=home >= 0)
     start = address if array is root else array.__array_interface__["data"][0]
     offset = start - address
     return block, array.dtype, array.shape, array.strides, offset, array.flags.writeable

@@ -76,7 +76,7 @@ def describe(tensor: Any, blocks: Blocks, home: int) -> tuple[Any, ...]:
             lambda: _host_bytes(storage),
             home=home,
             device=device,
-            still=home >= 0 and not tensor.requires_grad,
+            likely_unchanged=home >= 0 and not tensor.requires_grad,
         )
     # alike tensors share one tuple, which is then written once
     shapes, shape, stride = blocks.shapes, tensor.shape, tensor.stride()
@@ -121,7 +121,9 @@ def plain_reader(blocks: Blocks) -> PlainReader:
                 block = index[place] = len(table)
                 table.append((None, nbytes, MEMORY[address : address + nbytes], home, "cpu"))
             else:
-                block = blocks.add_host(place, storage, home, still=home >= 0 and not needs)
+                block = blocks.add_host(
+                    place, storage, home, likely_unchanged=home >= 0 and not needs
+                )
         # alike tensors share one tuple, which is then written once
         size, stride = tensor.shape, tensor.stride()
         shape = shapes.get(size)

@@ -17,7 +17,7 @@ def rooted(names):
 def is_project(module):
     """Our own test files play the user's project; everything else is a library."""
     name = module if isinstance(module, str) else module.__name__
-    return name.startswith(("test_", "tests.", "runtime.")) or ".test_" in name
+    return name.startswith(("test_", "tests.", "state.")) or ".test_" in name
 
 
 class Program:
