@@ -29,7 +29,7 @@ from rearview.model import Checkpoint, Control, Run
 from rearview.model.secrets import redact_value, redact_words
 from rearview.model.wording import printable
 from rearview.remote.base import open_remote
-from rearview.runtime import api, importer, start_replay
+from rearview.runtime import importer, start_replay
 from rearview.runtime.checkpoint_index import Jumps
 from rearview.runtime.importer import Loading
 from rearview.runtime.loops import Habit
@@ -45,7 +45,7 @@ from rearview.runtime.sandbox.printed_lines import Printing
 from rearview.runtime.saving.overhead import Overhead
 from rearview.runtime.saving.remote_copy import RemoteCopy
 from rearview.runtime.saving.writer import Writer
-from rearview.runtime.session import Session
+from rearview.runtime.session import Session, use_session
 from rearview.source.mended_source import mend
 from rearview.state.rebuild import REFUSING
 from rearview.store.checkpoints.checkpoints import Checkpoints
@@ -129,7 +129,7 @@ def _join(replaying: start_replay.Replaying) -> Session:
         writer=Writer(checkpoints, settings, warn=_warn),
         overhead=Overhead.begin(settings, project, replaying.run, ""),
     )
-    api.use(session)
+    use_session(session)
     atexit.register(lambda: session.finish(None))
     return session
 
@@ -166,7 +166,7 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
         overhead=overhead,
     )
     session.compiler = importer.Compiler(session, autolog=settings.autolog, loading=Loading())
-    api.use(session)
+    use_session(session)
     os.register_at_fork(after_in_child=session.forked)
     if watched:
         session.declared[entropy.ROOT] = entropy.install(key).stream.place
@@ -232,7 +232,7 @@ def _resume(control: Control) -> Resumer:
     REFUSING.append(session.refusing)
     session.compiler = importer.Compiler(session, autolog=settings.autolog)
     _use_source(session, run, control.source, Versions(project, settings))
-    api.use(session)
+    use_session(session)
     os.register_at_fork(after_in_child=session.forked)
     chance = entropy.install(bytes.fromhex(run.facts["entropy"]))
     session.declared[entropy.ROOT] = chance.stream.place
@@ -459,5 +459,5 @@ def go_unrecorded(root: Path, given: Mapping[str, str], why: Exception) -> Unrec
         f"(docs/errors.md#{slug})\n"
     )
     session = Unrecorded(Project(root), "", Settings(), given=dict(given))
-    api.use(session)
+    use_session(session)
     return session
