@@ -35,8 +35,8 @@ from rearview.model.proof import WITHHELD, compared, worst
 from rearview.model.run import name_of
 from rearview.plan.facts import Machine
 from rearview.source.log_calls import names_logged
-from rearview.source.mended_source import mend
-from rearview.source.propagate.moved_files import renames
+from rearview.source.moved_files import renames
+from rearview.source.probes.mended_source import mend
 from rearview.source.propagate.statement_diff import StatementChange, statement_diff
 from rearview.source.propagate.versions import HandPlace
 from rearview.store import labels, trust

@@ -18,10 +18,9 @@ from rearview.backfill.corrections import Correction, Corrections, Identity
 from rearview.errors import ProbeError, SourceError, UsageError
 from rearview.model import Run
 from rearview.source.log_calls import names_logged
+from rearview.source.moved_files import FileNames, renames
 from rearview.source.probes.find import check, find
-from rearview.source.probes.probe import Probe, ProbeKind, Probes, fits, needed
-from rearview.source.propagate.moved_files import FileNames, renames
-from rearview.source.propagate.names import Naming
+from rearview.source.probes.probe import Naming, Probe, ProbeKind, Probes, fits, needed
 from rearview.source.propagate.splice import Apart, apart
 from rearview.source.propagate.statement import SURE
 from rearview.source.propagate.versions import (
