@@ -9,8 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rearview._history.inspect_script import inspect_script
-    from rearview._history.project_history import History, history
+    from rearview._history.facade import History, history
+    from rearview._history.inspected_script import inspect_script
     from rearview._history.reports import RunReport
     from rearview._history.start_run import Preemption, fetch_run, similar_run, start_run
     from rearview.backfill.corrections import Correction
@@ -64,9 +64,9 @@ _HOMES = {
     "rearview.execute.replay_jobs": ("ReplayOutcome",),
     "rearview.execute.start_command": ("StartCommand",),
     "rearview._history.start_run": ("Preemption", "fetch_run", "similar_run", "start_run"),
-    "rearview._history.project_history": ("History", "history"),
+    "rearview._history.facade": ("History", "history"),
     "rearview.backfill.corrections": ("Correction",),
-    "rearview._history.inspect_script": ("inspect_script",),
+    "rearview._history.inspected_script": ("inspect_script",),
     "rearview.backfill.propagation": ("Propagated",),
     "rearview.backfill.reports": (
         *("BackfillReport", "Missing", "PlanReport"),
