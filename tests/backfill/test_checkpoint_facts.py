@@ -1,6 +1,6 @@
 """What planning is told of checkpoints."""
 
-from rearview.backfill.segments import _of_main
+from rearview.backfill.run_facts import checkpoint_facts
 from rearview.model import Checkpoint, ObjectRef, Point, Step
 
 MB = 1_000_000
@@ -14,7 +14,7 @@ def checkpoint(seq, edge, nbytes, stored, site="train.py:epoch"):
 
 
 def read(*checkpoints):
-    return [one.nbytes // MB for one in _of_main("train.py:epoch", checkpoints)]
+    return [one.nbytes // MB for one in checkpoint_facts("train.py:epoch", checkpoints)]
 
 
 def test_what_never_changes_is_read_once():

@@ -9,7 +9,7 @@ from limits import HUNG
 from plainly import recorded, write
 from rearview._history import history
 from rearview.backfill.reports import Missing
-from rearview.backfill.segments import deep_loops, inner_loops
+from rearview.backfill.run_facts import deep_loops, inner_loops
 
 SHORT = """
 import os, time, rearview

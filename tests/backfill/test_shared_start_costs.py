@@ -6,8 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from rearview._history import history
-from rearview.backfill.calibration import read_corrections
-from rearview.backfill.segments import Prepared
+from rearview.backfill.calibration import read_cost_corrections
+from rearview.backfill.prepare import PreparedRun
+from rearview.backfill.segments import RunRequest
 from rearview.backfill.shared_imports import Lead, lead_of, waited
 from rearview.execute.replay_jobs import ReplayOutcome
 from rearview.model import Operator, ReplayReport, Run, Segment, Status
@@ -31,22 +32,22 @@ def test_only_what_is_shared_is_spared():
 
 def test_a_run_that_follows_others_is_predicted_without_its_start():
     facts = RunFacts("r", "v", start=0.2, setup=4.0)
-    one = Prepared(run(end={"imports": TOOK}), "v", None, (), (), facts, None, lead=LEAD)
-    led = one.led()
-    assert (led.facts.start, led.facts.setup) == pytest.approx((0.04, 1.0))
-    assert led.spared == pytest.approx(3.16)
+    request = RunRequest(run(end={"imports": TOOK}), "v", None, (), (), None)
+    shared = PreparedRun(request, facts, lead=LEAD).with_shared_start()
+    assert (shared.facts.start, shared.facts.setup) == pytest.approx((0.04, 1.0))
+    assert shared.spared == pytest.approx(3.16)
 
 
 @pytest.mark.parametrize(("spared", "planned"), [(3.0, 3.0), (0.0, 0.0), (3.0, 0.0), (0.0, 3.0)])
 def test_corrections_compare_like_with_like(tmp_path, spared, planned):
-    filling = history(Project.create(tmp_path).root)._filling
+    backfiller = history(Project.create(tmp_path).root)._backfiller
     segment = Segment("r", "v", Operator.INNER, seconds=5.0 - planned)
     real = 5.0 - spared
     report = ReplayReport(finished=True, spared=spared)
     outcome = ReplayOutcome("r", "r.1", report, Path(), Path(), real)
     prepared = {"r": SimpleNamespace(spared=planned, facts=SimpleNamespace(machine=None))}
-    filling._learn({"r.1": segment}, [outcome], prepared)
-    known = read_corrections(filling.project.cache, filling.machines.name)
+    backfiller._learn({"r.1": segment}, [outcome], prepared)
+    known = read_cost_corrections(backfiller.project.cache, backfiller.machines.name)
     assert known.factor("v", "DPi")[0] == pytest.approx(1.0)
 
 

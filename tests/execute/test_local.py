@@ -10,7 +10,7 @@ import pytest
 from rearview.execute import local as places
 from rearview.execute.executor import Task
 from rearview.execute.local import Local
-from rearview.execute.replay_jobs import doubtful
+from rearview.execute.replay_jobs import needs_rerun
 from rearview.model import ReplayReport
 
 
@@ -96,5 +96,5 @@ def test_accelerators_are_shared_out_if_they_are_alike(tmp_path, monkeypatch):
 
 
 def test_a_difference_on_few_cores_is_settled_with_all_of_them():
-    assert doubtful(ReplayReport(difference="w", finished=True), pinned=True)
-    assert not doubtful(ReplayReport(error="it failed"), pinned=True)
+    assert needs_rerun(ReplayReport(difference="w", finished=True), pinned=True)
+    assert not needs_rerun(ReplayReport(error="it failed"), pinned=True)

@@ -4,7 +4,7 @@ import pytest
 
 from plainly import recorded, write
 from rearview._history import history
-from rearview.source.propagate.moved_files import renames
+from rearview.source.moved_files import renames
 
 SCRIPT = """
 import rearview

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from rearview.execute.start import start
+from rearview.execute.start_command import start_command
 from rearview.model import Control
 
 
 def seed(root, env, **options):
-    how = start(Control(root=str(root), target="train.py"), env, Path(root), **options)
+    how = start_command(Control(root=str(root), target="train.py"), env, Path(root), **options)
     return how.environment["PYTHONHASHSEED"]
 
 

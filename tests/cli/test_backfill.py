@@ -3,7 +3,7 @@ import sys
 from types import SimpleNamespace
 
 from fakehistory import an_outcome
-from rearview._history import BackfillReport, Refusal, Unproved
+from rearview._history import BackfillReport, Question, Refusal, Unproved
 from rearview.cli import backfill
 from rearview.cli.backfill import refused
 from rearview.plan.explain import Cheaper, OnWorkers
@@ -20,19 +20,10 @@ def test_backfill_says_what_it_did_and_how_sure_it_is(command, past):
 def test_all_bounds_are_passed_on(command, past):
     words = "backfill g h --where acc<1 --runs -1 --at epoch=3:5 --workers 2 --budget 10m"
     assert command(*words.split())[0] == 0
-    bounds = {
-        "runs": ["-1"],
-        "where": "acc<1",
-        "at": "epoch=3:5",
-        "workers": 2,
-        "budget": 600.0,
-    }
-    assert [(verb, names) for verb, names, _ in past.asked] == [
-        ("plan", ["g", "h"]),
-        ("backfill", ["g", "h"]),
-    ]
-    for _, _, options in past.asked:
-        assert bounds.items() <= options.items()
+    question = Question(
+        ("g", "h"), runs=("-1",), where="acc<1", at="epoch=3:5", workers=2, budget=600.0
+    )
+    assert past.asked == [("plan", question, {}), ("backfill", question, {})]
 
 
 def test_explain_runs_nothing(command, past):
@@ -145,23 +136,23 @@ def test_a_person_is_asked_before_something_long(monkeypatch):
     monkeypatch.setattr(sys, "stderr", Terminal())
     questions = []
     monkeypatch.setattr(backfill.click, "confirm", lambda text, **_: questions.append(text))
-    backfill.agreed(1.0)
+    backfill.confirmed(1.0)
     assert questions == []
-    assert not backfill.agreed(7200.0)
+    assert not backfill.confirmed(7200.0)
     assert questions == ["That takes about 2 h 0 min. Go on?"]
 
 
 def test_a_program_is_never_asked(monkeypatch):
     monkeypatch.setattr(backfill.click, "confirm", None)
-    assert backfill.agreed(1e9)
+    assert backfill.confirmed(1e9)
 
 
 def test_a_reason_that_many_runs_share_is_told_once():
     reason = "x: nothing in the work tree logs this beyond what run r{} logged."
-    few = [Refusal(f"r{k}", reason.format(k)) for k in range(2)]
     shared = "x: nothing in the work tree logs this beyond what the run logged."
+    few = [Refusal(f"r{k}", reason.format(k), shared) for k in range(2)]
     assert refused(few) == [f"refused: r0, r1: {shared}"]
-    many = [Refusal(f"r{k}", reason.format(k)) for k in range(40)]
+    many = [Refusal(f"r{k}", reason.format(k), shared) for k in range(40)]
     assert refused(many) == [f"refused: 40 runs, such as r39: {shared}"]
 
 
@@ -173,7 +164,7 @@ def test_what_is_there_and_cannot_be_proved_is_said_and_runs_only_when_asked(com
     assert "not proved: g of r1 is there" in err
     assert "`--again` runs it again" in err
     command("backfill", "g", "--again")
-    assert [options["again"] for _, _, options in past.asked] == [False, True]
+    assert [question.again for _, question, _ in past.asked] == [False, True]
 
 
 def test_what_another_backfill_filled_is_said(command, past):

@@ -2,7 +2,7 @@ import json
 import sys
 
 from limits import HUNG
-from rearview._history import Event, UnderWay
+from rearview._history import Event, SegmentProgress
 from rearview.cli.terminal import progress
 
 
@@ -56,7 +56,7 @@ def test_a_terminal_gets_a_bar_that_goes_away(capsys, monkeypatch):
 
 
 def busy(*workers, total=300, done=0.25):
-    under_way = tuple(UnderWay(k, k, f"run-{k}", 0.5, 10.0, 8.0, 12.0) for k in workers)
+    under_way = tuple(SegmentProgress(k, k, f"run-{k}", 0.5, 10.0, 8.0, 12.0) for k in workers)
     return Event("progress", 0, total, "r", done, left=90.0, workers=8, under_way=under_way)
 
 
@@ -136,6 +136,6 @@ def test_waiting_is_announced_only_when_it_lasts(capsys, monkeypatch):
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(progress, "PATIENCE", 0.0)
     said = progress.threading.Event()
-    monkeypatch.setattr(progress.show, "said", lambda text: said.set())
+    monkeypatch.setattr(progress.output, "said", lambda text: said.set())
     with progress.waiting("reading"):
         assert said.wait(HUNG)

@@ -8,7 +8,8 @@ import pytest
 
 from plainly import recorded, write
 from rearview._history import history
-from rearview.execute.status import SILENT, Post, folder_of
+from rearview.backfill.segments import replay_facts
+from rearview.execute.status import SILENT, StatusFile, folder_of
 from rearview.store.runs import Runs
 
 SCRIPT = """
@@ -37,15 +38,16 @@ class Other:
 
     def __init__(self, past, name="w"):
         self.runs, self.run = Runs(past.project), past.run().id
-        (one,) = past.plan([name]).prepared.values()
-        self.facts = {"version": one.version, "names": [name], "head": False, "tail": False}
-        self.facts |= one.told
-        self.post = Post(past.project, [name])
+        plan = past.plan([name])
+        (request,) = (each.request for each in plan.prepared.values())
+        self.facts = {"version": request.version, "names": [name], "head": False, "tail": False}
+        self.facts |= replay_facts(request, plan.plan.segments[0])
+        self.status = StatusFile(past.project, [name])
 
     def claim(self, *covered, **facts):
         """Say that a replay has started; return its name."""
         replay = f"{self.run}.{secrets.token_hex(4)}"
-        facts = {**self.facts, "covered": covered, "crew": self.post.id, **facts}
+        facts = {**self.facts, "covered": covered, "crew": self.status.id, **facts}
         self.runs.start_replay(self.run, replay, facts)
         return replay
 
@@ -72,7 +74,7 @@ def when_held(act):
 
 def test_a_segment_that_another_fills_is_waited_for_and_not_run(past):
     other = Other(past)
-    with other.post.open():
+    with other.status.open():
         replay = other.claim(0, 4)
         progress = when_held(lambda: other.end(replay, proved=True))
         report = past.backfill(["w"], workers=1, progress=progress)
@@ -82,7 +84,7 @@ def test_a_segment_that_another_fills_is_waited_for_and_not_run(past):
 
 def test_what_another_fails_at_is_taken_over(past):
     other = Other(past)
-    with other.post.open():
+    with other.status.open():
         replay = other.claim(0, 4)
         progress = when_held(lambda: other.end(replay, proved=False))
         report = past.backfill(["w"], workers=1, progress=progress)
@@ -92,7 +94,7 @@ def test_what_another_fails_at_is_taken_over(past):
 
 def test_only_what_nobody_else_has_under_way_runs_at_once(past):
     other, seen = Other(past), []
-    with other.post.open():
+    with other.status.open():
         replay = other.claim(1, 3)
 
         def act():
@@ -107,7 +109,7 @@ def test_only_what_nobody_else_has_under_way_runs_at_once(past):
 
 def test_the_end_is_left_to_whoever_has_it_under_way(past):
     other = Other(past, "end")
-    with other.post.open():
+    with other.status.open():
         replay = other.claim(0, 4, tail=True)
         progress = when_held(lambda: other.end(replay, proved=True))
         assert past.backfill(["w", "end"], workers=1, progress=progress).proved
@@ -117,7 +119,7 @@ def test_the_end_is_left_to_whoever_has_it_under_way(past):
 
 def test_claims_of_a_backfill_that_is_gone_count_for_nothing(past):
     other = Other(past)
-    with other.post.open():
+    with other.status.open():
         other.claim(0, 4)
     assert past.backfill(["w"]).proved
     assert points(past) == EVERY
@@ -125,9 +127,9 @@ def test_claims_of_a_backfill_that_is_gone_count_for_nothing(past):
 
 def test_nobody_waits_for_a_backfill_that_is_suspended(past):
     other = Other(past)
-    with other.post.open():
+    with other.status.open():
         other.claim(0, 4)
-        file = folder_of(past.project) / f"{other.post.id}.json"
+        file = folder_of(past.project) / f"{other.status.id}.json"
         os.utime(file, (0, time.time() - SILENT - 1))
         assert past.backfill(["w"]).proved
     assert points(past) == EVERY
@@ -143,7 +145,7 @@ def test_of_two_that_claim_at_once_the_first_holds(past, monkeypatch):
             claimed.append(other.claim(2, 4))
         start(self, run, replay, facts)
 
-    with other.post.open():
+    with other.status.open():
         monkeypatch.setattr(Runs, "start_replay", beaten)
         progress = when_held(lambda: other.end(claimed[1], proved=True))
         report = past.backfill(["w"], workers=1, progress=progress)
@@ -153,7 +155,7 @@ def test_of_two_that_claim_at_once_the_first_holds(past, monkeypatch):
 
 def test_another_statement_of_the_same_name_is_not_the_same_work(past, tmp_path):
     other = Other(past)
-    with other.post.open():
+    with other.status.open():
         other.claim(0, 4)
         (tmp_path / "train.py").write_text(PROBED.replace('log("w", w)', 'log("w", w + 1)'))
         assert history(tmp_path).backfill(["w"]).proved

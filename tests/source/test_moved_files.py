@@ -2,8 +2,8 @@
 
 import pytest
 
+from rearview.source.moved_files import FileNames, imports_as_then, renames
 from rearview.source.probes.find import find
-from rearview.source.propagate.moved_files import FileNames, imports_as_then, renames
 
 TEXT = """import data
 

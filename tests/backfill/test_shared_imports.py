@@ -2,14 +2,14 @@
 
 import pytest
 
-from rearview.backfill.shared_imports import leading
+from rearview.backfill.shared_imports import leading_imports
 
 HARMLESS = "'''Train.'''\nfrom __future__ import annotations\nimport os, sys\nimport rearview\nRATE = 0.1\n"
 
 
 def lead(text, **files):
     others = {f"{name}.py": other.encode() for name, other in files.items()}
-    return leading({"train.py": text.encode(), **others}, "train.py")
+    return leading_imports({"train.py": text.encode(), **others}, "train.py")
 
 
 def test_constants_and_modules_of_python_may_come_before():
@@ -45,7 +45,7 @@ def test_an_import_of_the_project_is_followed_and_is_the_end():
 def test_a_file_of_the_project_is_not_the_library_of_that_name():
     assert lead("import torch", torch="x = 1") == ()
     package = {"train.py": b"import torch", "torch/__init__.py": b"import numpy\nx = 1"}
-    assert leading(package, "train.py") == ("import numpy",)
+    assert leading_imports(package, "train.py") == ("import numpy",)
 
 
 def test_modules_that_import_each_other_are_followed_once():
@@ -57,14 +57,14 @@ def test_a_module_begins_with_its_packages():
         "pkg/__init__.py": b"import numpy",
         "pkg/train.py": b"import torch\nprint()\nimport scipy",
     }
-    assert leading(files, "pkg.train", module=True) == ("import numpy", "import torch")
+    assert leading_imports(files, "pkg.train", module=True) == ("import numpy", "import torch")
     files["pkg/__init__.py"] += b"\nprint()"
-    assert leading(files, "pkg.train", module=True) == ("import numpy",)
+    assert leading_imports(files, "pkg.train", module=True) == ("import numpy",)
 
 
 def test_what_does_not_parse_shares_nothing():
     assert lead("import torch\nfor") == ()
-    assert leading({}, "train.py") == ()
+    assert leading_imports({}, "train.py") == ()
 
 
 def test_what_torch_imports_when_an_optimizer_is_made_is_imported_with_it():

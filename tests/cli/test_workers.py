@@ -1,15 +1,15 @@
 import json
 
-from rearview._history import Crew
+from rearview._history import BackfillStatus
 
 
-def crew(name="20260101-000000-abcd", **changes):
+def status(name="20260101-000000-abcd", **changes):
     facts = {"workers": 2, "busy": 2, "segments": 9, "ended": 4, "left": 75.0, **changes}
-    return Crew(name, ("grad_norm",), 1_767_225_600.0, **facts)
+    return BackfillStatus(name, ("grad_norm",), 1_767_225_600.0, **facts)
 
 
 def test_backfills_under_way_are_shown_with_their_workers(command, past):
-    past.under_way = [crew()]
+    past.under_way = [status()]
     code, out, _ = command("workers")
     assert code == 0
     assert "grad_norm" in out
@@ -26,10 +26,10 @@ def test_none_under_way_is_said(command, past):
 
 
 def test_a_number_is_what_they_have_from_now_on(command, past):
-    past.under_way = [crew()]
+    past.under_way = [status()]
     code, out, _ = command("workers", "5", "--of", "abcd")
     assert code == 0
-    assert past.asked == [("employ", 5, {"of": "abcd"})]
+    assert past.asked == [("set_workers", 5, {"of": "abcd"})]
     assert "5 workers from now on" in out
 
 

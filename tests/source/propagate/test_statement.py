@@ -6,7 +6,7 @@ import pytest
 from rearview.source.propagate.statement import carry
 from rearview.source.text import decode, encode
 
-GOLD = Path(__file__).parent.parent / "gold" / "propagation"
+GOLD = Path(__file__).parents[2] / "gold" / "propagation"
 CASES = sorted(path.name for path in GOLD.iterdir() if path.is_dir())
 NEW = "for x in data:\n    loss = f(x)\n    print(loss)\n    step(loss)\n"
 

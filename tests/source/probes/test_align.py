@@ -5,7 +5,7 @@ import ast
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rearview.source.loops import loop_ids
+from rearview.source.loops import loop_ids, recorded_loop_ids
 from rearview.source.probes.align import align, compare
 
 SIMPLE = st.sampled_from(["a = f(a)", "b = a", "g()", "a.append(b)", "x, y = y, x"])
@@ -61,7 +61,7 @@ def test_whatever_is_inserted_is_found_and_nothing_else(items, data):
         assert old.splitlines()[a.lineno - 1].strip() == new.splitlines()[b.lineno - 1].strip()
     assert len(found.matched) == len(recorded)
     before = list(loop_ids(found.old, "t.py").values())
-    assert sorted(loop_ids(found.new, "t.py", recorded=found).values(), key=str) == sorted(
+    assert sorted(recorded_loop_ids(found.old, found.matched, "t.py").values(), key=str) == sorted(
         before, key=str
     )
 
@@ -77,7 +77,7 @@ def test_a_probe_loop_with_the_head_of_a_recorded_one_is_told_apart():
     new = "for p in ps:\n    look(p)\nfor p in ps:\n    p.update()\n"
     found = compared(old, new)
     assert [item.node.lineno for item in found.added] == [1]
-    assert list(loop_ids(found.new, "", recorded=found)) == [3]
+    assert list(recorded_loop_ids(found.old, found.matched)) == [3]
 
 
 def test_a_changed_statement_deep_inside_is_the_only_one_lost():

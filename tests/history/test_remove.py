@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import rearview
+from rearview._history import facade
 from rearview.errors import UsageError
 from rearview.execute.status import folder_of
 from rearview.store import removal
@@ -129,9 +130,7 @@ def test_a_removal_that_was_interrupted_anywhere_can_be_repeated(past, monkeypat
         for name in ("drop", "drop_derived"):
             method = getattr(type(past._versions), name)
             patched.setattr(type(past._versions), name, interrupted(method))
-        patched.setattr(
-            "rearview._history.facade.sweep", interrupted(rearview._history.facade.sweep)
-        )
+        patched.setattr(facade, "sweep", interrupted(facade.sweep))
         with pytest.raises(KeyboardInterrupt):
             past.remove("old")
     again = rearview.history(past.project.root)

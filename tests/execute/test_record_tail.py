@@ -14,16 +14,16 @@ def log(file, epoch, step=None):
 
 def test_rows_are_counted_and_the_last_iteration_tells_the_share(tmp_path):
     watch = RecordTail(tmp_path, "r.1", "epoch", range(10, 20))
-    assert not watch.look()
+    assert not watch.read()
     file = RecordFile(tmp_path, "r", "r.1")
     log(file, 10, 0)
     log(file, 10, 1)
-    assert watch.look()
+    assert watch.read()
     assert (watch.rows, watch.reached) == (2, pytest.approx(0.05))
-    assert not watch.look()
+    assert not watch.read()
     log(file, 14)
     file.close()
-    assert watch.look()
+    assert watch.read()
     assert (watch.rows, watch.reached) == (3, pytest.approx(0.45))
 
 
@@ -31,7 +31,7 @@ def test_records_of_others_do_not_count(tmp_path):
     other = RecordFile(tmp_path, "r")
     log(other, 12)
     watch = RecordTail(tmp_path, "r.1", "epoch", range(10, 20))
-    assert not watch.look()
+    assert not watch.read()
     assert watch.rows == 0
 
 
@@ -43,10 +43,10 @@ def test_a_line_that_is_being_written_is_read_when_it_is_whole(tmp_path):
     with path.open("ab") as raw:
         raw.write(b'{"l":["epoch"],"i":[12]')
         raw.flush()
-        watch.look()
+        watch.read()
         assert watch.rows == 1
         raw.write(b',"s":9,"t":1.0,"n":["g"],"v":[1]}\n')
-    watch.look()
+    watch.read()
     assert (watch.rows, watch.reached) == (2, pytest.approx(0.25))
 
 
@@ -54,12 +54,12 @@ def test_only_listed_iterations_make_the_share(tmp_path):
     file = RecordFile(tmp_path, "r", "r.1")
     watch = RecordTail(tmp_path, "r.1", "epoch", (3, 50, 90, 91))
     log(file, 90)
-    watch.look()
+    watch.read()
     assert watch.reached == pytest.approx(2.5 / 4)
 
 
 def test_a_folder_that_is_gone_is_no_progress(tmp_path):
-    assert not RecordTail(tmp_path / "gone", "r.1").look()
+    assert not RecordTail(tmp_path / "gone", "r.1").read()
 
 
 def test_others_that_took_longer_lengthen_what_was_predicted():

@@ -12,17 +12,17 @@ def begun(monkeypatch, tmp_path):
     """What `rearview run` asked for, without becoming it."""
     import rearview._history
 
-    asked = []
+    started = []
 
-    def begin(target, args, *, preempt, **options):
-        assert preempt is None
-        asked.append((target, list(args), options))
+    def start_run(target, args, *, preemption, **options):
+        assert preemption is None
+        started.append((target, list(args), options))
 
-    monkeypatch.setattr(rearview._history, "begin", begin)
-    monkeypatch.setattr(run, "become", lambda start: None)
+    monkeypatch.setattr(rearview._history, "start_run", start_run)
+    monkeypatch.setattr(run, "become", lambda command: None)
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text("")
-    return asked
+    return started
 
 
 def test_everything_after_the_script_is_the_scripts(command, begun):

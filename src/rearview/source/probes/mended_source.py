@@ -10,7 +10,7 @@ import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from rearview.source.loops import FUNCTIONS, LOOPS, loop_ids
+from rearview.source.loops import FUNCTIONS, LOOPS, loop_ids, recorded_loop_ids
 from rearview.source.probes.align import MissingStatement, compare
 from rearview.source.text import Parsed, decode, try_parse
 from rearview.source.trees import first_line, last_line
@@ -82,12 +82,16 @@ def _parsed(data: bytes) -> ast.Module | None:
 
 def _ids(recorded: ast.Module | None, new: ast.Module, path: str) -> dict[int, str]:
     own = loop_ids(new, path)
-    known = {} if recorded is None else loop_ids(new, path, recorded=compare(recorded, new))
+    kept = (
+        {}
+        if recorded is None
+        else recorded_loop_ids(recorded, compare(recorded, new).matched, path)
+    )
     return {
-        line: str(known[line])
-        if line in known
-        else f"{path}:{one.function}:{one.ordinal + _FRESH}:{one.name}"
-        for line, one in own.items()
+        line: str(kept[line])
+        if line in kept
+        else f"{path}:{loop.function}:{loop.ordinal + _FRESH}:{loop.name}"
+        for line, loop in own.items()
     }
 
 
