@@ -111,7 +111,7 @@ def test_the_short_way_of_numpy_draws_what_the_long_one_draws(tmp_path, monkeypa
 
 FOLLOWS = """
 import os, random, sys, tempfile, uuid
-from rearview.runtime import entropy
+from rearview.runtime.sandbox import entropy
 
 key = bytes(range(32))
 if sys.argv[1] == "late":

@@ -16,7 +16,7 @@ from rearview.runtime.sandbox.file_view import PathUse, View, resolved
 
 HEAD = """
 import glob, io, os, pathlib, pickle, shutil, sys
-from rearview.runtime import outside
+from rearview.runtime.sandbox import file_patches
 from rearview.runtime.sandbox.file_view import View
 home = os.getcwd()
 os.makedirs("proj/.rearview/tree", exist_ok=True)
@@ -25,7 +25,7 @@ for name in ("proj/.rearview/tree/made", "data"):
 pathlib.Path("data/old.txt").write_text("old")
 pathlib.Path("data/other.txt").write_text("other")
 view = View(home + "/proj", home + "/proj/.rearview/tree", elsewhere=home + "/elsewhere", spared=(home + "/tmp/",))
-outside.install(view)
+file_patches.install(view)
 os.chdir(home + "/proj")
 """
 """What every program of these tests begins with: a project beside a folder of data."""
