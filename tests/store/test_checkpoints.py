@@ -4,11 +4,11 @@ import os
 import pytest
 
 from rearview.errors import DamagedError, StoreError, UsageError
-from rearview.model import Edge, Missing, Part, Point, Snapshot, Step
+from rearview.model import Edge, MissingPart, Part, Point, Snapshot, Step
 from rearview.store.checkpoints.checkpoints import OBJECT_FROM, Checkpoints
 from rearview.store.checkpoints.manifest import FORMAT, INLINE
 
-MISSING = (Missing("log", "a pipe"), Missing("plug", "a socket"))
+MISSING = (MissingPart("log", "a pipe"), MissingPart("plug", "a socket"))
 POINT = Point((Step("epoch", 3, "third"), Step("step", 20, 0.5)))
 
 

@@ -1,6 +1,6 @@
 """The words: frozen values without I/O that every room speaks in."""
 
-from rearview.model.checkpoint import Checkpoint, Edge, Missing, ObjectRef, Part, Snapshot
+from rearview.model.checkpoint import Checkpoint, Edge, MissingPart, ObjectRef, Part, Snapshot
 from rearview.model.plan import Control, Operator, Plan, ReplayReport, Segment, SegmentFile
 from rearview.model.proof import Proof, Verdict, proof_of
 from rearview.model.run import Origin, Point, Record, Run, Status, Step
@@ -9,7 +9,7 @@ __all__ = [
     "Checkpoint",
     "Control",
     "Edge",
-    "Missing",
+    "MissingPart",
     "ObjectRef",
     "Operator",
     "Origin",

@@ -20,12 +20,12 @@ class Edge(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Missing:
+class MissingPart:
     """A part of the state that could not be captured, so that the checkpoint is partial.
 
     Manifests and tables hold it as one text.
 
-    >>> str(Missing("main.reader", "the position in this file is not known"))
+    >>> str(MissingPart("main.reader", "the position in this file is not known"))
     'main.reader: the position in this file is not known'
     """
 
@@ -40,8 +40,8 @@ class Missing:
     def parse(cls, text: str) -> Self:
         """Return the value whose text a manifest holds.
 
-        >>> Missing.parse("file: the position is not known (telling: off)")
-        Missing(path='file', why='the position is not known (telling: off)')
+        >>> MissingPart.parse("file: the position is not known (telling: off)")
+        MissingPart(path='file', why='the position is not known (telling: off)')
         """
         path, colon, why = text.partition(": ")
         return cls(path, why) if colon else cls("", text)
@@ -92,7 +92,7 @@ class Snapshot:
     """Tensors on accelerators by key; the writer copies them to the host."""
     meta: dict[str, Any] = field(default_factory=dict)
     """What restoring needs besides the state: JSON only."""
-    missing: tuple[Missing, ...] = ()
+    missing: tuple[MissingPart, ...] = ()
 
     @property
     def id(self) -> str:
@@ -121,7 +121,7 @@ class Checkpoint:
     edge: Edge
     parts: Mapping[str, ObjectRef]
     complete: bool = True
-    missing: tuple[Missing, ...] = ()
+    missing: tuple[MissingPart, ...] = ()
     """What could not be captured; empty if the checkpoint is complete."""
     meta: dict[str, Any] = field(default_factory=dict)
     """What the capturer needs to restore it: JSON only."""

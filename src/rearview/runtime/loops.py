@@ -1,7 +1,7 @@
-"""Iterate the user's loops, and let the session act between iterations.
+"""Iterate the user's loops, and call the session between iterations.
 
-Short iterations are handed to C iterators in slices, so that a loop costs next to nothing; the
-index within a slice is read from a counter when somebody asks.
+Short iterations are handed to C iterators in slices, so that a loop costs next to nothing; the index
+within a slice is read from a counter when it is needed.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ _PYTHON_CLASS = 1 << 9
 
 
 @dataclass(slots=True)
-class Habit:
+class LoopHistory:
     """What is known of a site from its iterations so far."""
 
     site: LoopSite
     entries: int = 0
     iterations: int = 0
     seconds: float = 0.0
-    loud: bool = False
+    logs: bool = False
     """Something was logged inside it."""
     outermost: bool = False
     """It was entered outside all other loops."""
-    quiet: bool = False
+    unwatched: bool = False
     """Not wrapped any more: its iterations are short and hold no record."""
 
     def facts(self) -> dict[str, Any]:
@@ -65,7 +65,7 @@ class Habit:
 class LoopEntry:
     """One loop being executed."""
 
-    habit: Habit
+    history: LoopHistory
     ordinal: int
     """How often its site was entered before within the same iteration of the loop around it."""
     frame: int
@@ -97,7 +97,7 @@ class LoopEntry:
     @property
     def site(self) -> LoopSite:
         """The loop in the program text."""
-        return self.habit.site
+        return self.history.site
 
     @property
     def now(self) -> int:
@@ -179,7 +179,7 @@ class LoopSession(Protocol):
 
     stack: list[LoopEntry]
     """Loops being executed, outermost first."""
-    apart: float
+    stride: float
     """Seconds between boundaries of short iterations."""
 
     def push(self, entry: LoopEntry) -> None:
@@ -259,7 +259,7 @@ def iterate(
                     ended = session.exhausted(entry, index, sys._getframe(1))
                 return
             now = perf_counter()
-            size = _next_size(size, now - last, session.apart)
+            size = _next_size(size, now - last, session.stride)
             last = now
     finally:
         session.leave(entry, sys._getframe(1), ended=ended)
@@ -297,15 +297,15 @@ def suspended(
         session.leave(entry, None, ended=True)
 
 
-def _next_size(size: int, seconds: float, apart: float = SLICE) -> int:
+def _next_size(size: int, seconds: float, stride: float = SLICE) -> int:
     """Return how many iterations should make the next slice, after `size` took `seconds`.
 
     >>> _next_size(1, 0.01), _next_size(4, 0.0001), _next_size(64, 0.02)
     (1, 8, 6)
     """
-    if seconds > apart:
-        return max(1, int(size * apart / seconds))
-    if seconds * 2 < apart:
+    if seconds > stride:
+        return max(1, int(size * stride / seconds))
+    if seconds * 2 < stride:
         return min(size * 2, _LARGEST)
     return size
 
@@ -361,7 +361,7 @@ def _held(items: list[Any] | tuple[Any, ...], begun: int = 0) -> list[Any] | Non
 
 
 def untried(entry: LoopEntry, frame: FrameType | None) -> bool:
-    """Say whether a `while` loop ended at its test, so that the last turn had no body."""
+    """Return True if a `while` loop ended at its test, so that the last turn had no body."""
     if frame is None or id(frame) != entry.frame:
         return False
     here = position(frame)

@@ -1,8 +1,7 @@
-"""The way to an object that is not an anchor, looked up only when something has to be said of it.
+"""Anchors: the objects that exist when a loop is entered, numbered by a walk in fixed order.
 
-Anchors: the objects that existed when a loop was entered, named by a walk in fixed order.
-
-The way to an object that is not an anchor, looked up only when something has to be said of it.
+A replay runs the same set-up code, walks the same way and gets the same numbers. `find_path` returns
+the path to an object that is not an anchor, for messages.
 """
 
 from __future__ import annotations
@@ -170,7 +169,7 @@ class Anchors:
                 continue
 
     def _expects(self, label: str, signature: Sequence[str] | None) -> bool:
-        """Say whether that comes next, as far as it is known what was recorded."""
+        """Return True if that comes next, as far as it is known what was recorded."""
         if signature is None:
             return True
         number = len(self._refs)
@@ -265,7 +264,7 @@ class Anchors:
         again._walk(roots, self.signature)
 
     def same_graph(self, tensor: Any) -> bool:
-        """Say whether a tensor with a history has the one it had when the loop was entered."""
+        """Return True if a tensor with a history has the one it had when the loop was entered."""
         number = self.index.get(id(tensor), -1)
         return bool(self._graphs.get(number) == tensor._version)
 

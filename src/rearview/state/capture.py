@@ -1,8 +1,7 @@
-"""Capture: the state of the live object graph at an iteration boundary, without copying tensors.
+"""Capture the state of the live objects at a boundary: a skeleton and buffers.
 
-One capture under way: the pickler, the memory met, and what could not be kept.
-
-Capture: the state of the live object graph at an iteration boundary, without copying tensors.
+The skeleton holds everything small as a pickle in which anchors are referred to by number; the
+buffers are views of large memory, which is not copied here.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rearview.errors import StateError
-from rearview.model import Missing
+from rearview.model import MissingPart
 from rearview.state.anchors import Anchors, find_path
 from rearview.state.codecs.containers import set_recipe
 from rearview.state.codecs.python_objects import CellKind
@@ -80,7 +79,7 @@ class Capture:
         """Arrays that others are views of."""
         self.roots = roots
         self.blocks = Blocks(anchors.block_keys)
-        self.missing: list[Missing] = []
+        self.missing: list[MissingPart] = []
         self.lost: dict[int, Any] = {}
         self.oob: list[str] = []
         self.cells: list[types.CellType] = []
@@ -101,10 +100,10 @@ class Capture:
         """Note that the capture is partial because of `obj`."""
         if id(obj) not in self.lost:
             self.lost[id(obj)] = obj
-            self.missing.append(Missing(self.path(obj), reason))
+            self.missing.append(MissingPart(self.path(obj), reason))
 
     def is_running(self, function: str, name: str, cell: types.CellType) -> bool:
-        """Say whether the closure variable `name` of `function` is one of a function on the stack.
+        """Return True if the closure variable `name` of `function` is one of a function on the stack.
 
         Python does not tell; one of an earlier call that holds the very same object is taken for
         one too, which is the safe side.
@@ -129,7 +128,7 @@ class Capture:
         return find_path(self.anchors, self.roots, obj) or f"a {type(obj).__name__}"
 
     def take_buffer(self, buffer: pickle.PickleBuffer) -> bool:
-        """Say whether a buffer from an object's own pickling stays in the skeleton."""
+        """Return True if a buffer from an object's own pickling stays in the skeleton."""
         raw = buffer.raw()
         if raw.nbytes <= SMALL:
             return True
@@ -218,7 +217,7 @@ class Capture:
             held.clear()
 
     def shared(self) -> bool:
-        """Say whether an array that was taken to stand alone shares its memory after all."""
+        """Return True if an array that was taken to stand alone shares its memory after all."""
         if not self.loose:
             return False
         if not self.loose.keys().isdisjoint(self.viewed):
@@ -306,7 +305,7 @@ class Captured:
 
     skeleton: bytes
     buffers: dict[str, Any]
-    missing: list[Missing]
+    missing: list[MissingPart]
     """What could not be captured; empty if the capture is complete."""
     likely_unchanged: Collection[str] = ()
     """Keys of buffers that are not likely to change."""

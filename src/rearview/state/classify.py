@@ -1,4 +1,9 @@
-"""Which kind an object is of: a value, a thing to look through, an anchor, or one to be replaced."""
+"""Choose the codec (`Kind`) for an object.
+
+Besides the codecs there are four answers: a value (immutable, pickled wherever it occurs), an
+immutable object that leads to anchors, an object that only its own pickling can read, and an object
+that is kept by reference only.
+"""
 
 from __future__ import annotations
 
@@ -216,7 +221,7 @@ def _by_layout(obj: Any) -> Kind:
 
 
 def keeps_itself(obj: Any) -> bool:
-    """Say whether only the class's own pickling can tell what the object is.
+    """Return True if only the class's own pickling can tell what the object is.
 
     A booster of XGBoost is a Python object around a pointer, a frame of polars one around a Rust
     object: attributes that cannot be kept, and methods that know how to.
@@ -247,7 +252,7 @@ def _is_handle(value: Any) -> bool:
 
 
 def can_pickle(obj: Any) -> bool:
-    """Say whether the object's own pickling works at all."""
+    """Return True if the object's own pickling works at all."""
     try:
         obj.__reduce_ex__(5)
     except Exception:

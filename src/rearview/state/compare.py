@@ -1,8 +1,7 @@
-"""Compare: the first place where two states differ, exactly, by what they mean.
+"""Compare two states and describe where they differ.
 
-Short texts for people: what an object in a state is, and where memory differs.
-
-Compare: the first place where two states differ, exactly, by what they mean.
+States are equal if the program could not tell them apart: values bit by bit, identity where it can
+matter, memory where a tensor or array uses it.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from rearview.model import Missing
+from rearview.model import MissingPart
 from rearview.state.anchors import Anchors, spell, tidy
 from rearview.state.capture import Captured, split
 from rearview.state.codecs.open_files import UNKNOWN_POSITION
@@ -158,7 +157,7 @@ def compare(
     skeleton_then: bytes,
     buffers_then: Callable[[str], Any],
     *,
-    missing_then: Collection[Missing] = (),
+    missing_then: Collection[MissingPart] = (),
     same: Callable[[str, str], bool] | None = None,
     ignore: Callable[[str], bool] | None = None,
 ) -> Difference | None:
@@ -187,7 +186,7 @@ def differences(
     skeleton_then: bytes,
     buffers_then: Callable[[str], Any],
     *,
-    missing_then: Collection[Missing] = (),
+    missing_then: Collection[MissingPart] = (),
     same: Callable[[str, str], bool] | None = None,
     ignore: Callable[[str], bool] | None = None,
 ) -> Iterator[Difference]:
@@ -215,7 +214,7 @@ def _plainly_equal(
     buffers_then: Callable[[str], Any],
     same: Callable[[str, str], bool] | None,
 ) -> bool:
-    """Say whether the very bytes agree, as they mostly do; if not, the states may still be equal."""
+    """Return True if the very bytes agree, as they mostly do; if not, the states may still be equal."""
     head_then, stream_then = split(skeleton_then)
     head_now, stream_now = split(now.skeleton)
     if len(head_then["blocks"]) != len(head_now["blocks"]) or stream_then != stream_now:
@@ -245,8 +244,8 @@ class _Comparison:
         buffers_then: Callable[[str], Any],
         buffers_now: Callable[[str], Any],
         *,
-        missing_then: Collection[Missing],
-        missing_now: Collection[Missing],
+        missing_then: Collection[MissingPart],
+        missing_now: Collection[MissingPart],
         same: Callable[[str, str], bool] | None,
     ) -> None:
         self.anchors = anchors

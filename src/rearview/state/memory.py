@@ -1,4 +1,7 @@
-"""Memory that arrays and tensors stand on, each piece once, however many views it has."""
+"""Memory below arrays and tensors: each block once, however many views it has.
+
+`Blocks` collects the blocks of one capture, `Memory` provides them to one restore.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +36,13 @@ def view_of(address: int, nbytes: int) -> Any:
 
 
 def is_tensor(obj: object) -> bool:
-    """Say whether it is a tensor, without importing torch."""
+    """Return True if it is a tensor, without importing torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(obj, torch.Tensor)
 
 
 def is_array(obj: object) -> bool:
-    """Say whether it is an array, without importing NumPy."""
+    """Return True if it is an array, without importing NumPy."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(obj, numpy.ndarray)
 

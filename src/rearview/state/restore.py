@@ -1,8 +1,7 @@
-"""Restore: recorded state written into the live objects, in place.
+"""Restore a recorded state into the live objects, in place.
 
-One restore under way: what the builders of a skeleton do, and what is left for the end.
-
-Restore: recorded state written into the live objects, in place.
+A skeleton is unpickled with the anchors in place of their numbers; `Restoration` has a method for
+each builder that a skeleton may name, and the work that has to wait until all objects exist.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Files and buffers: what is set back to its position, and what cannot be kept."""
+"""Open files, restored to their position, and objects that cannot be captured, such as sockets."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _is_regular(file: Any) -> bool:
 
 
 def is_standard(file: object) -> bool:
-    """Say whether it is one of the streams every process has."""
+    """Return True if it is one of the streams every process has."""
     return any(
         file is stream or file is getattr(stream, "buffer", None)
         for stream in (
