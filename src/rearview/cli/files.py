@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rearview.cli.options import TakesRuns, asked, some_names, some_runs
+from rearview.cli.options import TakesRuns, open_history, some_names, some_runs
 from rearview.cli.query import tell_damage
 from rearview.cli.terminal import output
 from rearview.cli.terminal.output import plural
@@ -64,7 +64,7 @@ def export(
             f"{str(file)!r} does not say how to write it. End it with one of {known}.",
             param_hint="FILE",
         )
-    past = asked()
+    past = open_history()
     with waiting("writing the table"):
         found = past.table(*names, where=where, runs=list(which) or None, unproved=unproved)
         aside = file.with_name(f".{file.name}.{os.getpid()}")
@@ -107,7 +107,7 @@ def files(which: str, get: str | None, at: str | None, output: Path | None, as_j
     A file is fetched from the project if it is as the run left it, else from the last checkpoint that
     holds it; --at takes an earlier one. A file that is there is never overwritten.
     """
-    past = asked()
+    past = open_history()
     if get is not None:
         _fetch(which, get, at, output)
         return
@@ -137,7 +137,7 @@ def files(which: str, get: str | None, at: str | None, output: Path | None, as_j
 
 
 def _fetch(which: str, path: str, at: str | None, output: Path | None) -> None:
-    data, where = asked().fetch_file(which, path, at=at)
+    data, where = open_history().fetch_file(which, path, at=at)
     target = output or Path(Path(path).name)
     try:
         fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)

@@ -35,7 +35,7 @@ from rearview.store.project import FOLDER, Project
 
 if TYPE_CHECKING:
     from rearview._history import Machine
-from rearview.cli.options import TakesRuns, a_run, asked, complete_run, nbytes
+from rearview.cli.options import TakesRuns, a_run, complete_run, nbytes, open_history
 from rearview.cli.terminal.output import plain
 from rearview.cli.terminal.progress import waiting
 from rearview.errors import StoreError
@@ -351,7 +351,7 @@ def verify(repair: bool, as_json: bool) -> int:
 def _opened(*, repair: bool) -> History:
     """Return the history; a store whose format file is unreadable is mended first if asked."""
     try:
-        return asked()
+        return open_history()
     except StoreError as exc:
         if exc.slug != "store-unreadable" or not repair:
             raise
@@ -362,7 +362,7 @@ def _opened(*, repair: bool) -> History:
         root = next(p for p in (start, *start.parents) if (p / FOLDER / "format").exists())
         check(Project(root), repair=True)
         output.note(f"{root / FOLDER / 'format'} was written anew.")
-        return asked()
+        return open_history()
 
 
 def _problem(problem: Problem) -> None:
@@ -385,7 +385,7 @@ def trust() -> None:
     they refuse one that was copied, unpacked, or made by another user or on another machine. Say
     this once, if you know where it comes from. Stores that you record yourself need it never.
     """
-    past = asked(trusting=True)
+    past = open_history(trusting=True)
     before = past.trusted
     file = past.trust()
     hosts = sorted({run.host for run in past.runs() if run.host})
@@ -422,7 +422,7 @@ def gc(
     checkpoints are thinned evenly over each run, so that every run can still be replayed. Records
     and sources always stay, and so do checkpoints of runs that are going on.
     """
-    past = asked()
+    past = open_history()
     promised = [past.run(which).id for which in kept]
     if keep:
         promised += [run.id for run in past.runs()[-keep:]]

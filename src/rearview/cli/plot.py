@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rearview.cli.options import TakesRuns, asked, some_names, some_runs
+from rearview.cli.options import TakesRuns, open_history, some_names, some_runs
 from rearview.cli.terminal import output as show
 from rearview.cli.terminal.chart import COLORS, ChartLine, braille, frame_of, svg
 from rearview.cli.terminal.progress import waiting
@@ -45,7 +45,7 @@ def plot(
             f"{str(output)!r} does not say how to draw it. End it with .svg or .png.",
             param_hint="--output",
         )
-    past = asked()
+    past = open_history()
     with waiting("reading records"):
         lines, across = lines_of(past, names, where, list(which) or None)
     if frame_of(lines) is None:

@@ -12,9 +12,9 @@ import click
 from rearview.cli.options import (
     TakesRuns,
     a_run,
-    asked,
     complete_run,
     json_option,
+    open_history,
     some_names,
     some_runs,
 )
@@ -62,7 +62,7 @@ def runs(limit: int | None, where: str | None, wide: bool, as_json: bool) -> Non
 
     Lines fit the terminal, or 80 columns elsewhere: long commands, names and tags are cut.
     """
-    found = asked().runs() if where is None else asked().runs(where)
+    found = open_history().runs() if where is None else open_history().runs(where)
     for run in found:
         if "damaged" in run.facts:
             shown.note(f"damaged: {run.facts['damaged']}")
@@ -155,7 +155,7 @@ def show(words: tuple[str, ...], printed: bool, folder: Path | None, as_json: bo
     if printed:
         _printed(which, as_json=as_json)
         return
-    past = asked()
+    past = open_history()
     report = past.show(which)
     if as_json:
         shown.json_document({**output.plain(report), "replays": list(map(_told, report.replays))})
@@ -165,7 +165,7 @@ def show(words: tuple[str, ...], printed: bool, folder: Path | None, as_json: bo
 
 
 def _save(words: tuple[str, ...], folder: Path, *, as_json: bool) -> None:
-    past = asked()
+    past = open_history()
     which, names = "latest", words
     if words and words[0] not in past.names():
         which, names = words[0], words[1:]
@@ -187,7 +187,7 @@ def _save(words: tuple[str, ...], folder: Path, *, as_json: bool) -> None:
 
 
 def _printed(which: str, *, as_json: bool) -> None:
-    lines = asked().printed(which)
+    lines = open_history().printed(which)
     if as_json:
         shown.json_document(lines)
         return
@@ -351,7 +351,7 @@ def table(
     Values of replays that were not exact are left out. Those that could not be proved carry a `*`;
     in csv and json the column `unproved` names them.
     """
-    past = asked()
+    past = open_history()
     chosen = list(which) or None
     with waiting("reading records"):
         found = past.table(*names, where=where, runs=chosen, limit=limit, unproved=unproved)
@@ -391,7 +391,7 @@ def sql(query: str, unproved: bool, form: str) -> None:
     max(acc) from full_pivot group by run"`. EXPLAIN, DESCRIBE, SHOW and SUMMARIZE work too;
     nothing can be written.
     """
-    past = asked()
+    past = open_history()
     with waiting("asking"):
         found = past.sql(query, unproved=unproved)
     emit(found, form)
@@ -506,13 +506,13 @@ def diff(first: str, second: str, *, statements: bool, as_json: bool) -> int:
         return _statements(first, second, as_json=as_json)
     if as_json:
         raise click.UsageError("--json belongs to --statements.")
-    text = asked().diff(first, second)
+    text = open_history().diff(first, second)
     shown.diff(text)
     return 1 if text else 0
 
 
 def _statements(first: str, second: str, *, as_json: bool) -> int:
-    changes = asked().statement_diff(first, second)
+    changes = open_history().statement_diff(first, second)
     other = [one for one in changes if one.edit != "same"]
     if as_json:
         shown.json_document(changes)

@@ -14,9 +14,9 @@ import click
 from rearview.cli.options import (
     TakesRuns,
     a_run,
-    asked,
     complete_run,
     json_option,
+    open_history,
     pair,
     some_names,
 )
@@ -96,7 +96,7 @@ def propagate(
     statement, and serves no other name. `--corrections` and `--undo` work with or without NAMES;
     exit code 1: there is nothing to undo.
     """
-    past = asked()
+    past = open_history()
     if correct is None and (after or renames or statement):
         raise click.UsageError("--after, --rename and --statement belong to --correct.")
     if past.correction_note:

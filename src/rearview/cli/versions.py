@@ -19,10 +19,10 @@ import click
 from rearview.cli.options import (
     TakesRuns,
     a_run,
-    asked,
     complete_run,
     json_option,
     nbytes,
+    open_history,
     span,
 )
 from rearview.cli.terminal import output
@@ -83,7 +83,7 @@ def _open(words: Sequence[str]) -> Opened:
         base = Path(os.path.commonpath([*(_program_folders(study, root))]))
         programs = {v.name: (base / v.program).read_bytes() for v in study.versions}
     else:
-        history = asked()
+        history = open_history()
         project = history.project
         runs = [history.run(word) for word in words] if words else history.runs()
         study = from_runs(project, runs)
