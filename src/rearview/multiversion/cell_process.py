@@ -24,6 +24,7 @@ import sys
 import time
 import traceback
 import types
+import warnings
 from typing import Any
 
 from rearview.multiversion.cell_outputs import Descriptors, Outputs, Reads, Stream, make_shell
@@ -214,7 +215,10 @@ class CellProcess:
             gc.collect()
             self.cwd = os.getcwd()
         state = random.getstate()
-        child = os.fork()
+        with warnings.catch_warnings():
+            # newer Pythons warn of forks beside threads: `forbids_fork` has looked at them
+            warnings.simplefilter("ignore", DeprecationWarning)
+            child = os.fork()
         if child:
             return
         random.setstate(state)  # Python reseeds it in a forked process
