@@ -25,6 +25,7 @@ from rearview.multiversion.study import Study, StudyVersion
 from rearview.multiversion.verdicts import Same, Tolerance, Verdict, compare
 from rearview.plan.versions.order import Order, order
 from rearview.plan.versions.tree import START, Level, Tree
+from rearview.source.cells import only_defines
 
 START_SECONDS = 0.05
 """Seconds to fork a fresh process and lay out its folder."""
@@ -139,13 +140,15 @@ def plan_study(
         tree = replace(smaller, unavailable=tree.unavailable)
     names = _state_names(tree)
     cells = []
+    imports = _import_seconds(tree)
     for node, cell in enumerate(tree.tree.cells):
         size = stored_size(store, names[node]) if store is not None else None
         if size is not None:
-            load = START_SECONDS + size * DISK_BYTE
+            load = START_SECONDS + imports[node] + size * DISK_BYTE
             cells.append(replace(cell, save=PARK_SECONDS, load=load, kept=True))
         else:
-            cells.append(replace(cell, save=PARK_SECONDS, load=PARK_SECONDS))
+            again = imports[node] if options.backend == "stored" else 0.0
+            cells.append(replace(cell, save=PARK_SECONDS, load=PARK_SECONDS + again))
     planned = Tree.of(tree.tree.parent, cells, start=START_SECONDS, versions=tree.tree.versions)
     tree = replace(tree, tree=planned)
     levels = [Level(options.cache if options.backend != "stored" else 0.0)]
@@ -162,6 +165,16 @@ def plan_study(
         going=lambda: clock() < end,
     )
     return StudyPlan(tree, found, tuple(levels), names)
+
+
+def _import_seconds(tree: ExecutionTree) -> list[float]:
+    """Return the seconds of imports up to each node: loading a stored namespace repeats them."""
+    seconds: list[float] = []
+    for node, about in enumerate(tree.nodes):
+        above = tree.tree.parent[node]
+        mine = tree.tree.cells[node].seconds if only_defines(about.cell.text) else 0.0
+        seconds.append(mine + (seconds[above] if above != START else 0.0))
+    return seconds
 
 
 def _state_names(tree: ExecutionTree) -> dict[int, str]:
@@ -317,8 +330,3 @@ def _with_printed(
     if not cells:
         return cells
     return [*(replace(c, verdict=rest) for c in cells[:-1]), replace(cells[-1], verdict=told)]
-
-
-def leaves_of(tree: ExecutionTree) -> int:
-    """Return how many cells have nothing after them."""
-    return len([node for node in tree.tree.leaves if node != START])
