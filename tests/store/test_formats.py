@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rearview.energy import Account
-from rearview.model import Point, Step
+from rearview.model import Missing, Point, Step
 from rearview.runtime.sandbox.overwritten_files import Traces
 from rearview.store import printed_lines, runs
 from rearview.store.checkpoints.checkpoints import Checkpoints
@@ -35,7 +35,11 @@ def test_a_store_of_an_old_format_is_read(tmp_path, number):
     assert first.time == 1700000000.25
     assert first.meta == {"anchors": 3}
     assert second.point == Point((Step("epoch", 2, "second"), Step("step", 5, 0.5)))
-    assert (second.edge, second.complete, second.missing) == ("end", False, ("a socket",))
+    assert (second.edge, second.complete, second.missing) == (
+        "end",
+        False,
+        (Missing("", "a socket"),),
+    )
     weights = bytes(range(256)) * 4096
     assert store.load(first)["weights"] == weights
     loaded = store.load(second)

@@ -359,7 +359,7 @@ class History:
             names={row["name"]: row["n"] for row in counts if not row["name"].startswith("$")},
             loops=loops,
             checkpoints=checkpoints,
-            partial=sorted({reason for one in checkpoints for reason in one.missing}),
+            partial=sorted({str(part) for one in checkpoints for part in one.missing}),
             logical=sum(one.nbytes for one in checkpoints),
             stored=sum(one.stored for one in checkpoints),
             costs=end.get("costs", {}),

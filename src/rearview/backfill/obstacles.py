@@ -132,12 +132,17 @@ def logged_outside_project(name: str, root: Path) -> str:
 
 
 def logged_in_unparsable_file(name: str, files: Mapping[str, str]) -> str:
-    """Return a sentence on a file that mentions `name` and does not parse; empty if there is none."""
-    for path, text in files.items():
-        if name in text:
-            reason = try_parse(text)
-            if isinstance(reason, str):
-                return f" {path} mentions it, but {reason}: correct that first."
+    """Return a sentence on a file that does not parse; empty if all parse.
+
+    A file that mentions `name` comes first. The statements of such a file are not seen at all.
+    """
+    reasons = {path: try_parse(text) for path, text in files.items()}
+    broken = {path: reason for path, reason in reasons.items() if isinstance(reason, str)}
+    for path, reason in broken.items():
+        if name in files[path]:
+            return f" {path} mentions it, but {reason}: correct that first."
+    for path, reason in broken.items():
+        return f" What {path} logs is not seen, because {reason}: correct that first."
     return ""
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from time import perf_counter
@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from rearview.errors import ReplayError
-from rearview.model import Checkpoint
+from rearview.model import Checkpoint, Edge
 from rearview.runtime.frames import as_recorded, load_modules, qualified, rebind
 from rearview.runtime.loops import LoopEntry
 from rearview.runtime.sandbox.file_view import PathUse
@@ -30,7 +30,7 @@ from rearview.runtime.saving.dirty_pages import TRACK_FROM, Pages, PageWatch, ad
 from rearview.runtime.session import Session
 from rearview.state.capture import capture
 from rearview.state.codecs.iterators import drawn
-from rearview.state.compare import Difference, differences
+from rearview.state.compare import Difference, compare
 from rearview.state.restore import restore
 from rearview.store.checkpoints.checkpoints import Checkpoints, LoadedCheckpoint
 from rearview.store.checkpoints.objects import digest, plain
@@ -88,18 +88,16 @@ class KnownMemory:
         self.known[address] = _Known(len(view), oid, ways if how in ways else (*ways, how), watch)
 
 
-START = "start"
-END = "end"
 Key = tuple[str, tuple[tuple[str, int, int], ...]]
 
 
-def key_of(edge: str, path: Sequence[Sequence[Any]]) -> Key:
+def key_of(edge: Edge, path: Sequence[Sequence[Any]]) -> Key:
     """Return what a checkpoint is found by: its edge and its path of (site, ordinal, index).
 
     After a loop the last index does not matter, so it is left out.
     """
     steps = [(str(site), int(ordinal), int(index)) for site, ordinal, index in path]
-    if edge == END:
+    if edge is Edge.END:
         site, ordinal, _ = steps[-1]
         steps[-1] = (site, ordinal, -1)
     return edge, tuple(steps)
@@ -139,7 +137,7 @@ class Jumps:
                 jumps.partial[key] = checkpoint
             else:
                 jumps.found[key] = checkpoint
-                if checkpoint.edge == START:
+                if checkpoint.edge is Edge.START:
                     insort(jumps.starts.setdefault(_loop(key[1]), []), key[1][-1][2])
         return jumps
 
@@ -171,7 +169,7 @@ class Jumps:
                 if key[1][0][:2] == head:
                     yield key, checkpoint
 
-    def at(self, edge: str, path: Sequence[Sequence[Any]]) -> Checkpoint | None:
+    def at(self, edge: Edge, path: Sequence[Sequence[Any]]) -> Checkpoint | None:
         """Return the checkpoint at a place, None if there is none or it can't be used yet."""
         checkpoint = self.found.get(key_of(edge, path))
         nest = self.session.nest
@@ -179,7 +177,7 @@ class Jumps:
             return None
         return checkpoint
 
-    def proof(self, edge: str, path: Sequence[Sequence[Any]]) -> Checkpoint | None:
+    def proof(self, edge: Edge, path: Sequence[Sequence[Any]]) -> Checkpoint | None:
         """Return the checkpoint to compare with at a place, a partial one for want of a better."""
         nest = self.session.nest
         if nest is None or nest.anchors is None:
@@ -188,20 +186,20 @@ class Jumps:
 
     def nearest(self, path: Sequence[Sequence[Any]], goal: int) -> Checkpoint | None:
         """Return the last checkpoint of the loop that `path` ends in, up to iteration `goal`."""
-        _, steps = key_of(START, path)
+        _, steps = key_of(Edge.START, path)
         *outer, (site, ordinal, index) = steps
         known = self.starts.get(_loop(steps), [])
         best = bisect_right(known, goal) - 1
         if best < 0 or known[best] <= index:
             return None
-        return self.at(START, [*outer, (site, ordinal, known[best])])
+        return self.at(Edge.START, [*outer, (site, ordinal, known[best])])
 
     def ahead(self, path: Sequence[Sequence[Any]], reach: int) -> bool:
         """Say whether there is something to compare with, up to iteration `reach` of this loop."""
-        _, steps = key_of(START, path)
+        _, steps = key_of(Edge.START, path)
         for key, checkpoint in (*self.found.items(), *self.partial.items()):
             last = int(checkpoint.meta["path"][-1][2])
-            later = last > steps[-1][2] or checkpoint.edge == END
+            later = last > steps[-1][2] or checkpoint.edge is Edge.END
             if _loop(key[1]) == _loop(steps) and later and last <= reach:
                 return True
         return False
@@ -281,21 +279,14 @@ class Jumps:
             return True
 
         skeleton = bytes(loaded["skeleton"])
-        every = differences(nest.anchors, captured, skeleton, lambda key: loaded[key], same=same)
-        missing = (*checkpoint.missing, *captured.missing)
-        return next((one for one in every if not unknown(one, missing)), None)
-
-
-def unknown(difference: Difference, missing: Iterable[str]) -> bool:
-    """Say whether one side did not know what differs, such as the position in a file.
-
-    A text file cannot tell it while it is iterated over, and can once it is exhausted; whether a
-    boundary lies before or behind that is a matter of slices.
-    """
-    if "None" not in {difference.then, difference.now}:
-        return False
-    places = (text.partition(": ")[0] for text in missing)
-    return any(difference.path.startswith((f"{place}[", f"{place}.")) for place in places)
+        return compare(
+            nest.anchors,
+            captured,
+            skeleton,
+            lambda key: loaded[key],
+            missing_then=checkpoint.missing,
+            same=same,
+        )
 
 
 def _loop(steps: tuple[tuple[str, int, int], ...]) -> tuple[Any, ...]:

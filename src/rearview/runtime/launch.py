@@ -26,7 +26,7 @@ from rearview.model.plan import VARIABLE, Control
 from rearview.model.wording import printable
 from rearview.runtime.frames import run_at_bottom
 from rearview.runtime.importer import furnish, retire
-from rearview.runtime.saving.writer import hide_background_threads
+from rearview.runtime.saving.background_threads import hide_background_threads
 from rearview.state.codecs.functions import Standin
 
 if TYPE_CHECKING:

@@ -14,15 +14,12 @@ from itertools import chain, compress, repeat
 from operator import length_hint
 from time import perf_counter
 from types import FrameType, GeneratorType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from rearview.model import Step
 from rearview.runtime.frames import position
 from rearview.source.instrument import LoopSite
 from rearview.state.codecs.iterators import Walk, drawn
-
-if TYPE_CHECKING:
-    from rearview.runtime.session import Session
 
 SLICE = 0.002
 """Seconds that a slice of short iterations should take: boundaries stay this close together."""
@@ -177,7 +174,38 @@ class LoopEntry:
         return Step(self.site.name, index, self.label(index))
 
 
-def iterate(session: Session, entry: LoopEntry, items: Any) -> Generator[Iterable[Any], None, None]:
+class LoopSession(Protocol):
+    """What a loop calls between its iterations: the session that records or replays."""
+
+    stack: list[LoopEntry]
+    """Loops being executed, outermost first."""
+    apart: float
+    """Seconds between boundaries of short iterations."""
+
+    def push(self, entry: LoopEntry) -> None:
+        """Put a loop on the stack: its first iteration is about to begin."""
+
+    def boundary(self, entry: LoopEntry, index: int, frame: FrameType) -> int | None:
+        """Act before iteration `index`; return the iteration to continue with, None to end."""
+
+    def advance(
+        self, entry: LoopEntry, source: Iterator[Any], index: int, target: int, frame: FrameType
+    ) -> int:
+        """Bring the loop from iteration `index` to `target` without running those in between."""
+
+    def slice(self, entry: LoopEntry, size: int) -> int:
+        """Return how many iterations may pass unobserved, at most `size`."""
+
+    def exhausted(self, entry: LoopEntry, index: int, frame: FrameType) -> bool:
+        """Act when the iterator has no more items."""
+
+    def leave(self, entry: LoopEntry, frame: FrameType | None, *, ended: bool) -> None:
+        """Take a loop off the stack, however it was left."""
+
+
+def iterate(
+    session: LoopSession, entry: LoopEntry, items: Any
+) -> Generator[Iterable[Any], None, None]:
     """Yield the items of a loop in slices; the session acts before each.
 
     `items` is the iterator that the loop draws from, or the `range` it runs over, or None for a
@@ -256,7 +284,7 @@ def untouched(source: Any) -> Any:
 
 
 def suspended(
-    session: Session, entry: LoopEntry, walk: Walk
+    session: LoopSession, entry: LoopEntry, walk: Walk
 ) -> Generator[Iterable[Any], None, None]:
     """Yield a loop in a generator or coroutine, which counts its items itself, as one slice."""
     entry.walk = walk

@@ -11,6 +11,7 @@ Run a probe without leaving a trace in the program: chance goes on as if it had 
 from __future__ import annotations
 
 import copy
+import importlib
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,10 +19,10 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
-from rearview.runtime.importer import offer
+from rearview.runtime.importer import lend, offer
 from rearview.runtime.sandbox.entropy import after_import
 from rearview.source.log_calls import MANY, OPTIONS
-from rearview.source.wrap_probes import CALM, SHIELD, TRACK
+from rearview.source.wrap_probes import CALM, OURS, SHIELD, TRACK
 from rearview.state.codecs.rng import read_global, write_global
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def _silence_wandb(module: ModuleType, folder: Path) -> None:
 
 
 def install(session: Replayer) -> None:
-    """Make the context manager that shielded code names known to it."""
+    """Make known to probes what they name: the context manager around them, and Rearview itself."""
 
     @contextmanager
     def shield(line: int, *generators: Any) -> Iterator[None]:
@@ -164,6 +165,7 @@ def install(session: Replayer) -> None:
         return calm
 
     offer(SHIELD, shield, **{CALM: calmly, TRACK: track})
+    lend(OURS, importlib.import_module(OURS))  # a probe may use it without importing it
 
 
 class _Calm:

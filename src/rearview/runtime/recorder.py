@@ -24,7 +24,8 @@ import msgspec
 from rearview.checkpointer.signals import Signals, leave_at_once
 from rearview.energy import Used
 from rearview.errors import UsageError
-from rearview.model import Point, Step
+from rearview.model import Edge, Point, Snapshot, Step
+from rearview.model.run import EXIT_PAUSED
 from rearview.model.wording import printable
 from rearview.runtime.frames import position, qualified, unobserved
 from rearview.runtime.loops import SLICE, STRIDE, LoopEntry, untried
@@ -35,8 +36,8 @@ from rearview.runtime.sandbox.outputs import Outputs
 from rearview.runtime.sandbox.printed_lines import Printing
 from rearview.runtime.saving.changes import CopyHints
 from rearview.runtime.saving.overhead import Overhead
-from rearview.runtime.saving.policy import INNER_LEAST
-from rearview.runtime.saving.remote_copy import Bringer
+from rearview.runtime.saving.policy import INNER_LEAST, Reason
+from rearview.runtime.saving.remote_copy import RemoteCopy
 from rearview.runtime.saving.writer import Writer
 from rearview.runtime.session import Session
 from rearview.state.capture import capture
@@ -70,10 +71,6 @@ class Prefixes:
         return b"%b%b]," % (head, ",".join(map(str, indices)).encode())
 
 
-START = "start"
-END = "end"
-PAUSED = 85
-"""Exit code that says: state is saved, start me again."""
 _WALKING = 0.01
 """Share of the time so far that walking anchors may take."""
 _FIRST = 0.1
@@ -93,14 +90,14 @@ class Recorder(Session):
     runs: Runs = field(kw_only=True)
     records: RecordFile = field(kw_only=True)
     writer: Writer = field(kw_only=True)
-    pulse: Overhead = field(kw_only=True)
+    overhead: Overhead = field(kw_only=True)
     script: str = ""
     clock: Clock | None = None
     """What the program was told of the time."""
     inputs: Inputs | None = None
     signals: Signals | None = None
     """Notices when somebody asks the program to leave; None: nobody may."""
-    bring: Bringer | None = None
+    bring: RemoteCopy | None = None
     """Brings what was saved to another place."""
     outputs: Outputs | None = None
     """The files that the program writes, which are part of its state."""
@@ -140,7 +137,7 @@ class Recorder(Session):
         """Note what a loop took."""
         outermost = self.nest is not None and self.nest.entry is entry
         if outermost and not ended and not untried(entry, frame):
-            self.timeline.turn(entry.now + 1, self.pulse.waited)
+            self.timeline.turn(entry.now + 1, self.overhead.waited)
         super().leave(entry, frame, ended=ended)
         if outermost:
             self.timeline.leave(entry.span, entry.values())
@@ -170,23 +167,25 @@ class Recorder(Session):
             self.leave_program(entry, index, frame)
         try:
             if nest.entry is entry:
-                self.timeline.turn(index, self.pulse.waited)
+                self.timeline.turn(index, self.overhead.waited)
                 if index:
-                    self.pulse.turn(entry.site.id + START, perf_counter() - self.turned)
+                    self.overhead.end_iteration(
+                        entry.site.id + Edge.START, perf_counter() - self.turned
+                    )
                 self.turned = perf_counter()
                 self.printing.turn()
             elif len(self.stack) == 2:
-                self.pulse.step(entry.site.id, index, self.writer.written)
+                self.overhead.begin_step(entry.site.id, index, self.writer.background_seconds)
             if nest.anchors is None:
                 if nest.entry is entry and self._may_walk(entry):
                     anchors = self.anchor(nest, index, self.roots(frame)[0])
                     self.walked += nest.seconds
-                    self.pulse.enter(nest.seconds, memory_of(anchors.alive()))
-                    self.writer.prepare(self.pulse.nbytes)
+                    self.overhead.enter_loop(nest.seconds, memory_of(anchors.alive()))
+                    self.writer.prepare(self.overhead.nbytes)
             elif index and (nest.entry is entry or self._long_since(entry)):
-                self.consider(entry, index, START, frame)
+                self.consider(entry, index, Edge.START, frame)
             if nest.entry is entry:
-                self.pulse.paid(self.writer.settle())
+                self.overhead.add_wait(self.writer.training_resumes())
         except Exception as exc:
             self.fail(exc)
         return index
@@ -195,7 +194,7 @@ class Recorder(Session):
         """Say whether to ask about an inner boundary: asking takes a tenth of a millisecond."""
         now = perf_counter()
         since = now - max(entry.started, self.last)
-        return since >= INNER_LEAST and now >= self.due.get(START, 0.0)
+        return since >= INNER_LEAST and now >= self.due.get(Edge.START, 0.0)
 
     def leave_program(self, entry: LoopEntry, index: int, frame: FrameType) -> None:
         """Save here and end with exit code 85, as somebody asked; the run is to be continued.
@@ -209,7 +208,10 @@ class Recorder(Session):
         self.signals.absorb()
         if nest.anchors is not None and index:
             try:
-                if not self.save(entry, index, START, frame, wait=True) and nest.entry is not entry:
+                if (
+                    not self.save(entry, index, Edge.START, frame, wait=True)
+                    and nest.entry is not entry
+                ):
                     self.signals.heed()
                     return
             except Exception as exc:
@@ -218,8 +220,8 @@ class Recorder(Session):
             self.signals.heed()
             return
         self.signals.settle()
-        self.code = PAUSED
-        self.finish(PAUSED)
+        self.code = EXIT_PAUSED
+        self.finish(EXIT_PAUSED)
         leave_at_once(self.code)
 
     def _may_walk(self, entry: LoopEntry) -> bool:
@@ -249,39 +251,39 @@ class Recorder(Session):
             now = perf_counter()
             early = now - entry.started < _BRIEF or now < self.due.get(entry.site.id, 0.0)
             if nest.anchors is not None and (nest.entry is entry or not early):
-                self.consider(entry, index, END, frame)
+                self.consider(entry, index, Edge.END, frame)
         except Exception as exc:
             self.fail(exc)
 
-    def consider(self, entry: LoopEntry, index: int, edge: str, frame: FrameType) -> None:
+    def consider(self, entry: LoopEntry, index: int, edge: Edge, frame: FrameType) -> None:
         """Save if the policy finds that it pays."""
         depth = len(self.stack) - 1
-        ends = edge == END and depth == 1  # what an iteration leaves to be skipped to
+        ends = edge is Edge.END and depth == 1  # what an iteration leaves to be skipped to
         begun = perf_counter()
-        since = begun - (entry.started if edge == END else max(entry.started, self.last))
-        decision = self.pulse.decide(entry.site.id + edge, since, depth * (not ends), ends=ends)
+        since = begun - (entry.started if edge is Edge.END else max(entry.started, self.last))
+        decision = self.overhead.decide(entry.site.id + edge, since, depth * (not ends), ends=ends)
         if not decision.save and not self._last_chance(entry, edge):
-            self.due[START if edge == START else entry.site.id] = begun + _PATIENCE
-            self.pulse.paid(perf_counter() - begun)
+            self.due[Edge.START if edge is Edge.START else entry.site.id] = begun + _PATIENCE
+            self.overhead.add_wait(perf_counter() - begun)
             return
-        refusal = "" if self.settings.every else self.writer.refusal()
-        if refusal:
-            self.pulse.refused(refusal)
+        refusal = None if self.settings.every else self.writer.refusal()
+        if refusal is not None:
+            self.overhead.refusals[refusal] += 1
             return
         took = self.save(entry, index, edge, frame)
-        if took and edge == START:
+        if took and edge is Edge.START:
             self.last = perf_counter()
-        self.pulse.paid(perf_counter() - begun)
+        self.overhead.add_wait(perf_counter() - begun)
 
-    def _last_chance(self, entry: LoopEntry, edge: str) -> bool:
+    def _last_chance(self, entry: LoopEntry, edge: Edge) -> bool:
         """Say whether to save after an outermost loop, so that a replay has something to equal."""
         nest = self.nest
-        if edge != END or nest is None or nest.entry is not entry:
+        if edge is not Edge.END or nest is None or nest.entry is not entry:
             return False
-        return self.pulse.affords(entry.site.id + END)
+        return self.overhead.affords(entry.site.id + Edge.END)
 
     def save(
-        self, entry: LoopEntry, index: int, edge: str, frame: FrameType, *, wait: bool = False
+        self, entry: LoopEntry, index: int, edge: Edge, frame: FrameType, *, wait: bool = False
     ) -> bool:
         """Take a checkpoint here; say whether it was taken, and with `wait` whether it is whole."""
         nest = self.nest
@@ -304,8 +306,9 @@ class Recorder(Session):
         if self.clock is not None:
             self.clock.flush()
         self.seq += 1
-        self.pulse.saving(self.seq, entry.site.id + edge, perf_counter() - begun)
-        taken = self.writer.submit(
+        self.overhead.begin_save(self.seq, entry.site.id + edge, perf_counter() - begun)
+        path = self.path(entry, index)
+        snapshot = Snapshot(
             self.run,
             self.seq,
             self.place(entry, index),
@@ -313,24 +316,22 @@ class Recorder(Session):
             captured.skeleton,
             buffers,
             meta={
-                "path": (path := self.path(entry, index)),
+                "path": path,
                 "anchored": nest.at,
                 "records": self.records.position,
                 "seconds": begun - self.began,
                 **({"outputs": outputs} if outputs else {}),
             },
-            complete=not captured.missing,
             missing=tuple(captured.missing),
-            wait=wait or self.settings.every,
-            # after an inner loop the boundary around it is not far
-            outlook=CopyHints(
-                soon=edge == END and len(path) > 1,
-                still=captured.still,
-                roomy=self.pulse.crowded < _CROWDED,
-            ),
         )
+        hints = CopyHints(
+            recapture=edge is Edge.END and len(path) > 1,  # at the boundary around this loop
+            likely_unchanged=captured.likely_unchanged,
+            free_core=self.overhead.crowded < _CROWDED,
+        )
+        taken = self.writer.submit(snapshot, wait=wait or self.settings.every, hints=hints)
         if not taken:
-            self.pulse.skipped(self.seq, self.writer.reason)
+            self.overhead.skip_save(self.seq, self.writer.reason or Reason.FAILED)
         return taken and not (wait and captured.missing)
 
     def place(self, entry: LoopEntry, index: int) -> Point:
@@ -406,7 +407,7 @@ class Recorder(Session):
                 return
             if self.used is not None:
                 self.used.note()
-            self.pulse.keep()
+            self.overhead.close()
             if self.outputs is not None:
                 self.outputs.ended(well=not final)
             self.runs.end(self.run, final or 0, self.summary())
@@ -421,7 +422,7 @@ class Recorder(Session):
         try:
             self.bring.finish()
         except Exception as exc:
-            if self.code == PAUSED:
+            if self.code == EXIT_PAUSED:
                 self.code = 1  # who continues it elsewhere would not find it
             sys.stderr.write(
                 f"rearview: saved, but not brought to the remote: {printable(str(exc))}\n"
@@ -440,7 +441,7 @@ class Recorder(Session):
         return {
             "seconds": perf_counter() - self.began,
             "cpu": process_time(),
-            "costs": self.pulse.report(self.writer.costs),
+            "costs": self.overhead.report(self.writer.costs),
             "main": self.timeline.facts(),
             "imports": loading.facts() if (loading := self.compiler.loading) is not None else {},
             "surroundings": surroundings(),

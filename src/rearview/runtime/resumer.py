@@ -30,9 +30,9 @@ import msgspec
 
 from rearview.checkpointer.signals import end_children
 from rearview.errors import RearviewError, StateError
-from rearview.model import Checkpoint, Control
+from rearview.model import Checkpoint, Control, Edge
 from rearview.model.plan import LAUNCHER, VARIABLE
-from rearview.runtime.checkpoint_index import END, Jumps
+from rearview.runtime.checkpoint_index import Jumps
 from rearview.runtime.frames import unobserved
 from rearview.runtime.loops import LoopEntry
 from rearview.runtime.recorder import Recorder
@@ -198,7 +198,7 @@ class Resumer(Recorder):
         )
         if not on_the_way:
             return None if index == 0 and self._skip(path, frame) else index
-        if depth == len(wanted) and self.target.edge == END:
+        if depth == len(wanted) and self.target.edge is Edge.END:
             self._bring_files()
             self._skip(path, frame)
             self._arrived()
@@ -240,7 +240,7 @@ class Resumer(Recorder):
         return target
 
     def _skip(self, path: list[list[Any]], frame: FrameType) -> bool:
-        checkpoint = self.jumps.at(END, path)
+        checkpoint = self.jumps.at(Edge.END, path)
         if checkpoint is None:
             return False
         if self.mending is not None:
@@ -277,11 +277,11 @@ class Resumer(Recorder):
             self.runs.note(self.run, "continued", told)
         if self.origin is not None:
             path = self.origin.meta["path"]
-            whole = len(path) == 1 and self.origin.edge != END
+            whole = len(path) == 1 and self.origin.edge is not Edge.END
             self.timeline.skipped(path[0][2] + (not whole))
         if self.clock is not None:
             self.clock.go_on()
-        self.pulse.now = self.last = perf_counter()
+        self.overhead.now = self.last = perf_counter()
 
     def ended(self, entry: LoopEntry, index: int, frame: FrameType) -> None:
         """Record loop ends only once the target is reached."""

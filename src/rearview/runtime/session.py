@@ -15,7 +15,15 @@ from typing import Any
 from rearview.config import Settings
 from rearview.model import Point
 from rearview.model.run import NAMED
-from rearview.runtime.frames import Modules, library_roots, project_frames, resolved, roots, settle
+from rearview.runtime.frames import (
+    LOOPS,
+    Modules,
+    library_roots,
+    project_frames,
+    resolved,
+    roots,
+    settle,
+)
 from rearview.runtime.loops import SLICE, Habit, LoopEntry, iterate, suspended, untouched, watched
 from rearview.runtime.sandbox.file_view import PathUse, View
 from rearview.source.instrument import LoopSite
@@ -31,6 +39,20 @@ SHORT_DEEP = 0.02
 """The same for a loop inside two others or more, where ten seconds lie between checkpoints."""
 BRIEF = 20e-6
 """Iterations shorter than this, without a record, are not worth looking at either."""
+
+
+_current: Session | None = None
+
+
+def current_session() -> Session | None:
+    """Return the session of this process, None before one has started."""
+    return _current
+
+
+def use_session(session: Session | None) -> None:
+    """Make `session` the one that `rearview.log` and the like speak to."""
+    global _current  # noqa: PLW0603 - one session per process is the point
+    _current = session
 
 
 class Explicit:
@@ -325,7 +347,9 @@ class Session:
     ) -> Anchors:
         """Walk the objects that exist now; later checkpoints of this nest refer to them."""
         begun = perf_counter()
-        nest.anchors = Anchors.walk(found, project=self.is_project_module, signature=signature)
+        nest.anchors = Anchors.walk(
+            found, project=self.is_project_module, loop_modules=LOOPS, signature=signature
+        )
         nest.names, nest.told = tuple(found), b""
         nest.at = index
         nest.seconds = perf_counter() - begun

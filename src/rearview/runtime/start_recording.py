@@ -29,7 +29,7 @@ from rearview.model import Checkpoint, Control, Run
 from rearview.model.secrets import redact_value, redact_words
 from rearview.model.wording import printable
 from rearview.remote.base import open_remote
-from rearview.runtime import api, importer, start_replay
+from rearview.runtime import importer, start_replay
 from rearview.runtime.checkpoint_index import Jumps
 from rearview.runtime.importer import Loading
 from rearview.runtime.loops import Habit
@@ -43,9 +43,9 @@ from rearview.runtime.sandbox.outputs import Outputs
 from rearview.runtime.sandbox.overwritten_files import Traces, allow_again
 from rearview.runtime.sandbox.printed_lines import Printing
 from rearview.runtime.saving.overhead import Overhead
-from rearview.runtime.saving.remote_copy import Bringer
+from rearview.runtime.saving.remote_copy import RemoteCopy
 from rearview.runtime.saving.writer import Writer
-from rearview.runtime.session import Session
+from rearview.runtime.session import Session, use_session
 from rearview.source.probes.mended_source import mend
 from rearview.state.rebuild import REFUSING
 from rearview.store.checkpoints.checkpoints import Checkpoints
@@ -77,8 +77,8 @@ def begin(control: Control) -> Session:
         key, known = command_key(control.target, control.args), dict[str, object]()
         remote = open_remote(control.remote)
         bring = functools.partial(push, session.project, session.run, remote, key, known)
-        session.bring = Bringer(bring, share=session.settings.epsilon, warn=_warn)
-        session.writer.saved = session.bring.saved
+        session.bring = RemoteCopy(bring, share=session.settings.epsilon, warn=_warn)
+        session.writer.on_saved = session.bring.saved
     return session
 
 
@@ -127,9 +127,9 @@ def _join(replaying: start_replay.Replaying) -> Session:
         only=frozenset(replaying.names),
         records=records,
         writer=Writer(checkpoints, settings, warn=_warn),
-        pulse=Overhead.begin(settings, project, replaying.run, ""),
+        overhead=Overhead.begin(settings, project, replaying.run, ""),
     )
-    api.use(session)
+    use_session(session)
     atexit.register(lambda: session.finish(None))
     return session
 
@@ -151,7 +151,7 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
             reads.read_all()  # what it has read so far is not known
         os.environ[RUN_VARIABLE] = run
     checkpoints = Checkpoints(project, Worth.of(settings.compress))
-    pulse = Overhead.begin(settings, project, run, control.target)
+    overhead = Overhead.begin(settings, project, run, control.target)
     session = Recorder(
         project,
         run,
@@ -162,11 +162,11 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
         script="" if control.module else os.path.abspath(control.target),  # noqa: PTH100
         joins=joins,
         records=RecordFile(runs.folder(run), run, put=checkpoints.objects.put),
-        writer=Writer(checkpoints, settings, warn=_warn, ended=pulse.ended),
-        pulse=pulse,
+        writer=Writer(checkpoints, settings, warn=_warn, on_end=overhead.end_save),
+        overhead=overhead,
     )
     session.compiler = importer.Compiler(session, autolog=settings.autolog, loading=Loading())
-    api.use(session)
+    use_session(session)
     os.register_at_fork(after_in_child=session.forked)
     if watched:
         session.declared[entropy.ROOT] = entropy.install(key).stream.place
@@ -200,7 +200,7 @@ def _resume(control: Control) -> Resumer:
     saved = checkpoints.of(run.id)
     usable = [one for one in saved if _deep(one) <= (control.depth or 0)]
     target = last_usable(saved if control.depth is None else usable)
-    pulse = Overhead.begin(settings, project, run.id, control.target)
+    overhead = Overhead.begin(settings, project, run.id, control.target)
     since = int(target.meta["records"]) if target is not None else 0
     attempt = 1 + int(run.facts.get("attempts", 0))
     folder = runs.folder(run.id)
@@ -222,8 +222,8 @@ def _resume(control: Control) -> Resumer:
         given=dict(control.given),
         runs=runs,
         records=RecordFile(folder, run.id, put=put, attempt=attempt, since=since),
-        writer=Writer(checkpoints, settings, warn=_warn, ended=pulse.ended),
-        pulse=pulse,
+        writer=Writer(checkpoints, settings, warn=_warn, on_end=overhead.end_save),
+        overhead=overhead,
         seq=max((one.seq for one in saved), default=0),
         target=target,
         retreat=None if control.source else retreat,
@@ -232,7 +232,7 @@ def _resume(control: Control) -> Resumer:
     REFUSING.append(session.refusing)
     session.compiler = importer.Compiler(session, autolog=settings.autolog)
     _use_source(session, run, control.source, Versions(project, settings))
-    api.use(session)
+    use_session(session)
     os.register_at_fork(after_in_child=session.forked)
     chance = entropy.install(bytes.fromhex(run.facts["entropy"]))
     session.declared[entropy.ROOT] = chance.stream.place
@@ -459,5 +459,5 @@ def go_unrecorded(root: Path, given: Mapping[str, str], why: Exception) -> Unrec
         f"(docs/errors.md#{slug})\n"
     )
     session = Unrecorded(Project(root), "", Settings(), given=dict(given))
-    api.use(session)
+    use_session(session)
     return session

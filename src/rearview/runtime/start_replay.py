@@ -26,7 +26,7 @@ import msgspec
 from rearview.config import Settings
 from rearview.model import Control, SegmentFile
 from rearview.model.plan import TEXTS
-from rearview.runtime import api, importer, probe_guard
+from rearview.runtime import importer, probe_guard
 from rearview.runtime.checkpoint_index import Jumps
 from rearview.runtime.replayer import Replayer, recorded_values
 from rearview.runtime.sandbox import clock, entropy, environment, file_patches
@@ -37,6 +37,7 @@ from rearview.runtime.sandbox.file_view import PathUse, View, resolved
 from rearview.runtime.sandbox.outputs import for_native_paths
 from rearview.runtime.sandbox.overwritten_files import Traces
 from rearview.runtime.sandbox.printed_lines import watch_streams
+from rearview.runtime.session import use_session
 from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.project import Project
 from rearview.store.records import RecordFile
@@ -178,7 +179,7 @@ def replay(control: Control, shared: Shared | None = None) -> Replayer:
         },
         view=view,
     )
-    api.use(session)
+    use_session(session)
     os.register_at_fork(after_in_child=session.forked)
     hooks = shared.hooks if shared else Hooks.install(watched=session.compiler.watched)
     session.report.spared = shared.seconds if shared else 0.0

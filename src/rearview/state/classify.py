@@ -18,12 +18,12 @@ import uuid
 import weakref
 from typing import Any
 
+from rearview.state.codecs.arrays import ArrayKind
 from rearview.state.codecs.containers import (
     CONTAINERS,
     PLAIN_DICT,
     PROXY,
     WEAK_CONTAINERS,
-    AttributedKind,
 )
 from rearview.state.codecs.context import hidden_kind
 from rearview.state.codecs.data_loaders import LOADER, is_loader_iterator
@@ -33,6 +33,7 @@ from rearview.state.codecs.open_files import ARCHIVE, ROWS, THREAD, UNKEPT, stre
 from rearview.state.codecs.python_objects import (
     COMPILED,
     COMPILER,
+    AttributedKind,
     CellKind,
     ClassKind,
     EnumKind,
@@ -41,8 +42,10 @@ from rearview.state.codecs.python_objects import (
     has_functions,
 )
 from rearview.state.codecs.rng import random_kind
+from rearview.state.codecs.tensors import TensorKind
 from rearview.state.exclusions import BY_REFERENCE, unkept
 from rearview.state.kinds import REF, Kind, layout_of
+from rearview.state.memory import is_array, is_tensor
 
 VALUE = Kind()
 """Immutable: pickled wherever it stands, never an anchor."""
@@ -155,12 +158,10 @@ def _library_value(obj: Any) -> bool:
 
 
 def _tensor_or_array(obj: Any) -> Kind | None:
-    from rearview.state.codecs import arrays, tensors
-
-    if tensors.is_tensor(obj):
-        return tensors.TensorKind()
-    if arrays.is_array(obj):
-        return arrays.ArrayKind()
+    if is_tensor(obj):
+        return TensorKind()
+    if is_array(obj):
+        return ArrayKind()
     return None
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from rearview.errors import RearviewError, StateError
 from rearview.state.anchors import bare
 from rearview.state.codecs.containers import READ_ONLY, SAME
+from rearview.state.codecs.tensors import from_special
 from rearview.state.skeleton import ArrayBody, MemoryPiece, ObjectNode, OutsideKey, Ref, Skeleton
 
 _MODULE = {"_parameters", "_buffers", "_modules"}
@@ -471,8 +472,6 @@ class Variables:
         """Return a sparse or quantized tensor."""
         if not form or form[0] == "wrapper":
             return NotGiven("a tensor of a class whose own code makes it from its parts")
-        from rearview.state.codecs.tensors import from_special
-
         return from_special(tuple(self._value(part) for part in form))
 
     def _bytes(self, piece: MemoryPiece) -> Any:

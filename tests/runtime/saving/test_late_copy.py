@@ -10,10 +10,10 @@ import pytest
 
 from limits import HUNG
 from rearview.runtime.saving import changes, late_copy
-from rearview.runtime.saving.changes import Changes, CopyHints, room
+from rearview.runtime.saving.changes import Changes, CopyHints, Selection, staging_size
 from rearview.runtime.saving.dirty_pages import PAGE, Pages, address_of
-from rearview.runtime.saving.late_copy import Copy, CopyRange, LateCopy, read, taste
-from runtime.writers import MB, equal, submit
+from rearview.runtime.saving.late_copy import CopyRange, LateCopy, WatchedCopy, read, sample_memory
+from runtime.saving.writers import MB, equal, submit
 
 if not Pages().available:
     pytest.skip("this system does not note writes to pages", allow_module_level=True)
@@ -23,7 +23,7 @@ if not Pages().available:
 def little(monkeypatch):
     """Let it be worth it for little."""
     monkeypatch.setattr(changes, "ENOUGH", 2 * MB)
-    monkeypatch.setattr(changes, "LONGER", 0.0)
+    monkeypatch.setattr(changes, "LATE_SLOWDOWN", 0.0)
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def here():
     """Buffers that are trusted to be left alone."""
     made = Changes()
     for key in weights():
-        made._patience.learn(key, patient=True)
+        made._history.add(key, quiet=True)
     yield made
     made.close()
 
@@ -101,7 +101,7 @@ def test_what_is_written_too_early_is_not_saved_and_never_trusted_again(
 def test_a_buffer_that_is_seen_to_change_at_once_is_copied_at_once(
     make, checkpoints, held_up, monkeypatch
 ):
-    monkeypatch.setattr(changes, "LONGER", 1e9)
+    monkeypatch.setattr(changes, "LATE_SLOWDOWN", 1e9)
     state = weights()
 
     def train(_seconds):
@@ -135,7 +135,7 @@ def test_where_no_core_is_free_training_waits_for_the_copy(writer, checkpoints, 
     state = weights()
     seq = known(writer, state)
     before = {key: value.copy() for key, value in state.items()}
-    assert submit(writer, seq, state, outlook=CopyHints(roomy=False))
+    assert submit(writer, seq, state, hints=CopyHints(free_core=False))
     state["one"] += 1
     assert writer.drain(30)
     equal(checkpoints, seq, before)
@@ -147,10 +147,10 @@ def test_the_next_boundary_leans_on_a_copy_that_is_still_made(
 ):
     writer, state = make(), weights()
     seq = known(writer, state)
-    assert submit(writer, seq, state, outlook=CopyHints(soon=True))
+    assert submit(writer, seq, state, hints=CopyHints(recapture=True))
     state["b"] += 1
     assert submit(writer, seq + 1, state)
-    writer.settle()
+    writer.training_resumes()
     then = {key: value.copy() for key, value in state.items()}
     if early:
         state["one"] += 1
@@ -169,8 +169,8 @@ def test_the_next_boundary_leans_on_a_copy_that_is_still_made(
 def test_pages_are_watched_no_longer_than_the_copy_takes(here):
     state = weights()
     views = {key: memoryview(value).cast("B") for key, value in state.items()}
-    into = mmap.mmap(-1, room(views))
-    staged = here.copy(views, memoryview(into), late=True)
+    into = mmap.mmap(-1, staging_size(views))
+    staged = here.copy(Selection({}, {}, views), memoryview(into), late=True)
     here.complete(staged)
     watches = [copy.watch for copy in staged.late.copies.values()]
     assert len(watches) == 2
@@ -178,21 +178,23 @@ def test_pages_are_watched_no_longer_than_the_copy_takes(here):
     for key, value in state.items():
         if key in staged.views:
             assert bytes(staged.views[key]) == value.tobytes()
-    here.settle()
+    here.training_resumes()
     assert not here._pages._watched
 
 
 def test_pages_that_somebody_will_ask_about_stay_watched(here):
     state = weights()
     views = {key: memoryview(value).cast("B") for key, value in state.items()}
-    into = mmap.mmap(-1, room(views))
-    staged = here.copy(views, memoryview(into), outlook=CopyHints(soon=True), late=True)
+    into = mmap.mmap(-1, staging_size(views))
+    staged = here.copy(
+        Selection({}, {}, views), memoryview(into), hints=CopyHints(recapture=True), late=True
+    )
     here.complete(staged)
-    same, lean, changed = here.split(views)
-    assert not same
-    assert set(lean) == {"one", "two"}
-    assert set(changed) == {"b"}
-    here.settle()
+    selection = here.select(views)
+    assert not selection.unchanged
+    assert set(selection.in_flight) == {"one", "two"}
+    assert set(selection.changed) == {"b"}
+    here.training_resumes()
     assert not here._pages._watched
 
 
@@ -214,10 +216,10 @@ def test_memory_that_is_gone_is_not_read():
     memory[:] = b"x" * len(memory)
     assert read(stretch)
     assert into.raw == bytes(memory)
-    assert taste(address, [0, PAGE], 2) == b"xxxx"
+    assert sample_memory(address, [0, PAGE], 2) == b"xxxx"
     memory.close()
     assert not read(stretch)
-    assert taste(address, [0], 2) == b""
+    assert sample_memory(address, [0], 2) == b""
 
 
 def test_a_program_that_frees_its_memory_meanwhile_goes_on(pages, held_up):
@@ -226,11 +228,11 @@ def test_a_program_that_frees_its_memory_meanwhile_goes_on(pages, held_up):
     watch = pages.watch(memoryview(memory))
     into = ctypes.create_string_buffer(4 * MB)
     stretch = CopyRange(ctypes.addressof(into), watch.low, watch.whole)
-    running = LateCopy(pages, {"w": Copy(stretch, watch)}, held=False).begin()
+    running = LateCopy(pages, {"w": WatchedCopy(stretch, watch)}, keep_watching=False).begin()
     memory.close()
     held_up.set()
     running.wait()
-    assert running.torn == {"w"}
+    assert running.overtaken == {"w"}
 
 
 def test_training_that_writes_all_the_time_never_leaves_a_wrong_checkpoint(make, checkpoints):
@@ -239,10 +241,10 @@ def test_training_that_writes_all_the_time_never_leaves_a_wrong_checkpoint(make,
     for seq in range(60):
         state["w"] += 1
         state["v"] += 1
-        if submit(writer, seq, state, outlook=CopyHints(soon=seq % 2 == 0)):
+        if submit(writer, seq, state, hints=CopyHints(recapture=seq % 2 == 0)):
             taken[seq] = seq + 1.0
         if seq % 2:
-            writer.settle()
+            writer.training_resumes()
         time.sleep(0.001 * (seq % 5))
         if seq < 10:
             writer.drain(30)

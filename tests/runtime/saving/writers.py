@@ -5,7 +5,7 @@ import threading
 import numpy as np
 
 from limits import HUNG
-from rearview.model import Point, Step
+from rearview.model import Edge, Point, Snapshot, Step
 from rearview.runtime.saving.writer import SKELETON
 
 MB = 1 << 20
@@ -26,7 +26,7 @@ def arrays():
 
 def submit(writer, seq, buffers, *, run="r", **more):
     return writer.submit(
-        run, seq, Point((Step("epoch", seq),)), "start", b"s%d" % seq, buffers, **more
+        Snapshot(run, seq, Point((Step("epoch", seq),)), Edge.START, b"s%d" % seq, buffers), **more
     )
 
 

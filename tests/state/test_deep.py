@@ -36,7 +36,7 @@ def test_every_depth_is_captured_or_named_and_the_rest_is_kept(kind, when):
         names = {"value": value} if when == "before the loop" else {}
         anchors = Anchors.walk({**names, "weights": [1.0, 2.0]}, project=lambda name: True)
         found = capture(anchors, {"value": value, "weights": [3.0, 4.0]}, rng=False)
-        assert all(reason.startswith("value") for reason in found.missing), found.missing
+        assert all(part.path.startswith("value") for part in found.missing), found.missing
         assert len(found.missing) <= 2
         if found.missing:
             lost.add(depth)

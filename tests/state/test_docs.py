@@ -2,7 +2,7 @@ import re
 from pathlib import Path
 
 HERE = Path(__file__).parent
-PAGE = HERE.parents[2] / "docs" / "state.md"
+PAGE = HERE.parents[1] / "docs" / "state.md"
 
 
 def rows():

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from rearview.config import Settings
-from rearview.model import Point, Step
+from rearview.model import Edge, Point, Snapshot, Step
 from rearview.runtime.saving import overhead as budgets
-from rearview.runtime.saving.overhead import Budget, Costs
+from rearview.runtime.saving.overhead import Costs, DiskBudget
 from rearview.runtime.saving.writer import Writer
 from rearview.store.checkpoints import gc
 from rearview.store.checkpoints.checkpoints import Checkpoints
@@ -37,7 +37,7 @@ def fill(project, run, count):
     for seq in range(count):
         state["w"] += 1 + hash(run) % 1000
         point = Point((Step("epoch", seq),))
-        assert writer.submit(run, seq, point, "start", b"", state, wait=True)
+        assert writer.submit(Snapshot(run, seq, point, Edge.START, b"", state), wait=True)
         assert writer.drain(30)
     assert writer.close(30)
     for folder, _, names in os.walk(project.store):
@@ -80,13 +80,13 @@ def test_other_runs_that_go_on_keep_everything(project, monkeypatch):
 def test_a_run_that_outgrows_the_budget_is_thinned_beside_it(project):
     run = begun(project, ended=True)
     checkpoints = fill(project, run, 6)
-    budget = Budget(project, run, 8 * MB)
+    budget = DiskBudget(project, run, 8 * MB)
     budget.saved(Costs(stored=2 * MB))
     for _ in range(600):
-        if budget._settled():
+        if budget._is_idle():
             break
         time.sleep(0.05)
-    assert budget.used == usage(project) <= 8 * MB * budgets.ROOM
+    assert budget.used == usage(project) <= 8 * MB * budgets.CLEANUP_TARGET
     assert len(checkpoints.of(run)) == 3
 
 
@@ -95,7 +95,7 @@ def test_nothing_is_started_within_the_budget_or_without_one(project, monkeypatc
     run = begun(project, ended=True)
     fill(project, run, 2)
     for most in (0, 100 * MB):
-        budget = Budget(project, run, most)
+        budget = DiskBudget(project, run, most)
         for _ in range(3):
             budget.saved(Costs(stored=MB))
         budget.close()
@@ -114,7 +114,7 @@ def test_it_is_not_started_again_at_once(project, monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", lambda *a, **k: started.append(a) or Done())
     run = begun(project, ended=True)
     fill(project, run, 2)
-    budget = Budget(project, run, MB)
+    budget = DiskBudget(project, run, MB)
     for _ in range(5):
         budget.saved(Costs(stored=MB))
     assert len(started) == 1

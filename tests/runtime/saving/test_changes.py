@@ -11,8 +11,9 @@ from limits import HUNG
 from rearview.runtime.saving import changes
 from rearview.runtime.saving.changes import Changes, CopyHints
 from rearview.runtime.saving.dirty_pages import Pages
+from rearview.runtime.saving.policy import Reason
 from rearview.runtime.saving.staging import Staging
-from runtime.writers import MB, ONE, arrays, equal, stalled, submit
+from runtime.saving.writers import MB, ONE, arrays, equal, stalled, submit
 
 
 def test_a_busy_disk_makes_it_skip_not_wait(make, checkpoints):
@@ -21,7 +22,7 @@ def test_a_busy_disk_makes_it_skip_not_wait(make, checkpoints):
     assert submit(writer, 0, state)
     state["weights"] += 1
     assert not submit(writer, 1, state)
-    assert "still being written" in writer.reason
+    assert writer.reason is Reason.BUSY
     assert not writer.drain(0.01)
     go.set()
     assert writer.drain(30)
@@ -63,11 +64,11 @@ def test_what_is_in_flight_already_is_not_copied_again(make, checkpoints):
 def test_what_leans_on_a_checkpoint_that_failed_is_not_saved(make, checkpoints, warned):
     go, real = threading.Event(), checkpoints.save
 
-    def save(run, seq, *rest):
+    def save(snapshot, parts):
         assert go.wait(HUNG)
-        if not seq:
+        if not snapshot.seq:
             raise OSError(errno.ENOSPC, "full")
-        return real(run, seq, *rest)
+        return real(snapshot, parts)
 
     checkpoints.save = save
     writer = make(staging=ONE)
@@ -101,7 +102,7 @@ def test_memory_is_made_ready_before_a_large_state_is_copied(make, checkpoints, 
     writer = make()
     state = {"w": np.zeros(MB)}
     assert not submit(writer, 0, state)
-    assert "made ready" in writer.reason
+    assert writer.reason is Reason.PREPARING
     while writer.refusal() or not submit(writer, 1, state):
         pass
     assert writer.drain(30)
@@ -148,7 +149,7 @@ def test_a_checkpoint_that_must_be_taken_waits_while_its_memory_is_written_with_
     writer.prepare(8 * MB)
     begun.wait()
     assert not submit(writer, 0, state)
-    assert "preparing" in writer.reason
+    assert writer.reason is Reason.PREPARING
     threading.Timer(0.05, go_on.set).start()
     assert submit(writer, 1, state, wait=True)
     assert go_on.is_set()
@@ -158,10 +159,10 @@ def test_a_checkpoint_that_must_be_taken_waits_while_its_memory_is_written_with_
 
 def test_a_state_that_would_exhaust_the_machine_is_refused(make, warned, monkeypatch):
     monkeypatch.setattr("rearview.runtime.saving.staging.COLD", MB)
-    monkeypatch.setattr("rearview.runtime.saving.writer.free", lambda: 10 * MB)
+    monkeypatch.setattr("rearview.runtime.saving.writer.free_memory", lambda: 10 * MB)
     writer, state = make(), {"w": np.zeros(MB)}
     assert not submit(writer, 0, state, wait=True)
-    assert "memory" in writer.reason
+    assert writer.reason is Reason.OVER_MEMORY
     assert not submit(writer, 1, state)
     assert len(warned) == 1
 
@@ -198,7 +199,7 @@ def test_small_checkpoints_wait_for_the_disk_together(make, checkpoints):
 def test_a_state_beyond_the_bound_is_refused_with_the_reason(make, warned, checkpoints):
     writer = make(staging=MB)
     assert not submit(writer, 0, {"w": np.zeros(MB)})
-    assert "exceed the staging bound" in writer.reason
+    assert writer.reason is Reason.OVER_STAGING
     assert not submit(writer, 1, {"w": np.zeros(MB)}, wait=True)
     assert len(warned) == 1
     assert submit(writer, 2, {"w": np.zeros(MB // 16)})
@@ -233,7 +234,7 @@ def test_what_is_submitted_again_soon_is_copied_only_where_it_was_written(
     monkeypatch.setattr(changes, "_holds", lambda *_: pytest.fail("compared byte by byte"))
     monkeypatch.setattr(Changes, "_unchanged", lambda *_: pytest.fail("hashed"))
     state = {key: np.arange(MB, dtype=np.uint8) for key in ("weights", "shared")}
-    assert submit(writer, 0, state, outlook=CopyHints(soon=True))
+    assert submit(writer, 0, state, hints=CopyHints(recapture=True))
     if landed:
         go.set()
         assert writer.drain(30)
@@ -248,11 +249,11 @@ def test_what_is_submitted_again_soon_is_copied_only_where_it_was_written(
 def test_a_write_by_foreign_code_between_two_submissions_is_seen(make, checkpoints):
     writer = make()
     state = {"weights": np.zeros(MB, np.uint8)}
-    assert submit(writer, 0, state, outlook=CopyHints(soon=True))
+    assert submit(writer, 0, state, hints=CopyHints(recapture=True))
     assert writer.drain(30)
     ctypes.memset(state["weights"].ctypes.data + MB // 2, 7, 1)  # as a library in C would
     assert submit(writer, 1, state)
-    writer.settle()
+    writer.training_resumes()
     assert writer.drain(30)
     equal(checkpoints, 1, state)
 
@@ -262,21 +263,21 @@ def test_what_is_likely_to_stay_is_looked_at_only_once(make, checkpoints, monkey
         pytest.skip("this system does not note writes to pages")
     monkeypatch.setattr(Changes, "_unchanged", lambda *_: pytest.fail("hashed"))
     writer, frozen, data = make(), np.ones(MB, np.uint8), np.zeros(MB, np.uint8)
-    outlook = CopyHints(still={"frozen", "data"})
+    hints = CopyHints(likely_unchanged={"frozen", "data"})
     for seq in range(3):
-        assert submit(writer, seq, {"frozen": frozen, "data": data}, outlook=outlook)
-        writer.settle()
+        assert submit(writer, seq, {"frozen": frozen, "data": data}, hints=hints)
+        writer.training_resumes()
         assert writer.drain(30)
     assert writer.costs.copied < 3 * MB
     monkeypatch.undo()
     data[-1] = 1
-    assert submit(writer, 3, {"frozen": frozen, "data": data}, outlook=outlook)
+    assert submit(writer, 3, {"frozen": frozen, "data": data}, hints=hints)
     assert writer.drain(30)
     equal(checkpoints, 3, {"frozen": frozen, "data": data})
 
 
 def test_writing_waits_until_the_state_was_looked_at_again(make, checkpoints, monkeypatch):
-    monkeypatch.setattr("rearview.runtime.saving.writer.SOON", 30)
+    monkeypatch.setattr("rearview.runtime.saving.writer.RECAPTURE_WAIT", 30)
     begun, real = threading.Event(), checkpoints.save
 
     def save(*args, **kwargs):
@@ -285,10 +286,10 @@ def test_writing_waits_until_the_state_was_looked_at_again(make, checkpoints, mo
 
     checkpoints.save = save
     writer, state = make(), arrays()
-    assert submit(writer, 0, state, outlook=CopyHints(soon=True))
+    assert submit(writer, 0, state, hints=CopyHints(recapture=True))
     assert not begun.wait(0.2)
     assert submit(writer, 1, state)
-    writer.settle()
+    writer.training_resumes()
     assert begun.wait(HUNG)
     assert writer.drain(30)
     for seq in range(2):
@@ -297,13 +298,13 @@ def test_writing_waits_until_the_state_was_looked_at_again(make, checkpoints, mo
 
 @pytest.mark.parametrize("wait", ["drain", "submit"])
 def test_nobody_waits_for_writing_that_waits(make, checkpoints, monkeypatch, wait):
-    monkeypatch.setattr("rearview.runtime.saving.writer.SOON", 60)
+    monkeypatch.setattr("rearview.runtime.saving.writer.RECAPTURE_WAIT", 60)
     writer, state = make(), arrays()
-    assert submit(writer, 0, state, outlook=CopyHints(soon=True), wait=True)
+    assert submit(writer, 0, state, hints=CopyHints(recapture=True), wait=True)
     if wait == "submit":
         for seq in range(1, 12):  # more than may be in flight at once
             state["weights"] += 1
-            assert submit(writer, seq, state, outlook=CopyHints(soon=True), wait=True)
+            assert submit(writer, seq, state, hints=CopyHints(recapture=True), wait=True)
     assert writer.drain(30)
     equal(checkpoints, 0 if wait == "drain" else 11, state)
 
@@ -324,7 +325,7 @@ def test_what_stays_is_watched_in_one_go_and_what_is_written_then_is_saved(
         assert submit(writer, seq, state)
         assert writer.drain(30)
     assert asked == [8]  # once each was found unchanged by its hash
-    assert len(writer._changes._noted) == 8
+    assert len(writer._changes._watched) == 8
     state["w3"] += 1
     assert submit(writer, 5, state)
     assert writer.drain(30)

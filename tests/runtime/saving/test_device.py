@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rearview.config import Settings
-from rearview.model import Point
+from rearview.model import Edge, Point, Snapshot
 from rearview.runtime.saving.staging import Device
 from rearview.runtime.saving.writer import Writer
 
@@ -112,7 +112,7 @@ def test_tensors_of_a_device_are_saved_beside_those_of_the_host(cuda, checkpoint
         weights += 1
         host = {"h": np.full(1000, float(seq))}
         assert writer.submit(
-            "r", seq, Point(), "start", b"", host, device={"w": weights}, wait=True
+            Snapshot("r", seq, Point(), Edge.START, b"", host, device={"w": weights}), wait=True
         )
     assert writer.close(30)
     for seq, found in enumerate(checkpoints.of("r")):

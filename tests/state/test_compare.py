@@ -171,7 +171,7 @@ def test_a_variable_that_only_a_probe_reads_in_a_nested_function_is_no_differenc
     now = program(lambda: training(probed=True), None)
     now.anchors = Anchors.walk(
         {f"local:main:{name}": value for name, value in now.names.items()},
-        project=now.anchors.look.project,
+        project=now.anchors.rules.project,
         signature=then.anchors.signature,
     )
     now.anchors.check(then.anchors.signature)

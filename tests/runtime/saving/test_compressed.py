@@ -7,7 +7,7 @@ from plainly import recorded, write
 from rearview._history import history
 from rearview.config import Settings
 from rearview.errors import UsageError
-from rearview.model import Point, Step
+from rearview.model import Edge, Point, Snapshot, Step
 from rearview.remote.folder import FolderRemote
 from rearview.runtime.saving.writer import Writer
 from rearview.store.checkpoints.checkpoints import Checkpoints
@@ -74,7 +74,7 @@ def save(store, count=2):
     for seq in range(count):
         state[seq] = 1.0
         point = Point((Step("epoch", seq),))
-        assert writer.submit("r", seq, point, "start", b"", {"a": state}, wait=True)
+        assert writer.submit(Snapshot("r", seq, point, Edge.START, b"", {"a": state}), wait=True)
     assert writer.close(30)
     return writer.costs
 

@@ -13,12 +13,13 @@ import pytest
 from faults import Faults
 from limits import HUNG
 from rearview.config import Settings
+from rearview.runtime.saving.policy import Reason
 from rearview.runtime.saving.writer import Writer
 from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.checkpoints.gc import gc
 from rearview.store.project import Project
 from rearview.store.verify import verify
-from runtime.writers import MB, ONE, arrays, equal, stalled, submit
+from runtime.saving.writers import MB, ONE, arrays, equal, stalled, submit
 
 
 def test_what_was_submitted_is_saved_as_it_was_then(writer, checkpoints):
@@ -166,7 +167,7 @@ def test_a_full_disk_becomes_one_warning_and_training_goes_on(
             assert writer.drain(30)
     assert len(warned) == 1
     assert "disk" in warned[0]
-    assert "training goes on" in warned[0]
+    assert "training continues" in warned[0]
     assert 1 <= writer.costs.failed < 9
     equal(checkpoints, 0, before)
     for seq in range(10, 20):
@@ -189,7 +190,7 @@ def test_a_disk_that_fails_at_any_step_never_reaches_training(make, checkpoints,
             submit(writer, 2 * step, state)
             assert writer.drain(30)
         state["weights"] += 1
-        writer._setbacks.pause = 0
+        writer._failures.pause = 0
         assert submit(writer, 2 * step + 1, state)
         assert writer.drain(30)
         equal(checkpoints, 2 * step + 1, state)
@@ -224,14 +225,14 @@ def test_bad_input_never_reaches_training(writer, warned):
     assert not submit(writer, 0, {"x": object()})
     assert not submit(writer, 1, {"x": np.zeros((10, 10))[:, ::2]})
     assert len(warned) >= 1
-    assert "failed" in writer.reason
+    assert writer.reason is Reason.FAILED
 
 
 def test_a_copy_that_fails_gives_its_memory_back(writer, checkpoints, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(writer._changes, "copy", lambda *_: 1 / 0)
         assert not submit(writer, 0, arrays())
-    writer._setbacks.pause = 0
+    writer._failures.pause = 0
     assert submit(writer, 1, arrays())
     assert writer.drain(30)
 
@@ -256,13 +257,13 @@ def test_a_closed_writer_says_so(make):
     writer = make()
     assert writer.close()
     assert not submit(writer, 0, arrays())
-    assert "closed" in writer.reason
+    assert writer.reason is Reason.CLOSED
     assert writer.close()
 
 
 def test_saved_checkpoints_are_told_with_their_cost(checkpoints):
     told = []
-    writer = Writer(checkpoints, Settings(), ended=lambda *facts: told.append(facts))
+    writer = Writer(checkpoints, Settings(), on_end=lambda *facts: told.append(facts))
     writer.prepare(4 * MB)
     assert submit(writer, 0, arrays())
     assert writer.close(30)
@@ -328,7 +329,8 @@ def test_a_checkpoint_in_flight_at_the_end_of_the_program_is_saved(tmp_path):
 import atexit, sys
 from pathlib import Path
 from rearview.config import Settings
-from rearview.model import Point
+from rearview.model import Edge, Point, Snapshot
+from rearview.runtime.saving.policy import Reason
 from rearview.runtime.saving.writer import Writer
 from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.project import Project
@@ -336,7 +338,7 @@ writer = Writer(Checkpoints(Project.create(Path(sys.argv[1]))), Settings())
 atexit.register(writer.close)
 big = {f"b{i}": bytes([i]) * (1 << 20) for i in range(30)}
 for seq in range(2):
-    assert writer.submit("r", seq, Point(), "start", b"", big, wait=True)
+    assert writer.submit(Snapshot("r", seq, Point(), Edge.START, b"", big), wait=True)
 """
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-W", "error", "-c", program, tmp_path], check=True, env=env)

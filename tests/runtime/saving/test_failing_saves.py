@@ -12,7 +12,7 @@ import pytest
 
 from limits import HUNG
 from rearview.config import Settings
-from rearview.model import Point, Step
+from rearview.model import Edge, Point, Snapshot, Step
 from rearview.runtime.saving.writer import Writer
 from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.checkpoints.gc import gc
@@ -32,7 +32,7 @@ def train(writer, epochs, *, wait=False):
         state["w"] += 1
         state["b"] += 0.5
         point = Point((Step("epoch", seq),))
-        if writer.submit("r", seq, point, "start", b"", state, wait=wait):
+        if writer.submit(Snapshot("r", seq, point, Edge.START, b"", state), wait=wait):
             taken[seq] = state["w"][0]
     return taken
 
@@ -129,7 +129,7 @@ def test_a_slow_disk_makes_checkpoints_rare_and_nothing_else(tmp_path, monkeypat
     state, taken = {"w": np.zeros(MB // 4)}, {}
     for seq in range(12):
         state["w"] += 1
-        if writer.submit("r", seq, Point((Step("epoch", seq),)), "start", b"", state):
+        if writer.submit(Snapshot("r", seq, Point((Step("epoch", seq),)), Edge.START, b"", state)):
             taken[seq] = state["w"][0]
         if seq % 3 == 2:
             for _ in range(100):

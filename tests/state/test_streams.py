@@ -5,12 +5,12 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
 
 from rearview.errors import StateError
-from rearview.runtime.checkpoint_index import unknown
 from rearview.state.codecs.data_loaders import watch_loaders
 from rearview.state.compare import compare, differences
 
@@ -100,7 +100,7 @@ def test_a_text_file_that_is_being_iterated_over_is_reported(program, tmp_path):
     captured, _ = run.capture()
     run.names["file"].close()
     assert len(captured.missing) == 1
-    assert captured.missing[0].startswith("file: the position in this file is not known")
+    assert str(captured.missing[0]).startswith("file: the position in this file is not known")
 
 
 def test_a_position_that_one_side_could_not_tell_is_no_difference(program, tmp_path):
@@ -113,13 +113,13 @@ def test_a_position_that_one_side_could_not_tell_is_no_difference(program, tmp_p
     next(run.names["file"])
     run.names["seen"][0] = None  # known on both sides
     now, _ = run.capture()
-    found = list(differences(run.anchors, now, then.skeleton, buffers.__getitem__))
     run.names["file"].close()
-    assert {(one.path[:4], unknown(one, now.missing)) for one in found} == {
-        ("file", True),
-        ("seen", False),
-    }
-    assert not any(unknown(one, ()) for one in found)
+
+    def paths(now):
+        return [one.path for one in differences(run.anchors, now, then.skeleton, buffers.get)]
+
+    assert paths(now) == ["seen[0]"]
+    assert set(paths(replace(now, missing=[]))) > {"seen[0]", "file[0]"}
 
 
 def test_standard_streams_go_by_reference(resumes):
@@ -143,7 +143,7 @@ def test_a_generator_in_the_middle_is_reported_with_its_place(program):
     )
     run.run(0, 1)
     captured, _ = run.capture()
-    assert captured.missing == [
+    assert [str(part) for part in captured.missing] == [
         "source['rows']: the generator numbers holds an iterator that cannot be seen (as in a generator expression)"
     ]
 
@@ -169,7 +169,7 @@ def test_a_generator_born_in_the_loop_is_lost_and_any_use_of_it_refused(program)
     run = program(lambda: {"n": 1}, step)
     run.run(0, 1)
     captured, buffers = run.capture()
-    assert captured.missing == [
+    assert [str(part) for part in captured.missing] == [
         "fresh: the generator numbers holds an iterator that cannot be seen (as in a generator expression)"
     ]
     again = program(lambda: {"n": 1}, step)
@@ -205,7 +205,9 @@ def test_a_loader_iterator_whose_workers_live_on_is_reported(program):
 
     run = program(setup, None)
     captured, _ = run.capture()
-    assert captured.missing == ["it: the workers of this loader live on from epoch to epoch"]
+    assert [str(part) for part in captured.missing] == [
+        "it: the workers of this loader live on from epoch to epoch"
+    ]
 
 
 def test_sockets_databases_and_children_are_reported(program):
@@ -213,11 +215,13 @@ def test_sockets_databases_and_children_are_reported(program):
     with socket.socket() as plug, sqlite3.connect(":memory:") as base:
         run = program(lambda: {"plug": plug, "base": base, "child": child}, None)
         captured, _ = run.capture()
-        assert [m.split(":")[0] for m in captured.missing] == ["plug", "base", "child"]
+        assert [m.path for m in captured.missing] == ["plug", "base", "child"]
         fresh = program(lambda: {"n": 0}, None)
         fresh.names["plug"] = plug
         captured, _ = fresh.capture()
-        assert captured.missing == ["plug: the state of a socket lies outside this process"]
+        assert [str(part) for part in captured.missing] == [
+            "plug: the state of a socket lies outside this process"
+        ]
     base.close()
     child.wait()
 
@@ -238,7 +242,7 @@ def test_a_running_thread_of_the_project_is_reported_and_a_library_one_is_not(pr
         stop.set()
         mine.join()
         theirs.join()
-    assert captured.missing == ["a: the thread mine is running"]
+    assert [str(part) for part in captured.missing] == ["a: the thread mine is running"]
 
 
 def test_an_hdf5_file_is_an_input_while_it_is_read_and_reported_while_it_is_written(
@@ -249,7 +253,7 @@ def test_an_hdf5_file_is_an_input_while_it_is_read_and_reported_while_it_is_writ
         file["x"] = [1.0, 2.0]
         run = program(lambda: {"file": file, "x": file["x"]}, None)
         missing = run.capture()[0].missing
-        assert [m.partition(":")[0] for m in missing] == ["file", "x"]
+        assert [m.path for m in missing] == ["file", "x"]
     assert run.capture()[0].missing == []
     with h5py.File(tmp_path / "a.h5", "r") as file:
         assert program(lambda: {"file": file, "x": file["x"]}, None).capture()[0].missing == []
@@ -264,7 +268,7 @@ def test_a_compressed_file_that_is_being_written_is_reported_and_left_alone(
         file.write("text" if mode == "wt" else b"text")
         before = (tmp_path / "out").read_bytes()
         missing = program(lambda: {"file": file}, None).capture()[0].missing
-        assert missing[0] == "file: this file is being compressed while it is written"
+        assert str(missing[0]) == "file: this file is being compressed while it is written"
         assert (tmp_path / "out").read_bytes() == before  # flushing would change what it writes
     with importlib.import_module(module).open(tmp_path / "out", mode.replace("w", "r")) as file:
         assert program(lambda: {"file": file}, None).capture()[0].missing == []
