@@ -134,8 +134,7 @@ def open_history(*, trusting: bool = False) -> History:
 
     One that is `trusting` is there to be trusted, wherever links in its store lead.
     """
-    from rearview._history import History, history
-    from rearview.store.project import Project
+    from rearview._history import History, Project, history
 
     project = Project.find(here()) if trusting else None
     return history() if project is None else History(project)
