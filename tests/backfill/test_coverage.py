@@ -75,7 +75,7 @@ def test_another_statement_does_not_make_a_filled_column_run_again(past, tmp_pat
     past = history(tmp_path)
     assert past.plan(["w"]).nothing
     both = past.plan(["w", "end"])
-    assert [one.names for one in both.prepared.values()] == [("end",)]
+    assert [each.request.names for each in both.prepared.values()] == [("end",)]
 
 
 def test_a_statement_that_logs_something_else_fills_the_column_anew(past, tmp_path):

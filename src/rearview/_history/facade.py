@@ -58,7 +58,7 @@ from rearview.store.checkpoints.gc import gc as sweep
 from rearview.store.files import unwritable
 from rearview.store.labels import check_name, check_note, check_tag
 from rearview.store.printed_lines import PrintedLine, printed
-from rearview.store.project import Project
+from rearview.store.project import FOLDER, Project
 from rearview.store.recorded_inputs import environment_differences, environment_of, read_environment
 from rearview.store.removal import (
     drop_empty_packs,
@@ -82,6 +82,14 @@ def history(start: Path | str | None = None) -> History:
     Without `start`: that of the folder `REARVIEW_ROOT` names, or of the current folder.
     """
     return History(Project.open(Path(start or os.environ.get("REARVIEW_ROOT") or Path.cwd())))
+
+
+def repair_format(start: Path) -> Path:
+    """Write the format file of the store above `start` anew, if it is unreadable; return its path."""
+    folders = (start.resolve(), *start.resolve().parents)
+    root = next(folder for folder in folders if (folder / FOLDER / "format").exists())
+    verify(Project(root), repair=True)
+    return root / FOLDER / "format"
 
 
 class History:

@@ -25,6 +25,7 @@ from rearview.cli.terminal import output
 from rearview.cli.terminal.output import duration, moment, plural, size
 from rearview.cli.terminal.progress import Bar, Lines, waiting
 from rearview.cli.versions import names_programs, replay_programs, study_options
+from rearview.errors import UsageError
 from rearview.model.proof import WITHHELD
 from rearview.model.run import name_of
 
@@ -48,7 +49,7 @@ MAX_SEGMENTS = 60
 
 
 @click.command(cls=TakesRuns)
-@some_names(required=True)
+@some_names(required=False)
 @click.option("--where", metavar="SQL", help="Only runs or rows for which this holds: 'acc < 0.9'.")
 @some_runs
 @at_option
@@ -98,6 +99,8 @@ def backfill(
     from rearview._history import BackfillReport, Question
 
     past = open_history()
+    if not names:
+        raise _no_name_asked(past.empty(past.names()))
     question = Question(
         names,
         runs=which or None,
@@ -134,6 +137,18 @@ def backfill(
         output.json_line({"event": "done", **_verdict(report)})
         return _code(report) or int(bool(plan.unproved))
     return finish(report, as_json=False) or int(bool(plan.unproved))
+
+
+def _no_name_asked(unfilled: list[str]) -> UsageError:
+    """Return the error for a backfill that names nothing: it offers what can be filled."""
+    if unfilled:
+        text = f"Say which names to fill: `rearview backfill {' '.join(unfilled)}`."
+    else:
+        text = (
+            "Say which names to fill. Everything that the newest source logs has values: add a "
+            'statement such as rearview.log("grad_norm", value), then `rearview backfill grad_norm`.'
+        )
+    return UsageError(text, slug="no-names")
 
 
 @click.command(cls=TakesRuns)

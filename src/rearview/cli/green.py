@@ -1,8 +1,7 @@
-"""Commands about power: energy now, energy report.
+"""Green power: `rearview run --green`, and the commands energy now and energy report.
 
-`rearview run --green`: start, pause and go on by the power in the grid.
-
-Commands about power: energy now, energy report.
+A green run starts, pauses and resumes with the power in the grid. It pauses by saving and leaving with
+exit code 85; the supervisor here waits for green power and starts it again.
 """
 
 from __future__ import annotations
@@ -22,22 +21,24 @@ from typing import TYPE_CHECKING, Any, Self
 
 import click
 
-from rearview.cli.options import here, not_started, span
+from rearview.cli.options import (
+    TakesRuns,
+    here,
+    json_option,
+    not_started,
+    one_run,
+    open_history,
+    span,
+)
 from rearview.cli.terminal import output
+from rearview.cli.terminal.output import duration, plain
+from rearview.errors import UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from rearview._history import StartCommand
-    from rearview.energy import Gate, GridDecision, Rule
-from typing import TYPE_CHECKING
-
-from rearview.cli.options import TakesRuns, json_option, one_run, open_history
-from rearview.cli.terminal.output import duration, plain
-from rearview.errors import UsageError
-
-if TYPE_CHECKING:
-    from rearview.energy import EnergyReport, Forecast, GridDecision
+    from rearview.energy import EnergyReport, Forecast, Gate, GridDecision, Rule
 
 
 PAUSED = 85
@@ -158,8 +159,8 @@ def run_green(
     The program pauses by saving and leaving, so that a paused one holds no memory and no card; it
     is then started again, as the same run. The grid is asked from here, never from the program.
     """
+    from rearview._history import ACCOUNT
     from rearview.energy import Account, Gate, open_source
-    from rearview.store.runs import ACCOUNT
 
     source = open_source(green.source)
     say = _nothing if quiet else output.said
@@ -336,8 +337,8 @@ def _started(command: StartCommand, number: int) -> subprocess.Popen[bytes]:
 
 def last_time(kept: Path) -> float | None:
     """Return the hours that the run of that folder was on, if it kept account."""
+    from rearview._history import ACCOUNT
     from rearview.energy import Account
-    from rearview.store.runs import ACCOUNT
 
     seconds = Account(kept / ACCOUNT).report().seconds
     return seconds / 3600 if seconds else None
@@ -345,8 +346,8 @@ def last_time(kept: Path) -> float | None:
 
 def grid_setting() -> str:
     """Return who is asked about the grid, as the project or the environment says."""
+    from rearview._history import Project
     from rearview.config import Settings
-    from rearview.store.project import Project
 
     project = Project.find(here())
     return Settings.read(project.store if project is not None else None).grid
@@ -443,8 +444,8 @@ def report(which: str, grid: str | None, offline: bool, as_json: bool) -> None:
     Energy is measured (RAPL, NVML) where the machine lets us, else a stated estimate. CO2 is that
     of the hours it ran in, against as many hours from when it was asked for.
     """
+    from rearview._history import ACCOUNT
     from rearview.energy import Account
-    from rearview.store.runs import ACCOUNT
 
     past = open_history()
     run = past.run(which)

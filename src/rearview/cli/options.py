@@ -95,6 +95,8 @@ class TakesRuns(click.Command):
         words = [_MARK + word if re.fullmatch(r"-\d+", word) else word for word in args]
         try:
             return super().parse_args(ctx, words)
+        except click.MissingParameter:
+            raise
         except click.BadParameter as exc:
             plain = exc.message.replace(repr(_MARK)[1:-1], "")
             raise click.BadParameter(plain, exc.ctx, exc.param, exc.param_hint) from exc
@@ -134,8 +136,7 @@ def open_history(*, trusting: bool = False) -> History:
 
     One that is `trusting` is there to be trusted, wherever links in its store lead.
     """
-    from rearview._history import History, history
-    from rearview.store.project import Project
+    from rearview._history import History, Project, history
 
     project = Project.find(here()) if trusting else None
     return history() if project is None else History(project)

@@ -1,11 +1,8 @@
 """Commands that start the user's program: run, resume.
 
-What a command line means that names an interpreter, a shell script, a notebook or a launcher.
-
-People put `rearview run` in front of what they type anyway. Where that is `python train.py`, it is
-understood; where it cannot be recorded as it stands, the message is the command to type instead.
-
-Commands that start the user's program: run, resume.
+People put `rearview run` in front of what they type anyway: an interpreter, a shell script, a launcher
+such as torchrun. `program_of` finds the script or module in that; where the command cannot be recorded as
+it is, the error is the command to type instead.
 """
 
 from __future__ import annotations
@@ -66,7 +63,7 @@ _SHELL = re.compile(rb"#!.*\b(ba|da|z|k|fi)?sh\b")
 
 
 @dataclass(frozen=True, slots=True)
-class Meant:
+class ProgramCall:
     """The program that a command line means."""
 
     target: str
@@ -76,12 +73,12 @@ class Meant:
     """Variables to set for it."""
 
 
-def meant(words: Sequence[str]) -> Meant:
+def program_of(words: Sequence[str]) -> ProgramCall:
     """Return the script or module that `words` start; raise with what to type where none is.
 
-    >>> meant([sys.executable, "-u", "train.py", "--lr", "1"])
-    Meant(target='train.py', args=('--lr', '1'), module=False, environment={'PYTHONUNBUFFERED': '1'})
-    >>> meant([sys.executable, "-m", "pkg.train"]).module
+    >>> program_of([sys.executable, "-u", "train.py", "--lr", "1"])
+    ProgramCall(target='train.py', args=('--lr', '1'), module=False, environment={'PYTHONUNBUFFERED': '1'})
+    >>> program_of([sys.executable, "-m", "pkg.train"]).module
     True
     """
     first, *rest = words
@@ -101,13 +98,13 @@ def meant(words: Sequence[str]) -> Meant:
             raise UsageError(_wrapper(words), slug="launcher")
         if found := shutil.which(first):
             raise UsageError(_command(first, Path(found), rest), slug="launcher")
-        return Meant(first, tuple(rest))
+        return ProgramCall(first, tuple(rest))
     if not name.endswith(".py") and _is_shell(Path(first)):
         raise UsageError(_shell_script(Path(first)), slug="launcher")
-    return Meant(first, tuple(rest))
+    return ProgramCall(first, tuple(rest))
 
 
-def _python(first: str, rest: list[str]) -> Meant:
+def _python(first: str, rest: list[str]) -> ProgramCall:
     _check_interpreter(first)
     environment: dict[str, str] = {}
     words = list(rest)
@@ -116,7 +113,7 @@ def _python(first: str, rest: list[str]) -> Meant:
         if word == "-m" or (word.startswith("-m") and len(word) > 2):
             target = word[2:] or (words.pop(0) if words else "")
             if target:
-                return Meant(target, tuple(words), module=True, environment=environment)
+                return ProgramCall(target, tuple(words), module=True, environment=environment)
             break
         if word in _FLAGS:
             environment |= _FLAGS[word]
@@ -133,7 +130,7 @@ def _python(first: str, rest: list[str]) -> Meant:
             "Which script? `rearview run train.py`, or `rearview run -m package.train`.",
             slug="no-script",
         )
-    return Meant(words[0], tuple(words[1:]), environment=environment)
+    return ProgramCall(words[0], tuple(words[1:]), environment=environment)
 
 
 def _check_interpreter(first: str) -> None:
@@ -343,7 +340,9 @@ def run(
             "Which script? `rearview run train.py`, or `rearview run -m package.train`.",
             click.get_current_context(),
         )
-    understood = meant(program) if module is None else Meant(module, program, module=True)
+    understood = (
+        program_of(program) if module is None else ProgramCall(module, program, module=True)
+    )
     target, rest = understood.target, list(understood.args)
     if not understood.module:
         check_script(Path(target))

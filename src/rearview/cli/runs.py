@@ -1,29 +1,20 @@
-"""Commands that label runs and remove them: name, tag, note, rm.
-
-The command compare: two runs side by side.
-
-Commands that label runs and remove them: name, tag, note, rm.
-"""
+"""Commands about whole runs: compare, name, tag, note, rm."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import click
 
 from rearview.cli.options import TakesRuns, a_run, complete_run, json_option, open_history
 from rearview.cli.terminal import output
+from rearview.cli.terminal.output import plain, plural, size
 from rearview.cli.terminal.progress import waiting
 
 if TYPE_CHECKING:
-    from rearview._history.compare_runs import Comparison, Row
-import sys
-from collections.abc import Iterator
-
-from rearview.cli.terminal.output import plain, plural, size
-
-if TYPE_CHECKING:
-    from rearview._history.reports import Removal
+    from rearview._history import Comparison, Removal, Row
 
 
 @click.command(cls=TakesRuns)

@@ -1,13 +1,9 @@
-"""The command inspect: what Rearview sees in a script before anything runs.
-
-The command that shows where a statement goes in past versions: propagate.
-
-The command inspect: what Rearview sees in a script before anything runs.
-"""
+"""Commands about source: inspect (what Rearview sees in a script), propagate (a statement in old versions)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -21,16 +17,10 @@ from rearview.cli.options import (
     some_names,
 )
 from rearview.cli.terminal import output
-
-if TYPE_CHECKING:
-    from rearview._history import Correction, History, Propagated
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
 from rearview.cli.terminal.output import plural
 
 if TYPE_CHECKING:
-    from rearview._history import Inspection
+    from rearview._history import Correction, History, Inspection, Propagated
 
 
 @click.command(cls=TakesRuns)
