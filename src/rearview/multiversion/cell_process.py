@@ -27,7 +27,13 @@ import types
 import warnings
 from typing import Any
 
-from rearview.multiversion.cell_outputs import Descriptors, Outputs, Reads, Stream, make_shell
+from rearview.multiversion.cell_outputs import (
+    CellOutputs,
+    Descriptors,
+    OutputStream,
+    Reads,
+    make_shell,
+)
 from rearview.multiversion.process_state import (
     Refused,
     apply_settings,
@@ -88,7 +94,7 @@ class CellProcess:
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
-        self.outputs = Outputs()
+        self.outputs = CellOutputs()
         self.descriptors = Descriptors()
         self.reads = Reads()
         self.shell: Any = None
@@ -108,8 +114,8 @@ class CellProcess:
         os.chdir(os.path.join(self.folder, cwd))
         self.program = os.path.join(self.folder, program)
         sys.path[0:1] = [os.path.dirname(self.program)]
-        sys.stdout = Stream(self.outputs, "stdout", 1)
-        sys.stderr = Stream(self.outputs, "stderr", 2)
+        sys.stdout = OutputStream(self.outputs, "stdout", 1)
+        sys.stderr = OutputStream(self.outputs, "stderr", 2)
         sys.stdin = open(os.devnull)  # noqa: SIM115
         builtins.input = _no_input
         if notebook:

@@ -1,23 +1,26 @@
-"""Recorded runs as versions of a study."""
+"""Open a study: recorded runs, or scripts and notebooks on disk, as versions."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rearview.config import Settings
 from rearview.errors import UsageError
 from rearview.model import Run
+from rearview.multiversion.execution_tree import Measurements
+from rearview.multiversion.ro_crate import from_crate
 from rearview.multiversion.study import (
     FileRef,
     Study,
     StudyCell,
     StudyVersion,
     digest_of,
+    from_files,
     program_cells,
 )
 from rearview.source.cells import imported_modules
@@ -36,6 +39,62 @@ READ_BY_LIBRARIES = (
     *(".csv", ".tsv", ".duckdb", ".db", ".sqlite", ".png", ".jpg", ".jpeg", ".tif", ".tiff"),
 )
 """Ends of names of files that libraries read without Python noticing: always counted as inputs."""
+
+
+PROGRAMS = (".py", ".ipynb")
+"""Ends of names of files that can be versions."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedStudy:
+    """A study with its programs, and where its measurements and states are kept."""
+
+    study: Study
+    programs: Mapping[str, bytes]
+    known: Measurements
+    store: Path | None
+    title: str
+
+
+def names_programs(words: Sequence[str]) -> bool:
+    """Return True if words name packages, programs or RO-Crate folders rather than runs."""
+    return any(
+        word.endswith((".rvz", *PROGRAMS)) or (Path(word) / "ro-crate-metadata.json").is_file()
+        for word in words
+    )
+
+
+def open_programs(words: Sequence[str]) -> OpenedStudy:
+    """Return the study of scripts and notebooks, or of an RO-Crate folder."""
+    title = ""
+    if Path(words[0]).is_dir():
+        root = Path(words[0]).absolute()
+        study, title = from_crate(root)
+    else:
+        files = [Path(word).absolute() for word in words]
+        study = from_files(files)
+        root = Path(os.path.commonpath([file.parent for file in files]))
+    first = study.versions[0].program
+    base = next(f for f in (root, *root.glob("*/"), *root.parents) if (f / first).is_file())
+    programs = {v.name: (base / v.program).read_bytes() for v in study.versions}
+    return _opened(Project.find(root) or Project.create(root), study, programs, title)
+
+
+def open_runs(project: Project, runs: Sequence[Run]) -> OpenedStudy:
+    """Return the study of recorded runs."""
+    study = from_runs(project, runs)
+    versions = Versions(project, Settings.read(project.store))
+    source = {run.name or run.id: run.version for run in runs}
+    programs = {v.name: versions.read(source[v.name], v.program) for v in study.versions}
+    return _opened(project, study, programs, "")
+
+
+def _opened(
+    project: Project, study: Study, programs: Mapping[str, bytes], title: str
+) -> OpenedStudy:
+    folder = project.store / "multiversion"
+    known = Measurements(folder / "cells.jsonl")
+    return OpenedStudy(study, programs, known, folder / "states", title or project.root.name)
 
 
 def from_runs(project: Project, runs: Sequence[Run]) -> Study:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator
 
-from rearview.plan.versions.tree import START, Levels, Step, Steps, Tree, levels_of
+from rearview.plan.versions.tree import START, Levels, ReplayStep, StepBuilder, Tree, levels_of
 
 Held = frozenset[tuple[int, int]]
 """(node, level) of everything kept."""
@@ -27,7 +27,7 @@ def search(
     below: float = float("inf"),
     patience: int = 20_000,
     going: Callable[[], bool] = lambda: True,
-) -> tuple[list[Step] | None, float]:
+) -> tuple[list[ReplayStep] | None, float]:
     """Return (steps that take less than `below`, or None; what no legal sequence can beat).
 
     A* over (leaves still to reach, states kept). Its moves cover every legal sequence, so the second
@@ -42,7 +42,7 @@ def beam(
     *,
     width: int | None = None,
     going: Callable[[], bool] = lambda: True,
-) -> list[Step] | None:
+) -> list[ReplayStep] | None:
     """Return good steps of any order, leaf by leaf, following the `width` most promising states.
 
     By default it is narrower for more leaves, so that the effort is about the same. Returns None if
@@ -123,7 +123,7 @@ class _Search:
         self.known[remaining, held] = total
         return total
 
-    def run(self, below: float, patience: int) -> tuple[list[Step] | None, float]:
+    def run(self, below: float, patience: int) -> tuple[list[ReplayStep] | None, float]:
         """Search until the optimum is proved, or until patience ends."""
         start: State = ((1 << len(self.leaves)) - 1, frozenset())
         spent = {start: 0.0}
@@ -163,7 +163,7 @@ class _Search:
             self.stopped = not self.going()
         return not self.stopped
 
-    def beam(self, width: int) -> list[Step] | None:
+    def beam(self, width: int) -> list[ReplayStep] | None:
         """Go from leaf to leaf with the most promising states only."""
         start: State = ((1 << len(self.leaves)) - 1, frozenset())
         layer = {start: 0.0}
@@ -283,13 +283,13 @@ class _Search:
 
         yield from take(0, [0.0] * len(rooms), float("inf"))
 
-    def _steps(self, came: dict[State, tuple[State, Move]], state: State) -> list[Step]:
+    def _steps(self, came: dict[State, tuple[State, Move]], state: State) -> list[ReplayStep]:
         chain: list[tuple[Held, Move, Held]] = []
         while state in came:
             before, move = came[state]
             chain.append((before[1], move, state[1]))
             state = before
-        steps = Steps(self.tree)
+        steps = StepBuilder(self.tree)
         for held, (end, base, level), kept in reversed(chain):
             steps.run(base, end, level=level, keep=sorted(kept - held), drop=sorted(held - kept))
         return steps.steps
