@@ -135,9 +135,9 @@ def offer(name: str, call: Callable[..., Any], **attributes: Any) -> None:
     lend(name, named)
 
 
-def lend(name: str, call: Callable[..., Any]) -> None:
-    """Let instrumented code call by `name` what can be pickled as it is."""
-    _known[name] = builtins.__dict__[name] = call
+def lend(name: str, value: Any) -> None:
+    """Let instrumented code use by `name` what can be pickled as it is."""
+    _known[name] = builtins.__dict__[name] = value
     if _senders:
         _furnish()
 

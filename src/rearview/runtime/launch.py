@@ -129,6 +129,7 @@ def run(control: Control, session: Any, plain: frozenset[str] | None = None) -> 
     else:
         session.code = 0
         return 0
+    session.note_failure(failure)
     interrupted = type(failure) is KeyboardInterrupt
     session.code = show(failure, _INTERRUPTED if interrupted else 1)
     if interrupted and session.code == _INTERRUPTED:

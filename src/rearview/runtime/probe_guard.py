@@ -8,6 +8,7 @@ table, and values that the program itself logs were sent when it was recorded.
 from __future__ import annotations
 
 import copy
+import importlib
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,10 +16,10 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
-from rearview.runtime.importer import offer
+from rearview.runtime.importer import lend, offer
 from rearview.runtime.sandbox.entropy import after_import
 from rearview.source.log_calls import MANY, OPTIONS
-from rearview.source.wrap_probes import CALM, SHIELD, TRACK
+from rearview.source.wrap_probes import CALM, OURS, SHIELD, TRACK
 from rearview.state.codecs.rng import read_global, write_global
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def _silence_wandb(module: ModuleType, folder: Path) -> None:
 
 
 def install(session: Replayer) -> None:
-    """Make the context manager that shielded code names known to it."""
+    """Make known to probes what they name: the context manager around them, and Rearview itself."""
 
     @contextmanager
     def shield(line: int, *generators: Any) -> Iterator[None]:
@@ -161,6 +162,7 @@ def install(session: Replayer) -> None:
         return light_guard
 
     offer(SHIELD, shield, **{CALM: calmly, TRACK: track})
+    lend(OURS, importlib.import_module(OURS))  # a probe may use it without importing it
 
 
 class _LightGuard:

@@ -16,13 +16,14 @@ import msgspec
 from rearview.checkpointer.signals import leave_at_once
 from rearview.errors import RearviewError
 from rearview.model import Checkpoint, Edge, Point, ReplayReport, SegmentFile
-from rearview.model.plan import PROBE_RAISED, may_hold
+from rearview.model.plan import ReplayFailure, may_hold
 from rearview.model.run import name_of
 from rearview.runtime.checkpoint_index import CheckpointIndex
 from rearview.runtime.frames import position, unobserved
 from rearview.runtime.loops import LoopEntry
 from rearview.runtime.measurements import changed_inputs, changes, surroundings
 from rearview.runtime.session import Session
+from rearview.store.files import caused_by_full_disk
 from rearview.store.project import publish
 from rearview.store.records import RecordFile, encode_point, recorded
 from rearview.store.values import Put, convert
@@ -299,6 +300,7 @@ class Replayer(Session):
             return
         self.report.retry = True
         self.report.error = _message(exc)
+        self.note_failure(exc)
         self.finish(1)
         leave_at_once(1)
 
@@ -369,9 +371,14 @@ class Replayer(Session):
         file = Path(trace.tb_frame.f_code.co_filename).name if trace is not None else ""
         where = f" at {point}" if (point := self.point()).steps else ""
         self.probe_error = (
-            f"{PROBE_RAISED} {file}:{line} raised {type(exc).__name__}: {exc}{where}. Let it "
+            f"the added statement at {file}:{line} raised {type(exc).__name__}: {exc}{where}. Let it "
             "log only where it can (`if …:`, or `try:` around it), and ask again"
         )
+
+    def note_failure(self, exc: BaseException) -> None:
+        """Keep what kind of failure ended the program."""
+        if caused_by_full_disk(exc):
+            self.report.failure = ReplayFailure.DISK_FULL
 
     def _read_by_run(self) -> dict[str, list[Any]]:
         """Return the files that the run read and did not create.
@@ -407,6 +414,8 @@ class Replayer(Session):
             self.report.lacking = self.lacking()
         if final and self.report.error is None:
             self.report.error = self.probe_error or f"the program ended with exit code {final}"
+            if self.probe_error and self.report.failure is None:
+                self.report.failure = ReplayFailure.PROBE_RAISED
         self.report.seconds = perf_counter() - self.began
         self.report.restoring = self.checkpoint_index.seconds
         self.report.restored = self.checkpoint_index.restored

@@ -30,7 +30,7 @@ from rearview.runtime.checkpoint_index import CheckpointIndex
 from rearview.runtime.frames import unobserved
 from rearview.runtime.loops import LoopEntry
 from rearview.runtime.recorder import Recorder
-from rearview.source.mended_source import Mend
+from rearview.source.probes.mended_source import Mend
 
 _OPEN = Path("/proc/self/fd")
 

@@ -402,6 +402,9 @@ class Session:
         """Keep hyper-parameters of the run."""
         raise AssertionError
 
+    def note_failure(self, exc: BaseException) -> None:
+        """Take note of the exception that ends the program."""
+
     def finish(self, code: int | None) -> None:
         """Bring the run to its end; nothing follows."""
         raise AssertionError
