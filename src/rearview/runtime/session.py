@@ -18,11 +18,11 @@ from rearview.model.run import NAMED
 from rearview.runtime.frames import (
     LOOPS,
     Modules,
+    clear_library_references,
     library_roots,
     project_frames,
     resolved,
     roots,
-    settle,
 )
 from rearview.runtime.loops import (
     SLICE,
@@ -333,7 +333,7 @@ class Session:
     def roots(self, frame: FrameType) -> tuple[dict[str, Any], list[FrameType]]:
         """Return the roots of the state by name, and the frames of the program."""
         frames = project_frames(frame, self.belongs, self.loop_files)
-        settle(frames, self.loop_files)
+        clear_library_references(frames, self.loop_files)
         found = roots(frames, self.modules)
         if self.nest is not None:
             found.update(self._sources(self.nest))
