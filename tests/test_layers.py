@@ -17,7 +17,7 @@ MAY_IMPORT = {
     "plan": "errors model",
     # live objects
     "state": "errors model state/codecs",
-    "state/codecs": "errors runtime state",
+    "state/codecs": "errors state",
     # bytes elsewhere, green power
     "remote": "errors",
     "energy": "errors model",
@@ -57,10 +57,7 @@ MAY_IMPORT = {
 """Room -> the rooms it may import besides itself, exactly; `public` is `import rearview`."""
 
 CYCLES = {
-    "state": "an object's codec is chosen by its kind, and codecs capture what their objects hold",
     "remote": "`open_remote` chooses the implementation of a URL, and each derives from `Remote`",
-    "runtime.loops": "a loop tells the session of its boundaries, and the session enters loops",
-    "runtime.api": "the public functions find the session that the start of a process chose",
 }
 """Beginning of the names of modules that still import one another, with the reason. It only shrinks."""
 
