@@ -75,7 +75,8 @@ def __getattr__(name: str) -> Any:
     """Load a name from its module on first use."""
     for home, names in _HOMES.items():
         if name in names:
-            value = getattr(importlib.import_module(home), name)
-            globals()[name] = value
-            return value
+            module = importlib.import_module(home)
+            # all of them: importing `_history.history` has put the module in the function's place
+            globals().update({each: getattr(module, each) for each in names})
+            return getattr(module, name)
     raise AttributeError(f"module 'rearview._history' has no attribute {name!r}")
