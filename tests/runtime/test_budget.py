@@ -51,7 +51,7 @@ def begun(project, *, ended):
     run = runs.reserve()
     runs.start(run, {})
     if ended:
-        runs.end(run, 0, {})
+        runs.end(run, 0)
     return run
 
 

@@ -4,7 +4,7 @@ import os
 import pytest
 
 from rearview.errors import DamagedError, StoreError, UsageError
-from rearview.model import Part, Point, Step
+from rearview.model import CheckpointMeta, Part, Point, Step
 from rearview.store.checkpoints.checkpoints import OBJECT_FROM, Checkpoints
 from rearview.store.checkpoints.manifest import FORMAT, INLINE
 
@@ -20,10 +20,17 @@ def test_what_was_saved_is_loaded(checkpoints, save, holds):
 
 def test_everything_said_about_a_checkpoint_is_kept(checkpoints):
     saved = checkpoints.save(
-        "r", 7, POINT, "end", [Part("a", b"1")], {"x": [1, None]}, False, ["a file", "a socket"]
+        "r",
+        7,
+        POINT,
+        "end",
+        [Part("a", b"1")],
+        CheckpointMeta(records=7),
+        False,
+        ["a file", "a socket"],
     )
     found = Checkpoints(checkpoints.project).get("r/7")
-    assert (found.point, found.edge, found.meta) == (POINT, "end", {"x": [1, None]})
+    assert (found.point, found.edge, found.meta) == (POINT, "end", CheckpointMeta(records=7))
     assert (found.complete, found.missing) == (False, ("a file", "a socket"))
     assert found.time == saved.time
     assert found.nbytes == 1
@@ -95,9 +102,9 @@ def test_asking_again_reads_only_what_is_new(checkpoints, save, monkeypatch):
 
 def test_a_checkpoint_that_was_saved_again_is_the_new_one(checkpoints, save):
     save(1, seed=1)
-    assert checkpoints.of("r")[0].meta == {"n": 1}
-    checkpoints.save("r", 1, POINT, "start", [Part("a", b"")], {"n": "again"})
-    assert checkpoints.of("r")[0].meta == {"n": "again"}
+    assert checkpoints.of("r")[0].meta == CheckpointMeta(records=1)
+    checkpoints.save("r", 1, POINT, "start", [Part("a", b"")], CheckpointMeta(records=2))
+    assert checkpoints.of("r")[0].meta == CheckpointMeta(records=2)
 
 
 def test_parts_are_read_one_by_one_or_together(checkpoints, save, state):
@@ -146,7 +153,7 @@ def test_a_damaged_manifest_hides_only_itself(checkpoints, save, caplog):
     for seq in range(3):
         save(seq)
     path = checkpoints.project.checkpoints / "r" / "00000001.json"
-    path.write_bytes(path.read_bytes().replace(b'"n":1', b'"n":8'))
+    path.write_bytes(path.read_bytes().replace(b'"records":1', b'"records":8'))
     store = Checkpoints(checkpoints.project)
     assert [each.seq for each in store.of("r")] == [0, 2]
     assert "checksum" in caplog.text

@@ -3,6 +3,7 @@ import os
 import pytest
 
 from rearview.errors import StoreError
+from rearview.model import CheckpointMeta
 from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.runs import Runs
 from rearview.store.verify import verify
@@ -88,7 +89,7 @@ def test_a_damaged_manifest_is_rebuilt_from_its_pack(project, three, holds, dama
     assert "rebuilt from" in report.problems[0].done
     assert report.problems[0].lost == ()
     assert holds(1)
-    assert Checkpoints(project).get("r/1").meta == {"n": 1}
+    assert Checkpoints(project).get("r/1").meta == CheckpointMeta(records=1)
 
 
 def test_a_manifest_that_cannot_be_rebuilt_is_set_aside(project, checkpoints, three):

@@ -323,15 +323,12 @@ class History:
         """Return all there is to say of one run."""
         run = self.run(which)
         checkpoints = self._checkpoints.of(run.id)
-        end = run.facts.get("end", {})
         withheld = ", ".join(map(quoted, sorted(WITHHELD)))
         counts = self.sql(
             f"SELECT name, count(*) AS n FROM records WHERE run = {quoted(run.id)} "  # noqa: S608
             f"AND origin NOT IN ({withheld}) GROUP BY name ORDER BY name"
         )
-        loops = [
-            (name_of(site), int(loop["iterations"])) for site, loop in end.get("loops", {}).items()
-        ]
+        loops = [(name_of(site), loop.iterations) for site, loop in run.end.loops.items()]
         replays = self._runs.replays(run.id)
         verdict, text = _trust(replays)
         return RunReport(
@@ -342,7 +339,7 @@ class History:
             partial=sorted({reason for one in checkpoints for reason in one.missing}),
             logical=sum(one.nbytes for one in checkpoints),
             stored=sum(one.stored for one in checkpoints),
-            costs=end.get("costs", {}),
+            costs=run.end.costs,
             replays=replays,
             exact=text,
             verdict=verdict,
@@ -553,7 +550,7 @@ class History:
             )
         _check_whole(run)
         self.check_trust("Going on with a run")
-        if not run.facts.get("watched", True):
+        if not run.facts.watched:
             raise UsageError(
                 f"Run {run.id} was started with plain `python`, which cannot be resumed hands-free. "
                 "Start it with `rearview run`.",
@@ -561,8 +558,8 @@ class History:
             )
         control = Control(
             root=str(self.project.root),
-            target=str(run.facts["target"]),
-            module=bool(run.facts.get("module")),
+            target=run.facts.target or "",
+            module=run.facts.module,
             args=arguments(run),
             resume=run.id,
             source=self._mended(run) if source == WORKTREE else None,
@@ -573,7 +570,7 @@ class History:
         home = self._runs.folder(run.id)
         env = environment_of(run, home, os.environ, resumes=True)
         folder = Path(run.now(run.cwd, os.path.realpath(self.project.root)))
-        begun = start(control, env, folder, hash_seed=str(run.facts["hash_seed"]))
+        begun = start(control, env, folder, hash_seed=run.facts.hash_seed)
         if control.source:
             now, then = control.source[:12], run.source[:12]
             text = f"going on with the source of the work tree ({now})"
@@ -603,7 +600,7 @@ class History:
         recorded, old = self._versions.files(run.version), self._versions.files(run.source)
         new = {**old, **edited}
         kept = {one for ids in mend(recorded, old, new).ids.values() for one in ids.values()}
-        for loop, *_ in target.meta["path"]:
+        for loop, *_ in target.meta.path:
             if loop not in kept and loop.partition(":")[0] in new:
                 raise UsageError(
                     f"The loop {loop.rpartition(':')[2]} of {loop.partition(':')[0]}, in which the "
@@ -704,6 +701,6 @@ def _count(replays: int) -> str:
 
 def _check_whole(run: Run) -> None:
     """Refuse a run of which it is not known how it was started or how it ended."""
-    if "damaged" in run.facts or "rebuilt" in run.facts or "target" not in run.facts:
-        why = run.facts.get("damaged") or "What was known of its start was damaged and is lost."
+    if run.damaged or run.facts.rebuilt or run.facts.target is None:
+        why = run.damaged or "What was known of its start was damaged and is lost."
         raise DamagedError(f"Run {run.id} cannot be gone on with. {why}", slug="damaged")

@@ -261,8 +261,7 @@ class Filling:
             refusals=report.refusals,
             seconds=time.monotonic() - begun,
             recorded_seconds=sum(
-                float(prepared[run].run.facts.get("end", {}).get("seconds", 0.0))
-                for run in {segment.run for segment in segments}
+                prepared[run].run.end.seconds for run in {segment.run for segment in segments}
             ),
             elsewhere=len(pool.elsewhere),
             environment_differences=report.environment_differences,

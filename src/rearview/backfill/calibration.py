@@ -220,11 +220,10 @@ def cores_of(run: Run) -> int:
     Threads that wait for one another spin, so a run that was told to use several uses them. One
     that was killed did not say what it used.
     """
-    told = threads_of(run.facts.get("threads", {}))
-    end = run.facts.get("end", {})
-    if not end.get("cpu") or not end.get("seconds"):
+    told = threads_of(run.facts.threads)
+    if not run.end.cpu or not run.end.seconds:
         return told or 1
-    used: int = max(1, math.ceil(end["cpu"] / end["seconds"] - _PARTLY))
+    used: int = max(1, math.ceil(run.end.cpu / run.end.seconds - _PARTLY))
     return min(used, told or used)
 
 
@@ -253,9 +252,8 @@ class Machines:
 
     def of(self, run: Run) -> Machine:
         """Return the machine that a run was recorded on, as far as it is known."""
-        facts = run.facts.get("hardware")
-        if facts:
-            return self._known(make_of(facts), run.host)
+        if run.facts.hardware:
+            return self._known(make_of(run.facts.hardware), run.host)
         # a run of before this was kept: its host is all there is
         return self.here() if run.host == gethostname() else Machine(f"host {run.host}")
 

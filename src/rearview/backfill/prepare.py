@@ -46,7 +46,7 @@ from rearview.store.versions.versions import Versions
 
 
 def _recorded(run: Run, root: Path, kept: Collection[str]) -> Iterator[tuple[Path, list[object]]]:
-    for then, about in run.facts.get("end", {}).get("inputs", {}).items():
+    for then, about in run.end.inputs.items():
         path = Path(run.now(then, str(root)))
         if not path.is_relative_to(root) or str(path.relative_to(root)) not in kept:
             yield path, list(about)
@@ -219,10 +219,9 @@ class Preparing:
         only: Chosen | None = None,
     ) -> Prepared:
         """Return a run with what it lacks of `names`, in the iterations that are chosen."""
-        continued = run.facts.get("continued")
-        if continued:
+        if run.continued:
             raise UsageError(
-                f"Run {run.id} went on with another source at {continued[0]['point'] or 'its end'}: "
+                f"Run {run.id} went on with another source at {run.continued[0].point or 'its end'}: "
                 "no one source repeats it, so it is not replayed. What it recorded is in the table.",
                 slug="two-sources",
             )
@@ -248,7 +247,7 @@ class Preparing:
             machine=self.machines.of(run),
         )
         limits = tuple(parse_at(asked.at)) if asked.at else ()
-        alone = run.facts.get("end", {}).get("main", {}).get("alone", True)
+        alone = run.end.main.alone
         loop = facts.loops[0] if facts.loops else None
         main = loop.name if loop is not None and alone else None
         about = Asked(
@@ -301,7 +300,7 @@ class Preparing:
         return known
 
     def _lost(self, run: Run, files: Mapping[str, bytes]) -> str:
-        return lost(files, run.facts.get("end", {}).get("files") or [run.script])
+        return lost(files, run.end.files or [run.script])
 
     def _derived(
         self, run: Run, source: dict[str, str], old: Mapping[str, bytes]

@@ -203,7 +203,7 @@ class Probing:
                 f"The source of run {run.id} was not kept, so it cannot be replayed.",
                 slug="no-source",
             )
-        used = run.facts.get("end", {}).get("files")
+        used = run.end.files
         old = self.text(run.version)
         if names and not any(map(self._logs, names)):
             return Probes((), old)
@@ -245,7 +245,7 @@ class Probing:
         if outcome.refused:
             return found
         old = self.text(run.version)
-        used = run.facts.get("end", {}).get("files")
+        used = run.end.files
         try:
             alone = find(old, {**old, **outcome.files}, used=used)
         except ProbeError:

@@ -14,8 +14,18 @@ from typing import Any
 
 from rearview.backfill.coverage import ALL, Asked
 from rearview.backfill.shared_imports import Lead, waited
-from rearview.model import Checkpoint, Point, Run, Segment, SegmentFile, Step
+from rearview.model import (
+    Checkpoint,
+    MainLoop,
+    Point,
+    Run,
+    RunEnd,
+    Segment,
+    SegmentFile,
+    Step,
+)
 from rearview.model.run import NAMED, columns_of, name_of
+from rearview.model.run_facts import DeepLoop
 from rearview.plan import facts as planning
 from rearview.plan.facts import At, DeepFacts, LoopFacts, Shown
 from rearview.source.probes.loop_carried import START
@@ -24,10 +34,10 @@ from rearview.source.probes.probe import Position, Probe, Probes
 Spent = list[tuple[float, int]]
 
 
-def inner_loops(main: Mapping[str, Any], end: Mapping[str, Any], count: int) -> list[LoopFacts]:
+def inner_loops(main: MainLoop, end: RunEnd, count: int) -> list[LoopFacts]:
     """Return the loops directly inside the outermost one, which had `count` iterations."""
     found = []
-    for site, spent in main.get("inner", {}).items():
+    for site, spent in main.inner.items():
         seen = _seen(main, end, site, len(spent), count)
         padded = _padded(_apart(main, [(s, n) for s, n in spent]), seen, count)
         most = max((n for _, n in padded), default=0)
@@ -36,19 +46,17 @@ def inner_loops(main: Mapping[str, Any], end: Mapping[str, Any], count: int) -> 
                 site,
                 [s for s, _ in padded],
                 [n for _, n in padded],
-                values=shown(
-                    main.get("spans", {}).get(site), main.get("helds", {}).get(site), most
-                ),
+                values=shown(main.spans.get(site), main.helds.get(site), most),
                 counted=seen,
-                varied=site in main.get("varied", ()),
+                varied=site in main.varied,
             )
         )
     return found
 
 
 def deep_loops(
-    main: Mapping[str, Any],
-    end: Mapping[str, Any],
+    main: MainLoop,
+    end: RunEnd,
     count: int,
     inner: Sequence[LoopFacts],
 ) -> dict[tuple[str, ...], DeepFacts]:
@@ -59,15 +67,15 @@ def deep_loops(
     One that was not watched to its end is taken to have gone round as often each time.
     """
     found: dict[tuple[str, ...], DeepFacts] = {}
-    for names, deep in sorted(main.get("deep", {}).items(), key=_levels):
-        chain = tuple(deep.get("path") or names.split("/"))
+    for names, deep in sorted(main.deep.items(), key=_levels):
+        chain = tuple(deep.path or names.split("/"))
         around: LoopFacts | DeepFacts | None = found.get(chain[:-1])
         if len(chain) == 2:
             here = (loop for loop in inner if chain[0] in (loop.name, name_of(loop.name)))
             around = next(here, None)
-        counts = list(deep["counts"])
-        seen = _seen(main, end, deep["site"], len(counts), count)
-        each = sum(counts) / max(1, deep["entries"])
+        counts = list(deep.counts)
+        seen = _seen(main, end, deep.site, len(counts), count)
+        each = sum(counts) / max(1, deep.entries)
         counts += [0] * (count - len(counts))
         if around is not None:
             counts = [
@@ -78,37 +86,35 @@ def deep_loops(
     return found
 
 
-def _levels(item: tuple[str, Mapping[str, Any]]) -> int:
+def _levels(item: tuple[str, DeepLoop]) -> int:
     names, deep = item
-    return len(deep.get("path") or names.split("/"))
+    return len(deep.path or names.split("/"))
 
 
-def _seen(
-    main: Mapping[str, Any], end: Mapping[str, Any], site: str, known: int, count: int
-) -> range:
+def _seen(main: MainLoop, end: RunEnd, site: str, known: int, count: int) -> range:
     """Return the iterations of the outermost loop in which an inner one was counted for certain.
 
     A loop of short iterations is not watched for ever; the iteration in which that ended may have
     had more of it. Runs of before counted several iterations together.
     """
-    quiet = site not in end.get("loops", {})
-    if "counted" not in main:
-        together = quiet or any(many > 1 for many, _ in main["iterations"])
+    quiet = site not in end.loops
+    if main.counted is None:
+        together = quiet or any(many > 1 for many, _ in main.iterations)
         return range(0 if together else count)
-    first, last = main["counted"]
+    first, last = main.counted
     return range(first, min(last, known - 1) if quiet else min(last, count))
 
 
-def _apart(main: Mapping[str, Any], spent: Spent) -> Spent:
+def _apart(main: MainLoop, spent: Spent) -> Spent:
     """Return what was counted for several iterations together as so much for each of them.
 
-    >>> _apart({"iterations": [(1, 0.1), (2, 0.1)]}, [(0.1, 3), (0.0, 0), (0.2, 6)])
+    >>> _apart(MainLoop(iterations=[(1, 0.1), (2, 0.1)]), [(0.1, 3), (0.0, 0), (0.2, 6)])
     [(0.1, 3), (0.1, 3), (0.1, 3)]
     """
-    if "counted" in main:
+    if main.counted is not None:
         return spent
     found: Spent = []
-    for many, _ in main["iterations"]:
+    for many, _ in main.iterations:
         part = spent[len(found) : len(found) + many]
         seconds, count = sum(s for s, _ in part), sum(n for _, n in part)
         found += [(seconds / many, round(count / many))] * len(part)
@@ -322,17 +328,14 @@ class Prepared:
 
         Only loops of which that is known for certain: those that were watched to their end.
         """
-        end = self.run.facts.get("end", {})
-        main = end.get("main", {})
+        main = self.run.end.main
         known = {
-            site: one["iterations"]
-            for site, one in end.get("loops", {}).items()
-            if not one.get("loose", True)  # of a generator, which may run anywhere
+            site: loop.iterations for site, loop in self.run.end.loops.items() if not loop.loose
         }
-        if self.at or self.about.within is not None or not self._alone() or not end:
+        if self.at or self.about.within is not None or not main.alone or self.run.ended is None:
             return {}
-        first, most = main.get("counted", (0, 0))
-        if first or self.about.count > most or "counts" not in main:
+        first, most = main.counted or (0, 0)
+        if first or self.about.count > most or main.counts is None:
             return {}  # a part of it ran in another process, or was not counted
         last = ALL if segment.last is None else segment.last
         here = range(segment.first, last) if segment.only is None else segment.only
@@ -341,14 +344,14 @@ class Prepared:
             site = path[-1]
             if any(loop not in known for loop in path):
                 continue
-            counts = main["counts"].get(site, [])
-            if site == main.get("site"):
+            counts = main.counts.get(site, [])
+            if site == main.site:
                 owed[site] = sum(1 for k in range(self.about.count) if k in here)
             elif segment.loop is not None:
                 owed[site] = sum(count for k, count in enumerate(counts) if k in here)
             else:
                 owed[site] = sum(counts)
-            if to_end and site != main.get("site"):
+            if to_end and site != main.site:
                 owed[site] += known[site] - sum(counts)
         return owed
 
@@ -357,7 +360,7 @@ class Prepared:
 
         If not, each time may hold what is wanted, and only one of them can be divided.
         """
-        return bool(self.run.facts.get("end", {}).get("main", {}).get("alone", True))
+        return self.run.end.main.alone
 
     def _levels(self) -> int:
         return min(
@@ -370,8 +373,7 @@ class Prepared:
         )
 
     def _main(self) -> str | None:
-        site = self.run.facts.get("end", {}).get("main", {}).get("site")
-        return str(site) if site else None
+        return self.run.end.main.site
 
 
 def _ranges(segment: Segment, inner: Iterable[str]) -> dict[str, list[tuple[int, int]]]:
@@ -391,7 +393,7 @@ def as_run(probes: Probes, run: Run) -> Probes:
 
     A loop over `rearview.loop` goes by the name that the program gave it, wherever it stands.
     """
-    known = run.facts.get("end", {}).get("loops", {})
+    known = run.end.loops
 
     def renamed(path: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(
@@ -419,45 +421,43 @@ def run_facts(
     machine: planning.Machine | None = None,
 ) -> planning.RunFacts:
     """Return what a run measured about itself, as the planner takes it."""
-    end = run.facts.get("end", {})
-    main: dict[str, Any] = end.get("main") or _from_checkpoints(checkpoints)
-    began = float(main.get("start", 0.0)) * LIGHTER
-    if "site" not in main:
-        seconds = float(end.get("seconds", 0.0))
+    end, finished = run.end, run.ended is not None
+    main = end.main if finished and end.main != MainLoop() else _from_checkpoints(checkpoints)
+    began = main.start * LIGHTER
+    if main.site is None:
         return planning.RunFacts(
             run.id,
             version,
             start=began,
-            setup=seconds,
-            finished=bool(end),
+            setup=end.seconds,
+            finished=finished,
             blocked=blocked,
             machine=machine,
         )
-    iterations = [each for count, each in main["iterations"] for _ in range(count)]
+    iterations = [each for count, each in main.iterations for _ in range(count)]
     values = _values(main, len(iterations))
     inner = inner_loops(main, end, len(iterations))
-    whole = float(end.get("seconds", 0.0))
     return planning.RunFacts(
         run.id,
         version,
-        loops=(planning.LoopFacts(main["site"], iterations, values=values), *inner),
+        loops=(planning.LoopFacts(main.site, iterations, values=values), *inner),
         deep=deep_loops(main, end, len(iterations), inner),
         start=began,
-        setup=float(main["entered"]),
-        after=max(0.0, whole - float(main["left"])) if whole else 0.0,
-        checkpoints=tuple(_of_main(main["site"], checkpoints)),
-        finished=bool(end),
+        setup=main.entered,
+        after=max(0.0, end.seconds - main.left) if end.seconds else 0.0,
+        checkpoints=tuple(_of_main(main.site, checkpoints)),
+        finished=finished,
         blocked=blocked,
         machine=machine,
     )
 
 
-def _values(main: dict[str, Any], count: int) -> Sequence[planning.Shown] | None:
+def _values(main: MainLoop, count: int) -> Sequence[planning.Shown] | None:
     """Return what the target held in each iteration, where that is not the index."""
-    span = main.get("span")
-    if span is None and isinstance(main.get("range"), list):  # of runs before inner loops had one
-        span = main["range"][::2]
-    return shown(span, main.get("held"), count)
+    span = main.span
+    if span is None and main.range is not None:  # of runs before inner loops had one
+        span = (main.range[0], main.range[2])
+    return shown(span, main.held, count)
 
 
 def _of_main(site: str, checkpoints: Iterable[Checkpoint]) -> Iterable[planning.CheckpointFacts]:
@@ -474,37 +474,37 @@ def _of_main(site: str, checkpoints: Iterable[Checkpoint]) -> Iterable[planning.
     before: dict[tuple[str, int], int] = {}
     for one, size in sized:
         stored += one.stored + one.shrunk
-        if one.meta.get("path", [[None]])[0][0] == site:
+        if one.meta.path and one.meta.path[0].loop == site:
             kind = (one.edge, len(one.point.steps))
             nbytes = min(size, stored - before.get(kind, 0)) if first else size
             before[kind] = stored
-            steps = tuple(Step(str(loop), int(index)) for loop, _, index in one.meta["path"])
+            steps = tuple(Step(step.loop, step.iteration) for step in one.meta.path)
             yield planning.CheckpointFacts(
                 one.id, Point(steps), one.edge, complete=one.complete, nbytes=nbytes
             )
 
 
-def _from_checkpoints(checkpoints: Sequence[Checkpoint]) -> dict[str, Any]:
+def _from_checkpoints(checkpoints: Sequence[Checkpoint]) -> MainLoop:
     """Return the main loop of a run that never said how it ended, as its checkpoints tell."""
-    known = [one for one in checkpoints if "path" in one.meta]
+    known = [one for one in checkpoints if one.meta.path]
     if not known:
-        return {}
+        return MainLoop()
     last = known[-1]
-    site = last.meta["path"][0][0]
-    mine = [one for one in known if one.meta["path"][0][0] == site]
-    places = {one.meta["path"][0][2]: float(one.meta.get("seconds", 0.0)) for one in mine}
+    site = last.meta.path[0].loop
+    mine = [one for one in known if one.meta.path[0].loop == site]
+    places = {one.meta.path[0].iteration: one.meta.seconds for one in mine}
     low, high = min(places), max(places)
     each = (places[high] - places[low]) / (high - low) if high > low else places[high]
     inner = {
-        one.meta["path"][1][0]: [(each, int(one.meta["path"][1][2]) or 1)] * (high + 1)
+        one.meta.path[1].loop: [(each, one.meta.path[1].iteration or 1)] * (high + 1)
         for one in mine
-        if len(one.meta["path"]) > 1
+        if len(one.meta.path) > 1
     }
-    return {
-        "site": site,
-        "name": name_of(site),
-        "entered": max(0.0, places[low] - each * max(1, low)),
-        "left": places[high],
-        "iterations": [(high + 1, each)],
-        "inner": inner,
-    }
+    return MainLoop(
+        site=site,
+        name=name_of(site),
+        entered=max(0.0, places[low] - each * max(1, low)),
+        left=places[high],
+        iterations=[(high + 1, each)],
+        inner=inner,
+    )

@@ -192,19 +192,18 @@ def lead_of(run: Run, files: Mapping[str, bytes], home: str) -> Lead | None:
     `home` is where the project was when it ran.
     """
     facts = run.facts
-    if not facts.get("watched", True):
+    if not facts.watched:
         return None
-    module = bool(facts.get("module"))
-    entry = str(facts.get("target", "")) if module else script_of(run, home)
-    found = leading(files, entry, module=module, ran=facts.get("end", {}).get("files"))
-    threads = tuple(sorted(facts.get("threads", {}).items()))
-    return Lead(found, str(facts.get("hash_seed")), threads)
+    entry = (facts.target or "") if facts.module else script_of(run, home)
+    found = leading(files, entry, module=facts.module, ran=run.end.files)
+    threads = tuple(sorted(facts.threads.items()))
+    return Lead(found, facts.hash_seed, threads)
 
 
 def waited(run: Run, lead: Lead) -> float:
     """Return how many seconds a run waited for the imports that its replays can share."""
     modules = [f"{statement.split()[1]}." for statement in lead.imports]
-    took: Mapping[str, float] = run.facts.get("end", {}).get("imports", {})
+    took = run.end.imports
     return sum(
         each for name, each in took.items() if any(one.startswith(f"{name}.") for one in modules)
     )

@@ -233,8 +233,8 @@ class Replays:
         facts = run.facts
         control = Control(
             root=str(self.project.root),
-            target=str(facts.get("target", run.script)),
-            module=bool(facts.get("module")),
+            target=facts.target or run.script,
+            module=facts.module,
             args=arguments(run),
             segment=str(file),
             given=given_of(run),
@@ -246,7 +246,7 @@ class Replays:
             control,
             environment_of(run, self.runs.folder(run.id), self.environment),
             tree / relative if inside else Path(run.cwd),
-            hash_seed=str(facts.get("hash_seed", "0")),
+            hash_seed=facts.hash_seed,
         )
         make_folder(how.folder)
         return Task(
@@ -257,10 +257,8 @@ class Replays:
             log=folder / "output.txt",
             report=folder / "report.json",
             seconds=segment.seconds,
-            threads=threads_of(
-                facts.get("threads", {}), facts.get("end", {}).get("surroundings", ())
-            ),
-            accelerators=seen_of(facts.get("hardware", {})),
+            threads=threads_of(facts.threads, run.end.surroundings),
+            accelerators=seen_of(facts.hardware),
             imports=imports,
             beside=how.folder if control.module else (tree / script_of(run, home)).parent,
         )
@@ -369,7 +367,7 @@ def _explain(error: str, log: str) -> str:
 
 def script_of(run: Run, home: str) -> str:
     """Return the path of a run's script in the project, whose folder was `home`."""
-    script = Path(run.cwd or home, str(run.facts.get("target", run.script)))
+    script = Path(run.cwd or home, run.facts.target or run.script)
     return os.path.relpath(os.path.realpath(script), os.path.realpath(home))
 
 

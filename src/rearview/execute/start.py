@@ -59,8 +59,8 @@ def arguments(run: Run, env: Mapping[str, str] = os.environ) -> tuple[str, ...]:
 
 def given_of(run: Run, env: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return what was given with `--arg`, with the secrets that were not stored put in from `env`."""
-    names = list(run.facts.get("given", {}))
-    words, lacking = filled([f"{name}={run.facts['given'][name]}" for name in names], env)
+    names = list(run.facts.given)
+    words, lacking = filled([f"{name}={run.facts.given[name]}" for name in names], env)
     if lacking:
         raise _secret_needed(run, lacking)
     return dict(zip(names, (word.partition("=")[2] for word in words), strict=True))
@@ -176,7 +176,7 @@ def _continued(control: Control, preempt: Preempt, here: Path) -> Start:
         return replace(begun, kept=runs.folder(str(control.run)))
     if run is None:
         return start(control, os.environ, here)
-    if int(run.facts.get("attempts", 0)) >= preempt.retries:
+    if run.attempts >= preempt.retries:
         raise UsageError(
             f"Run {run.id} was gone on with {preempt.retries} times and never ended. Look at its "
             "output; raise --retries to let it try again.",
@@ -186,7 +186,7 @@ def _continued(control: Control, preempt: Preempt, here: Path) -> Start:
         check_trust(project.store, Settings.read(project.store).trust, "Going on with a run")
     control = msgspec.structs.replace(control, resume=run.id)
     env = environment_of(run, runs.folder(run.id), os.environ, resumes=True)
-    begun = start(control, env, here, hash_seed=str(run.facts["hash_seed"]))
+    begun = start(control, env, here, hash_seed=run.facts.hash_seed)
     folder = runs.folder(run.id)
     from rearview.backfill.prepare import source_of  # a run that is not resumed needs none of it
 
@@ -273,8 +273,8 @@ def usual(target: str, args: Sequence[str], *, module: bool = False) -> tuple[Ru
         run
         for run in runs.all()
         if run.status is Status.FINISHED
-        and run.facts.get("target") == target
-        and bool(run.facts.get("module")) == module
+        and run.facts.target == target
+        and run.facts.module == module
     ]
     same = [run for run in found if run.argv == tuple(redact_words(args))]
     best = (same or found)[-1:]
@@ -285,7 +285,7 @@ def stopped(runs: Sequence[Run], control: Control) -> Run | None:
     """Return the newest run of the same command if it was stopped before its end."""
     words = tuple(redact_words(control.args))
     for run in reversed(runs):
-        same = run.facts.get("target") == control.target and run.argv == words
-        if same and bool(run.facts.get("module")) == control.module:
+        same = run.facts.target == control.target and run.argv == words
+        if same and run.facts.module == control.module:
             return run if run.status in {Status.PAUSED, Status.DEAD} else None
     return None

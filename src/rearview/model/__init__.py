@@ -1,23 +1,33 @@
 """The words: frozen values without I/O that every room speaks in."""
 
-from rearview.model.checkpoint import Checkpoint, ObjectRef, Part
+from rearview.model.checkpoint import Checkpoint, CheckpointMeta, Edge, ObjectRef, Part, PathStep
 from rearview.model.plan import Control, Operator, Plan, ReplayReport, Segment, SegmentFile
 from rearview.model.proof import Proof, Verdict, proof_of
-from rearview.model.run import Origin, Point, Record, Run, Status, Step
+from rearview.model.run import EXIT_PAUSED, Origin, Point, Record, Run, Status, Step
+from rearview.model.run_facts import Continuation, LoopTotals, MainLoop, RunEnd, RunStart
 
 __all__ = [
+    "EXIT_PAUSED",
     "Checkpoint",
+    "CheckpointMeta",
+    "Continuation",
     "Control",
+    "Edge",
+    "LoopTotals",
+    "MainLoop",
     "ObjectRef",
     "Operator",
     "Origin",
     "Part",
+    "PathStep",
     "Plan",
     "Point",
     "Proof",
     "Record",
     "ReplayReport",
     "Run",
+    "RunEnd",
+    "RunStart",
     "Segment",
     "SegmentFile",
     "Status",

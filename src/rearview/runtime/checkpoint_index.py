@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from rearview.errors import ReplayError
-from rearview.model import Checkpoint
+from rearview.model import Checkpoint, Edge, PathStep
 from rearview.runtime.frames import as_recorded, load_modules, qualified, rebind
 from rearview.runtime.loops import LoopEntry
 from rearview.runtime.sandbox.file_view import PathUse
@@ -88,21 +88,17 @@ class KnownMemory:
         self.known[address] = _Known(len(view), oid, ways if how in ways else (*ways, how), watch)
 
 
-START = "start"
-END = "end"
-Key = tuple[str, tuple[tuple[str, int, int], ...]]
+Key = tuple[Edge, tuple[PathStep, ...]]
 
 
-def key_of(edge: str, path: Sequence[Sequence[Any]]) -> Key:
+def key_of(edge: Edge, path: Sequence[PathStep]) -> Key:
     """Return what a checkpoint is found by: its edge and its path of (site, ordinal, index).
 
     After a loop the last index does not matter, so it is left out.
     """
-    steps = [(str(site), int(ordinal), int(index)) for site, ordinal, index in path]
-    if edge == END:
-        site, ordinal, _ = steps[-1]
-        steps[-1] = (site, ordinal, -1)
-    return edge, tuple(steps)
+    if edge == Edge.END:
+        path = [*path[:-1], path[-1]._replace(iteration=-1)]
+    return edge, tuple(path)
 
 
 @dataclass
@@ -132,14 +128,14 @@ class Jumps:
         """
         jumps = cls(session, store)
         for checkpoint in store.of(run):
-            key = key_of(checkpoint.edge, checkpoint.meta["path"])
+            key = key_of(checkpoint.edge, checkpoint.meta.path)
             if depth is not None and len(key[1]) > depth:
                 continue
             if not checkpoint.complete:
                 jumps.partial[key] = checkpoint
             else:
                 jumps.found[key] = checkpoint
-                if checkpoint.edge == START:
+                if checkpoint.edge == Edge.START:
                     insort(jumps.starts.setdefault(_loop(key[1]), []), key[1][-1][2])
         return jumps
 
@@ -150,7 +146,7 @@ class Jumps:
             return
         head = (entry.site.id, entry.ordinal)
         for _, checkpoint in self._of_loop(head):
-            if checkpoint.meta["anchored"] == index:
+            if checkpoint.meta.anchored == index:
                 loaded = self.store.load(checkpoint)
                 then = msgspec.json.decode(loaded["anchors"])
                 found, _ = self.session.roots(frame)
@@ -171,7 +167,7 @@ class Jumps:
                 if key[1][0][:2] == head:
                     yield key, checkpoint
 
-    def at(self, edge: str, path: Sequence[Sequence[Any]]) -> Checkpoint | None:
+    def at(self, edge: Edge, path: Sequence[PathStep]) -> Checkpoint | None:
         """Return the checkpoint at a place, None if there is none or it can't be used yet."""
         checkpoint = self.found.get(key_of(edge, path))
         nest = self.session.nest
@@ -179,29 +175,29 @@ class Jumps:
             return None
         return checkpoint
 
-    def proof(self, edge: str, path: Sequence[Sequence[Any]]) -> Checkpoint | None:
+    def proof(self, edge: Edge, path: Sequence[PathStep]) -> Checkpoint | None:
         """Return the checkpoint to compare with at a place, a partial one for want of a better."""
         nest = self.session.nest
         if nest is None or nest.anchors is None:
             return None
         return self.at(edge, path) or self.partial.get(key_of(edge, path))
 
-    def nearest(self, path: Sequence[Sequence[Any]], goal: int) -> Checkpoint | None:
+    def nearest(self, path: Sequence[PathStep], goal: int) -> Checkpoint | None:
         """Return the last checkpoint of the loop that `path` ends in, up to iteration `goal`."""
-        _, steps = key_of(START, path)
+        _, steps = key_of(Edge.START, path)
         *outer, (site, ordinal, index) = steps
         known = self.starts.get(_loop(steps), [])
         best = bisect_right(known, goal) - 1
         if best < 0 or known[best] <= index:
             return None
-        return self.at(START, [*outer, (site, ordinal, known[best])])
+        return self.at(Edge.START, [*outer, PathStep(site, ordinal, known[best])])
 
-    def ahead(self, path: Sequence[Sequence[Any]], reach: int) -> bool:
+    def ahead(self, path: Sequence[PathStep], reach: int) -> bool:
         """Say whether there is something to compare with, up to iteration `reach` of this loop."""
-        _, steps = key_of(START, path)
+        _, steps = key_of(Edge.START, path)
         for key, checkpoint in (*self.found.items(), *self.partial.items()):
-            last = int(checkpoint.meta["path"][-1][2])
-            later = last > steps[-1][2] or checkpoint.edge == END
+            last = checkpoint.meta.path[-1].iteration
+            later = last > steps[-1][2] or checkpoint.edge == Edge.END
             if _loop(key[1]) == _loop(steps) and later and last <= reach:
                 return True
         return False
@@ -234,7 +230,7 @@ class Jumps:
         put_back(
             checkpoint.parts,
             lambda key: loaded[key],
-            checkpoint.meta.get("outputs", {}),
+            checkpoint.meta.outputs,
             lambda path: self.session.real(path, PathUse.CHANGE),
             self.session.root,
             self.session.shared,

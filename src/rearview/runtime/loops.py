@@ -16,7 +16,7 @@ from time import perf_counter
 from types import FrameType, GeneratorType
 from typing import TYPE_CHECKING, Any
 
-from rearview.model import Step
+from rearview.model import LoopTotals, Step
 from rearview.runtime.frames import position
 from rearview.source.instrument import LoopSite
 from rearview.state.codecs.iterators import Walk, drawn
@@ -53,15 +53,15 @@ class Habit:
     quiet: bool = False
     """Not wrapped any more: its iterations are short and hold no record."""
 
-    def facts(self) -> dict[str, Any]:
-        """Return what the run keeps of it."""
-        return {
-            "entries": self.entries,
-            "iterations": self.iterations,
-            "seconds": self.seconds,
-            "outermost": self.outermost,
-            "loose": self.site.loose,
-        }
+    def facts(self) -> LoopTotals:
+        """Return what the run stores about it."""
+        return LoopTotals(
+            entries=self.entries,
+            iterations=self.iterations,
+            seconds=self.seconds,
+            outermost=self.outermost,
+            loose=self.site.loose,
+        )
 
 
 @dataclass(slots=True)

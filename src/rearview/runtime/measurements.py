@@ -18,6 +18,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from rearview.model.run_facts import DeepLoop, MainLoop
 from rearview.store.files import fingerprint
 
 _HERE = __name__.partition(".")[0]
@@ -231,39 +232,35 @@ class Timeline:
             self.nests[-1].span = span
             self.nests[-1].held = held
 
-    def facts(self) -> dict[str, Any]:
-        """Return the main loop's durations, as plain values; {} without loops."""
+    def facts(self) -> MainLoop:
+        """Return the timings of the main loop; without a `site` if the program has no loop."""
         long = [nest for nest in self.nests if nest.iterations.pairs]
         if not long:
-            return {"start": self.start}
+            return MainLoop(start=self.start)
         main = max(long, key=lambda nest: sum(n * each for n, each in nest.iterations.pairs))
-        same = sum(nest.site == main.site for nest in long)
-        return {
-            "start": self.start,
-            "site": main.site,
-            "name": main.name,
-            "entered": main.entered,
-            "left": main.left,
-            "iterations": main.iterations.pairs,
-            "inner": main.inner,
-            "deep": {
-                names: {
-                    "site": deep.path[-1],
-                    "path": deep.path,
-                    "entries": deep.entries,
-                    "counts": deep.counts,
-                }
+        return MainLoop(
+            start=self.start,
+            site=main.site,
+            name=main.name,
+            entered=main.entered,
+            left=main.left,
+            iterations=main.iterations.pairs,
+            inner=main.inner,
+            deep={
+                names: DeepLoop(
+                    site=deep.path[-1], path=deep.path, entries=deep.entries, counts=deep.counts
+                )
                 for names, deep in main.deep.items()
             },
-            "counts": main.counts,
-            "counted": [main.first, _COUNTED],
-            "alone": same == 1,
-            "span": main.span,
-            "held": main.held,
-            "helds": _known(main.helds, main.varied),
-            "spans": _known(main.spans, main.varied),
-            "varied": sorted(main.varied),
-        }
+            counts=main.counts,
+            counted=(main.first, _COUNTED),
+            alone=sum(nest.site == main.site for nest in long) == 1,
+            span=main.span,
+            held=main.held,
+            helds=_known(main.helds, main.varied),
+            spans=_known(main.spans, main.varied),
+            varied=sorted(main.varied),
+        )
 
 
 def _longer(one: list[Any] | None, two: list[Any] | None) -> list[Any] | None:

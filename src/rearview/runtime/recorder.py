@@ -24,7 +24,7 @@ import msgspec
 from rearview.checkpointer.signals import Signals, leave_at_once
 from rearview.energy import Used
 from rearview.errors import UsageError
-from rearview.model import Point, Step
+from rearview.model import EXIT_PAUSED, CheckpointMeta, Edge, Point, RunEnd, Step
 from rearview.model.wording import printable
 from rearview.runtime.frames import position, qualified, unobserved
 from rearview.runtime.loops import SLICE, STRIDE, LoopEntry, untried
@@ -70,10 +70,6 @@ class Prefixes:
         return b"%b%b]," % (head, ",".join(map(str, indices)).encode())
 
 
-START = "start"
-END = "end"
-PAUSED = 85
-"""Exit code that says: state is saved, start me again."""
 _WALKING = 0.01
 """Share of the time so far that walking anchors may take."""
 _FIRST = 0.1
@@ -172,7 +168,7 @@ class Recorder(Session):
             if nest.entry is entry:
                 self.timeline.turn(index, self.pulse.waited)
                 if index:
-                    self.pulse.turn(entry.site.id + START, perf_counter() - self.turned)
+                    self.pulse.turn(entry.site.id + Edge.START, perf_counter() - self.turned)
                 self.turned = perf_counter()
                 self.printing.turn()
             elif len(self.stack) == 2:
@@ -184,7 +180,7 @@ class Recorder(Session):
                     self.pulse.enter(nest.seconds, memory_of(anchors.alive()))
                     self.writer.prepare(self.pulse.nbytes)
             elif index and (nest.entry is entry or self._long_since(entry)):
-                self.consider(entry, index, START, frame)
+                self.consider(entry, index, Edge.START, frame)
             if nest.entry is entry:
                 self.pulse.paid(self.writer.settle())
         except Exception as exc:
@@ -195,7 +191,7 @@ class Recorder(Session):
         """Say whether to ask about an inner boundary: asking takes a tenth of a millisecond."""
         now = perf_counter()
         since = now - max(entry.started, self.last)
-        return since >= INNER_LEAST and now >= self.due.get(START, 0.0)
+        return since >= INNER_LEAST and now >= self.due.get(Edge.START, 0.0)
 
     def leave_program(self, entry: LoopEntry, index: int, frame: FrameType) -> None:
         """Save here and end with exit code 85, as somebody asked; the run is to be continued.
@@ -209,7 +205,10 @@ class Recorder(Session):
         self.signals.absorb()
         if nest.anchors is not None and index:
             try:
-                if not self.save(entry, index, START, frame, wait=True) and nest.entry is not entry:
+                if (
+                    not self.save(entry, index, Edge.START, frame, wait=True)
+                    and nest.entry is not entry
+                ):
                     self.signals.heed()
                     return
             except Exception as exc:
@@ -218,8 +217,8 @@ class Recorder(Session):
             self.signals.heed()
             return
         self.signals.settle()
-        self.code = PAUSED
-        self.finish(PAUSED)
+        self.code = EXIT_PAUSED
+        self.finish(EXIT_PAUSED)
         leave_at_once(self.code)
 
     def _may_walk(self, entry: LoopEntry) -> bool:
@@ -249,19 +248,19 @@ class Recorder(Session):
             now = perf_counter()
             early = now - entry.started < _BRIEF or now < self.due.get(entry.site.id, 0.0)
             if nest.anchors is not None and (nest.entry is entry or not early):
-                self.consider(entry, index, END, frame)
+                self.consider(entry, index, Edge.END, frame)
         except Exception as exc:
             self.fail(exc)
 
-    def consider(self, entry: LoopEntry, index: int, edge: str, frame: FrameType) -> None:
+    def consider(self, entry: LoopEntry, index: int, edge: Edge, frame: FrameType) -> None:
         """Save if the policy finds that it pays."""
         depth = len(self.stack) - 1
-        ends = edge == END and depth == 1  # what an iteration leaves to be skipped to
+        ends = edge == Edge.END and depth == 1  # what an iteration leaves to be skipped to
         begun = perf_counter()
-        since = begun - (entry.started if edge == END else max(entry.started, self.last))
+        since = begun - (entry.started if edge == Edge.END else max(entry.started, self.last))
         decision = self.pulse.decide(entry.site.id + edge, since, depth * (not ends), ends=ends)
         if not decision.save and not self._last_chance(entry, edge):
-            self.due[START if edge == START else entry.site.id] = begun + _PATIENCE
+            self.due[Edge.START if edge == Edge.START else entry.site.id] = begun + _PATIENCE
             self.pulse.paid(perf_counter() - begun)
             return
         refusal = "" if self.settings.every else self.writer.refusal()
@@ -269,19 +268,19 @@ class Recorder(Session):
             self.pulse.refused(refusal)
             return
         took = self.save(entry, index, edge, frame)
-        if took and edge == START:
+        if took and edge == Edge.START:
             self.last = perf_counter()
         self.pulse.paid(perf_counter() - begun)
 
-    def _last_chance(self, entry: LoopEntry, edge: str) -> bool:
+    def _last_chance(self, entry: LoopEntry, edge: Edge) -> bool:
         """Say whether to save after an outermost loop, so that a replay has something to equal."""
         nest = self.nest
-        if edge != END or nest is None or nest.entry is not entry:
+        if edge != Edge.END or nest is None or nest.entry is not entry:
             return False
-        return self.pulse.affords(entry.site.id + END)
+        return self.pulse.affords(entry.site.id + Edge.END)
 
     def save(
-        self, entry: LoopEntry, index: int, edge: str, frame: FrameType, *, wait: bool = False
+        self, entry: LoopEntry, index: int, edge: Edge, frame: FrameType, *, wait: bool = False
     ) -> bool:
         """Take a checkpoint here; say whether it was taken, and with `wait` whether it is whole."""
         nest = self.nest
@@ -312,19 +311,19 @@ class Recorder(Session):
             edge,
             captured.skeleton,
             buffers,
-            meta={
-                "path": (path := self.path(entry, index)),
-                "anchored": nest.at,
-                "records": self.records.position,
-                "seconds": begun - self.began,
-                **({"outputs": outputs} if outputs else {}),
-            },
+            meta=CheckpointMeta(
+                path=(path := self.path(entry, index)),
+                anchored=nest.at,
+                records=self.records.position,
+                seconds=begun - self.began,
+                outputs=outputs,
+            ),
             complete=not captured.missing,
             missing=tuple(captured.missing),
             wait=wait or self.settings.every,
             # after an inner loop the boundary around it is not far
             outlook=CopyHints(
-                soon=edge == END and len(path) > 1,
+                soon=edge == Edge.END and len(path) > 1,
                 still=captured.still,
                 roomy=self.pulse.crowded < _CROWDED,
             ),
@@ -421,7 +420,7 @@ class Recorder(Session):
         try:
             self.bring.finish()
         except Exception as exc:
-            if self.code == PAUSED:
+            if self.code == EXIT_PAUSED:
                 self.code = 1  # who continues it elsewhere would not find it
             sys.stderr.write(
                 f"rearview: saved, but not brought to the remote: {printable(str(exc))}\n"
@@ -432,22 +431,22 @@ class Recorder(Session):
         traces = self.outputs.traces if self.outputs is not None else None
         return frozenset(traces.absent() if traces is not None else ())
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> RunEnd:
         """Return what the run measured, for planning and for `rearview show`."""
         files = {str(module.__file__) for _, module in self.modules}
         if self.script and self.belongs(self.script):
             files.add(self.script)  # Python forgets its name
-        return {
-            "seconds": perf_counter() - self.began,
-            "cpu": process_time(),
-            "costs": self.pulse.report(self.writer.costs),
-            "main": self.timeline.facts(),
-            "imports": loading.facts() if (loading := self.compiler.loading) is not None else {},
-            "surroundings": surroundings(),
-            "inputs": self.inputs.facts(self._made()) if self.inputs is not None else {},
-            "loops": {k: h.facts() for k, h in self.habits.items() if h.entries and not h.quiet},
-            "files": sorted({os.path.relpath(file, self.root) for file in files}),
-        }
+        return RunEnd(
+            seconds=perf_counter() - self.began,
+            cpu=process_time(),
+            costs=self.pulse.report(self.writer.costs),
+            main=self.timeline.facts(),
+            imports=loading.facts() if (loading := self.compiler.loading) is not None else {},
+            surroundings=surroundings(),
+            inputs=self.inputs.facts(self._made()) if self.inputs is not None else {},
+            loops={k: h.facts() for k, h in self.habits.items() if h.entries and not h.quiet},
+            files=sorted({os.path.relpath(file, self.root) for file in files}),
+        )
 
 
 def _raised_by_handler(exc: BaseException) -> bool:

@@ -15,10 +15,10 @@ import msgspec
 
 from rearview.checkpointer.signals import leave_at_once
 from rearview.errors import RearviewError
-from rearview.model import Checkpoint, Point, ReplayReport, SegmentFile
+from rearview.model import Checkpoint, Edge, PathStep, Point, ReplayReport, SegmentFile
 from rearview.model.plan import PROBE_RAISED, may_hold
 from rearview.model.run import name_of
-from rearview.runtime.checkpoint_index import END, START, Jumps
+from rearview.runtime.checkpoint_index import Jumps
 from rearview.runtime.frames import position, unobserved
 from rearview.runtime.loops import LoopEntry
 from rearview.runtime.measurements import changed_inputs, changes, surroundings
@@ -98,7 +98,7 @@ class Replayer(Session):
         idle = index == 0 and not self.needed(entry)
         last = goal != index or idle  # before something is restored, or the end
         if (outermost and self.turned()) or last or self.due():
-            self.prove(self.jumps.proof(START, path), frame)
+            self.prove(self.jumps.proof(Edge.START, path), frame)
         if idle and self.skip(path, frame):
             return None
         if goal is None:
@@ -110,7 +110,7 @@ class Replayer(Session):
         elif goal > index and self.wanted.jump and len(path) <= self.wanted.levels:
             self.jumps.pending = self.jumps.nearest(path, goal)
             if self.jumps.pending is not None:
-                target: int = self.jumps.pending.meta["path"][-1][2]
+                target: int = self.jumps.pending.meta.path[-1].iteration
                 return target
         self.report.iterations += outermost
         self.moved = True
@@ -238,9 +238,9 @@ class Replayer(Session):
         reach = index + self.report.iterations
         return not self.moved or not self.jumps.ahead(self.path(entry, index), reach)
 
-    def skip(self, path: list[list[Any]], frame: FrameType) -> bool:
+    def skip(self, path: tuple[PathStep, ...], frame: FrameType) -> bool:
         """Restore what the loop left behind, if that was saved; then it need not run."""
-        checkpoint = self.jumps.at(END, path) if self.wanted.jump else None
+        checkpoint = self.jumps.at(Edge.END, path) if self.wanted.jump else None
         if checkpoint is None or self.worked:  # what was not compared yet must not be overwritten
             return False
         try:
@@ -276,7 +276,7 @@ class Replayer(Session):
         if outermost:
             self.turned()
         if outermost or self.due():
-            self.prove(self.jumps.proof(END, self.path(entry, index)), frame)
+            self.prove(self.jumps.proof(Edge.END, self.path(entry, index)), frame)
         if outermost and self.needed(entry) and not self.wanted.after:
             if not self.wanted.main or entry.site.id == self.wanted.main:
                 self.leave_program()

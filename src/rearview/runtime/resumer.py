@@ -30,9 +30,9 @@ import msgspec
 
 from rearview.checkpointer.signals import end_children
 from rearview.errors import RearviewError, StateError
-from rearview.model import Checkpoint, Control
+from rearview.model import Checkpoint, Control, Edge, PathStep
 from rearview.model.plan import LAUNCHER, VARIABLE
-from rearview.runtime.checkpoint_index import END, Jumps
+from rearview.runtime.checkpoint_index import Jumps
 from rearview.runtime.frames import unobserved
 from rearview.runtime.loops import LoopEntry
 from rearview.runtime.recorder import Recorder
@@ -56,7 +56,7 @@ class Retreat:
 
     def __call__(self, checkpoint: Checkpoint, why: RearviewError) -> None:
         """Go on from a checkpoint less deep in the loops than this one; does not return."""
-        depth = len(checkpoint.meta["path"]) - 1
+        depth = len(checkpoint.meta.path) - 1
         way = "going on from an earlier one" if depth else "starting over"
         sys.stderr.write(
             f"rearview: the checkpoint at {checkpoint.point} is not one to go on from; {way} ({why})\n"
@@ -190,7 +190,7 @@ class Resumer(Recorder):
             return index
         self._anchor(entry, index, frame)
         path = self.path(entry, index)
-        wanted = self.target.meta["path"]
+        wanted = self.target.meta.path
         depth = len(path)
         on_the_way = depth <= len(wanted) and all(
             list(mine[:2]) == list(other[:2]) and (level == depth - 1 or mine[2] == other[2])
@@ -198,7 +198,7 @@ class Resumer(Recorder):
         )
         if not on_the_way:
             return None if index == 0 and self._skip(path, frame) else index
-        if depth == len(wanted) and self.target.edge == END:
+        if depth == len(wanted) and self.target.edge == Edge.END:
             self._bring_files()
             self._skip(path, frame)
             self._arrived()
@@ -207,7 +207,7 @@ class Resumer(Recorder):
         if goal > index:
             self.jumps.pending = self.jumps.nearest(path, goal)
             if self.jumps.pending is not None:
-                target: int = self.jumps.pending.meta["path"][-1][2]
+                target: int = self.jumps.pending.meta.path[-1].iteration
                 return target
         return index
 
@@ -239,8 +239,8 @@ class Resumer(Recorder):
             self._arrived()
         return target
 
-    def _skip(self, path: list[list[Any]], frame: FrameType) -> bool:
-        checkpoint = self.jumps.at(END, path)
+    def _skip(self, path: tuple[PathStep, ...], frame: FrameType) -> bool:
+        checkpoint = self.jumps.at(Edge.END, path)
         if checkpoint is None:
             return False
         if self.mending is not None:
@@ -266,7 +266,7 @@ class Resumer(Recorder):
         """Bring files back that are too large for a checkpoint, before it cuts them to size."""
         assert self.target is not None
         if self.outputs is not None:
-            self.outputs.bring_back(self.target.meta.get("outputs", {}).get("large", ()))
+            self.outputs.bring_back(self.target.meta.outputs.get("large", ()))
 
     def _arrived(self) -> None:
         self.origin, self.target = self.target, None
@@ -276,8 +276,8 @@ class Resumer(Recorder):
             told = {"version": self.continues, "point": str(self.origin and self.origin.point)}
             self.runs.note(self.run, "continued", told)
         if self.origin is not None:
-            path = self.origin.meta["path"]
-            whole = len(path) == 1 and self.origin.edge != END
+            path = self.origin.meta.path
+            whole = len(path) == 1 and self.origin.edge != Edge.END
             self.timeline.skipped(path[0][2] + (not whole))
         if self.clock is not None:
             self.clock.go_on()

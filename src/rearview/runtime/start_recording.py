@@ -25,7 +25,7 @@ from rearview.checkpointer.signals import Signals, leave_at_once
 from rearview.config import Settings
 from rearview.energy import Account, Used
 from rearview.errors import RearviewError, VersionError
-from rearview.model import Checkpoint, Control, Run
+from rearview.model import Checkpoint, Control, Run, RunStart
 from rearview.model.secrets import redact_value, redact_words
 from rearview.model.wording import printable
 from rearview.remote.base import open_remote
@@ -50,6 +50,7 @@ from rearview.source.mended_source import mend
 from rearview.state.rebuild import REFUSING
 from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.checkpoints.compression import Worth
+from rearview.store.json_lines import fields_of_record
 from rearview.store.machine import hardware
 from rearview.store.project import Project, root_of
 from rearview.store.records import RecordFile
@@ -201,15 +202,15 @@ def _resume(control: Control) -> Resumer:
     usable = [one for one in saved if _deep(one) <= (control.depth or 0)]
     target = last_usable(saved if control.depth is None else usable)
     pulse = Overhead.begin(settings, project, run.id, control.target)
-    since = int(target.meta["records"]) if target is not None else 0
-    attempt = 1 + int(run.facts.get("attempts", 0))
+    since = target.meta.records if target is not None else 0
+    attempt = 1 + run.attempts
     folder = runs.folder(run.id)
     if run.home(root := os.path.realpath(project.root)) != root:
         _warn(
             f"run {run.id} was begun in {run.home(root)} and goes on in {root}; full paths that its "
             "variables hold still name the old place"
         )
-    lived = _lived(folder / "heartbeat", float(run.facts.get("heartbeat", settings.heartbeat)))
+    lived = _lived(folder / "heartbeat", run.heartbeat)
     runs.resume(run.id, {"heartbeat": settings.heartbeat, "since": since})
     EnvironmentReads(folder).install()
     os.environ[RUN_VARIABLE] = run.id
@@ -234,10 +235,9 @@ def _resume(control: Control) -> Resumer:
     _use_source(session, run, control.source, Versions(project, settings))
     api.use(session)
     os.register_at_fork(after_in_child=session.forked)
-    chance = entropy.install(bytes.fromhex(run.facts["entropy"]))
+    chance = entropy.install(bytes.fromhex(run.facts.entropy))
     session.declared[entropy.ROOT] = chance.stream.place
-    rule = int(run.facts.get("clock", 1))
-    session.clock = Clock(folder / clock.FILE, replays=target is not None, rule=rule)
+    session.clock = Clock(folder / clock.FILE, replays=target is not None, rule=run.facts.clock)
     session.declared[clock.ROOT] = session.clock.place
     session.clock.in_loop = lambda: bool(session.stack)
     session.clock.install()
@@ -283,10 +283,8 @@ def _refuse_source(session: Resumer, run: Run, why: str) -> NoReturn:
     session.writer.close()
     session.records.close()
     session.printing.close()
-    end = run.facts.get("end")
-    if end is not None:
-        facts = {k: v for k, v in end.items() if k not in {"format", "time", "exit_code"}}
-        session.runs.end(run.id, int(end["exit_code"]), facts)
+    if run.ended is not None:
+        session.runs.end(run.id, run.end.exit_code, run.end)
     sys.stderr.write(
         f"rearview: Run {run.id} cannot go on with the mended source: {why}. Resume it with the "
         "source that it ran (`rearview resume`), or start anew (`rearview run`). "
@@ -304,7 +302,7 @@ def _lived(heartbeat: Path, seconds: float) -> float:
 
 
 def _deep(checkpoint: Checkpoint) -> int:
-    return len(checkpoint.meta["path"])
+    return len(checkpoint.meta.path)
 
 
 def _settings_of(run: Run, control: Control, project: Project) -> Settings:
@@ -312,9 +310,11 @@ def _settings_of(run: Run, control: Control, project: Project) -> Settings:
 
     Options given now come first, except for --autolog: it decides which columns the run has.
     """
-    options = {**run.facts.get("settings", {}), **control.settings}
+    options = {**run.facts.settings, **control.settings}
     settings = Settings.read(project.store).changed(options)
-    return replace(settings, autolog=bool(run.facts.get("autolog", settings.autolog)))
+    if run.facts.autolog is None:
+        return settings
+    return replace(settings, autolog=run.facts.autolog)
 
 
 def _traces(session: Recorder) -> Traces:
@@ -330,27 +330,30 @@ def facts(
     except VersionError as exc:
         warnings.warn(f"The source of this run was not kept: {exc}", RuntimeWarning, stacklevel=2)
         version = ""
+    start = RunStart(
+        target=control.target,
+        module=control.module,
+        root=os.path.realpath(project.root),
+        given={name: str(redact_value(name, value)) for name, value in control.given.items()},
+        watched=watched,
+        autolog=settings.autolog,
+        settings=dict(control.settings),
+        entropy=key.hex(),
+        clock=clock.RULE,
+        hash_seed=os.environ.get("PYTHONHASHSEED", "random"),
+        python=platform.python_version(),
+        executable=sys.executable,
+        machine=platform.platform(),
+        hardware=hardware(),
+        threads={k: v for k, v in os.environ.items() if k.endswith("_NUM_THREADS")},
+    )
     return {
         "version": version,
         "script": f"-m {control.target}" if control.module else control.target,
         "argv": redact_words(control.args),
-        "root": os.path.realpath(project.root),
         "cwd": os.getcwd(),  # noqa: PTH109 - as the program sees it
         "heartbeat": settings.heartbeat,
-        "target": control.target,
-        "module": control.module,
-        "given": {name: redact_value(name, one) for name, one in control.given.items()},
-        "watched": watched,
-        "autolog": settings.autolog,
-        "settings": dict(control.settings),
-        "entropy": key.hex(),
-        "clock": clock.RULE,
-        "hash_seed": os.environ.get("PYTHONHASHSEED", "random"),
-        "python": platform.python_version(),
-        "executable": sys.executable,
-        "machine": platform.platform(),
-        "hardware": hardware(),
-        "threads": {k: v for k, v in os.environ.items() if k.endswith("_NUM_THREADS")},
+        **fields_of_record(start),
     }
 
 

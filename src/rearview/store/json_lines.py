@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from rearview.errors import DamagedError, StoreError
 from rearview.model.checksum import add_check, is_intact
 from rearview.store.files import open_file
@@ -100,6 +102,12 @@ def encode(facts: Mapping[str, Any]) -> bytes:
     return json.dumps(facts, default=_plain, separators=(",", ":")).encode("ascii")
 
 
+def fields_of_record(record: msgspec.Struct) -> dict[str, Any]:
+    """Return the fields of a record by name; those that are None are left out, as in old files."""
+    fields = msgspec.structs.asdict(record)
+    return {name: value for name, value in fields.items() if value is not None}
+
+
 def check_format(facts: Mapping[str, Any], newest: int, file: Path) -> None:
     """Refuse what a newer Rearview wrote."""
     number = facts.get("format", 1)
@@ -116,6 +124,8 @@ def _plain(value: Any) -> Any:
         return list(value)
     if isinstance(value, Mapping):
         return dict(value)
+    if isinstance(value, msgspec.Struct):
+        return fields_of_record(value)
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     item = getattr(value, "item", None)  # scalars of numpy and torch

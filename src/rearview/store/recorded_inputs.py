@@ -62,7 +62,7 @@ def environment_of(
     """
     then = read_environment(folder)
     if then is None:
-        return {**now, **run.facts.get("threads", {})}
+        return {**now, **run.facts.threads}
     return then.restored(now, resumes=resumes)
 
 

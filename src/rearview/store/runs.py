@@ -13,11 +13,22 @@ from typing import Any
 import msgspec
 
 from rearview.errors import DamagedError, StoreError, UsageError
-from rearview.model import Proof, ReplayReport, Run, Status, proof_of
+from rearview.model import (
+    EXIT_PAUSED,
+    Continuation,
+    Proof,
+    ReplayReport,
+    Run,
+    RunEnd,
+    RunStart,
+    Status,
+    proof_of,
+)
 from rearview.model.checksum import add_check
+from rearview.model.run_facts import read_record
 from rearview.model.secrets import redact_value
 from rearview.store.files import make_folder, make_new_folder, open_file
-from rearview.store.json_lines import append_line, encode, read_facts, read_lines
+from rearview.store.json_lines import append_line, encode, fields_of_record, read_facts, read_lines
 from rearview.store.labels import Labels, labels_of
 from rearview.store.machine import alive, identity
 from rearview.store.project import Project, publish
@@ -26,8 +37,6 @@ FORMAT = 2
 """From 2 on, every file of facts and every line carries a checksum."""
 ACCOUNT = "energy.jsonl"
 """File in a run's folder in which it keeps account of when it was on and what it used."""
-PAUSED_CODE = 85
-"""Exit code that says: state is saved, start me again."""
 _AGAIN = "-again"
 _FIELDS = ("version", "script", "argv", "cwd", "parent", "args", "started")
 
@@ -146,7 +155,7 @@ class Runs:
         folder, me = self.folder(run), identity()
         self.refuse_if_held(run)
         aside = folder / f".claim.{os.getpid()}.{os.urandom(4).hex()}"
-        seconds = self.get(run).facts.get("heartbeat", 10.0)
+        seconds = self.get(run).heartbeat
         publish(aside, add_check(encode({"format": FORMAT, "heartbeat": seconds, **me})))
         try:
             while True:
@@ -168,16 +177,18 @@ class Runs:
     def _holder(self, run: str) -> dict[str, Any] | None:
         """Return the process that records a run now, or None."""
         folder = self.folder(run)
-        if (end := _read(folder / "end.json")) is not None:
-            ended = float(end.get("time", 0.0))
-        else:
-            ended = 0.0
+        end = self._end(run)
+        ended = end.time if end is not None else 0.0
         process = _read(folder / "run.json") or {}
         began = float(process.get("started", 0.0))
         for event in read_lines(folder / "events.jsonl", FORMAT):
             if event.get("event") == "resumed":
                 process, began = event, float(event["time"])
         return process if began >= ended and alive(process, folder / "heartbeat") else None
+
+    def _end(self, run: str) -> RunEnd | None:
+        facts = _read(self.folder(run) / "end.json")
+        return None if facts is None else read_record(RunEnd, facts)
 
     def refuse_if_held(self, run: str) -> None:
         """Raise if a process that lives, and is not this one, records `run` now."""
@@ -191,10 +202,11 @@ class Runs:
         os.close(open_file(file, os.O_WRONLY | os.O_CREAT))
         os.utime(file)
 
-    def end(self, run: str, exit_code: int, facts: Mapping[str, Any] | None = None) -> None:
-        """Publish how a run ended."""
-        end = {"format": FORMAT, "time": time.time(), "exit_code": exit_code, **(facts or {})}
-        publish(self.folder(run) / "end.json", add_check(encode(end)))
+    def end(self, run: str, exit_code: int, measured: RunEnd | None = None) -> None:
+        """Publish that a run has ended now, with what it measured."""
+        end = msgspec.structs.replace(measured or RunEnd(), time=time.time(), exit_code=exit_code)
+        facts = {"format": FORMAT, **fields_of_record(end)}
+        publish(self.folder(run) / "end.json", add_check(encode(facts)))
 
     def note(self, run: str, event: str, facts: Mapping[str, Any]) -> None:
         """Add a fact to a run that has started."""
@@ -274,8 +286,8 @@ class Runs:
             try:
                 out.append(self.get(run))
             except DamagedError as exc:
-                facts = {"damaged": str(exc)}
-                out.append(Run(run, "", "", (), _moment(run), Status.DEAD, facts=facts))
+                start = _moment(run)
+                out.append(Run(run, "", "", (), start, Status.DEAD, damaged=str(exc)))
         return sorted(out, key=lambda run: (run.started, run.id))
 
     def get(self, run: str) -> Run:
@@ -286,7 +298,7 @@ class Runs:
             raise self._unknown(run)
         process, last, args = about, float(about.get("started", 0.0)), dict(about.get("args") or {})
         attempts = 0
-        continued: list[dict[str, Any]] = []
+        continued: list[Continuation] = []
         events = list(read_lines(folder / "events.jsonl", FORMAT))
         labels = labels_of(events)
         for event in events:
@@ -296,21 +308,21 @@ class Runs:
                 process, last = event, float(event["time"])
                 attempts += 1
             elif event.get("event") == "continued":
-                continued.append({"version": event["version"], "point": event["point"]})
-        damage = {}
+                continued.append(Continuation(str(event["version"]), str(event["point"])))
+        damage = ""
         try:
-            end = _read(folder / "end.json")
+            end = self._end(run)
         except DamagedError as exc:  # what was known at the start is still known
-            end, damage = None, {"damaged": str(exc)}
-        if end is not None and float(end.get("time", 0.0)) < last:
+            end, damage = None, str(exc)
+        if end is not None and end.time < last:
             end = None  # it has been resumed since
-        code = None if end is None else int(end.get("exit_code", 1))
+        code = None if end is None else end.exit_code
         if end is None:
             status = Status.RUNNING if alive(process, folder / "heartbeat") else Status.DEAD
         elif code == 0:
             status = Status.FINISHED
         else:
-            status = Status.PAUSED if code == PAUSED_CODE else Status.FAILED
+            status = Status.PAUSED if code == EXIT_PAUSED else Status.FAILED
         return Run(
             id=run,
             version=str(about.get("version", "")),
@@ -318,18 +330,19 @@ class Runs:
             argv=tuple(about.get("argv", ())),
             started=float(about.get("started", 0.0)),
             status=status,
-            ended=None if end is None else float(end.get("time", 0.0)),
+            ended=None if end is None else end.time,
             exit_code=code,
             host=str(process.get("host", "")),
             pid=int(process.get("pid", 0)),
+            heartbeat=float(process.get("heartbeat", 10.0)),
             cwd=str(about.get("cwd", "")),
             parent=about.get("parent"),
             args=args,
-            facts=dict(about.get("facts", {}))
-            | ({"attempts": attempts} if attempts else {})
-            | ({"continued": continued} if continued else {})
-            | ({"end": end} if end else {})
-            | damage,
+            facts=read_record(RunStart, about.get("facts", {})),
+            end=end or RunEnd(),
+            attempts=attempts,
+            continued=tuple(continued),
+            damaged=damage,
             name=labels.name,
             tags=labels.tags,
             note=labels.note,

@@ -50,9 +50,9 @@ def check_records(project: Project) -> Iterator[str]:
     try:
         for run in runs.ids():
             try:
-                damage = runs.get(run).facts.get("damaged")
+                damage = runs.get(run).damaged
                 if damage:
-                    yield str(damage)
+                    yield damage
                 runs.replays(run)
             except RearviewError as exc:
                 yield str(exc)

@@ -22,6 +22,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
+import msgspec
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,6 +59,8 @@ def plain(value: Any) -> Any:
         return {str(key): plain(item) for key, item in value.items()}
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, msgspec.Struct):
+        return {key: plain(item) for key, item in msgspec.structs.asdict(value).items()}
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     if isinstance(value, (set, frozenset)):

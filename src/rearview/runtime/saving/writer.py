@@ -25,7 +25,7 @@ from typing import Any, Protocol
 
 from rearview.config import Settings
 from rearview.errors import RearviewError
-from rearview.model import Checkpoint, ObjectRef, Part, Point
+from rearview.model import Checkpoint, CheckpointMeta, Edge, ObjectRef, Part, Point
 from rearview.runtime.saving.changes import UNKNOWN, Changes, CopyHints, room
 from rearview.runtime.saving.late_copy import OvertakenError
 from rearview.runtime.saving.overhead import Costs
@@ -92,8 +92,8 @@ class PendingCheckpoint:
     run: str
     seq: int
     point: Point
-    edge: str
-    meta: dict[str, Any]
+    edge: Edge
+    meta: CheckpointMeta
     complete: bool
     missing: tuple[str, ...]
     skeleton: bytes
@@ -220,10 +220,10 @@ class Writer:
         run: str,
         seq: int,
         point: Point,
-        edge: str,
+        edge: Edge,
         skeleton: bytes,
         buffers: Mapping[str, Any],
-        meta: dict[str, Any] | None = None,
+        meta: CheckpointMeta | None = None,
         complete: bool = True,
         missing: Sequence[str] = (),
         *,
@@ -240,7 +240,17 @@ class Writer:
         try:
             took = self._submit(
                 PendingCheckpoint(
-                    *(run, seq, point, edge, meta or {}, complete, tuple(missing), skeleton, {}),
+                    *(
+                        run,
+                        seq,
+                        point,
+                        edge,
+                        meta or CheckpointMeta(),
+                        complete,
+                        tuple(missing),
+                        skeleton,
+                        {},
+                    ),
                     staged=Staged(),
                     lease=Lease(0, 0, memoryview(b"")),
                     fetch=None,

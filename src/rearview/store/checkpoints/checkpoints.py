@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rearview.errors import DamagedError, StoreError, UsageError
-from rearview.model import Checkpoint, ObjectRef, Part, Point
+from rearview.model import Checkpoint, CheckpointMeta, Edge, ObjectRef, Part, Point
 from rearview.store.checkpoints.compression import Worth
 from rearview.store.checkpoints.manifest import (
     INLINE,
@@ -128,9 +128,9 @@ class Checkpoints:
         run: str,
         seq: int,
         point: Point,
-        edge: str,
+        edge: Edge,
         parts: Iterable[Part],
-        meta: dict[str, Any] | None = None,
+        meta: CheckpointMeta | None = None,
         complete: bool = True,
         missing: Sequence[str] = (),
     ) -> Checkpoint:
@@ -146,7 +146,7 @@ class Checkpoints:
             time=time.time(),
             complete=complete,
             missing=list(missing),
-            meta=meta or {},
+            meta=meta or CheckpointMeta(),
         )
         try:
             with writing(self.project), Batch(self.objects, self._worth) as batch:

@@ -26,13 +26,12 @@ import re
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from blake3 import blake3
 
 from rearview.errors import DamagedError, StoreError
-from rearview.model import Checkpoint, ObjectRef, Point, Step
+from rearview.model import Checkpoint, CheckpointMeta, Edge, ObjectRef, Point, Step
 from rearview.store.checkpoints.objects import digest
 from rearview.store.files import Sink
 
@@ -63,13 +62,13 @@ class ManifestBody(msgspec.Struct, omit_defaults=True):
     run: str
     seq: int
     point: list[tuple[str, int, int | float | str | None]]
-    edge: str
+    edge: Edge
     time: float
     nbytes: int = 0
     count: int = 0
     complete: bool = True
     missing: list[str] = []
-    meta: dict[str, Any] = {}
+    meta: CheckpointMeta = CheckpointMeta()
     stored: int = 0
     shrunk: int = 0
     parts: PartTable | None = None

@@ -71,7 +71,7 @@ def gather(project: Project, con: Duck) -> Shelf:
     """Find all records, sealing what is complete; open files go into the table `own.live`."""
     runs = Runs(project)
     shelf = Shelf(runs.all())
-    shelf.problems += [str(run.facts["damaged"]) for run in shelf.runs if "damaged" in run.facts]
+    shelf.problems += [run.damaged for run in shelf.runs if run.damaged]
     con.execute(f"CREATE OR REPLACE TABLE own.live ({LONG})")
     sealed: list[Path] = []
     complete: list[Path] = []
