@@ -10,13 +10,14 @@ SRC = Path(__file__).parent.parent / "src" / "rearview"
 # room -> rooms it may import, besides itself; `public` is the package's own face
 MAY_IMPORT = {
     "errors": set(),
+    "durable_files": set(),
     "config": {"errors"},
     "model": {"errors"},
     "source": {"model", "errors"},
     "plan": {"model", "errors"},
-    "remote": {"model", "errors", "config"},
-    "energy": {"model", "errors", "config"},
-    "store": {"model", "errors", "config", "source", "plan", "remote"},
+    "remote": {"model", "errors", "config", "durable_files"},
+    "energy": {"model", "errors", "config", "durable_files"},
+    "store": {"model", "errors", "config", "durable_files", "source", "plan", "remote"},
     "runtime": {"model", "errors", "config", "source", "plan", "remote", "store", "energy"},
     "execute": {"model", "errors", "config", "source", "plan", "remote", "store"},
     "past": {

@@ -9,7 +9,7 @@ import pytest
 from plainly import SOURCE
 from rearview._history import history
 from rearview.config import Settings
-from rearview.remote.base import open_remote
+from rearview.remote.open import open_remote
 from rearview.store.project import Project
 from rearview.store.runs import Runs
 from rearview.store.sync import pull, push

@@ -12,8 +12,8 @@ import rearview
 from rearview.errors import UsageError
 from rearview.execute.status import folder_of
 from rearview.store import removal
+from rearview.store.files import publish
 from rearview.store.machine import identity
-from rearview.store.project import publish
 from rearview.store.runs import Runs
 from recorded import Recorded, at
 
@@ -129,9 +129,8 @@ def test_a_removal_that_was_interrupted_anywhere_can_be_repeated(past, monkeypat
         for name in ("drop", "drop_derived"):
             method = getattr(type(past._versions), name)
             patched.setattr(type(past._versions), name, interrupted(method))
-        patched.setattr(
-            "rearview._history.history.sweep", interrupted(rearview._history.history.sweep)
-        )
+        asking = sys.modules["rearview._history.history"]  # the function has the same name
+        patched.setattr(asking, "sweep", interrupted(asking.sweep))
         with pytest.raises(KeyboardInterrupt):
             past.remove("old")
     again = rearview.history(past.project.root)

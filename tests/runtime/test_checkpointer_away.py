@@ -7,8 +7,8 @@ import pytest
 
 from rearview.checkpointer.archive import CheckpointerWarning
 from rearview.errors import RemoteError, UsageError
-from rearview.remote.base import open_remote
 from rearview.remote.folder import FolderRemote
+from rearview.remote.open import open_remote
 from runtime.checkpointers import ONCE, make, other_node, read, write
 
 __all__ = ["make"]

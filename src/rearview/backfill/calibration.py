@@ -28,9 +28,8 @@ from rearview.execute.local import threads_of
 from rearview.model import Run
 from rearview.plan.cost import CostCorrection, CostCorrections
 from rearview.plan.facts import Machine
-from rearview.store.files import make_folder
+from rearview.store.files import make_folder, publish
 from rearview.store.machine import gpus, hardware, make_of
-from rearview.store.project import publish
 
 FORMAT = 1
 """Number of the kernels: other kernels cannot be compared with these."""

@@ -26,8 +26,8 @@ from rearview.checkpointer.saves import (
     SaveFolder,
     counter_of,
     file_intact,
-    write_durably,
 )
+from rearview.durable_files import publish
 from rearview.errors import DamagedError
 from rearview.remote.base import HIDDEN, Remote
 
@@ -143,7 +143,7 @@ class Mirror:
                     f"should have {file.checksum}). An older save is used if there is one.",
                     slug="save-damaged",
                 )
-        write_durably(staged / MANIFEST, save.to_json())
+        publish(staged / MANIFEST, save.to_json())
         folder.publish(staged, save)
         self.pushed.add(save_id)
         return save

@@ -16,9 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from rearview.errors import UsageError
-
-EXIT_CODE = 85
-"""Exit code that says: state is saved, start me again."""
+from rearview.model.run import EXIT_PAUSED
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +57,7 @@ def submit_file(job: BatchJob, *, results: str) -> str:
         "transfer_input_files": _files(job.inputs),
         "should_transfer_files": "YES",
         "when_to_transfer_output": "ON_EXIT_OR_EVICT",
-        "checkpoint_exit_code": str(EXIT_CODE),
+        "checkpoint_exit_code": str(EXIT_PAUSED),
         "transfer_checkpoint_files": STORE,
         "transfer_output_files": _files((STORE, *job.results)) if job.results else ".",
         "output": f"{_line(job.name)}.out",
@@ -141,7 +139,7 @@ fi
 srun {shlex.join(job.command)}
 code=$?
 # saved, to be continued
-[ "$code" = {EXIT_CODE} ] && exec scontrol requeue "$SLURM_JOB_ID"
+[ "$code" = {EXIT_PAUSED} ] && exec scontrol requeue "$SLURM_JOB_ID"
 exit "$code"
 """
 

@@ -22,8 +22,8 @@ from rearview.checkpointer.options import Interval, Stopwatch, destination, inte
 from rearview.checkpointer.saves import Keep, Save, SaveFolder
 from rearview.checkpointer.signals import Signals, in_notebook, leave, leave_at_once
 from rearview.errors import RemoteError, StoreError, UsageError
+from rearview.model.run import EXIT_PAUSED
 from rearview.remote.base import Remote
-from rearview.remote.htcondor import EXIT_CODE
 from rearview.remote.transfer import Retry
 
 __all__ = ["Checkpointer", "CheckpointerWarning"]
@@ -70,7 +70,7 @@ class Checkpointer:
         checkpoint_every: int | str | timedelta | Interval | None = 10,
         on_SIGTERM_prehook: Callable[..., Any] | None = None,  # noqa: N803  published name
         on_SIGTERM_prehook_kwargs: Mapping[str, Any] | None = None,  # noqa: N803
-        checkpoint_exit_code: int = EXIT_CODE,
+        checkpoint_exit_code: int = EXIT_PAUSED,
         *,
         keep_last: int = 2,
         keep_best: int = 0,

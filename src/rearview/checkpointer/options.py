@@ -19,8 +19,10 @@ from typing import Any, Protocol
 from rearview.checkpointer.archive import Mirror
 from rearview.checkpointer.saves import SaveFolder
 from rearview.errors import UsageError
-from rearview.remote.base import Remote, open_remote, scheme_of
+from rearview.model.wording import parse_duration
+from rearview.remote.base import Remote, scheme_of
 from rearview.remote.htcondor import JobAd
+from rearview.remote.open import open_remote
 
 MODES = (None, "None", "shared", "xrootd", "htcondor", "manual")
 
@@ -125,9 +127,6 @@ def _job(folder: SaveFolder) -> JobAd:
             slug="condor-files",
         )
     return ad
-
-
-UNITS = {"s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,10 +251,10 @@ def seconds(text: str | float | timedelta) -> float:
         return text.total_seconds()
     if isinstance(text, int | float):
         return float(text)
-    found = re.fullmatch(r"\s*([0-9.]+)\s*([a-z]+)\s*", text.lower())
-    if not found or found[2] not in UNITS:
+    duration = parse_duration(text)
+    if duration is None:
         raise _unknown(text)
-    return float(found[1]) * UNITS[found[2]]
+    return duration
 
 
 def _unknown(every: object) -> UsageError:

@@ -22,9 +22,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rearview.durable_files import publish, sync_folder
 from rearview.errors import StoreError, UsageError
 from rearview.remote.base import HIDDEN
-from rearview.remote.folder import sync_folder
 from rearview.remote.transfer import checksum
 
 
@@ -132,7 +132,7 @@ class SaveFolder:
             self._check_written(staged)
             files = tuple(seal(staged))
             save = Save(save_id, counter, time.time(), step, metric, files)
-            write_durably(staged / MANIFEST, save.to_json())
+            publish(staged / MANIFEST, save.to_json())
             self.publish(staged, save)
         except BaseException:
             shutil.rmtree(staged, ignore_errors=True)
@@ -269,14 +269,6 @@ class _Sync(threading.Thread):
                 os.close(fd)
         except OSError as exc:
             self.error = exc
-
-
-def write_durably(path: Path, data: bytes) -> None:
-    """Write `data` to `path` and to the disk."""
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 @dataclass(frozen=True, slots=True)

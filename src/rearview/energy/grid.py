@@ -22,6 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from rearview.durable_files import publish
 from rearview.errors import UsageError
 
 WIND = 12.0
@@ -230,12 +231,8 @@ class Source(ABC):
             return
         samples = [(s.start, s.share, s.light, s.grams) for s in self._last.samples]
         text = json.dumps({"key": self._key(), "fetched": self._last.fetched, "samples": samples})
-        temporary = self.cache.with_name(f".{self.cache.name}.{os.getpid()}")
-        try:
-            temporary.write_text(text, "utf-8")
-            temporary.replace(self.cache)
-        except OSError:
-            return
+        with contextlib.suppress(OSError):
+            publish(self.cache, text.encode(), durable=False)
 
     def _key(self) -> str:
         return f"{self.name} {self.url}"

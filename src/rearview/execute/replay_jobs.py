@@ -33,8 +33,8 @@ from rearview.model import (
     proof_of,
 )
 from rearview.model.plan import PROBE_RAISED, TEXTS, VARIABLE
-from rearview.store.files import close_to_others, make_folder
-from rearview.store.project import FOLDER, Project, publish
+from rearview.store.files import close_to_others, make_folder, publish
+from rearview.store.project import FOLDER, Project
 from rearview.store.recorded_inputs import environment_of
 from rearview.store.records import count_records
 from rearview.store.runs import Runs

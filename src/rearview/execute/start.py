@@ -23,9 +23,9 @@ from rearview.errors import StoreError, UsageError
 from rearview.model import Run, Status
 from rearview.model.plan import LAUNCHER, VARIABLE, Control
 from rearview.model.secrets import filled, redact, redact_words
-from rearview.remote.base import open_remote
-from rearview.store.files import make_folder
-from rearview.store.project import FOLDER, Project, publish, root_of
+from rearview.remote.open import open_remote
+from rearview.store.files import make_folder, publish
+from rearview.store.project import FOLDER, Project, root_of
 from rearview.store.recorded_inputs import environment_differences, environment_of
 from rearview.store.runs import Runs
 from rearview.store.sync import command_key, pull, waiting

@@ -23,9 +23,9 @@ from typing import Any
 
 import msgspec
 
-from rearview.store.files import make_folder
+from rearview.store.files import make_folder, publish
 from rearview.store.machine import alive, identity
-from rearview.store.project import Project, publish
+from rearview.store.project import Project
 
 EVERY = 0.5
 """Seconds between looks at what is asked for."""

@@ -1,20 +1,16 @@
-"""What a remote is, and how one is chosen from what the user wrote."""
+"""The protocol of a remote: five methods, and the keys and results that they take and return."""
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from rearview.errors import UsageError
 
 HIDDEN = ".rv-"
 """Names that begin so are transfers under way; no listing shows them and no key may use them."""
-
-MODES = ("shared", "xrootd", "htcondor", "manual", "fsspec")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,58 +75,3 @@ def scheme_of(target: str) -> str:
     """
     found = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)(?:\+[a-z0-9]+)?://|([a-z0-9]+)::", target)
     return (found.group(1) or found.group(2)).lower() if found else ""
-
-
-def open_remote(
-    target: Remote | Callable[..., Any] | str | os.PathLike[str] | None,
-    mode: str | None = None,
-    **options: Any,
-) -> Remote:
-    """Return the remote that `target` names.
-
-    A path or `file://` is a shared folder, `root://` the XRootD client, `htcondor:` the job's own
-    file transfer, any other URL whatever fsspec opens; an object with the five methods is used as
-    it is, and a function is called as `copy(source, destination)`. `mode` says it outright.
-    `retry` among the options sets how often to try; the others go to the implementation.
-    """
-    if mode is not None and mode not in MODES:
-        raise UsageError(
-            f"There is no kind of remote {mode!r}. Choose one of: {', '.join(MODES)}.",
-            slug="remote-mode",
-        )
-    if not isinstance(target, str | os.PathLike) and isinstance(target, Remote):
-        return target
-    if mode == "manual" or callable(target):
-        from rearview.remote.function import FunctionRemote
-
-        copy = options.pop("copy", None) or target
-        if not callable(copy):
-            raise UsageError(
-                "A manual transfer needs a function copy(source, destination); none was given. "
-                "Pass checkpoint_transfer_callback=.",
-                slug="remote-function",
-            )
-        return FunctionRemote(copy, options.pop("at", None) or "checkpoint", **options)
-    text = os.fspath(target) if target is not None else ""
-    scheme = scheme_of(text)
-    if mode == "htcondor" or text.startswith("htcondor:"):
-        from rearview.remote.htcondor import CondorRemote
-
-        return CondorRemote(text.removeprefix("htcondor:") or None, **options)
-    if not text:
-        raise UsageError(
-            "The remote has no target. Give a folder, a URL such as s3://bucket/path, or a "
-            "function.",
-            slug="remote-target",
-        )
-    if mode == "xrootd" or scheme in {"root", "roots", "xroot", "xroots"}:
-        from rearview.remote.xrootd import XrootdRemote
-
-        return XrootdRemote(text, **options)
-    if mode == "fsspec" or (mode != "shared" and scheme not in {"", "file"}):
-        from rearview.remote.fsspec import FsspecRemote
-
-        return FsspecRemote(text, **options)
-    from rearview.remote.folder import FolderRemote
-
-    return FolderRemote(Path(text.removeprefix("file://")), **options)

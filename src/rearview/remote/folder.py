@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from rearview.durable_files import sync_folder
 from rearview.remote import transfer
 from rearview.remote.base import check_key
 from rearview.remote.transfer import CarefulRemote, Retry
@@ -78,17 +79,3 @@ class FolderRemote(CarefulRemote):
                 folder.rmdir()
             except OSError:
                 return
-
-
-def sync_folder(folder: Path) -> None:
-    """Make a rename in `folder` survive a power cut, where the file system can."""
-    try:
-        fd = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(fd)
-    except OSError:
-        return
-    finally:
-        os.close(fd)

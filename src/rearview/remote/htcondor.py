@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rearview.errors import RemoteError, UsageError
+from rearview.model.run import EXIT_PAUSED
 from rearview.remote.base import Stat, check_key
 from rearview.remote.folder import FolderRemote
 from rearview.remote.transfer import Retry
-
-EXIT_CODE = 85
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,7 @@ class JobAd:
         for name in ("checkpointexitcode", "successcheckpointexitcode"):
             if self.values.get(name, "").isdigit():
                 return int(self.values[name])
-        return EXIT_CODE
+        return EXIT_PAUSED
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -118,7 +117,7 @@ class CondorRemote(FolderRemote):
                 f"HTCondor would not carry {key}: transfer_checkpoint_files is "
                 f"{', '.join(self.ad.files) or 'not set'}. Write into the submit file: "
                 f"transfer_checkpoint_files = {', '.join((*self.ad.files, name))} and "
-                f"checkpoint_exit_code = {EXIT_CODE}.",
+                f"checkpoint_exit_code = {EXIT_PAUSED}.",
                 slug="condor-files",
             )
         return super().put(local, key)

@@ -23,7 +23,7 @@ from rearview.runtime.frames import position, unobserved
 from rearview.runtime.loops import LoopEntry
 from rearview.runtime.measurements import changed_inputs, changes, surroundings
 from rearview.runtime.session import Session
-from rearview.store.project import publish
+from rearview.store.files import publish
 from rearview.store.records import RecordFile, encode_point, recorded
 from rearview.store.values import Put, convert
 

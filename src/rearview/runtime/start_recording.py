@@ -28,7 +28,7 @@ from rearview.errors import RearviewError, VersionError
 from rearview.model import Checkpoint, Control, Run, RunStart
 from rearview.model.secrets import redact_value, redact_words
 from rearview.model.wording import printable
-from rearview.remote.base import open_remote
+from rearview.remote.open import open_remote
 from rearview.runtime import api, importer, start_replay
 from rearview.runtime.checkpoint_index import Jumps
 from rearview.runtime.importer import Loading

@@ -28,6 +28,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from rearview import durable_files
 from rearview.errors import StoreError
 
 WHOLE = 16 << 20
@@ -103,6 +104,11 @@ def open_file(path: Path | str, flags: int) -> int:
         if facts.st_uid == os.geteuid() and stat.S_IMODE(facts.st_mode) != mode:
             os.fchmod(fd, mode)
     return fd
+
+
+def publish(path: Path, data: bytes, *, durable: bool = True) -> None:
+    """Replace a file of the store by `data` in one step; it gets the mode of its folder."""
+    durable_files.publish(path, data, durable=durable, opener=open_file)
 
 
 def close_to_others(path: Path | str) -> None:
@@ -291,19 +297,6 @@ class Sink:
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
-
-
-def sync_folder(folder: Path | str) -> None:
-    """Return when the names in `folder` are on the device."""
-    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    except OSError as exc:
-        # some network file systems cannot sync a folder and have no need to
-        if exc.errno not in {errno.EINVAL, errno.ENOTSUP}:
-            raise
-    finally:
-        os.close(fd)
 
 
 def unwritable(exc: OSError, what: str, store: Path) -> StoreError:

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rearview.config import Settings
+from rearview.durable_files import sync_folder
 from rearview.errors import StoreError
 from rearview.source.inspection import reaches_up
 from rearview.store import trust
-from rearview.store.files import GROUP, OWNER, make_folder, make_top, open_file, sync_folder
+from rearview.store.files import GROUP, OWNER, make_folder, make_top, publish
 
 FOLDER = ".rearview"
 FORMAT = 2
@@ -190,26 +191,6 @@ class Project:
             trust.note_layout(self.store, number)
             publish(self.store / "format", b"%d\n" % number)
             sync_folder(self.store)
-
-
-def publish(path: Path, data: bytes, *, durable: bool = True) -> None:
-    """Put `data` at `path` in one step: it is there whole or not at all, whenever we die."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
-    try:
-        fd = open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-        try:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(fd, view) :]
-            if durable:
-                os.fsync(fd)
-        finally:
-            os.close(fd)
-        temporary.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
 
 
 def _differ_in_one_bit(a: str, b: str) -> bool:

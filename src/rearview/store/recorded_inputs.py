@@ -18,8 +18,8 @@ from zlib import crc32
 from rearview.errors import DamagedError
 from rearview.model import Run
 from rearview.model.environment import Environment
+from rearview.store.files import publish
 from rearview.store.json_lines import append_line, read_lines
-from rearview.store.project import publish
 
 ENVIRONMENT_FILE = "environment.jsonl"
 FORMAT = 2

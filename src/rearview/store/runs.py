@@ -27,11 +27,11 @@ from rearview.model import (
 from rearview.model.checksum import add_check
 from rearview.model.run_facts import read_record
 from rearview.model.secrets import redact_value
-from rearview.store.files import make_folder, make_new_folder, open_file
+from rearview.store.files import make_folder, make_new_folder, open_file, publish
 from rearview.store.json_lines import append_line, encode, fields_of_record, read_facts, read_lines
 from rearview.store.labels import Labels, labels_of
 from rearview.store.machine import alive, identity
-from rearview.store.project import Project, publish
+from rearview.store.project import Project
 
 FORMAT = 2
 """From 2 on, every file of facts and every line carries a checksum."""

@@ -17,8 +17,8 @@ from rearview.errors import DamagedError, RemoteError
 from rearview.model import Checkpoint
 from rearview.remote.base import Remote, check_key
 from rearview.store.checkpoints.checkpoints import Checkpoints
-from rearview.store.files import close_to_others, make_folder
-from rearview.store.project import FORMAT, Project, publish
+from rearview.store.files import close_to_others, make_folder, publish
+from rearview.store.project import FORMAT, Project
 from rearview.store.runs import Runs
 from rearview.store.versions.versions import Versions
 

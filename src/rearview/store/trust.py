@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rearview.durable_files import publish
 from rearview.errors import DamagedError, StoreError
 from rearview.model.checksum import add_check
 from rearview.store.json_lines import encode, read_facts
@@ -244,13 +245,8 @@ def _remembered(store: Path, facts: Mapping[str, Any]) -> Path:
 
 
 def _write(file: Path, facts: Mapping[str, Any]) -> None:
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.{os.urandom(4).hex()}")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        os.write(fd, add_check(encode(facts)))
-        temporary.replace(file)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    finally:
-        os.close(fd)
+    publish(file, add_check(encode(facts)), durable=False, opener=_open_for_owner)
+
+
+def _open_for_owner(path: Path, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)

@@ -21,9 +21,9 @@ from rearview.store.checkpoints.checkpoints import Checkpoints, is_of
 from rearview.store.checkpoints.gc import bring_back
 from rearview.store.checkpoints.manifest import body_of, checkpoint_of, seal, unseal
 from rearview.store.checkpoints.objects import Objects
-from rearview.store.files import make_folder, unwritable
+from rearview.store.files import make_folder, publish, unwritable
 from rearview.store.json_lines import CHECKED, damaged_lines, facts_of, read_facts
-from rearview.store.project import FORMAT, Project, publish
+from rearview.store.project import FORMAT, Project
 from rearview.store.records import repaired, scan
 from rearview.store.runs import ACCOUNT, Runs
 from rearview.store.runs import FORMAT as FACTS

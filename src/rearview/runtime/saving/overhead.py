@@ -36,9 +36,9 @@ from rearview.runtime.saving.policy import (
     SaveDecision,
 )
 from rearview.store.checkpoints.gc import usage
-from rearview.store.files import make_folder
+from rearview.store.files import make_folder, publish
 from rearview.store.machine import cores
-from rearview.store.project import Project, publish
+from rearview.store.project import Project
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,10 +21,11 @@ from typing import Any, Self
 import xxhash
 from blake3 import blake3
 
+from rearview.durable_files import sync_folder
 from rearview.errors import DamagedError, StoreError
 from rearview.model import ObjectRef
 from rearview.store.checkpoints.compression import MARK, Bulky, Worth, grow, held, shrink
-from rearview.store.files import Sink, sync_folder, unwritable
+from rearview.store.files import Sink, unwritable
 from rearview.store.project import COMPRESSED, Project
 
 SIP = 1 << 20

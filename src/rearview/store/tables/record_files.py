@@ -25,10 +25,10 @@ import xxhash
 from rearview.errors import DamagedError, RearviewError
 from rearview.model import Run
 from rearview.model.checksum import add_check, is_intact
-from rearview.store.files import make_folder
+from rearview.store.files import make_folder, publish
 from rearview.store.json_lines import check_format
 from rearview.store.machine import gone
-from rearview.store.project import Project, publish
+from rearview.store.project import Project
 from rearview.store.records import has_end
 from rearview.store.runs import Replay, Runs
 from rearview.store.sealed_records import checked

@@ -10,7 +10,6 @@ the lines held; they are removed only after the Parquet file was read back and f
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import tempfile
@@ -21,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from rearview.durable_files import publish_file
 from rearview.errors import DamagedError
 from rearview.store.files import close_to_others
 from rearview.store.json_lines import CHECKED
@@ -258,7 +258,8 @@ def seal(con: Duck, loaded: Sequence[LoadedRecords]) -> list[Path]:
             name = str(aside[one.file])
             if one.summary.rows and found.get(name) != expected.get(one.number):
                 raise _unsound([one.file], f"{name} does not hold what was written; check the disk")
-            _publish(aside[one.file], one.file.with_suffix(".parquet"))
+            close_to_others(aside[one.file])
+            publish_file(aside[one.file], one.file.with_suffix(".parquet"))
             if one.summary.damaged:
                 shutil.copy(one.file, one.file.with_suffix(".damaged"))
             one.file.unlink(missing_ok=True)
@@ -266,20 +267,6 @@ def seal(con: Duck, loaded: Sequence[LoadedRecords]) -> list[Path]:
         for new in aside.values():
             new.unlink(missing_ok=True)
     return [one.file.with_suffix(".parquet") for one in loaded]
-
-
-def _publish(new: Path, target: Path) -> None:
-    """Rename a file into place so that it is on the disk before anything is removed."""
-    with new.open("rb") as written:
-        os.fsync(written.fileno())
-    close_to_others(new)
-    new.replace(target)
-    folder = os.open(target.parent, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # not every file system can
-            os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def _whole(file: Path) -> bool:

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rearview.errors import VersionError
-from rearview.store.files import folder_mode, make_folder
-from rearview.store.project import publish
+from rearview.store.files import folder_mode, make_folder, publish
 
 Entry = tuple[str, str]
 """(mode, object name) of one file of a tree."""

@@ -18,8 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rearview.errors import VersionError
-from rearview.store.files import make_folder
-from rearview.store.project import publish
+from rearview.store.files import make_folder, publish
 from rearview.store.versions.git import REFS, Entry, begin_bare, empty_repository, has_git
 
 _FOLDER = "40000"

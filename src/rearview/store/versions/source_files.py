@@ -14,8 +14,8 @@ from zlib import crc32
 import msgspec
 
 from rearview.model.secrets import holds_secret, is_secret_file
-from rearview.store.files import make_folder
-from rearview.store.project import FOLDER, publish
+from rearview.store.files import make_folder, publish
+from rearview.store.project import FOLDER
 from rearview.store.versions.git import Entry, GitDatabase
 
 CACHE_FORMAT = 2
