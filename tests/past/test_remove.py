@@ -129,8 +129,9 @@ def test_a_removal_that_was_interrupted_anywhere_can_be_repeated(past, monkeypat
         for name in ("drop", "drop_derived"):
             method = getattr(type(past._versions), name)
             patched.setattr(type(past._versions), name, interrupted(method))
-        asking = sys.modules["rearview._history.history"]  # the function has the same name
-        patched.setattr(asking, "sweep", interrupted(asking.sweep))
+        patched.setattr(
+            "rearview._history.facade.sweep", interrupted(rearview._history.facade.sweep)
+        )
         with pytest.raises(KeyboardInterrupt):
             past.remove("old")
     again = rearview.history(past.project.root)

@@ -9,8 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rearview._history.history import History, history
-    from rearview._history.inspect_script import inspect_script
+    from rearview._history.facade import History, history
+    from rearview._history.inspected_script import inspect_script
     from rearview.backfill.corrections import Correction
     from rearview.backfill.propagation import Propagated
     from rearview.backfill.reports import (
@@ -58,9 +58,9 @@ _HOMES = {
     "rearview.execute.status": ("ENDED", "Crew", "Event", "Progress", "UnderWay"),
     "rearview.execute.replay_jobs": ("ReplayOutcome",),
     "rearview.execute.start": ("Preempt", "Start", "begin", "fetch", "usual"),
-    "rearview._history.history": ("History", "history"),
+    "rearview._history.facade": ("History", "history"),
     "rearview.backfill.corrections": ("Correction",),
-    "rearview._history.inspect_script": ("inspect_script",),
+    "rearview._history.inspected_script": ("inspect_script",),
     "rearview.backfill.propagation": ("Propagated",),
     "rearview.backfill.reports": (
         *("BackfillReport", "Missing", "PlanReport"),
@@ -75,8 +75,7 @@ def __getattr__(name: str) -> Any:
     """Load a name from its module on first use."""
     for home, names in _HOMES.items():
         if name in names:
-            module = importlib.import_module(home)
-            # all of them: importing `_history.history` has put the module in the function's place
-            globals().update({each: getattr(module, each) for each in names})
-            return getattr(module, name)
+            value = getattr(importlib.import_module(home), name)
+            globals()[name] = value
+            return value
     raise AttributeError(f"module 'rearview._history' has no attribute {name!r}")
