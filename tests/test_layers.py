@@ -27,12 +27,20 @@ MAY_IMPORT = {
     "sites": {"errors"},
     "notebook": {"model", "errors", "config", "source", "plan", "store", "execute", "past"},
     "frameworks": {"public"},
-    "checkpointer": {"public", "frameworks"},
+    "checkpointer": {"public", "frameworks", "errors", "model", "durable_files", "remote"},
     "web": {"model", "errors", "config", "past", "store"},
     "cli": {
         *("model", "errors", "config", "past", "notebook", "web", "energy", "store", "remote"),
         "sites",
     },
+}
+# folder of the store -> folders of it that it may import, besides itself
+STORE_ORDER = {
+    "": set(),
+    "versions": {""},
+    "checkpoints": {""},
+    "tables": {"", "versions", "checkpoints"},
+    "maintenance": {"", "versions", "checkpoints", "tables"},
 }
 HEAVY = {
     "torch",
@@ -110,6 +118,17 @@ def test_a_room_imports_only_what_stands_before_it(path):
             continue
         allowed = target == room or target in MAY_IMPORT[room]
         assert allowed or ".".join(parts[1:]) in MAY_IMPORT[room], f"{path} imports {name}"
+
+
+@pytest.mark.parametrize("folder", STORE_ORDER)
+def test_a_folder_of_the_store_imports_only_what_stands_before_it(folder):
+    used = set()
+    for path in (SRC / "store" / folder).glob("*.py"):
+        for name in imports(path):
+            parts = name.split(".")
+            if parts[:2] == ["rearview", "store"] and len(parts) > 2:
+                used.add(parts[2] if parts[2] in STORE_ORDER else "")
+    assert used - {folder} == STORE_ORDER[folder]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SRC)))

@@ -1,8 +1,8 @@
 import json
 from pathlib import Path
 
-from rearview.store.checkpoints.gc import Freed
-from rearview.store.verify import Problem, VerifyReport
+from rearview.store.maintenance.gc import Freed
+from rearview.store.maintenance.verify import Problem, VerifyReport
 
 
 def test_a_store_that_is_well_is_ok(command, past):

@@ -10,9 +10,9 @@ from plainly import SOURCE
 from rearview._history import history
 from rearview.config import Settings
 from rearview.remote.open import open_remote
+from rearview.store.maintenance.sync import pull, push
 from rearview.store.project import Project
 from rearview.store.runs import Runs
-from rearview.store.sync import pull, push
 from rearview.store.versions.versions import Versions
 
 SCRIPT = """\

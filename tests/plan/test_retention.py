@@ -3,7 +3,7 @@ import random
 
 import pytest
 
-from rearview.store.checkpoints.gc import KeptCheckpoint, expected, thin
+from rearview.store.maintenance.gc import KeptCheckpoint, expected, thin
 
 
 def kept(times, count, **more):

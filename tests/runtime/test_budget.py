@@ -14,12 +14,12 @@ from rearview.model import Point, Step
 from rearview.runtime.saving import overhead as budgets
 from rearview.runtime.saving.overhead import Budget, Costs
 from rearview.runtime.saving.writer import Writer
-from rearview.store.checkpoints import gc
 from rearview.store.checkpoints.checkpoints import Checkpoints
-from rearview.store.checkpoints.gc import fit, usage
+from rearview.store.maintenance import gc
+from rearview.store.maintenance.gc import fit, usage
+from rearview.store.maintenance.verify import verify
 from rearview.store.project import Project
 from rearview.store.runs import Runs
-from rearview.store.verify import verify
 
 MB = 1 << 20
 

@@ -12,10 +12,10 @@ from rearview.remote.folder import FolderRemote
 from rearview.runtime.saving.writer import Writer
 from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.checkpoints.compression import Worth
-from rearview.store.checkpoints.gc import usage
+from rearview.store.maintenance.gc import usage
+from rearview.store.maintenance.sync import pull, push
+from rearview.store.maintenance.verify import verify
 from rearview.store.project import COMPRESSED, PLAIN, Project
-from rearview.store.sync import pull, push
-from rearview.store.verify import verify
 
 MB = 1 << 20
 SCRIPT = """\

@@ -12,9 +12,9 @@ from rearview.errors import StoreError
 from rearview.model import ObjectRef
 from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.checkpoints.compression import Worth
-from rearview.store.checkpoints.gc import gc, usage
 from rearview.store.checkpoints.objects import Batch, Objects, digest
-from rearview.store.verify import verify
+from rearview.store.maintenance.gc import gc, usage
+from rearview.store.maintenance.verify import verify
 
 
 def leftovers(project):

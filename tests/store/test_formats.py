@@ -13,8 +13,8 @@ from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.checkpoints.compression import MARK
 from rearview.store.checkpoints.objects import Objects
 from rearview.store.json_lines import CHECKED
+from rearview.store.maintenance.verify import verify
 from rearview.store.project import COMPRESSED, FORMAT, Project
-from rearview.store.verify import verify
 
 GOLD = Path(__file__).parent.parent / "gold"
 

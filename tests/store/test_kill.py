@@ -14,7 +14,7 @@ from rearview.model import Part, Point, Step
 from rearview.runtime.saving.writer import Writer
 from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.checkpoints.compression import Worth
-from rearview.store.verify import verify
+from rearview.store.maintenance.verify import verify
 
 BIG = 1 << 20
 

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from rearview.errors import DamagedError
-from rearview.store.records import recorded
-from rearview.store.sealed_records import MARK, about
+from rearview.store.tables.recorded_values import recorded
+from rearview.store.tables.sealed_records import MARK, about
 from rearview.store.tables.tables import Tables
 from recorded import Recorded, at
 

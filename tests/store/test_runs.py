@@ -92,7 +92,7 @@ def test_another_process_with_the_same_number_is_not_the_run(runs):
     run = started(runs)
     change(runs, run, born=1)
     assert runs.get(run).status is Status.DEAD
-    change(runs, run, born=alive_module.identity()["born"], boot="another boot")
+    change(runs, run, born=alive_module.process_identity()["born"], boot="another boot")
     assert runs.get(run).status is Status.DEAD
 
 

@@ -17,10 +17,10 @@ from rearview.store.checkpoints import compression
 from rearview.store.checkpoints import objects as objects_module
 from rearview.store.checkpoints.checkpoints import OBJECT_FROM, Checkpoints
 from rearview.store.checkpoints.compression import MARK, Worth, library
-from rearview.store.checkpoints.gc import gc, usage
 from rearview.store.checkpoints.objects import Batch, Objects, digest
+from rearview.store.maintenance.gc import gc, usage
+from rearview.store.maintenance.verify import verify
 from rearview.store.project import COMPRESSED, PLAIN, Project
-from rearview.store.verify import verify
 
 DENSE = random.Random(7).randbytes(1 << 20)
 KINDS = {

@@ -5,8 +5,8 @@ import pytest
 from rearview.errors import StoreError
 from rearview.model import CheckpointMeta
 from rearview.store.checkpoints.checkpoints import Checkpoints
+from rearview.store.maintenance.verify import verify
 from rearview.store.runs import Runs
-from rearview.store.verify import verify
 
 
 @pytest.fixture
@@ -74,6 +74,13 @@ def test_a_damaged_slice_of_a_pack_is_found(project, checkpoints, three):
     report = verify(project, repair=True)
     assert {each for problem in report.problems for each in problem.lost} == {"r/2"}
     assert [each.seq for each in Checkpoints(project).of("r")] == [0, 1]
+
+
+def test_a_problem_names_the_run_whose_file_it_is(project, checkpoints, three):
+    flip(project.checkpoints / "r" / "00000001.json")
+    flip(checkpoints.objects.path(three[2].parts["large"].oid))
+    runs = {problem.path.suffix: problem.run for problem in verify(project).problems}
+    assert runs == {".json": "r", "": ""}
 
 
 @pytest.mark.parametrize("damage", ["flip", "empty", "half"])

@@ -41,26 +41,26 @@ from rearview.source.propagate.statement_diff import StatementChange, statement_
 from rearview.source.propagate.versions import HandPlace
 from rearview.store import labels, trust
 from rearview.store.checkpoints.checkpoints import Checkpoints
-from rearview.store.checkpoints.gc import Freed, named
-from rearview.store.checkpoints.gc import gc as sweep
+from rearview.store.checkpoints.run_files import RunFile, content_of, files_of
 from rearview.store.files import unwritable
 from rearview.store.labels import check_name, check_note, check_tag
-from rearview.store.printed_lines import PrintedLine, printed
-from rearview.store.project import Project
-from rearview.store.recorded_inputs import environment_differences, environment_of, read_environment
-from rearview.store.removal import (
+from rearview.store.maintenance.gc import Freed, named
+from rearview.store.maintenance.gc import gc as sweep
+from rearview.store.maintenance.removal import (
     drop_empty_packs,
     finish_removals,
     removal_of,
     remove,
     unfinished,
 )
-from rearview.store.run_files import RunFile, content_of, files_of
+from rearview.store.maintenance.verify import VerifyReport, verify
+from rearview.store.printed_lines import PrintedLine, printed
+from rearview.store.project import Project
+from rearview.store.recorded_inputs import environment_differences, environment_of, read_environment
 from rearview.store.runs import Replay, Runs
 from rearview.store.tables.connection import quoted
 from rearview.store.tables.result_table import Table
 from rearview.store.tables.tables import Tables
-from rearview.store.verify import VerifyReport, verify
 from rearview.store.versions.versions import Versions
 
 

@@ -29,7 +29,7 @@ from rearview.model import Run
 from rearview.plan.cost import CostCorrection, CostCorrections
 from rearview.plan.facts import Machine
 from rearview.store.files import make_folder, publish
-from rearview.store.machine import gpus, hardware, make_of
+from rearview.store.machine import gpus, hardware, hardware_id
 
 FORMAT = 1
 """Number of the kernels: other kernels cannot be compared with these."""
@@ -243,7 +243,7 @@ class Machines:
     @property
     def name(self) -> str:
         """What the machine we are on is made of."""
-        return make_of(self._facts)
+        return hardware_id(self._facts)
 
     def here(self) -> Machine:
         """Return the machine we are on, as far as it is known; nothing is measured."""
@@ -252,7 +252,7 @@ class Machines:
     def of(self, run: Run) -> Machine:
         """Return the machine that a run was recorded on, as far as it is known."""
         if run.facts.hardware:
-            return self._known(make_of(run.facts.hardware), run.host)
+            return self._known(hardware_id(run.facts.hardware), run.host)
         # a run of before this was kept: its host is all there is
         return self.here() if run.host == gethostname() else Machine(f"host {run.host}")
 

@@ -12,8 +12,8 @@ from rearview.execute.replay_jobs import ReplayOutcome
 from rearview.model import Checkpoint, Plan, Run, Verdict
 from rearview.model.environment import Environment
 from rearview.model.proof import compared, worst
-from rearview.store.checkpoints.gc import Freed
-from rearview.store.removal import RunRemoval
+from rearview.store.maintenance.gc import Freed
+from rearview.store.maintenance.removal import RunRemoval
 from rearview.store.runs import Replay
 
 

@@ -42,7 +42,7 @@ from rearview.errors import StoreError
 
 if TYPE_CHECKING:
     from rearview._history import History
-    from rearview.store.verify import Problem
+    from rearview.store.maintenance.verify import Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,8 +355,8 @@ def _opened(*, repair: bool) -> History:
     except StoreError as exc:
         if exc.slug != "store-unreadable" or not repair:
             raise
+        from rearview.store.maintenance.verify import verify as check
         from rearview.store.project import FOLDER, Project
-        from rearview.store.verify import verify as check
 
         start = here().resolve()
         root = next(p for p in (start, *start.parents) if (p / FOLDER / "format").exists())

@@ -44,7 +44,7 @@ from rearview.model import (
 from rearview.model.plan import VARIABLE, may_hold
 from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.checkpoints.objects import Objects, content
-from rearview.store.machine import identity
+from rearview.store.machine import process_identity
 from rearview.store.project import Project
 from rearview.store.runs import ACCOUNT, Runs
 
@@ -215,7 +215,7 @@ def segment_of(task: Task) -> Path | None:
 
 def home_of(project: Project) -> str:
     """Return what tells this store from one that stands at the same path elsewhere."""
-    about, here = project.store.stat(), identity(0)
+    about, here = project.store.stat(), process_identity(0)
     return f"{here['host']} {here['boot']} {about.st_dev} {about.st_ino}"
 
 

@@ -25,10 +25,10 @@ from rearview.model.plan import LAUNCHER, VARIABLE, Control
 from rearview.model.secrets import filled, redact, redact_words
 from rearview.remote.open import open_remote
 from rearview.store.files import make_folder, publish
+from rearview.store.maintenance.sync import command_key, pull, waiting
 from rearview.store.project import FOLDER, Project, root_of
 from rearview.store.recorded_inputs import environment_differences, environment_of
 from rearview.store.runs import Runs
-from rearview.store.sync import command_key, pull, waiting
 from rearview.store.trust import check_trust
 from rearview.store.versions.versions import Versions
 

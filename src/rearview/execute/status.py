@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 
 from rearview.store.files import make_folder, publish
-from rearview.store.machine import alive, identity
+from rearview.store.machine import is_alive, process_identity
 from rearview.store.project import Project
 
 EVERY = 0.5
@@ -67,7 +67,7 @@ def under_way(project: Project) -> list[Crew]:
             crew = msgspec.json.decode(file.read_bytes(), type=Crew)
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
             continue
-        if crew.format == FORMAT and alive({**crew.process, "heartbeat": BEAT}, file):
+        if crew.format == FORMAT and is_alive({**crew.process, "heartbeat": BEAT}, file):
             found.append(crew)
         else:
             _remove(file)
@@ -146,7 +146,7 @@ class Post:
             ended=ended,
             left=left,
             on=self.on,
-            process=identity(),
+            process=process_identity(),
         )
         # nobody can look at it then, and it goes on
         with contextlib.suppress(OSError):

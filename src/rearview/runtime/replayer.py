@@ -24,7 +24,8 @@ from rearview.runtime.loops import LoopEntry
 from rearview.runtime.measurements import changed_inputs, changes, surroundings
 from rearview.runtime.session import Session
 from rearview.store.files import publish
-from rearview.store.records import RecordFile, encode_point, recorded
+from rearview.store.records import RecordFile, encode_point
+from rearview.store.tables.recorded_values import recorded
 from rearview.store.values import Put, convert
 
 _SELDOM = 8

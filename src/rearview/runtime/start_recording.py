@@ -52,10 +52,10 @@ from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.checkpoints.compression import Worth
 from rearview.store.json_lines import fields_of_record
 from rearview.store.machine import hardware
+from rearview.store.maintenance.sync import command_key, push
 from rearview.store.project import Project, root_of
 from rearview.store.records import RecordFile
 from rearview.store.runs import ACCOUNT, Runs
-from rearview.store.sync import command_key, push
 from rearview.store.versions.versions import Versions
 
 RUN_VARIABLE = "REARVIEW_RUN"

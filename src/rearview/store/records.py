@@ -1,6 +1,4 @@
-"""What a run logged itself, for a replay to check against: sealed or not, value by value.
-
-Records on the hot path: one file of JSON lines per process, one write per log call.
+"""Append records to JSON lines, one file per process and one write per log call, and read them.
 
 A file is named `records-<pid>-<n>.jsonl`. Its first line says whose it is::
 
@@ -18,8 +16,6 @@ never acknowledged and is not read. Numbers (`s`) go on from line to line, so a 
 or gone leaves a gap; one that a full disk cut off leaves none, for its numbers are given again.
 `{"lost":2,"s":98,"c":…}` stands where a repair took damaged lines out. After `PART` bytes a process
 goes on in a new file. Format 1 has no checksums, and ends in `{"end":true}`.
-
-What a run logged itself, for a replay to check against: sealed or not, value by value.
 """
 
 from __future__ import annotations
@@ -30,8 +26,7 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -43,10 +38,7 @@ from rearview.model import Origin, Point, Record, Step
 from rearview.model.checksum import add_check, is_intact
 from rearview.store.files import open_file
 from rearview.store.json_lines import CHECKED, check_format
-from rearview.store.machine import identity
-from rearview.store.sealed_records import about, checked
-from rearview.store.tables.connection import quoted
-from rearview.store.tables.pivot import cell
+from rearview.store.machine import process_identity
 from rearview.store.values import HIGH, LOW, Put, convert, restore
 
 FORMAT = 2
@@ -268,7 +260,7 @@ class RecordFile:
             n += 1
         run, origin, attempt, since = self._about
         process = f"{self._born:020d}-{self._pid}"
-        header = Header(FORMAT, run, origin, process, attempt, identity(), since, self._seq)
+        header = Header(FORMAT, run, origin, process, attempt, process_identity(), since, self._seq)
         self._write(add_check(_encode(header)) + b"\n")
         self._left = self._part
 
@@ -432,71 +424,3 @@ def _name(text: str) -> str:
 
 def _str(value: Any) -> Any:
     return convert(value) if isinstance(value, str) else value
-
-
-Logged = tuple[tuple[str, ...], tuple[int, ...], str, Any]
-"""Loops, iterations, name, and the value as `store.values` converts it."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    attempt: int
-    process: str
-    since: int
-    rows: Iterable[tuple[int, Logged]]
-    """With the number that each record has within its process."""
-
-
-def recorded(folder: Path) -> Iterator[Logged]:
-    """Yield all that the run in `folder` logged itself, in order.
-
-    What an attempt logged after the checkpoint that the next one began from was logged again
-    there, and is left out here.
-    """
-    parts = sorted(
-        (*_open(folder), *_sealed(folder)), key=lambda part: (part.attempt, part.process)
-    )
-    for part in parts:
-        end = min((p.since for p in parts if p.attempt > part.attempt), default=None)
-        for number, row in part.rows:
-            if end is None or number < end:
-                yield row
-
-
-def _open(folder: Path) -> Iterator[_Part]:
-    for file in sorted(folder.glob("records-*.jsonl")):
-        header, data, *_ = scan(file)
-        if header.origin == Origin.RECORDED:
-            yield _Part(header.attempt, header.process, header.since, _lines(data))
-
-
-def _lines(data: bytes) -> Iterator[tuple[int, Logged]]:
-    for raw in data.splitlines():
-        try:
-            line = line_of(raw)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            continue  # torn by a kill or a full disk
-        for k, (name, value) in enumerate(zip(line.n, line.v, strict=True)):
-            yield line.s + k, (tuple(line.l), tuple(line.i), name, value)
-
-
-def _sealed(folder: Path) -> Iterator[_Part]:
-    for file in sorted(folder.glob("records-*.parquet")):
-        summary = about(file)
-        if summary.get("replay") is None:
-            checked(file)  # a value that is damaged would be taken for one that differs
-            since = int(summary.get("since", 0))
-            yield _Part(int(summary["attempt"]), str(summary["process"]), since, _rows(file))
-
-
-def _rows(file: Path) -> Iterator[tuple[int, Logged]]:
-    import duckdb
-
-    found = duckdb.connect().execute(
-        f"SELECT seq, path, indices, name, {cell('mixed')} FROM read_parquet({quoted(file)}) "
-        "WHERE kind != 'repr' ORDER BY seq"
-    )
-    while batch := found.fetchmany(10_000):
-        for seq, path, indices, name, text in batch:
-            value = msgspec.json.decode(text) if text is not None else None
-            yield seq, (tuple(path.split("/")) if path else (), tuple(indices), name, value)

@@ -30,7 +30,7 @@ from rearview.model.secrets import redact_value
 from rearview.store.files import make_folder, make_new_folder, open_file, publish
 from rearview.store.json_lines import append_line, encode, fields_of_record, read_facts, read_lines
 from rearview.store.labels import Labels, labels_of
-from rearview.store.machine import alive, identity
+from rearview.store.machine import is_alive, process_identity
 from rearview.store.project import Project
 
 FORMAT = 2
@@ -127,7 +127,7 @@ class Runs:
         make_folder(folder)
         known = {key: facts[key] for key in _FIELDS if key in facts}
         about = {"format": FORMAT, "id": run, "started": time.time(), "cwd": str(Path.cwd())}
-        about |= {**known, **identity(), "heartbeat": facts.get("heartbeat", 10.0)}
+        about |= {**known, **process_identity(), "heartbeat": facts.get("heartbeat", 10.0)}
         about["facts"] = {k: v for k, v in facts.items() if k not in (*_FIELDS, "heartbeat")}
         if (folder / "run.json").exists():
             raise StoreError(
@@ -141,7 +141,7 @@ class Runs:
     def resume(self, run: str, facts: Mapping[str, Any] | None = None) -> Path:
         """Publish that this process goes on with a run that stopped; return its folder."""
         facts = {"heartbeat": 10.0, **(facts or {})}
-        self.note(run, "resumed", {**facts, **identity()})
+        self.note(run, "resumed", {**facts, **process_identity()})
         self.heartbeat(run)
         return self.folder(run)
 
@@ -152,7 +152,7 @@ class Runs:
         also on a shared disk. An attempt whose process is dead is followed by the next number, so
         no file has to be taken away from anyone.
         """
-        folder, me = self.folder(run), identity()
+        folder, me = self.folder(run), process_identity()
         self.refuse_if_held(run)
         aside = folder / f".claim.{os.getpid()}.{os.urandom(4).hex()}"
         seconds = self.get(run).heartbeat
@@ -163,7 +163,7 @@ class Runs:
                 last = _read(taken[-1]) if taken else None
                 if last is not None and _same_process(last, me):
                     return  # it began anew in the same process
-                if last is not None and alive(last, _younger(taken[-1], folder / "heartbeat")):
+                if last is not None and is_alive(last, _younger(taken[-1], folder / "heartbeat")):
                     raise _held(run, last)
                 number = int(taken[-1].stem.partition("-")[2]) + 1 if taken else 1
                 try:
@@ -184,7 +184,7 @@ class Runs:
         for event in read_lines(folder / "events.jsonl", FORMAT):
             if event.get("event") == "resumed":
                 process, began = event, float(event["time"])
-        return process if began >= ended and alive(process, folder / "heartbeat") else None
+        return process if began >= ended and is_alive(process, folder / "heartbeat") else None
 
     def _end(self, run: str) -> RunEnd | None:
         facts = _read(self.folder(run) / "end.json")
@@ -193,7 +193,7 @@ class Runs:
     def refuse_if_held(self, run: str) -> None:
         """Raise if a process that lives, and is not this one, records `run` now."""
         holder = self._holder(run)
-        if holder is not None and not _same_process(holder, identity()):
+        if holder is not None and not _same_process(holder, process_identity()):
             raise _held(run, holder)
 
     def heartbeat(self, run: str) -> None:
@@ -318,7 +318,7 @@ class Runs:
             end = None  # it has been resumed since
         code = None if end is None else end.exit_code
         if end is None:
-            status = Status.RUNNING if alive(process, folder / "heartbeat") else Status.DEAD
+            status = Status.RUNNING if is_alive(process, folder / "heartbeat") else Status.DEAD
         elif code == 0:
             status = Status.FINISHED
         else:

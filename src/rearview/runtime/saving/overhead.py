@@ -35,9 +35,9 @@ from rearview.runtime.saving.policy import (
     Saved,
     SaveDecision,
 )
-from rearview.store.checkpoints.gc import usage
 from rearview.store.files import make_folder, publish
 from rearview.store.machine import cores
+from rearview.store.maintenance.gc import usage
 from rearview.store.project import Project
 
 
@@ -128,7 +128,7 @@ class Budget:
         command = [
             "-P",
             "-m",
-            "rearview.store.checkpoints.gc",
+            "rearview.store.maintenance.gc",
             str(self.project.root),
             target,
             self.run,

@@ -31,8 +31,8 @@ from rearview.store.checkpoints.manifest import (
     unseal,
 )
 from rearview.store.checkpoints.objects import Ahead, Batch, Objects, digest, plain
+from rearview.store.checkpoints.saves_in_flight import save_in_flight
 from rearview.store.files import unwritable
-from rearview.store.machine import writing
 from rearview.store.project import Project
 
 READERS = 2
@@ -149,7 +149,7 @@ class Checkpoints:
             meta=meta or CheckpointMeta(),
         )
         try:
-            with writing(self.project), Batch(self.objects, self._worth) as batch:
+            with save_in_flight(self.project), Batch(self.objects, self._worth) as batch:
                 return self._save(batch, body, parts)
         except OSError as exc:
             raise unwritable(exc, f"Checkpoint {run}/{seq}", self.project.store) from exc

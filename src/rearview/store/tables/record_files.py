@@ -27,14 +27,14 @@ from rearview.model import Run
 from rearview.model.checksum import add_check, is_intact
 from rearview.store.files import make_folder, publish
 from rearview.store.json_lines import check_format
-from rearview.store.machine import gone
+from rearview.store.machine import is_certainly_dead
 from rearview.store.project import Project
 from rearview.store.records import has_end
 from rearview.store.runs import Replay, Runs
-from rearview.store.sealed_records import checked
 from rearview.store.tables.connection import Duck, files, quoted
 from rearview.store.tables.pivot import PLAIN, WINNERS, depth, unify, wide
 from rearview.store.tables.seal import FORMAT, LoadedRecords, Summary, load, seal
+from rearview.store.tables.sealed_records import checked
 
 _TAIL = 256
 """Bytes at the end of a file that hold its last line, if that says that it is the end."""
@@ -184,7 +184,7 @@ def _complete(file: Path) -> bool:
         writer = msgspec.json.decode(first).get("writer") or {}
     except (msgspec.MsgspecError, UnicodeDecodeError, AttributeError):
         return False
-    return gone(writer, file.with_name("heartbeat"))
+    return is_certainly_dead(writer, file.with_name("heartbeat"))
 
 
 def _summaries(con: Duck, shelf: Shelf, sealed: Iterable[Path]) -> list[tuple[Path, Summary]]:

@@ -25,8 +25,8 @@ from rearview.errors import DamagedError
 from rearview.store.files import close_to_others
 from rearview.store.json_lines import CHECKED
 from rearview.store.records import RecordLine, scan
-from rearview.store.sealed_records import MARK, NO_CHECK, stamp
 from rearview.store.tables.connection import Duck, files, quoted
+from rearview.store.tables.sealed_records import MARK, NO_CHECK, stamp
 
 FORMAT = 2
 """From 2 on, a summary ends in the checksum of the whole file."""

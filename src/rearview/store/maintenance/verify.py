@@ -18,11 +18,11 @@ from rearview.errors import DamagedError, RearviewError, StoreError, VersionErro
 from rearview.model import Checkpoint, ObjectRef
 from rearview.store import printed_lines, recorded_inputs, trust
 from rearview.store.checkpoints.checkpoints import Checkpoints, is_of
-from rearview.store.checkpoints.gc import bring_back
 from rearview.store.checkpoints.manifest import body_of, checkpoint_of, seal, unseal
 from rearview.store.checkpoints.objects import Objects
 from rearview.store.files import make_folder, publish, unwritable
 from rearview.store.json_lines import CHECKED, damaged_lines, facts_of, read_facts
+from rearview.store.maintenance.gc import bring_back
 from rearview.store.project import FORMAT, Project
 from rearview.store.records import repaired, scan
 from rearview.store.runs import ACCOUNT, Runs
@@ -98,6 +98,8 @@ class Problem:
     """What was done about it; empty when nothing was."""
     lost: tuple[str, ...] = ()
     """Checkpoints that cannot be loaded because of it."""
+    run: str = ""
+    """Run whose file it is; empty if the file belongs to no single run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -420,7 +422,15 @@ class _Check:
         return f"set aside as {place.relative_to(self.project.store)}"
 
     def _note(self, path: Path, what: str, done: str = "", lost: tuple[str, ...] = ()) -> None:
-        self.problems.append(Problem(path, what, done, lost))
+        self.problems.append(Problem(path, what, done, lost, _run_of(path, self.project)))
+
+
+def _run_of(path: Path, project: Project) -> str:
+    """Return the run whose folder of records, packs or manifests `path` is in; empty if there is none."""
+    for folder in (project.runs, project.packs, project.checkpoints):
+        if path.is_relative_to(folder):
+            return path.relative_to(folder).parts[0]
+    return ""
 
 
 def _id(path: Path) -> str:

@@ -22,7 +22,7 @@ No lock: saves go on meanwhile, in any number of processes. What keeps them safe
 
 Keep a project within its size: started beside a run that has outgrown it.
 
-    python -P -m rearview.store.checkpoints.gc ROOT BUDGET RUN
+    python -P -m rearview.store.maintenance.gc ROOT BUDGET RUN
 
 A process of its own, so that training shares neither interpreter nor memory with it. It prints the
 bytes that are left.
@@ -45,8 +45,8 @@ from pathlib import Path
 from rearview.errors import RearviewError, StoreError, UsageError
 from rearview.model import Checkpoint, Status
 from rearview.store.checkpoints.checkpoints import Checkpoints
+from rearview.store.checkpoints.saves_in_flight import earliest_start
 from rearview.store.files import make_folder
-from rearview.store.machine import earliest
 from rearview.store.project import Project
 from rearview.store.runs import Runs
 from rearview.store.tables.connection import quoted
@@ -183,7 +183,7 @@ def gc(
         bring_back(project)
     files = _files(project)
     now = _clock(project) if not dry else time.time()
-    cutoff = earliest(project, now) - (RECORDING if _recording(project, now) else SLACK)
+    cutoff = earliest_start(project, now) - (RECORDING if _recording(project, now) else SLACK)
     checkpoints = Checkpoints(project)
     held = [checkpoint for run in checkpoints.runs() for checkpoint in _readable(checkpoints, run)]
     held = [checkpoint for checkpoint in held if checkpoint.run not in without]
