@@ -16,7 +16,7 @@ from rearview.runtime.saving.overhead import Budget, Costs
 from rearview.runtime.saving.writer import Writer
 from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.maintenance import gc
-from rearview.store.maintenance.gc import fit, usage
+from rearview.store.maintenance.gc import fit_budget, usage
 from rearview.store.maintenance.verify import verify
 from rearview.store.project import Project
 from rearview.store.runs import Runs
@@ -58,7 +58,7 @@ def begun(project, *, ended):
 def test_the_store_is_made_to_fit_by_thinning_evenly(project):
     run = begun(project, ended=True)
     checkpoints = fill(project, run, 8)
-    freed = fit(project, 7 * MB, run)
+    freed = fit_budget(project, 7 * MB, run)
     assert len(freed.checkpoints) == 5
     assert usage(project) == freed.left <= 7 * MB
     left = [each.seq for each in checkpoints.of(run)]
@@ -71,7 +71,7 @@ def test_other_runs_that_go_on_keep_everything(project, monkeypatch):
     mine, other = begun(project, ended=False), begun(project, ended=False)
     fill(project, mine, 4)
     checkpoints = fill(project, other, 4)
-    freed = fit(project, MB, mine)
+    freed = fit_budget(project, MB, mine)
     assert len(checkpoints.of(other)) == 4
     assert len(freed.checkpoints) == 3
     assert len(checkpoints.of(mine)) == 1

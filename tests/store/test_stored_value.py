@@ -239,10 +239,10 @@ def kept(value):
     shelf = {}
 
     def put(data):
-        from rearview.store.checkpoints.objects import named, plain
+        from rearview.store.checkpoints.objects import as_bytes, reference_of
 
-        ref = named(plain(data))
-        shelf[ref.oid] = bytes(plain(data))
+        ref = reference_of(as_bytes(data))
+        shelf[ref.oid] = bytes(as_bytes(data))
         return ref
 
     facts = json.loads(json.dumps(convert(value, put)))

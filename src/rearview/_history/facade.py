@@ -42,9 +42,9 @@ from rearview.source.propagate.versions import HandPlace
 from rearview.store import labels, trust
 from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.checkpoints.run_files import RunFile, content_of, files_of
-from rearview.store.files import unwritable
+from rearview.store.files import write_error
 from rearview.store.labels import check_name, check_note, check_tag
-from rearview.store.maintenance.gc import Freed, named
+from rearview.store.maintenance.gc import Freed, recorded_objects
 from rearview.store.maintenance.gc import gc as sweep
 from rearview.store.maintenance.removal import (
     drop_empty_packs,
@@ -209,7 +209,7 @@ class History:
         try:
             self._runs.note(run, event, facts)
         except OSError as exc:
-            raise unwritable(exc, f"The label of run {run}", self.project.store) from exc
+            raise write_error(exc, f"The label of run {run}", self.project.store) from exc
         return self._runs.get(run)
 
     @cached_property
@@ -640,7 +640,7 @@ class History:
                 remove(self.project, self._versions, run)
         freed = sweep(
             self.project,
-            referenced=lambda: named(self._tables, tuple(chosen)),
+            referenced=lambda: recorded_objects(self._tables, tuple(chosen)),
             without=tuple(chosen),
             dry=dry,
         )
@@ -661,7 +661,11 @@ class History:
             finish_removals(self.project, self._versions)
         bound = budget if budget is not None else self.settings.budget or None
         return sweep(
-            self.project, referenced=lambda: named(self._tables), budget=bound, keep=keep, dry=dry
+            self.project,
+            referenced=lambda: recorded_objects(self._tables),
+            budget=bound,
+            keep=keep,
+            dry=dry,
         )
 
 

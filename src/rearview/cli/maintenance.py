@@ -361,7 +361,7 @@ def _opened(*, repair: bool) -> History:
         start = here().resolve()
         root = next(p for p in (start, *start.parents) if (p / FOLDER / "format").exists())
         check(Project(root), repair=True)
-        output.note(f"{root / FOLDER / 'format'} was written anew.")
+        output.note(f"{root / FOLDER / 'format'} was rewritten.")
         return asked()
 
 

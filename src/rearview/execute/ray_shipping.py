@@ -43,7 +43,7 @@ from rearview.model import (
 )
 from rearview.model.plan import VARIABLE, may_hold
 from rearview.store.checkpoints.checkpoints import Checkpoints
-from rearview.store.checkpoints.objects import Objects, content
+from rearview.store.checkpoints.objects import Objects, content_hash
 from rearview.store.machine import process_identity
 from rearview.store.project import Project
 from rearview.store.runs import ACCOUNT, Runs
@@ -567,7 +567,7 @@ class Landing:
 
 def _holds(file: Path, oid: str) -> bool:
     try:
-        return content(file) == oid
+        return content_hash(file) == oid
     except OSError:
         return False
 

@@ -25,7 +25,7 @@ from rearview.model.plan import LAUNCHER, VARIABLE, Control
 from rearview.model.secrets import filled, redact, redact_words
 from rearview.remote.open import open_remote
 from rearview.store.files import make_folder, publish
-from rearview.store.maintenance.sync import command_key, pull, waiting
+from rearview.store.maintenance.sync import command_key, pending_runs, pull
 from rearview.store.project import FOLDER, Project, root_of
 from rearview.store.recorded_inputs import environment_differences, environment_of
 from rearview.store.runs import Runs
@@ -207,7 +207,7 @@ def fetch(remote: str, which: str = "latest") -> tuple[Run, tuple[str, ...]]:
     """
     project = Project.create(_root())
     place = open_remote(remote)
-    keys = waiting(place)
+    keys = pending_runs(place)
     fits = [
         run for run in keys if which == "latest" or run.startswith(which) or run.endswith(which)
     ]

@@ -33,7 +33,7 @@ from rearview.state.codecs.iterators import drawn
 from rearview.state.compare import Difference, differences
 from rearview.state.restore import restore
 from rearview.store.checkpoints.checkpoints import Checkpoints, LoadedCheckpoint
-from rearview.store.checkpoints.objects import digest, plain
+from rearview.store.checkpoints.objects import as_bytes, digest
 
 
 class How(Enum):
@@ -238,7 +238,7 @@ class Jumps:
         skeleton = bytes(loaded["skeleton"])
 
         def read(key: str, memory: Any) -> None:
-            view, oid = plain(memory), checkpoint.parts[key].oid
+            view, oid = as_bytes(memory), checkpoint.parts[key].oid
             if not self.held.holds(view, oid):
                 loaded.read_into(key, view)
                 self.held.note(view, oid, How.READ)
@@ -268,7 +268,7 @@ class Jumps:
 
         def same(key: str, here: str) -> bool:
             # what is recorded need not be read: its name is its hash
-            view, oid = plain(captured.buffers[here]), checkpoint.parts[key].oid
+            view, oid = as_bytes(captured.buffers[here]), checkpoint.parts[key].oid
             if self.held.holds(view, oid):
                 return True
             if digest(view) != oid:

@@ -49,7 +49,7 @@ from rearview.runtime.session import Session
 from rearview.source.mended_source import mend
 from rearview.state.rebuild import REFUSING
 from rearview.store.checkpoints.checkpoints import Checkpoints
-from rearview.store.checkpoints.compression import Worth
+from rearview.store.checkpoints.compression import CompressionPolicy
 from rearview.store.json_lines import fields_of_record
 from rearview.store.machine import hardware
 from rearview.store.maintenance.sync import command_key, push
@@ -151,7 +151,7 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
         else:
             reads.read_all()  # what it has read so far is not known
         os.environ[RUN_VARIABLE] = run
-    checkpoints = Checkpoints(project, Worth.of(settings.compress))
+    checkpoints = Checkpoints(project, CompressionPolicy.of(settings.compress))
     pulse = Overhead.begin(settings, project, run, control.target)
     session = Recorder(
         project,
@@ -197,7 +197,7 @@ def _resume(control: Control) -> Resumer:
     run = runs.get(control.resume)
     settings = _settings_of(run, control, project)
     runs.claim(run.id)
-    checkpoints = Checkpoints(project, Worth.of(settings.compress))
+    checkpoints = Checkpoints(project, CompressionPolicy.of(settings.compress))
     saved = checkpoints.of(run.id)
     usable = [one for one in saved if _deep(one) <= (control.depth or 0)]
     target = last_usable(saved if control.depth is None else usable)

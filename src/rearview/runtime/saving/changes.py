@@ -41,7 +41,7 @@ from rearview.runtime.saving.late_copy import (
 from rearview.runtime.saving.staging import Staged
 from rearview.store.checkpoints.checkpoints import OBJECT_FROM
 from rearview.store.checkpoints.manifest import SLICE
-from rearview.store.checkpoints.objects import plain
+from rearview.store.checkpoints.objects import as_bytes
 from rearview.store.files import ALIGN
 
 SAMPLES, SAMPLE = 16, 64
@@ -149,7 +149,7 @@ class Changes:
         lean: dict[str, Staged] = {}
         changed: dict[str, memoryview] = {}
         seen, flying = self._seen, self._flying
-        views = {key: plain(buffer) for key, buffer in buffers.items()}
+        views = {key: as_bytes(buffer) for key, buffer in buffers.items()}
         watches = self._watch_again(views)
         for key, view in views.items():
             if len(view) >= SMALL:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from rearview.config import Settings
 from rearview.errors import VersionError
-from rearview.store.files import make_folder, unwritable
+from rearview.store.files import make_folder, write_error
 from rearview.store.project import Project
 from rearview.store.versions import source_files
 from rearview.store.versions.git import (
@@ -110,7 +110,7 @@ class Versions:
         try:
             return self._saved(run)
         except OSError as exc:
-            raise unwritable(exc, "The source as it is now", self._scratch) from exc
+            raise write_error(exc, "The source as it is now", self._scratch) from exc
 
     def _saved(self, run: str) -> str:
         home = self._database()
