@@ -91,7 +91,7 @@ def test_a_sample_that_misled_costs_no_space(objects, project, monkeypatch):
     worth = CompressionPolicy()
     monkeypatch.setattr(worth, "predicted_share", lambda *_: 0.1)
     refused = []
-    monkeypatch.setattr(worth, "refuse", refused.append)
+    monkeypatch.setattr(worth, "note_incompressible", refused.append)
     ref = put(objects, DENSE, worth)
     assert not compressed(objects, ref)
     assert objects.get(ref) == DENSE
@@ -274,7 +274,7 @@ def test_a_python_without_the_library_says_so_and_records_all_the_same(objects, 
 def test_never_is_never(objects, project):
     assert CompressionPolicy.of("never") is None
     assert CompressionPolicy.of("auto") is not None
-    assert objects_module.BULKY < 1
+    assert objects_module.LARGEST_SHARE < 1
     with Batch(objects, CompressionPolicy.of("never")) as batch:
         ref = batch.put(ZEROS)
         batch.commit()

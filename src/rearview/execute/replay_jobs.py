@@ -274,7 +274,7 @@ class Replays:
         )
 
     def _lay_out(self, run: Run, version: str, tree: Path) -> None:
-        made = self.runs.made(run.id)
+        made = self.runs.created_paths(run.id)
         lay_out(self.project.root, self.versions, version, run.started, tree, made)
         keep_texts(self.versions, run.version, version, tree)
 

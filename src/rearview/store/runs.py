@@ -1,4 +1,4 @@
-"""Runs: one folder each, written by the run itself and never rewritten by anyone else."""
+"""Runs: one folder each, which only the process of the run writes and never rewrites."""
 
 from __future__ import annotations
 
@@ -34,16 +34,21 @@ from rearview.store.machine import is_alive, process_identity
 from rearview.store.project import Project
 
 FORMAT = 2
-"""From 2 on, every file of facts and every line carries a checksum."""
+"""From 2 on, every file of facts and every line has a checksum."""
 ACCOUNT = "energy.jsonl"
-"""File in a run's folder in which it keeps account of when it was on and what it used."""
+"""File in a run's folder: when it ran, and the energy it used."""
+TRACES = "traces.jsonl"
+"""File in a run's folder: what was there before each file that it wrote, and the folders it created."""
+TRACES_FORMAT = 2
+ABSENT = "absent"
+"""Value in `TRACES` for a file that did not exist before."""
 _AGAIN = "-again"
 _FIELDS = ("version", "script", "argv", "cwd", "parent", "args", "started")
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """One replay of a part of a run: whose records stand beside the run's own."""
+    """One replay of a part of a run; its records are in the run's folder."""
 
     id: str
     run: str
@@ -51,11 +56,11 @@ class Replay:
     started: float
     ended: float | None = None
     proved: bool | None = None
-    """True once its end state was found equal to the recorded one; None while it runs."""
+    """Whether everything compared with the run was equal; None before its end."""
     names: tuple[str, ...] = ()
     facts: dict[str, Any] = field(default_factory=dict)
     redone: bool = False
-    """A later replay, from the start of the run, stands in for it."""
+    """Whether a later replay, from the start of the run, replaces it."""
 
     @property
     def proof(self) -> Proof:
@@ -64,7 +69,7 @@ class Replay:
 
     @property
     def report(self) -> ReplayReport | None:
-        """What it reported; None before its end, or if that cannot be read."""
+        """Its report; None before its end, or if the report cannot be read."""
         try:
             return msgspec.convert(self.facts["report"], ReplayReport)
         except (KeyError, msgspec.ValidationError):
@@ -72,21 +77,14 @@ class Replay:
 
     @property
     def redoes(self) -> str:
-        """The first try that it stands in for; empty if there was none."""
-        known = self.facts.get("redoes")
-        return str(known) if known is not None else _first_try(self.id)
+        """Id of the first try that it replaces; empty if there was none."""
+        first = self.facts.get("redoes")
+        return str(first) if first is not None else _first_try(self.id)
 
 
 def _first_try(replay: str) -> str:
-    """Return the first try that a replay's id names; older stores kept no more than that."""
+    """Return the first try that a replay's id names, as old stores recorded it."""
     return replay.removesuffix(_AGAIN) if replay.endswith(_AGAIN) else ""
-
-
-TRACES = "traces.jsonl"
-"""File of a run: what was there before each file that it wrote, and the folders that it made."""
-TRACES_FORMAT = 2
-ABSENT = "absent"
-"""Says there that nothing was."""
 
 
 class Runs:
@@ -96,11 +94,11 @@ class Runs:
         self._project = project
 
     def folder(self, run: str) -> Path:
-        """Return where the files of a run are."""
+        """Return the folder of a run."""
         return self._project.runs / run
 
     def reserve(self, now: float | None = None) -> str:
-        """Return a new run id that nobody else has or will get."""
+        """Return a new, unique run id, and create its folder."""
         stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(now))
         while True:
             run = f"{stamp}-{os.urandom(2).hex()}"
@@ -121,7 +119,7 @@ class Runs:
         """Publish that `run` has started in this process; return its folder.
 
         `facts` may hold version, script, argv, cwd, parent, args, started and heartbeat (seconds
-        between signs of life); whatever else it holds is kept as the run's facts.
+        between signs of life); everything else is stored as the run's `RunStart`.
         """
         folder = self.folder(run)
         make_folder(folder)
@@ -131,7 +129,7 @@ class Runs:
         about["facts"] = {k: v for k, v in facts.items() if k not in (*_FIELDS, "heartbeat")}
         if (folder / "run.json").exists():
             raise StoreError(
-                f"Run {run} has been started before. A run that goes on is resumed, not started.",
+                f"Run {run} has been started before. Resume it instead: `rearview resume`.",
                 slug="run-exists",
             )
         publish(folder / "run.json", add_check(encode(about)))
@@ -139,18 +137,18 @@ class Runs:
         return folder
 
     def resume(self, run: str, facts: Mapping[str, Any] | None = None) -> Path:
-        """Publish that this process goes on with a run that stopped; return its folder."""
+        """Publish that this process resumes a run; return its folder."""
         facts = {"heartbeat": 10.0, **(facts or {})}
         self.note(run, "resumed", {**facts, **process_identity()})
         self.heartbeat(run)
         return self.folder(run)
 
     def claim(self, run: str) -> None:
-        """Take the right to go on with `run`; refuse if a process that lives has it.
+        """Claim the right to resume `run`; raise if a live process has it.
 
-        Each attempt is a file with the next number, made by a link, which only one process can make,
-        also on a shared disk. An attempt whose process is dead is followed by the next number, so
-        no file has to be taken away from anyone.
+        Each attempt is a file with the next number, created as a link, which only one process can do,
+        also on a shared disk. An attempt of a dead process is followed by the next number, so no file
+        ever has to be removed.
         """
         folder, me = self.folder(run), process_identity()
         self.refuse_if_held(run)
@@ -162,14 +160,14 @@ class Runs:
                 taken = sorted(folder.glob("attempt-*.json"))
                 last = _read(taken[-1]) if taken else None
                 if last is not None and _same_process(last, me):
-                    return  # it began anew in the same process
-                if last is not None and is_alive(last, _younger(taken[-1], folder / "heartbeat")):
-                    raise _held(run, last)
+                    return  # this process has started over
+                if last is not None and is_alive(last, _newest(taken[-1], folder / "heartbeat")):
+                    raise _held_error(run, last)
                 number = int(taken[-1].stem.partition("-")[2]) + 1 if taken else 1
                 try:
                     _link(aside, folder / f"attempt-{number:06d}.json")
                 except FileExistsError:
-                    continue  # another process was first: look who it is
+                    continue  # another process was first: check it
                 return
         finally:
             aside.unlink(missing_ok=True)
@@ -191,13 +189,13 @@ class Runs:
         return None if facts is None else read_record(RunEnd, facts)
 
     def refuse_if_held(self, run: str) -> None:
-        """Raise if a process that lives, and is not this one, records `run` now."""
+        """Raise if another live process records `run` now."""
         holder = self._holder(run)
         if holder is not None and not _same_process(holder, process_identity()):
-            raise _held(run, holder)
+            raise _held_error(run, holder)
 
     def heartbeat(self, run: str) -> None:
-        """Give a sign of life."""
+        """Update the sign of life of a run."""
         file = self.folder(run) / "heartbeat"
         os.close(open_file(file, os.O_WRONLY | os.O_CREAT))
         os.utime(file)
@@ -213,10 +211,10 @@ class Runs:
         line = {"format": FORMAT, "event": event, "time": time.time(), **facts}
         append_line(self.folder(run) / "events.jsonl", line)
 
-    def made(self, run: str) -> tuple[set[str], set[str]]:
-        """Return the files and the folders of the project that were not there before the run.
+    def created_paths(self, run: str) -> tuple[set[str], set[str]]:
+        """Return the files and the folders of the project that the run created.
 
-        Both by their path from the root, as the run noted them when it made them.
+        Paths are relative to the root.
         """
         files: set[str] = set()
         folders: set[str] = set()
@@ -233,30 +231,32 @@ class Runs:
         self.note(run, "args", {"args": hidden})
 
     def start_replay(self, run: str, replay: str, facts: Mapping[str, Any]) -> None:
-        """Say that a replay of `run` has started; `facts` may hold version, names and more."""
+        """Publish that a replay of `run` has started; `facts` may hold version, names and more."""
         line = {"format": FORMAT, "replay": replay, "started": time.time(), **facts}
         append_line(self.folder(run) / "replays.jsonl", line)
 
     def end_replay(
         self, run: str, replay: str, *, proved: bool, facts: Mapping[str, Any] | None = None
     ) -> None:
-        """Say how a replay ended: whether it was proved equal to the run."""
+        """Publish that a replay has ended, and whether it was proved equal to the run."""
         line = {"format": FORMAT, "replay": replay, "ended": time.time(), "proved": proved}
         append_line(self.folder(run) / "replays.jsonl", {**line, **(facts or {})})
 
     def rebuild(self, run: str, version: str) -> None:
-        """Publish what is still known of a run whose first facts are lost."""
+        """Rewrite the facts of a run, whose file is damaged, from its id and version."""
         about: dict[str, Any] = {"format": FORMAT, "id": run, "version": version}
-        about["started"] = _moment(run)
+        about["started"] = _start_time(run)
         about["facts"] = {"rebuilt": True}
         publish(self.folder(run) / "run.json", add_check(encode(about)))
 
     def replays(self, run: str) -> list[Replay]:
         """Return the replays of a run, oldest first."""
-        found: dict[str, dict[str, Any]] = {}
+        facts_by_id: dict[str, dict[str, Any]] = {}
         for line in read_lines(self.folder(run) / "replays.jsonl", FORMAT):
-            found.setdefault(str(line.pop("replay", "")), {}).update(line)
-        redone = {str(facts.get("redoes", _first_try(replay))) for replay, facts in found.items()}
+            facts_by_id.setdefault(str(line.pop("replay", "")), {}).update(line)
+        redone = {
+            str(facts.get("redoes", _first_try(replay))) for replay, facts in facts_by_id.items()
+        }
         return [
             Replay(
                 id=replay,
@@ -269,29 +269,29 @@ class Runs:
                 facts={key: value for key, value in facts.items() if key != "format"},
                 redone=replay in redone,
             )
-            for replay, facts in found.items()
+            for replay, facts in facts_by_id.items()
         ]
 
     def ids(self) -> list[str]:
         """Return the ids of all runs that have started, oldest first."""
         if not self._project.runs.is_dir():
             return []
-        found = self._project.runs.iterdir()
-        return sorted(folder.name for folder in found if (folder / "run.json").is_file())
+        folders = self._project.runs.iterdir()
+        return sorted(folder.name for folder in folders if (folder / "run.json").is_file())
 
     def all(self) -> list[Run]:
-        """Return all runs in the order they started; one that cannot be read says so in facts."""
+        """Return all runs in the order they started; one that cannot be read has `damaged` set."""
         out = []
         for run in self.ids():
             try:
                 out.append(self.get(run))
             except DamagedError as exc:
-                start = _moment(run)
+                start = _start_time(run)
                 out.append(Run(run, "", "", (), start, Status.DEAD, damaged=str(exc)))
         return sorted(out, key=lambda run: (run.started, run.id))
 
     def get(self, run: str) -> Run:
-        """Return one run by its whole id, with the status that is true now."""
+        """Return one run by its whole id, with its current status."""
         folder = self.folder(run)
         about = _read(folder / "run.json")
         if about is None:
@@ -312,7 +312,7 @@ class Runs:
         damage = ""
         try:
             end = self._end(run)
-        except DamagedError as exc:  # what was known at the start is still known
+        except DamagedError as exc:  # the facts of the start can still be read
             end, damage = None, str(exc)
         if end is not None and end.time < last:
             end = None  # it has been resumed since
@@ -357,16 +357,16 @@ class Runs:
         return [run for run in self.ids() if name and self.labels(run).name == name]
 
     def find(self, text: str) -> Run:
-        """Return the run that `text` means: an id, a name, a part of an id, or a place from the end.
+        """Return the run that `text` names: an id, a name, the beginning or end of an id, or a position.
 
-        A part is its beginning or its end; `latest` and `-1` are the newest run, `-2` the one before.
+        `latest` and `-1` are the newest run, `-2` is the one before.
         """
         return self.get(self.find_id(text))
 
     def find_id(self, text: str) -> str:
-        """Return the id of the run that `text` means; the run itself may be damaged."""
+        """Return the id of the run that `text` names; the run may be damaged."""
         ids = self.ids()
-        if text == "latest" or _is_back(text):
+        if text == "latest" or _counts_from_end(text):
             ids = [run.id for run in self.all()]
             back = 1 if text == "latest" else -int(text)
             if back > len(ids):
@@ -406,17 +406,17 @@ class Runs:
         )
 
 
-def _held(run: str, holder: Mapping[str, Any]) -> UsageError:
+def _held_error(run: str, holder: Mapping[str, Any]) -> UsageError:
     return UsageError(
-        f"Run {run} is under way in process {holder.get('pid')} on {holder.get('host')}; a second "
-        "process would train it twice. Wait for it, or end that process first. If that machine is "
-        "gone for good, try again in a minute.",
+        f"Run {run} is recorded now by process {holder.get('pid')} on {holder.get('host')}; a second "
+        "process would train it twice. Wait for it, or stop that process first. If that machine no "
+        "longer exists, try again in a minute.",
         slug="run-held",
     )
 
 
 def _link(source: Path, target: Path) -> None:
-    """Make `target` hold what `source` does; raise `FileExistsError` if it is there."""
+    """Create `target` with the content of `source`; raise `FileExistsError` if it exists."""
     try:
         os.link(source, target)
     except FileExistsError:
@@ -426,19 +426,19 @@ def _link(source: Path, target: Path) -> None:
             file.write(source.read_bytes())
 
 
-def _same_process(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return all(one.get(key) == other.get(key) for key in ("host", "pid", "boot", "space", "born"))
+def _same_process(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    return all(a.get(key) == b.get(key) for key in ("host", "pid", "boot", "space", "born"))
 
 
-def _younger(one: Path, other: Path) -> Path:
-    """Return which of two files is the later sign of life."""
+def _newest(a: Path, b: Path) -> Path:
+    """Return which of two files changed last; `a` if one does not exist."""
     try:
-        return other if other.stat().st_mtime > one.stat().st_mtime else one
+        return b if b.stat().st_mtime > a.stat().st_mtime else a
     except OSError:
-        return one
+        return a
 
 
-def _is_back(text: str) -> bool:
+def _counts_from_end(text: str) -> bool:
     return text.startswith("-") and text[1:].isdigit() and int(text) < 0
 
 
@@ -449,8 +449,8 @@ def _read(file: Path) -> dict[str, Any] | None:
         return None
 
 
-def _moment(run: str) -> float:
-    """Return when a run started, by its id: for the order of runs whose facts are damaged."""
+def _start_time(run: str) -> float:
+    """Return when a run started, from its id, for runs whose facts are damaged."""
     try:
         return time.mktime(time.strptime(run[:15], "%Y%m%d-%H%M%S"))
     except (ValueError, OverflowError):

@@ -19,7 +19,7 @@ from rearview.store.checkpoints.checkpoints import Checkpoints, check_owner
 from rearview.store.checkpoints.manifest import checkpoint_of, pack_body, seal, unseal
 from rearview.store.checkpoints.objects import Objects
 from rearview.store.files import make_folder, publish, write_error
-from rearview.store.json_lines import CHECKED, damaged_lines, facts_of, read_facts
+from rearview.store.json_lines import CHECKED, damaged_lines, decode_facts, read_facts
 from rearview.store.maintenance.gc import restore_renamed
 from rearview.store.project import FORMAT, Project
 from rearview.store.records import repaired, scan
@@ -255,7 +255,7 @@ class _Check:
             return
         done = ""
         if self.repair:
-            good = [line for line in path.read_bytes().split(b"\n") if facts_of(line, FACTS)]
+            good = [line for line in path.read_bytes().split(b"\n") if decode_facts(line, FACTS)]
             done = f"{self._aside(path)}; intact lines stay"
             publish(path, b"".join(line + b"\n" for line in good))
         self._note(path, f"{bad} lines are damaged, or were cut off by a kill", done)

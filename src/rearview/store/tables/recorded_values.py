@@ -25,14 +25,14 @@ class _Part:
     process: str
     since: int
     rows: Iterable[tuple[int, Logged]]
-    """With the number that each record has within its process."""
+    """Each with the number of the record within its process."""
 
 
 def recorded(folder: Path) -> Iterator[Logged]:
-    """Yield all that the run in `folder` logged itself, in order.
+    """Yield all values that the run in `folder` logged itself, in order.
 
-    What an attempt logged after the checkpoint that the next one began from was logged again
-    there, and is left out here.
+    Values that an attempt logged after the checkpoint from which the next attempt resumed are left out:
+    the next attempt logged them again.
     """
     parts = sorted(
         (*_open(folder), *_sealed(folder)), key=lambda part: (part.attempt, part.process)
@@ -65,7 +65,7 @@ def _sealed(folder: Path) -> Iterator[_Part]:
     for file in sorted(folder.glob("records-*.parquet")):
         summary = about(file)
         if summary.get("replay") is None:
-            checked(file)  # a value that is damaged would be taken for one that differs
+            checked(file)  # a damaged value would look like a difference
             since = int(summary.get("since", 0))
             yield _Part(int(summary["attempt"]), str(summary["process"]), since, _rows(file))
 
@@ -73,11 +73,11 @@ def _sealed(folder: Path) -> Iterator[_Part]:
 def _rows(file: Path) -> Iterator[tuple[int, Logged]]:
     import duckdb
 
-    found = duckdb.connect().execute(
+    cursor = duckdb.connect().execute(
         f"SELECT seq, path, indices, name, {cell('mixed')} FROM read_parquet({quoted(file)}) "
         "WHERE kind != 'repr' ORDER BY seq"
     )
-    while batch := found.fetchmany(10_000):
+    while batch := cursor.fetchmany(10_000):
         for seq, path, indices, name, text in batch:
             value = msgspec.json.decode(text) if text is not None else None
             yield seq, (tuple(path.split("/")) if path else (), tuple(indices), name, value)

@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from rearview.errors import RearviewError, UsageError
-from rearview.store.media import Get, StoredValue, drawing, in_text, is_png, stored_value
+from rearview.store.media import (
+    Get,
+    StoredValue,
+    histogram_svg,
+    is_png,
+    stored_value,
+    value_in_text,
+)
 from rearview.store.tables.connection import Duck, quoted
 from rearview.store.tables.pivot import decode
 
@@ -90,7 +97,7 @@ class Table:
     def _value(self, cell: Any, kind: str, stored: Stored | None) -> Any:
         if kind != _TEXT:
             return decode(cell, kind, stored)
-        found = in_text(cell, self._get)
+        found = value_in_text(cell, self._get)
         return cell if found is None or stored is None else stored(dict(found.facts))
 
     def _describe(self, facts: dict[str, Any]) -> Any:
@@ -154,7 +161,7 @@ class Table:
         kinds = self._column_kinds(self._run(f"SELECT * FROM ({self.sql}\n) LIMIT 0"))
         load = self._loading()
         for k, kind in enumerate(kinds):
-            if kind == _TEXT and not any(in_text(cell) for cell in frame.iloc[:, k]):
+            if kind == _TEXT and not any(value_in_text(cell) for cell in frame.iloc[:, k]):
                 continue
             if kind not in _SIMPLE:
                 values = self._decoded(frame.iloc[:, k], kind, load)
@@ -244,7 +251,7 @@ class _Drawing:
         self._room -= value.nbytes
         try:
             if value.kind == "histogram":
-                return f'<span title="{text}">{drawing(value.histogram()[0])}</span>'
+                return f'<span title="{text}">{histogram_svg(value.histogram()[0])}</span>'
             data = value.raw()
         except (RearviewError, OSError):  # `rows()` raises it
             return text
