@@ -124,7 +124,7 @@ def test_loops_are_shown_by_value_and_ordered_by_number(store):
     )
     assert rows(store, ["a"]) == [(run, "z", 0.5, 0), (run, "1", 0.5, 1), (run, "b", 0.5, 2)]
     assert rows(store, ["b"]) == [(run, 30, 1)]
-    (found,) = Tables(store.project).stretches("a = 1", [run])
+    (found,) = Tables(store.project).iteration_ranges("a = 1", [run])
     assert (found.loops, found.outer) == (("fold", "lr"), 1)
 
 
@@ -186,12 +186,12 @@ def test_conditions_choose_rows_by_any_known_value(store):
     assert rows(store, ["acc"], where="epoch >= 2 OR status = 'dead'") == [(a, 2, 0.2), (b, 2, 0.2)]
     assert rows(store, ["acc"], where="loss < 0.3") == [(a, 2, 0.2)]  # somewhere inside
     assert rows(store, ["lr"], where=["max_lr IS NULL ", "LOSS > 9"][1]) == [(b, 0.2)]
-    found = Tables(store.project).stretches("acc = 0.2 AND step = 0", [a, b])
+    found = Tables(store.project).iteration_ranges("acc = 0.2 AND step = 0", [a, b])
     assert {one.run for one in found} == {a, b}
 
 
 def stretches(store, where, *runs):
-    found = Tables(store.project).stretches(where, runs)
+    found = Tables(store.project).iteration_ranges(where, runs)
     return sorted((one.run, one.outer, one.first, one.last) for one in found)
 
 
@@ -216,7 +216,7 @@ def test_a_stretch_reaches_to_the_next_row_for_which_the_condition_does_not_hold
 
 def test_a_condition_on_what_stands_outside_of_loops_chooses_the_run(store):
     run = store.run((at(), {"seed": 7}), args={"lr": 0.1})
-    (found,) = Tables(store.project).stretches("lr = 0.1", [run])
+    (found,) = Tables(store.project).iteration_ranges("lr = 0.1", [run])
     assert (found.run, found.loops) == (run, ())
 
 

@@ -221,7 +221,7 @@ class Filling:
             return None
         self.tables.refresh()
         found: dict[str, Chosen | None] = {}
-        for one in self.tables.stretches(where, [run.id for run in runs]):
+        for one in self.tables.iteration_ranges(where, [run.id for run in runs]):
             known = found.setdefault(one.run, {})
             if not one.loops:
                 found[one.run] = None

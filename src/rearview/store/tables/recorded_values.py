@@ -13,7 +13,7 @@ from rearview.model import Origin
 from rearview.store.records import line_of, scan
 from rearview.store.tables.connection import quoted
 from rearview.store.tables.pivot import cell
-from rearview.store.tables.sealed_records import about, checked
+from rearview.store.tables.sealed_records import checked_summary, read_summary
 
 Logged = tuple[tuple[str, ...], tuple[int, ...], str, Any]
 """Loops, iterations, name, and the value as `store.values` converts it."""
@@ -63,9 +63,9 @@ def _lines(data: bytes) -> Iterator[tuple[int, Logged]]:
 
 def _sealed(folder: Path) -> Iterator[_Part]:
     for file in sorted(folder.glob("records-*.parquet")):
-        summary = about(file)
+        summary = read_summary(file)
         if summary.get("replay") is None:
-            checked(file)  # a damaged value would look like a difference
+            checked_summary(file)  # a damaged value would look like a difference
             since = int(summary.get("since", 0))
             yield _Part(int(summary["attempt"]), str(summary["process"]), since, _rows(file))
 
