@@ -186,7 +186,7 @@ def test_what_fails_in_the_background_is_raised_at_the_next_step(make):
     one = make(asynchronous=True)
     one.checkpoint_function = lambda *_: 1 / 0
     one.step(1)
-    one._courier.wait()
+    one._writer.wait()
     with pytest.raises(ZeroDivisionError):
         one.step(2)
 

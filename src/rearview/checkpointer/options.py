@@ -1,8 +1,7 @@
-"""How often to save: by steps, by seconds, or by the share of time that it may cost.
+"""Parse the options of a Checkpointer: where saves go, and how often to save.
 
-Where a Checkpointer's saves go: from the published parameters to a mirror.
-
-How often to save: by steps, by seconds, or by the share of time that it may cost.
+`destination` turns the published parameters into a mirror. `interval` parses how often to save: by steps, by
+seconds, or by the share of computing time that saving may take.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ MODES = (None, "None", "shared", "xrootd", "htcondor", "manual")
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """A mirror (or none), and what else follows from the parameters."""
+    """The mirror of a Checkpointer, if any, and its HTCondor job."""
 
     mirror: Mirror | None = None
     foreign_key: str | None = None
-    """Where the published class would have put its one file."""
+    """Key under which the published class would have stored its one file."""
     condor: JobAd | None = None
 
 
@@ -131,7 +130,7 @@ def _job(folder: SaveFolder) -> JobAd:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """What has happened so far in this process."""
+    """Times of this process so far, from which an interval decides."""
 
     steps: int
     """Steps before this one."""
@@ -146,7 +145,7 @@ class Pace:
 
 
 class Stopwatch:
-    """Keeps the times that a `Pace` is made of."""
+    """Measures the times of a `Pace`."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -160,7 +159,7 @@ class Stopwatch:
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Count what happens inside as saving."""
+        """Count the time inside as saving."""
         begun = self._clock()
         try:
             yield
@@ -170,17 +169,17 @@ class Stopwatch:
             self._saving += self._cost
 
     def pace(self, steps: int) -> Pace:
-        """Return what has happened up to now."""
+        """Return the times up to now."""
         now = self._clock()
         computing = now - self._born - self._saving
         return Pace(steps, now - self._last, computing, self._saving, self._cost)
 
 
 class Interval(Protocol):
-    """Says whether a save is due."""
+    """Decides whether a save is due."""
 
     def due(self, pace: Pace) -> bool:
-        """Say whether to save now."""
+        """Return True if it is time to save."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +193,7 @@ class Steps:
     every: int
 
     def due(self, pace: Pace) -> bool:
-        """Say whether to save now."""
+        """Return True if it is time to save."""
         return self.every > 0 and pace.steps % self.every == 0
 
 
@@ -205,13 +204,13 @@ class Seconds:
     every: float
 
     def due(self, pace: Pace) -> bool:
-        """Say whether to save now."""
+        """Return True if it is time to save."""
         return pace.since >= self.every
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """As often as a share of computing time allows; the bound holds after every save.
+    """As often as a share of the computing time allows; the bound holds after every save.
 
     >>> Share(0.05).due(Pace(9, 50.0, computing=100.0, saving=4.0, cost=4.0))
     False
@@ -220,7 +219,7 @@ class Share:
     share: float
 
     def due(self, pace: Pace) -> bool:
-        """Say whether to save now."""
+        """Return True if it is time to save."""
         return pace.saving + pace.cost <= self.share * pace.computing
 
 
@@ -259,7 +258,7 @@ def seconds(text: str | float | timedelta) -> float:
 
 def _unknown(every: object) -> UsageError:
     return UsageError(
-        f"{every!r} is no interval. Give a number of steps (10), a time ('10min', '90s', a "
+        f"{every!r} is not an interval. Give a number of steps (10), a time ('10min', '90s', a "
         "timedelta), a share of the computing time ('2%'), or None to save on signals only.",
         slug="checkpointer-interval",
     )

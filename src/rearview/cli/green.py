@@ -350,7 +350,7 @@ def _reported(run: str, found: EnergyReport, problem: str) -> dict[str, Any]:
     return {
         "run": run,
         "asked": found.asked,
-        "on": [plain(one) for one in found.stretches],
+        "on": [plain(one) for one in found.joined_intervals],
         "seconds": found.seconds,
         "kwh": found.kwh,
         "how": list(found.how),
@@ -364,10 +364,12 @@ def _reported(run: str, found: EnergyReport, problem: str) -> dict[str, Any]:
 
 def _print(run: str, found: EnergyReport, problem: str) -> None:
     lines = [("run", run)]
-    first = found.stretches[0].begin
+    first = found.joined_intervals[0].begin
     if found.asked is not None and first - found.asked > 1:
         lines.append(("asked for", clock(found.asked)))
-    spans = [f"{clock(one.begin)} to {clock(one.end)}  {_kwh(one.kwh)}" for one in found.stretches]
+    spans = [
+        f"{clock(one.begin)} to {clock(one.end)}  {_kwh(one.kwh)}" for one in found.joined_intervals
+    ]
     lines += [
         ("on", "\n".join(spans)),
         ("energy", f"{_kwh(found.kwh)} in {duration(found.seconds)} ({', '.join(found.how)})"),

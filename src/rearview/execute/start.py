@@ -22,7 +22,7 @@ from rearview.config import Settings
 from rearview.errors import StoreError, UsageError
 from rearview.model import Run, Status
 from rearview.model.plan import LAUNCHER, VARIABLE, Control
-from rearview.model.secrets import filled, redact, redact_words
+from rearview.model.secrets import fill_secrets, redact, redact_words
 from rearview.remote.open import open_remote
 from rearview.store.files import make_folder, publish
 from rearview.store.maintenance.sync import command_key, pending_runs, pull
@@ -51,7 +51,7 @@ class Start:
 
 def arguments(run: Run, env: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     """Return the command line of a run, with the secrets that were not stored put in from `env`."""
-    words, lacking = filled(run.argv, env)
+    words, lacking = fill_secrets(run.argv, env)
     if lacking:
         raise _secret_needed(run, lacking)
     return words
@@ -60,7 +60,7 @@ def arguments(run: Run, env: Mapping[str, str] = os.environ) -> tuple[str, ...]:
 def given_of(run: Run, env: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return what was given with `--arg`, with the secrets that were not stored put in from `env`."""
     names = list(run.facts.given)
-    words, lacking = filled([f"{name}={run.facts.given[name]}" for name in names], env)
+    words, lacking = fill_secrets([f"{name}={run.facts.given[name]}" for name in names], env)
     if lacking:
         raise _secret_needed(run, lacking)
     return dict(zip(names, (word.partition("=")[2] for word in words), strict=True))

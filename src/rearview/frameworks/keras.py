@@ -20,13 +20,13 @@ import rearview
 from rearview.frameworks.torch_state import (
     load,
     read_attributes,
-    read_chance,
     read_module,
+    read_random_state,
     save,
     scalars,
     write_attributes,
-    write_chance,
     write_module,
+    write_random_state,
 )
 
 __all__ = ["RearviewCallback"]
@@ -87,14 +87,14 @@ class RearviewCallback(keras.callbacks.Callback):
         if target is not None:
             self.model._initial_epoch = None  # noqa: SLF001
             self._first = target["first"]
-            write_chance(self._first)
+            write_random_state(self._first)
             if target["done"]:
                 self._train_function = self.model.train_function
                 self.model.train_function = lambda data: dict(target["logs"])  # noqa: ARG005
             else:
                 self._arrive(target)
             return
-        self._first = read_chance()
+        self._first = read_random_state()
         self._checkpointer.step(self._state)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -131,7 +131,7 @@ class RearviewCallback(keras.callbacks.Callback):
             "done": self._done,
             "logs": self._logs,
             "first": self._first,
-            "now": read_chance(),
+            "now": read_random_state(),
         }
 
     def _arrive(self, saved: dict[str, Any]) -> None:
@@ -145,7 +145,7 @@ class RearviewCallback(keras.callbacks.Callback):
         self._logs = saved["logs"]
         self._list.callbacks = [*self._others, self]
         self._target = None
-        write_chance(saved["now"])
+        write_random_state(saved["now"])
 
 
 def _variables(model: Any) -> list[Any]:

@@ -36,12 +36,12 @@ import rearview
 from rearview.frameworks.torch_state import (
     generators_of,
     load,
-    read_chance,
     read_module,
+    read_random_state,
     save,
     scalars,
-    write_chance,
     write_module,
+    write_random_state,
 )
 
 _VALUES = (
@@ -159,14 +159,14 @@ class RearviewCallback(Callback):
         """Note the random state in which the iterator over the data is made."""
 
         def run(*args: Any) -> Any:
-            before = read_chance(_generators(trainer))
+            before = read_random_state(_generators(trainer))
             fetcher, iterator = _fetching(trainer)
             result = real(*args)
             if _fetching(trainer) != (fetcher, iterator):
                 before.setdefault("generators", [])
                 if len(before["generators"]) != len(_generators(trainer)):
                     # the loaders were made in there: they have not drawn yet
-                    before["generators"] = read_chance(_generators(trainer))["generators"]
+                    before["generators"] = read_random_state(_generators(trainer))["generators"]
                 self._begun = before
             return result
 
@@ -182,7 +182,7 @@ class RearviewCallback(Callback):
                 saved = checkpointer.restore()
                 if saved is not None:
                     self._restore(trainer, saved, fetcher)
-            self._now = read_chance(generators)
+            self._now = read_random_state(generators)
             if trainer.fit_loop.epoch_loop.batch_progress.current.ready == 0:
                 self._first = self._now
             checkpointer.step(lambda: self._state(trainer))
@@ -212,9 +212,9 @@ class RearviewCallback(Callback):
         generators = _generators(trainer)
         for loader in loop._combined_loader.flattened:  # noqa: SLF001
             _set_sampler_epoch(loader, saved["epoch"])
-        write_chance(saved["begun"], generators)
+        write_random_state(saved["begun"], generators)
         iter(fetcher)
-        write_chance(saved["first"], generators)
+        write_random_state(saved["first"], generators)
         for _ in range(saved["batch"]):
             next(fetcher)
 
@@ -233,7 +233,7 @@ class RearviewCallback(Callback):
         write_module(trainer.lightning_module, saved["module"])
         trainer.should_stop = saved["should_stop"]
         self._begun, self._first = saved["begun"], saved["first"]
-        write_chance(saved["now"], generators)
+        write_random_state(saved["now"], generators)
 
     # logging
 

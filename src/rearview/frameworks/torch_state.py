@@ -35,7 +35,7 @@ def generators_of(loaders: Iterable[Any]) -> list[Any]:
     return found
 
 
-def read_chance(generators: Iterable[Any] = ()) -> dict[str, Any]:
+def read_random_state(generators: Iterable[Any] = ()) -> dict[str, Any]:
     """Return the random state of Python, NumPy, torch, its accelerators and `generators`."""
     import torch
 
@@ -53,8 +53,8 @@ def read_chance(generators: Iterable[Any] = ()) -> dict[str, Any]:
     return state
 
 
-def write_chance(state: dict[str, Any], generators: Iterable[Any] = ()) -> None:
-    """Put back what `read_chance` returned."""
+def write_random_state(state: dict[str, Any], generators: Iterable[Any] = ()) -> None:
+    """Put back what `read_random_state` returned."""
     import torch
 
     random.setstate(state["python"])

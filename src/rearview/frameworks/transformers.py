@@ -24,13 +24,13 @@ from rearview.frameworks.torch_state import (
     generators_of,
     load,
     read_attributes,
-    read_chance,
     read_module,
+    read_random_state,
     save,
     scalars,
     write_attributes,
-    write_chance,
     write_module,
+    write_random_state,
 )
 
 __all__ = ["RearviewCallback"]
@@ -103,13 +103,13 @@ class RearviewCallback(transformers.TrainerCallback):
         self._epoch, self._step = given["epoch"], 0
         target = self._target
         if target is None:
-            self._begun = read_chance(self._generators)
+            self._begun = read_random_state(self._generators)
             real(**given)
             return
         if given["epoch"] < target["epoch"]:
             return
         self._begun = target["begun"]
-        write_chance(self._begun, self._generators)
+        write_random_state(self._begun, self._generators)
         done = target["step"] * self._trainer.args.gradient_accumulation_steps
         if not done:
             real(**given)
@@ -136,7 +136,7 @@ class RearviewCallback(transformers.TrainerCallback):
             return real(batches, count, device)
         if self._target is not None:
             self._arrive(self._target, real, batches, device)
-        self._now = read_chance(self._generators)
+        self._now = read_random_state(self._generators)
         if not self._step:
             self._first = self._now
         checkpointer.step(self._state)
@@ -171,11 +171,11 @@ class RearviewCallback(transformers.TrainerCallback):
         trainer = self._trainer
         each = trainer.args.gradient_accumulation_steps
         self._step = saved["step"]
-        write_chance(saved["first"], self._generators)
+        write_random_state(saved["first"], self._generators)
         for step in range(self._step):
             if step == self._step - 1:
                 # the loader draws one batch ahead: the next one is drawn in this state
-                write_chance(saved["before"], self._generators)
+                write_random_state(saved["before"], self._generators)
             real(batches, each, device)
         trainer.model.load_state_dict(saved["model"])
         write_module(trainer.model, saved["module"])
@@ -192,7 +192,7 @@ class RearviewCallback(transformers.TrainerCallback):
         trainer.callback_handler.callbacks = [*self._others, self]
         self._first, self._before = saved["first"], saved["before"]
         self._target = None
-        write_chance(saved["now"], self._generators)
+        write_random_state(saved["now"], self._generators)
 
 
 def _trainer() -> Any:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 
-class Class(StrEnum):
+class VariableClass(StrEnum):
     """What becomes of a variable."""
 
     RESTORED = "restored"
@@ -75,7 +75,7 @@ SESSION_PREFIXES = (
     *("COV_CORE_", "COVERAGE_", "PYTEST_", "JPY_"),
 )
 
-PLACES = frozenset(
+MACHINE = frozenset(
     {
         *("PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "LIBRARY_PATH", "CPATH", "C_INCLUDE_PATH"),
         *("CPLUS_INCLUDE_PATH", "PKG_CONFIG_PATH", "CMAKE_PREFIX_PATH", "MANPATH", "INFOPATH"),
@@ -103,8 +103,8 @@ PLACES = frozenset(
 )
 """Where this machine has its software, folders and devices, and who uses it: of today, and named if
 the program read them and they differ."""
-PLACE_PREFIXES = ("DYLD_", "CONDA", "_CE_", "_CONDOR_", "PYENV_", "UV_", "PIP_", "LMOD_", "RAY_")
-PLACE_ENDS = ("_TMPDIR", "_TMP_DIR", "_TEMP_DIR", "_SCRATCH_DIR")
+MACHINE_PREFIXES = ("DYLD_", "CONDA", "_CE_", "_CONDOR_", "PYENV_", "UV_", "PIP_", "LMOD_", "RAY_")
+MACHINE_ENDS = ("_TMPDIR", "_TMP_DIR", "_TEMP_DIR", "_SCRATCH_DIR")
 
 JOB_NAMES = frozenset(
     {
@@ -171,21 +171,21 @@ def is_secret_value(value: str) -> bool:
     return _SECRET_VALUE.search(value) is not None
 
 
-def class_of(name: str, value: str | None = None) -> Class:
+def class_of(name: str, value: str | None = None) -> VariableClass:
     """Return what becomes of a variable; without a value, by its name alone."""
     if is_of_session(name):
-        return Class.TODAY
+        return VariableClass.TODAY
     if is_secret_name(name) or (value is not None and is_secret_value(value)):
-        return Class.SECRET
+        return VariableClass.SECRET
     upper = name.upper()  # proxies are spelled in both ways
-    if upper in PLACES or upper.startswith(PLACE_PREFIXES) or upper.endswith(PLACE_ENDS):
-        return Class.TODAY
-    return Class.RESTORED
+    if upper in MACHINE or upper.startswith(MACHINE_PREFIXES) or upper.endswith(MACHINE_ENDS):
+        return VariableClass.TODAY
+    return VariableClass.RESTORED
 
 
 def is_restored(name: str) -> bool:
     """Return True if a replay starts with the value that this variable had."""
-    return class_of(name) is Class.RESTORED
+    return class_of(name) is VariableClass.RESTORED
 
 
 def is_of_session(name: str) -> bool:
@@ -255,7 +255,7 @@ class Environment:
 
     def _stays(self, name: str, now: Mapping[str, str], *, resumes: bool) -> bool:
         """Return True for a variable that is left as it is now."""
-        if class_of(name) is Class.TODAY:
+        if class_of(name) is VariableClass.TODAY:
             return True
         return resumes and is_of_job(name) and any(is_of_job(other) for other in now)
 
@@ -264,7 +264,9 @@ class Environment:
             return self.values[name] is None
         if name in self.secrets:
             return not self.secrets[name]
-        return (self.whole or is_read_by_libraries(name)) and class_of(name) is Class.RESTORED
+        return (self.whole or is_read_by_libraries(name)) and class_of(
+            name
+        ) is VariableClass.RESTORED
 
 
 def _phrase(name: str, then: str | None, now: str | None) -> str:

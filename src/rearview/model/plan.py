@@ -120,11 +120,11 @@ class Control(msgspec.Struct, frozen=True, omit_defaults=True):
     """Values for `rearview.arg`, by name."""
     lent: dict[str, str] = {}
     """Environment variables for the start of the process alone: the program does not see them."""
-    nursery: Nursery | None = None
+    nursery: ForkServerStart | None = None
     """Be a process that segments are forked from; the rest is told to each of them."""
 
 
-class Nursery(msgspec.Struct, frozen=True):
+class ForkServerStart(msgspec.Struct, frozen=True):
     """What a process is told that segments are forked from."""
 
     channel: int
@@ -137,7 +137,7 @@ class Nursery(msgspec.Struct, frozen=True):
     """Seconds that it took to find that out."""
 
 
-class Ready(msgspec.Struct, frozen=True):
+class ForkServerReady(msgspec.Struct, frozen=True):
     """What it says when it has imported them."""
 
     seconds: float
@@ -146,7 +146,7 @@ class Ready(msgspec.Struct, frozen=True):
     """Why some were left out; empty: none were."""
 
 
-class Birth(msgspec.Struct, frozen=True, tag=True):
+class SpawnRequest(msgspec.Struct, frozen=True, tag=True):
     """Asks it for one segment; the answer is the number of the new process."""
 
     environment: dict[str, str]
@@ -160,7 +160,7 @@ class Birth(msgspec.Struct, frozen=True, tag=True):
     """Seconds that it had to wait for the imports."""
 
 
-class Death(msgspec.Struct, frozen=True, tag=True):
+class ReapRequest(msgspec.Struct, frozen=True, tag=True):
     """Asks how a segment that has ended did so; the answer is its exit code."""
 
     pid: int

@@ -129,9 +129,9 @@ def redact_words(words: Sequence[str]) -> list[str]:
     option = ""
     for word in words:
         found = _OPTION.fullmatch(word)
-        if option and not word.startswith("--") and _hides(option, word):
+        if option and not word.startswith("--") and _is_secret_argument(option, word):
             out.append(HIDDEN)
-        elif found and _hides(found[1], found[2]):
+        elif found and _is_secret_argument(found[1], found[2]):
             out.append(f"{found[1]}={HIDDEN}")
         else:
             out.append(redact(word) if is_secret_value(word) else word)
@@ -139,10 +139,10 @@ def redact_words(words: Sequence[str]) -> list[str]:
     return out
 
 
-def _hides(name: str, value: str) -> bool:
+def _is_secret_argument(name: str, value: str) -> bool:
     """Return True if the value given under a name is a secret.
 
-    >>> [_hides("--password", "1"), _hides("--sort-key", "loss"), _hides("--wandb-key", "8f3a")]
+    >>> [_is_secret_argument("--password", "1"), _is_secret_argument("--sort-key", "loss"), _is_secret_argument("--wandb-key", "8f3a")]
     [True, False, True]
     """
     if not is_secret_name(name):
@@ -172,12 +172,14 @@ def variable_of(words: Sequence[str], index: int) -> str:
     return f"REARVIEW_ARG_{name}"
 
 
-def filled(words: Sequence[str], values: Mapping[str, str]) -> tuple[tuple[str, ...], list[str]]:
+def fill_secrets(
+    words: Sequence[str], values: Mapping[str, str]
+) -> tuple[tuple[str, ...], list[str]]:
     """Return a stored command line with its secrets put in again, and the variables that lack.
 
-    >>> filled(["--api-key", "***", "7"], {"REARVIEW_ARG_API_KEY": "abc"})
+    >>> fill_secrets(["--api-key", "***", "7"], {"REARVIEW_ARG_API_KEY": "abc"})
     (('--api-key', 'abc', '7'), [])
-    >>> filled(["--token=***"], {})
+    >>> fill_secrets(["--token=***"], {})
     (('--token=***',), ['REARVIEW_ARG_TOKEN'])
     """
     out, lacking = list(words), []
@@ -197,7 +199,7 @@ def filled(words: Sequence[str], values: Mapping[str, str]) -> tuple[tuple[str, 
 def redact_value(name: str, value: object) -> object:
     """Return the value of a named argument, hidden if it is a secret."""
     if isinstance(value, str) and value:
-        if _hides(name, value):
+        if _is_secret_argument(name, value):
             return HIDDEN
         return redact(value)
     return value

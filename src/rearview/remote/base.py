@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 from rearview.errors import UsageError
 
 HIDDEN = ".rv-"
-"""Names that begin so are transfers under way; no listing shows them and no key may use them."""
+"""Prefix of transfers in progress; listings hide them and keys must not begin so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,39 +20,39 @@ class Stat:
     key: str
     size: int
     checksum: str = ""
-    """`kind:hex` as the far end states it (or as verified by `put` and `get`), or empty."""
+    """`kind:hex` as the remote states it (or as verified by `put` and `get`), or empty."""
 
 
 @runtime_checkable
 class Remote(Protocol):
     """Another place for bytes. Keys are relative paths with `/`.
 
-    What every implementation promises:
+    Every implementation promises:
 
-    - after `put` returns, the far end holds exactly the bytes of `local`: size and checksum
-      were compared there; before that, `key` still holds what it held;
+    - after `put` returns, the remote holds exactly the bytes of `local`: size and checksum were
+      compared there; before that, `key` still has its old content;
     - `get` leaves `local` as it was unless the whole object arrived;
-    - both try again with growing pauses before they raise `RemoteError`.
+    - both retry with growing pauses before they raise `RemoteError`.
     """
 
     def put(self, local: Path, key: str) -> Stat:
-        """Bring the file `local` to `key`, replacing in one step what was there."""
+        """Send the file `local` to `key`, replacing its old content in one step."""
 
     def get(self, key: str, local: Path) -> Stat:
-        """Bring `key` to the file `local`, replacing in one step what was there."""
+        """Fetch `key` into the file `local`, replacing its old content in one step."""
 
     def stat(self, key: str) -> Stat | None:
-        """Return what is known of `key`, or None if it is not there."""
+        """Return size and checksum of `key`, or None if it does not exist."""
 
     def list(self, prefix: str = "") -> tuple[str, ...]:
         """Return all keys that begin with `prefix`, sorted."""
 
     def delete(self, key: str) -> None:
-        """Remove `key`; one that is not there is no error."""
+        """Remove `key`, if it exists."""
 
 
 def check_key(key: str) -> str:
-    """Return `key` if it is one; refuse what would leave the remote's folder or hide in it.
+    """Return `key`; raise if it would leave the remote's folder or be hidden in it.
 
     >>> check_key("objects/ab/cd")
     'objects/ab/cd'
@@ -60,7 +60,7 @@ def check_key(key: str) -> str:
     parts = key.split("/")
     if not key or any(part in {"", ".", ".."} or part.startswith(HIDDEN) for part in parts):
         raise UsageError(
-            f"{key!r} is no key of a remote. A key is a relative path such as 'saves/12/model.pt', "
+            f"{key!r} is not a key of a remote. A key is a relative path such as 'saves/12/model.pt', "
             f"without empty parts, '.', '..' or names that begin with {HIDDEN!r}.",
             slug="remote-key",
         )
@@ -68,7 +68,7 @@ def check_key(key: str) -> str:
 
 
 def scheme_of(target: str) -> str:
-    """Return the scheme of a URL, or nothing for a plain path.
+    """Return the scheme of a URL, or an empty string for a plain path.
 
     >>> scheme_of("s3://bucket/x"), scheme_of("/data/x")
     ('s3', '')

@@ -1,4 +1,4 @@
-"""A folder that others see too: a shared disk, or any mounted file system."""
+"""A remote that is a folder: on a shared disk, or any mounted file system."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rearview.remote.transfer import CarefulRemote, Retry
 
 
 class FolderRemote(CarefulRemote):
-    """Keys are files below `root`, published by rename after they reached the disk."""
+    """Keys are files below `root`, renamed into place after they are on the disk."""
 
     def __init__(self, root: Path, *, retry: Retry | None = None) -> None:
         super().__init__(retry)
@@ -39,7 +39,7 @@ class FolderRemote(CarefulRemote):
                 while view:
                     view = view[os.write(fd, view) :]
             os.fsync(fd)
-            # else the comparison would read back our own memory, not what the disk has
+            # otherwise the comparison would read the page cache, not the disk
             if hasattr(os, "posix_fadvise"):
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
@@ -61,7 +61,7 @@ class FolderRemote(CarefulRemote):
             return None
 
     def _keys(self, prefix: str) -> Iterable[str]:
-        # the folder part of the prefix bounds the walk: a store may hold many other keys
+        # walk only the folder of the prefix: there may be many other keys
         start = self.root / prefix.rpartition("/")[0]
         for folder, _, names in os.walk(start):
             for name in names:

@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from rearview.checkpointer.signals import Signals, leave_at_once
-from rearview.energy import Used
+from rearview.energy import EnergyLog
 from rearview.errors import UsageError
 from rearview.model import EXIT_PAUSED, CheckpointMeta, Edge, Point, RunEnd, Step
 from rearview.model.wording import printable
@@ -100,7 +100,7 @@ class Recorder(Session):
     """Brings what was saved to another place."""
     outputs: Outputs | None = None
     """The files that the program writes, which are part of its state."""
-    used: Used | None = None
+    used: EnergyLog | None = None
     """The account of the energy used."""
     printing: Printing = field(default_factory=Printing)
     """The lines that it prints."""

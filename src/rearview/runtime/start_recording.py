@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 from rearview.checkpointer.signals import Signals, leave_at_once
 from rearview.config import Settings
-from rearview.energy import Account, Used
+from rearview.energy import Account, EnergyLog
 from rearview.errors import RearviewError, VersionError
 from rearview.model import Checkpoint, Control, Run, RunStart
 from rearview.model.secrets import redact_value, redact_words
@@ -367,7 +367,7 @@ def _beat(runs: Runs, session: Recorder) -> None:
     The same thread writes down what the run uses, for `rearview energy report`.
     """
     run, seconds = session.run, session.settings.heartbeat
-    session.used = used = Used(Account(runs.folder(run) / ACCOUNT))
+    session.used = used = EnergyLog(Account(runs.folder(run) / ACCOUNT))
 
     def beat() -> None:
         while not ended.wait(seconds):
