@@ -224,7 +224,7 @@ class Parent:
                 root=control.root,
                 target="",
                 lent=control.lent,
-                nursery=ForkServerStart(its.fileno(), task.imports or ()),
+                fork_server=ForkServerStart(its.fileno(), task.imports or ()),
             )
             process = subprocess.Popen(
                 task.command,

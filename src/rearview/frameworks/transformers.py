@@ -1,4 +1,4 @@
-"""A callback for the Hugging Face Trainer: logs, and goes on after any interruption bit for bit.
+"""A callback for the Hugging Face Trainer: logs, and resumes after any interruption bit for bit.
 
 ::
 
@@ -6,8 +6,8 @@
                       callbacks=[RearviewCallback("run.ckpt", checkpoint_every="10min")])
     trainer.train()
 
-Start the same script again after a kill, without `resume_from_checkpoint`: it goes on between the
-two optimizer steps where the last save was taken.
+After a kill, start the same script again, without `resume_from_checkpoint`: it continues between the two
+optimizer steps where the last save was made.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class RearviewCallback(transformers.TrainerCallback):
         self._now: dict[str, Any] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Look for a save, and take the place between two steps."""
+        """Look for a save, and hook in between two steps."""
         if self._file is None:
             return
         trainer = self._trainer = _trainer()
@@ -88,7 +88,7 @@ class RearviewCallback(transformers.TrainerCallback):
         trainer.get_batch_samples = lambda *given: self._between(get_batches, *given)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Give everything back."""
+        """Remove all hooks."""
         if self._checkpointer is not None:
             self._checkpointer.close()
             self._checkpointer = None
@@ -167,7 +167,7 @@ class RearviewCallback(transformers.TrainerCallback):
         }
 
     def _arrive(self, saved: dict[str, Any], real: Any, batches: Any, device: Any) -> None:
-        """Be where the save was taken."""
+        """Restore the state of the save."""
         trainer = self._trainer
         each = trainer.args.gradient_accumulation_steps
         self._step = saved["step"]
@@ -196,7 +196,7 @@ class RearviewCallback(transformers.TrainerCallback):
 
 
 def _trainer() -> Any:
-    """Return the Trainer that is calling us: its callbacks are not told which it is."""
+    """Return the Trainer that calls us: it does not pass itself to callbacks."""
     frame = sys._getframe(1)  # noqa: SLF001
     while frame is not None:
         caller = frame.f_locals.get("self")

@@ -84,7 +84,7 @@ def attend(control: Control) -> tuple[Control, Shared]:
 
     Returns in these children only, with what the child is told.
     """
-    told = control.nursery
+    told = control.fork_server
     assert told is not None
     variables = dict(os.environ)
     hooks = Hooks.install()
@@ -92,7 +92,7 @@ def attend(control: Control) -> tuple[Control, Shared]:
     if loaded.unfit:
         # nothing that was imported can be taken back, so begin again with less
         less = ForkServerStart(told.channel, told.imports[: loaded.fit], loaded.unfit, age())
-        again = msgspec.json.encode(msgspec.structs.replace(control, nursery=less)).decode()
+        again = msgspec.json.encode(msgspec.structs.replace(control, fork_server=less)).decode()
         _start_fresh({**variables, **control.lent, VARIABLE: again})
     seconds = age() - told.tried
     asked = _serve(told.channel, ForkServerReady(seconds, told.left_out))
