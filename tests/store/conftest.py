@@ -1,6 +1,6 @@
 import pytest
 
-from rearview.model import CheckpointMeta, Part, Point, Step
+from rearview.model import CheckpointMeta, Edge, Part, Point, Snapshot, Step
 from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.project import Project
 
@@ -40,7 +40,7 @@ def save(checkpoints, state):
         parts = [Part(key, data) for key, data in contents.items()]
         point = Point((Step("epoch", seq),))
         return (store or checkpoints).save(
-            run, seq, point, "start", parts, CheckpointMeta(records=seq)
+            Snapshot(run, seq, point, Edge.START, meta=CheckpointMeta(records=seq)), parts
         )
 
     return one

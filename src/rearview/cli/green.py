@@ -1,4 +1,8 @@
-"""Commands that depend on the power in the grid: `run --green`, `energy now`, `energy report`."""
+"""Green power: `rearview run --green`, and the commands energy now and energy report.
+
+A green run starts, pauses and resumes with the power in the grid. It pauses by saving and leaving with
+exit code 85; `run_green` waits for green power and starts it again.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +15,25 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rearview.checkpointer.supervisor import Child, Supervisor
-from rearview.cli.options import here, not_started, span
+from rearview.cli.options import (
+    TakesRuns,
+    here,
+    json_option,
+    not_started,
+    one_run,
+    open_history,
+    span,
+)
 from rearview.cli.terminal import output
+from rearview.cli.terminal.output import duration, plain
+from rearview.errors import UsageError
 from rearview.model.run import EXIT_PAUSED
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rearview._history import Start
-    from rearview.energy import Gate, GridDecision, Rule
-from typing import TYPE_CHECKING
-
-from rearview.cli.options import TakesRuns, asked, json_option, one_run
-from rearview.cli.terminal.output import duration, plain
-from rearview.errors import UsageError
-
-if TYPE_CHECKING:
-    from rearview.energy import EnergyReport, Forecast, GridDecision
+    from rearview._history import StartCommand
+    from rearview.energy import EnergyReport, Forecast, Gate, GridDecision, Rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,24 +139,24 @@ def clock(time_: float) -> str:
 
 
 def run_green(
-    begin: Callable[[], Start], green: Green, signals: tuple[int, ...], *, quiet: bool
+    start: Callable[[], StartCommand], green: Green, signals: tuple[int, ...], *, quiet: bool
 ) -> int:
-    """Run the program that `begin` starts while power is green; return its exit code.
+    """Run the program that `start` returns the command of while power is green; return its exit code.
 
     The program pauses by saving and leaving, so that a paused one holds no memory and no card; it
     is then started again, as the same run. The grid is asked from here, never from the program.
     """
+    from rearview._history import ACCOUNT
     from rearview.energy import Account, Gate, open_source
-    from rearview.store.runs import ACCOUNT
 
     source = open_source(green.source)
     say = _nothing if quiet else output.said
     word = "recording"
     with Supervisor(signals) as supervisor:
         while True:
-            begun = begin()
-            assert begun.kept is not None
-            account = Account(begun.kept / ACCOUNT)
+            command = start()
+            assert command.run_folder is not None
+            account = Account(command.run_folder / ACCOUNT)
             asked = account.report().asked
             rule = green.rule(time.time() if asked is None else asked)
             gate = Gate(source, rule, account=account, meter=None, sleep=supervisor.sleep)
@@ -159,7 +165,7 @@ def run_green(
             supervisor.exit_if_asked()
             say(f"{word}: {gate.decision.reason}")
             word = "going on"
-            code = _run_child(supervisor, begun, gate, say)
+            code = _run_child(supervisor, command, gate, say)
             if code != EXIT_PAUSED or supervisor.asked or green.leaves:
                 return code
 
@@ -188,7 +194,9 @@ def waits(decision: GridDecision) -> str:
     return f"{decision.reason}{until} (Ctrl-C to stop waiting; nothing is lost)"
 
 
-def _run_child(supervisor: Supervisor, begun: Start, gate: Gate, say: Callable[[str], None]) -> int:
+def _run_child(
+    supervisor: Supervisor, command: StartCommand, gate: Gate, say: Callable[[str], None]
+) -> int:
     """Run the program until it ends or pauses because the gate closed; return its exit code."""
 
     def pause() -> bool:
@@ -199,18 +207,18 @@ def _run_child(supervisor: Supervisor, begun: Start, gate: Gate, say: Callable[[
 
     try:
         return supervisor.run(
-            Child(begun.command, begun.environment, begun.folder),
+            Child(command.command, command.environment, command.folder),
             pause=pause,
             interval=lambda: gate.patience,
         )
     except OSError as exc:
-        raise not_started(begun, exc) from exc
+        raise not_started(command, exc) from exc
 
 
 def last_time(kept: Path) -> float | None:
     """Return the hours that the run of that folder was on, if it kept account."""
+    from rearview._history import ACCOUNT
     from rearview.energy import Account
-    from rearview.store.runs import ACCOUNT
 
     seconds = Account(kept / ACCOUNT).report().seconds
     return seconds / 3600 if seconds else None
@@ -218,8 +226,8 @@ def last_time(kept: Path) -> float | None:
 
 def grid_setting() -> str:
     """Return who is asked about the grid, as the project or the environment says."""
+    from rearview._history import Project
     from rearview.config import Settings
-    from rearview.store.project import Project
 
     project = Project.find(here())
     return Settings.read(project.store if project is not None else None).grid
@@ -316,10 +324,10 @@ def report(which: str, grid: str | None, offline: bool, as_json: bool) -> None:
     Energy is measured (RAPL, NVML) where the machine lets us, else a stated estimate. CO2 is that
     of the hours it ran in, against as many hours from when it was asked for.
     """
+    from rearview._history import ACCOUNT
     from rearview.energy import Account
-    from rearview.store.runs import ACCOUNT
 
-    past = asked()
+    past = open_history()
     run = past.run(which)
     account = Account(past.project.runs / run.id / ACCOUNT)
     noted = account.report()

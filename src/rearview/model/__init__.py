@@ -1,6 +1,15 @@
 """The words: frozen values without I/O that every room speaks in."""
 
-from rearview.model.checkpoint import Checkpoint, CheckpointMeta, Edge, ObjectRef, Part, PathStep
+from rearview.model.checkpoint import (
+    Checkpoint,
+    CheckpointMeta,
+    Edge,
+    MissingPart,
+    ObjectRef,
+    Part,
+    PathStep,
+    Snapshot,
+)
 from rearview.model.plan import Control, Operator, Plan, ReplayReport, Segment, SegmentFile
 from rearview.model.proof import Proof, Verdict, proof_of
 from rearview.model.run import EXIT_PAUSED, Origin, Point, Record, Run, Status, Step
@@ -15,6 +24,7 @@ __all__ = [
     "Edge",
     "LoopTotals",
     "MainLoop",
+    "MissingPart",
     "ObjectRef",
     "Operator",
     "Origin",
@@ -30,6 +40,7 @@ __all__ = [
     "RunStart",
     "Segment",
     "SegmentFile",
+    "Snapshot",
     "Status",
     "Step",
     "Verdict",

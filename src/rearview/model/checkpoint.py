@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import msgspec
 
@@ -48,6 +48,34 @@ class CheckpointMeta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
+class MissingPart:
+    """A part of the state that could not be captured, so that the checkpoint is partial.
+
+    Manifests and tables hold it as one text.
+
+    >>> str(MissingPart("main.reader", "the position in this file is not known"))
+    'main.reader: the position in this file is not known'
+    """
+
+    path: str
+    """How the program reaches the object; empty in old manifests that do not tell."""
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.why}" if self.path else self.why
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return the value whose text a manifest holds.
+
+        >>> MissingPart.parse("file: the position is not known (telling: off)")
+        MissingPart(path='file', why='the position is not known (telling: off)')
+        """
+        path, colon, why = text.partition(": ")
+        return cls(path, why) if colon else cls("", text)
+
+
+@dataclass(frozen=True, slots=True)
 class ObjectRef:
     """Where the bytes of one part are: in an object of its own, or in a slice of a pack."""
 
@@ -76,6 +104,39 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The state captured at one point, on its way from the recorder to the writer to the store."""
+
+    run: str
+    seq: int
+    """Order within the run."""
+    point: Point
+    edge: Edge
+    skeleton: bytes = b""
+    """Everything small, as `state.capture` wrote it."""
+    buffers: Mapping[str, Any] = field(default_factory=dict)
+    """Large memory by key: views of live memory, to be copied before the program changes it."""
+    device: Mapping[str, Any] = field(default_factory=dict)
+    """Tensors on accelerators by key; the writer copies them to the host."""
+    meta: CheckpointMeta = field(default_factory=CheckpointMeta)
+    missing: tuple[MissingPart, ...] = ()
+
+    @property
+    def id(self) -> str:
+        """The id of the checkpoint that this becomes."""
+        return f"{self.run}/{self.seq}"
+
+    @property
+    def complete(self) -> bool:
+        """Whether the whole state was captured."""
+        return not self.missing
+
+    def without_buffers(self) -> Snapshot:
+        """Return this without the views of live memory, which must not outlive their copy."""
+        return replace(self, buffers={}, device={})
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
     """A published checkpoint: where in which run it was taken, and where its parts are."""
 
@@ -87,8 +148,8 @@ class Checkpoint:
     edge: Edge
     parts: Mapping[str, ObjectRef]
     complete: bool = True
-    missing: tuple[str, ...] = ()
-    """Why it is partial, one reason each; empty when complete."""
+    missing: tuple[MissingPart, ...] = ()
+    """What could not be captured; empty if the checkpoint is complete."""
     meta: CheckpointMeta = field(default_factory=CheckpointMeta)
     time: float = 0.0
     stored: int = 0

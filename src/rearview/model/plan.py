@@ -163,9 +163,7 @@ class ReapRequest(msgspec.Struct, frozen=True, tag=True):
 
 
 DEEPEST = 8
-"""Loops on a stack beyond which recursion is not followed in the program text."""
-PROBE_RAISED = "the added statement at"
-"""How the report of a replay begins that was ended by a probe; all is said there."""
+"""Loops on a stack beyond which recursion is not followed in the text of a program."""
 TEXTS = "recorded"
 """Folder next to a replay's work tree: the recorded text of probed files."""
 
@@ -234,6 +232,15 @@ def _is_in_no_chain(site: str) -> bool:
     return not path.endswith(".py") or rest.split(":")[-2].startswith("+")
 
 
+class ReplayFailure(StrEnum):
+    """Why a replay failed, where code acts on it; `ReplayReport.error` says it in words."""
+
+    PROBE_RAISED = "probe-raised"
+    """The added statement raised an exception, and that ended the program."""
+    DISK_FULL = "disk-full"
+    """A write failed because the disk, or the user's quota on it, is full."""
+
+
 class ReplayReport(msgspec.Struct, omit_defaults=True):
     """What a replay did, and whether it was exact."""
 
@@ -261,6 +268,8 @@ class ReplayReport(msgspec.Struct, omit_defaults=True):
     surroundings: list[str] = msgspec.field(default_factory=list)
     """Differences of library versions and thread counts, one phrase each."""
     error: str | None = None
+    failure: ReplayFailure | None = None
+    """What kind of error it is; None: no error, or one of another kind."""
     seconds: float = 0.0
     restoring: float = 0.0
     setup: float = 0.0

@@ -12,6 +12,8 @@ from rearview.model.run_facts import Continuation, RunEnd, RunStart
 EXIT_PAUSED = 85
 """Exit code of a process that has saved its state and asks to be started again."""
 Value = int | str | float | None
+EXIT_PAUSED = 85
+"""Exit code of a program that has saved its state and is to be started again."""
 NAMED = "loop:"
 """How the id of a loop begins that the program names itself, by `rearview.loop`."""
 

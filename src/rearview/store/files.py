@@ -278,6 +278,19 @@ def _aligned_chunk() -> mmap.mmap:
         return mmap.mmap(-1, CHUNK, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""Error numbers of a disk, or of a quota, that has no room left."""
+
+
+def caused_by_full_disk(exc: BaseException | None) -> bool:
+    """Return True if an exception, or one that led to it, says that the disk is full."""
+    while exc is not None:
+        if isinstance(exc, OSError) and exc.errno in FULL:
+            return True
+        exc = exc.__cause__ or exc.__context__
+    return False
+
+
 def write_error(exc: OSError, what: str, store: Path) -> StoreError:
     """Return the error that tells the user why `what` could not be written, and what to do."""
     if exc.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:

@@ -27,7 +27,7 @@ import msgspec
 from blake3 import blake3
 
 from rearview.errors import DamagedError, StoreError
-from rearview.model import Checkpoint, CheckpointMeta, Edge, ObjectRef, Point, Step
+from rearview.model import Checkpoint, CheckpointMeta, Edge, MissingPart, ObjectRef, Point, Step
 from rearview.store.checkpoints.objects import digest
 from rearview.store.files import Sink
 
@@ -168,7 +168,7 @@ def checkpoint_of(body: ManifestBody, read: Callable[[ObjectRef], bytes | bytear
         edge=body.edge,
         parts=LazyParts(body, read) if body.table is not None else _parts(body.parts),
         complete=body.complete,
-        missing=tuple(body.missing),
+        missing=tuple(map(MissingPart.parse, body.missing)),
         meta=body.meta,
         time=body.time,
         stored=body.stored,

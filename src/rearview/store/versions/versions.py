@@ -29,6 +29,8 @@ _LINK = "120000"
 _MODULE = "160000"
 """Mode of a submodule, whose commit is not stored here."""
 _NAME = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
+WORKTREE = "worktree"
+"""Stands for the source as it is now, where a version or run is expected."""
 MOST_SEEN = 64
 """Most versions whose lists of files are cached."""
 
