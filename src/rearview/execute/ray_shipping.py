@@ -35,8 +35,8 @@ from rearview.model import (
     Checkpoint,
     Control,
     Edge,
+    LoopStep,
     Origin,
-    PathStep,
     ReplayReport,
     Run,
     SegmentFile,
@@ -154,7 +154,7 @@ def _reached(wanted: SegmentFile, sites: Sequence[str]) -> bool:
     return wanted.everywhere or any(may_hold(chain, sites) for chain in wanted.chains)
 
 
-def _in_range(wanted: SegmentFile, path: Sequence[PathStep], level: int) -> bool:
+def _in_range(wanted: SegmentFile, path: Sequence[LoopStep], level: int) -> bool:
     """Return True if the iteration of one loop of a path is wanted."""
     if path[0].loop != wanted.main or level > 1:
         return True

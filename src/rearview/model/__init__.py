@@ -4,10 +4,10 @@ from rearview.model.checkpoint import (
     Checkpoint,
     CheckpointMeta,
     Edge,
+    LoopStep,
     MissingPart,
     ObjectRef,
     Part,
-    PathStep,
     Snapshot,
 )
 from rearview.model.plan import Control, Operator, Plan, ReplayReport, Segment, SegmentFile
@@ -22,6 +22,7 @@ __all__ = [
     "Continuation",
     "Control",
     "Edge",
+    "LoopStep",
     "LoopTotals",
     "MainLoop",
     "MissingPart",
@@ -29,7 +30,6 @@ __all__ = [
     "Operator",
     "Origin",
     "Part",
-    "PathStep",
     "Plan",
     "Point",
     "Proof",

@@ -21,7 +21,7 @@ class Edge(StrEnum):
     """After the loop of that iteration has ended."""
 
 
-class PathStep(NamedTuple):
+class LoopStep(NamedTuple):
     """One loop around a checkpoint, as replay and resume find it again."""
 
     loop: str
@@ -35,7 +35,7 @@ class PathStep(NamedTuple):
 class CheckpointMeta(msgspec.Struct, frozen=True, kw_only=True):
     """What replay and resume need to restore a checkpoint."""
 
-    path: tuple[PathStep, ...] = ()
+    path: tuple[LoopStep, ...] = ()
     """Loops around it, outermost first; empty if it was not taken by the recorder."""
     anchored: int = 0
     """Iteration of the outermost loop at which the anchors were walked."""

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from rearview.errors import ReplayError
-from rearview.model import Checkpoint, Edge, PathStep
+from rearview.model import Checkpoint, Edge, LoopStep
 from rearview.runtime.frames import as_recorded, load_modules, qualified, rebind
 from rearview.runtime.loops import LoopEntry
 from rearview.runtime.sandbox.file_view import PathUse
@@ -88,10 +88,10 @@ class KnownMemory:
         )
 
 
-Key = tuple[Edge, tuple[PathStep, ...]]
+Key = tuple[Edge, tuple[LoopStep, ...]]
 
 
-def key_of(edge: Edge, path: Sequence[PathStep]) -> Key:
+def key_of(edge: Edge, path: Sequence[LoopStep]) -> Key:
     """Return the key of a checkpoint: its edge and its path of (loop, ordinal, index).
 
     After a loop the last index does not matter and is replaced by -1.
@@ -169,7 +169,7 @@ class CheckpointIndex:
                 if key[1][0][:2] == head:
                     yield key, checkpoint
 
-    def at(self, edge: Edge, path: Sequence[PathStep]) -> Checkpoint | None:
+    def at(self, edge: Edge, path: Sequence[LoopStep]) -> Checkpoint | None:
         """Return the complete checkpoint at a boundary; None if there is none, or no anchors yet."""
         checkpoint = self.complete.get(key_of(edge, path))
         nest = self.session.nest
@@ -177,14 +177,14 @@ class CheckpointIndex:
             return None
         return checkpoint
 
-    def to_compare(self, edge: Edge, path: Sequence[PathStep]) -> Checkpoint | None:
+    def to_compare(self, edge: Edge, path: Sequence[LoopStep]) -> Checkpoint | None:
         """Return the checkpoint to compare with at a boundary; a partial one if there is no other."""
         nest = self.session.nest
         if nest is None or nest.anchors is None:
             return None
         return self.at(edge, path) or self.partial.get(key_of(edge, path))
 
-    def nearest(self, path: Sequence[PathStep], goal: int) -> Checkpoint | None:
+    def nearest(self, path: Sequence[LoopStep], goal: int) -> Checkpoint | None:
         """Return the last checkpoint of the loop that `path` ends in, up to iteration `goal`."""
         _, steps = key_of(Edge.START, path)
         *outer, (site, ordinal, index) = steps
@@ -192,9 +192,9 @@ class CheckpointIndex:
         best = bisect_right(starts, goal) - 1
         if best < 0 or starts[best] <= index:
             return None
-        return self.at(Edge.START, [*outer, PathStep(site, ordinal, starts[best])])
+        return self.at(Edge.START, [*outer, LoopStep(site, ordinal, starts[best])])
 
-    def has_more(self, path: Sequence[PathStep], reach: int) -> bool:
+    def has_more(self, path: Sequence[LoopStep], reach: int) -> bool:
         """Return True if a checkpoint to compare with follows, up to iteration `reach` of this loop."""
         _, steps = key_of(Edge.START, path)
         for key, checkpoint in (*self.complete.items(), *self.partial.items()):

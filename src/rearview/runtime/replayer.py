@@ -15,7 +15,7 @@ import msgspec
 
 from rearview.checkpointer.signals import leave_at_once
 from rearview.errors import RearviewError
-from rearview.model import Checkpoint, Edge, PathStep, Point, ReplayReport, SegmentFile
+from rearview.model import Checkpoint, Edge, LoopStep, Point, ReplayReport, SegmentFile
 from rearview.model.plan import ReplayFailure, may_hold
 from rearview.model.run import name_of
 from rearview.runtime.checkpoint_index import CheckpointIndex
@@ -240,7 +240,7 @@ class Replayer(Session):
         reach = index + self.report.iterations
         return not self.moved or not self.checkpoint_index.has_more(self.path(entry, index), reach)
 
-    def skip(self, path: tuple[PathStep, ...], frame: FrameType) -> bool:
+    def skip(self, path: tuple[LoopStep, ...], frame: FrameType) -> bool:
         """Restore the state after the loop, if it was saved, instead of running it."""
         checkpoint = self.checkpoint_index.at(Edge.END, path) if self.segment.jump else None
         if (

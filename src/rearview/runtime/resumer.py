@@ -24,7 +24,7 @@ import msgspec
 
 from rearview.checkpointer.signals import end_children
 from rearview.errors import RearviewError, StateError
-from rearview.model import Checkpoint, Control, Edge, PathStep
+from rearview.model import Checkpoint, Control, Edge, LoopStep
 from rearview.model.plan import LAUNCHER, VARIABLE
 from rearview.runtime.checkpoint_index import CheckpointIndex
 from rearview.runtime.frames import unobserved
@@ -234,7 +234,7 @@ class Resumer(Recorder):
             self._arrived()
         return target
 
-    def _skip(self, path: tuple[PathStep, ...], frame: FrameType) -> bool:
+    def _skip(self, path: tuple[LoopStep, ...], frame: FrameType) -> bool:
         checkpoint = self.checkpoint_index.at(Edge.END, path)
         if checkpoint is None:
             return False

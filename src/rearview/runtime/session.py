@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any
 
 from rearview.config import Settings
-from rearview.model import PathStep, Point
+from rearview.model import LoopStep, Point
 from rearview.model.run import NAMED
 from rearview.runtime.frames import (
     LOOPS,
@@ -320,14 +320,14 @@ class Session:
         # By the frames they run in: a generator was perhaps begun outside the loops around it now.
         return sorted([*self.stack, *loose], key=lambda e: depth.get(e.frame, -len(frames)))
 
-    def path(self, entry: LoopEntry, index: int) -> tuple[PathStep, ...]:
+    def path(self, entry: LoopEntry, index: int) -> tuple[LoopStep, ...]:
         """Return the stack down to `entry`, as checkpoints are found by."""
-        steps: list[PathStep] = []
+        steps: list[LoopStep] = []
         for other in self.stack:
             if other is entry:
                 break
-            steps.append(PathStep(other.site.id, other.ordinal, other.now))
-        return (*steps, PathStep(entry.site.id, entry.ordinal, index))
+            steps.append(LoopStep(other.site.id, other.ordinal, other.now))
+        return (*steps, LoopStep(entry.site.id, entry.ordinal, index))
 
     def roots(self, frame: FrameType) -> tuple[dict[str, Any], list[FrameType]]:
         """Return what the state starts from, and the frames it lies in."""

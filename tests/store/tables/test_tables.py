@@ -19,7 +19,7 @@ from rearview.store.tables import schema
 from rearview.store.tables.tables import Tables
 from recorded import Recorded, at, rechecked
 
-SRC = str(Path(__file__).parents[2] / "src")
+SRC = str(Path(__file__).parents[3] / "src")
 
 
 @pytest.fixture(params=["grouped", "pivoted before"])
@@ -491,7 +491,7 @@ def test_eight_processes_recording_at_once_lose_nothing(tmp_path):
     store = Recorded(tmp_path)
 
     def start(k):
-        argv = [sys.executable, "-c", WRITER, str(tmp_path), str(k), str(Path(__file__).parents[1])]
+        argv = [sys.executable, "-c", WRITER, str(tmp_path), str(k), str(Path(__file__).parents[2])]
         subprocess.run(argv, env=env, check=True)
 
     with ThreadPoolExecutor(9) as pool:
@@ -518,7 +518,7 @@ def test_records_of_a_newer_format_are_refused(tmp_path):
 
 
 def test_the_page_about_the_tables_is_current():
-    page = Path(__file__).parents[2] / "docs/schema.md"
+    page = Path(__file__).parents[3] / "docs/schema.md"
     assert page.read_text() == schema.markdown(), (
         "python -m rearview.store.tables.schema > docs/schema.md"
     )

@@ -13,7 +13,7 @@ from rearview.store.tables.sealed_records import MARK, read_summary
 from rearview.store.tables.tables import Tables
 from recorded import Recorded, at
 
-GOLD = Path(__file__).parents[1] / "gold/records/format-1.parquet"
+GOLD = Path(__file__).parents[2] / "gold/records/format-1.parquet"
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from tests.runtime.checkpointers import make, read, write  # noqa: F401
 
+from checkpointers import make, read, write  # noqa: F401
 from rearview import Checkpointer
 from rearview.checkpointer import published
 from rearview.errors import UsageError

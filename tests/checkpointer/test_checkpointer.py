@@ -7,12 +7,12 @@ import warnings
 
 import pytest
 
+from checkpointers import make, other_node, read, write
 from limits import HUNG
 from rearview import Checkpointer
 from rearview.checkpointer.archive import CheckpointerWarning
 from rearview.errors import DamagedError, UsageError
 from rearview.remote.folder import FolderRemote
-from runtime.checkpointers import make, other_node, read, write
 
 __all__ = ["make"]
 
