@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rearview.errors import UsageError
-from rearview.model.wording import parse_duration
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -34,6 +33,8 @@ def span(text: str) -> float:
     >>> span("90"), span("10m"), span("1.5h")
     (90.0, 600.0, 5400.0)
     """
+    from rearview.model.wording import parse_duration
+
     seconds = parse_duration(text, unit="s")
     if seconds is None:
         raise click.BadParameter(f"{text!r} is not a span of time. Write it like 90s, 10m or 1.5h.")
