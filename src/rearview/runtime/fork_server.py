@@ -22,7 +22,14 @@ import msgspec
 
 import rearview.runtime.start_replay  # noqa: F401 - what a fresh segment has before the libraries
 from rearview.model import Control
-from rearview.model.plan import LAUNCHER, VARIABLE, Birth, Death, Nursery, Ready
+from rearview.model.plan import (
+    LAUNCHER,
+    VARIABLE,
+    ForkServerReady,
+    ForkServerStart,
+    ReapRequest,
+    SpawnRequest,
+)
 from rearview.runtime.frames import LOOPS
 from rearview.runtime.measurements import age
 from rearview.runtime.sandbox.entropy import FIRST, Randomness
@@ -77,18 +84,18 @@ def attend(control: Control) -> tuple[Control, SharedStart]:
 
     Returns in these children only, with what the child is told.
     """
-    told = control.nursery
+    told = control.fork_server
     assert told is not None
     variables = dict(os.environ)
     hooks = ReplayPatches.install()
     loaded = _load(told.imports, hooks)
     if loaded.unfit:
         # imports cannot be undone: start again with fewer
-        less = Nursery(told.channel, told.imports[: loaded.fit], loaded.unfit, age())
-        again = msgspec.json.encode(msgspec.structs.replace(control, nursery=less)).decode()
+        less = ForkServerStart(told.channel, told.imports[: loaded.fit], loaded.unfit, age())
+        again = msgspec.json.encode(msgspec.structs.replace(control, fork_server=less)).decode()
         _start_fresh({**variables, **control.lent, VARIABLE: again})
     seconds = age() - told.tried
-    asked = _serve(told.channel, Ready(seconds, told.left_out))
+    asked = _serve(told.channel, ForkServerReady(seconds, told.left_out))
     return _become(asked, loaded), SharedStart(hooks, max(0.0, seconds - asked.waited))
 
 
@@ -168,13 +175,13 @@ def _open_files() -> set[str]:
     return found
 
 
-def _serve(channel: int, ready: Ready) -> Birth:
+def _serve(channel: int, ready: ForkServerReady) -> SpawnRequest:
     """Serve requests until the socket is closed; returns in each child, with its request."""
     try:
         os.write(channel, msgspec.json.encode(ready))
         while data := os.read(channel, _LONGEST):
-            asked = msgspec.json.decode(data, type=Birth | Death)
-            if isinstance(asked, Birth):
+            asked = msgspec.json.decode(data, type=SpawnRequest | ReapRequest)
+            if isinstance(asked, SpawnRequest):
                 answer = _fork()
                 if answer == 0:
                     os.close(channel)
@@ -202,7 +209,7 @@ def _fork() -> int:
     return pid
 
 
-def _become(asked: Birth, loaded: _Loaded) -> Control:
+def _become(asked: SpawnRequest, loaded: _Loaded) -> Control:
     """Take over output, folder, cores and environment of a segment; return its control value."""
     log = open_file(asked.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(log, 1)

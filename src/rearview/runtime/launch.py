@@ -50,7 +50,7 @@ def main(plain: frozenset[str] | None = None) -> None:
     control = msgspec.json.decode(os.environ.pop(VARIABLE), type=Control)
     _give_back(control)
     shared = None
-    if control.nursery is not None:
+    if control.fork_server is not None:
         from rearview.runtime.fork_server import attend
 
         control, shared = attend(control)

@@ -16,7 +16,7 @@ from time import perf_counter
 from types import FrameType, GeneratorType
 from typing import Any, Protocol
 
-from rearview.model import Step
+from rearview.model import LoopTotals, Step
 from rearview.runtime.frames import position
 from rearview.source.instrument import LoopSite
 from rearview.state.codecs.iterators import Walk, drawn
@@ -50,15 +50,15 @@ class LoopHistory:
     unwatched: bool = False
     """Whether it is left alone: its iterations are short and log nothing."""
 
-    def facts(self) -> dict[str, Any]:
-        """Return the facts that are stored with the run."""
-        return {
-            "entries": self.entries,
-            "iterations": self.iterations,
-            "seconds": self.seconds,
-            "outermost": self.outermost,
-            "loose": self.site.loose,
-        }
+    def facts(self) -> LoopTotals:
+        """Return what the run stores about it."""
+        return LoopTotals(
+            entries=self.entries,
+            iterations=self.iterations,
+            seconds=self.seconds,
+            outermost=self.outermost,
+            loose=self.site.loose,
+        )
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from rearview.model.run_facts import DeepLoop, MainLoop
 from rearview.store.files import fingerprint
 
 _HERE = __name__.partition(".")[0]
@@ -112,7 +113,7 @@ def _merged(*pairs: tuple[int, float]) -> tuple[int, float]:
 
 
 @dataclass(slots=True)
-class DeepLoop:
+class DeepLoopCounts:
     """A loop inside two others or more."""
 
     path: list[str]
@@ -134,7 +135,7 @@ class LoopTimings:
     iterations: Durations = field(default_factory=Durations)
     inner: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
     """By loop id: seconds and iterations of inner loops in each iteration of this one."""
-    deep: dict[str, DeepLoop] = field(default_factory=dict)
+    deep: dict[str, DeepLoopCounts] = field(default_factory=dict)
     """Loops inside inner loops, by the ids of the loops around them."""
     counts: dict[str, list[int]] = field(default_factory=dict)
     """By loop id: iterations of a loop, at any depth, in each iteration of this one."""
@@ -216,7 +217,7 @@ class Timeline:
     def below(self, path: list[str], index: int, count: int) -> None:
         """Add a loop inside inner loops that has ended; `path` holds the ids down to it."""
         if self.nests and 0 <= index < _COUNTED:
-            deep = self.nests[-1].deep.setdefault(" > ".join(path), DeepLoop(path))
+            deep = self.nests[-1].deep.setdefault(" > ".join(path), DeepLoopCounts(path))
             deep.entries += 1
             deep.counts += [0] * (index + 1 - len(deep.counts))
             deep.counts[index] += count
@@ -228,39 +229,35 @@ class Timeline:
             self.nests[-1].span = span
             self.nests[-1].held = held
 
-    def facts(self) -> dict[str, Any]:
-        """Return the durations of the main loop as plain values."""
+    def facts(self) -> MainLoop:
+        """Return the timings of the main loop; without a `site` if the program has no loop."""
         long = [nest for nest in self.nests if nest.iterations.pairs]
         if not long:
-            return {"start": self.start}
+            return MainLoop(start=self.start)
         main = max(long, key=lambda nest: sum(n * each for n, each in nest.iterations.pairs))
-        same = sum(nest.site == main.site for nest in long)
-        return {
-            "start": self.start,
-            "site": main.site,
-            "name": main.name,
-            "entered": main.entered,
-            "left": main.left,
-            "iterations": main.iterations.pairs,
-            "inner": main.inner,
-            "deep": {
-                names: {
-                    "site": deep.path[-1],
-                    "path": deep.path,
-                    "entries": deep.entries,
-                    "counts": deep.counts,
-                }
+        return MainLoop(
+            start=self.start,
+            site=main.site,
+            name=main.name,
+            entered=main.entered,
+            left=main.left,
+            iterations=main.iterations.pairs,
+            inner=main.inner,
+            deep={
+                names: DeepLoop(
+                    site=deep.path[-1], path=deep.path, entries=deep.entries, counts=deep.counts
+                )
                 for names, deep in main.deep.items()
             },
-            "counts": main.counts,
-            "counted": [main.first, _COUNTED],
-            "alone": same == 1,
-            "span": main.span,
-            "held": main.held,
-            "helds": _known(main.helds, main.varied),
-            "spans": _known(main.spans, main.varied),
-            "varied": sorted(main.varied),
-        }
+            counts=main.counts,
+            counted=(main.first, _COUNTED),
+            alone=sum(nest.site == main.site for nest in long) == 1,
+            span=main.span,
+            held=main.held,
+            helds=_known(main.helds, main.varied),
+            spans=_known(main.spans, main.varied),
+            varied=sorted(main.varied),
+        )
 
 
 def _longer(one: list[Any] | None, two: list[Any] | None) -> list[Any] | None:

@@ -21,9 +21,9 @@ from typing import Any
 import msgspec
 
 from rearview.checkpointer.signals import Signals, leave_at_once
-from rearview.energy import Used
+from rearview.energy import EnergyLog
 from rearview.errors import UsageError
-from rearview.model import Edge, Point, Snapshot, Step
+from rearview.model import CheckpointMeta, Edge, Point, RunEnd, Snapshot, Step
 from rearview.model.run import EXIT_PAUSED
 from rearview.model.wording import printable
 from rearview.runtime.frames import position, qualified, unobserved
@@ -100,7 +100,7 @@ class Recorder(Session):
     """Copies the run to a remote after each save."""
     outputs: Outputs | None = None
     """Files that the program writes, which are part of its state."""
-    energy: Used | None = None
+    energy: EnergyLog | None = None
     """Measures the energy that the run uses."""
     printing: PrintedLines = field(default_factory=PrintedLines)
     """Records the lines that the program prints."""
@@ -315,13 +315,13 @@ class Recorder(Session):
             edge,
             captured.skeleton,
             buffers,
-            meta={
-                "path": path,
-                "anchored": nest.at,
-                "records": self.records.position,
-                "seconds": begun - self.began,
-                **({"outputs": outputs} if outputs else {}),
-            },
+            meta=CheckpointMeta(
+                path=path,
+                anchored=nest.at,
+                records=self.records.position,
+                seconds=begun - self.began,
+                outputs=outputs,
+            ),
             missing=tuple(captured.missing),
         )
         hints = CopyHints(
@@ -433,24 +433,24 @@ class Recorder(Session):
         traces = self.outputs.traces if self.outputs is not None else None
         return frozenset(traces.absent() if traces is not None else ())
 
-    def summary(self) -> dict[str, Any]:
-        """Return the measurements of the run, for planning and for `rearview show`."""
+    def summary(self) -> RunEnd:
+        """Return what the run measured, for planning and for `rearview show`."""
         files = {str(module.__file__) for _, module in self.modules}
         if self.script and self.belongs(self.script):
-            files.add(self.script)  # `__main__` has no `__file__` any more
-        return {
-            "seconds": perf_counter() - self.began,
-            "cpu": process_time(),
-            "costs": self.overhead.report(self.writer.costs),
-            "main": self.timeline.facts(),
-            "imports": loading.facts() if (loading := self.compiler.loading) is not None else {},
-            "surroundings": surroundings(),
-            "inputs": self.inputs.facts(self._created_files()) if self.inputs is not None else {},
-            "loops": {
+            files.add(self.script)  # Python forgets its name
+        return RunEnd(
+            seconds=perf_counter() - self.began,
+            cpu=process_time(),
+            costs=self.overhead.report(self.writer.costs),
+            main=self.timeline.facts(),
+            imports=loading.facts() if (loading := self.compiler.loading) is not None else {},
+            surroundings=surroundings(),
+            inputs=self.inputs.facts(self._created_files()) if self.inputs is not None else {},
+            loops={
                 k: h.facts() for k, h in self.histories.items() if h.entries and not h.unwatched
             },
-            "files": sorted({os.path.relpath(file, self.root) for file in files}),
-        }
+            files=sorted({os.path.relpath(file, self.root) for file in files}),
+        )
 
 
 def _raised_by_handler(exc: BaseException) -> bool:

@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any
 
 from rearview.config import Settings
-from rearview.model import Point
+from rearview.model import LoopStep, Point
 from rearview.model.run import NAMED
 from rearview.runtime.frames import (
     LOOPS,
@@ -321,14 +321,14 @@ class Session:
         # by the frames they run in: a generator may have been started outside the loops around it now
         return sorted([*self.stack, *loose], key=lambda e: depth.get(e.frame, -len(frames)))
 
-    def path(self, entry: LoopEntry, index: int) -> list[list[Any]]:
+    def path(self, entry: LoopEntry, index: int) -> tuple[LoopStep, ...]:
         """Return the path of a checkpoint: (loop, ordinal, index) of each loop down to `entry`."""
-        steps: list[list[Any]] = []
+        steps: list[LoopStep] = []
         for other in self.stack:
             if other is entry:
                 break
-            steps.append([other.site.id, other.ordinal, other.now])
-        return [*steps, [entry.site.id, entry.ordinal, index]]
+            steps.append(LoopStep(other.site.id, other.ordinal, other.now))
+        return (*steps, LoopStep(entry.site.id, entry.ordinal, index))
 
     def roots(self, frame: FrameType) -> tuple[dict[str, Any], list[FrameType]]:
         """Return the roots of the state by name, and the frames of the program."""

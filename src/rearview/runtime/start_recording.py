@@ -21,12 +21,12 @@ from typing import Any, NoReturn
 
 from rearview.checkpointer.signals import Signals, leave_at_once
 from rearview.config import Settings
-from rearview.energy import Account, Used
+from rearview.energy import Account, EnergyLog
 from rearview.errors import RearviewError, VersionError
-from rearview.model import Checkpoint, Control, Run
+from rearview.model import Checkpoint, Control, Run, RunStart
 from rearview.model.secrets import redact_value, redact_words
 from rearview.model.wording import printable
-from rearview.remote.base import open_remote
+from rearview.remote.open import open_remote
 from rearview.runtime import importer, start_replay
 from rearview.runtime.checkpoint_index import CheckpointIndex
 from rearview.runtime.importer import Loading
@@ -47,12 +47,13 @@ from rearview.runtime.session import Session, use_session
 from rearview.source.probes.mended_source import mend
 from rearview.state.rebuild import REFUSAL_HANDLERS
 from rearview.store.checkpoints.checkpoints import Checkpoints
-from rearview.store.checkpoints.compression import Worth
+from rearview.store.checkpoints.compression import CompressionPolicy
+from rearview.store.json_lines import fields_of_record
 from rearview.store.machine import hardware
+from rearview.store.maintenance.sync import command_key, push
 from rearview.store.project import Project, root_of
 from rearview.store.records import RecordFile
 from rearview.store.runs import ACCOUNT, Runs
-from rearview.store.sync import command_key, push
 from rearview.store.versions.versions import Versions
 
 RUN_VARIABLE = "REARVIEW_RUN"
@@ -148,7 +149,7 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
         else:
             reads.read_all()  # the program may have read any of them before
         os.environ[RUN_VARIABLE] = run
-    checkpoints = Checkpoints(project, Worth.of(settings.compress))
+    checkpoints = Checkpoints(project, CompressionPolicy.of(settings.compress))
     overhead = Overhead.begin(settings, project, run, control.target)
     session = Recorder(
         project,
@@ -194,20 +195,20 @@ def _resume(control: Control) -> Resumer:
     run = runs.get(control.resume)
     settings = _settings_of(run, control, project)
     runs.claim(run.id)
-    checkpoints = Checkpoints(project, Worth.of(settings.compress))
+    checkpoints = Checkpoints(project, CompressionPolicy.of(settings.compress))
     saved = checkpoints.of(run.id)
     usable = [one for one in saved if _deep(one) <= (control.depth or 0)]
     target = last_usable(saved if control.depth is None else usable)
     overhead = Overhead.begin(settings, project, run.id, control.target)
-    since = int(target.meta["records"]) if target is not None else 0
-    attempt = 1 + int(run.facts.get("attempts", 0))
+    since = target.meta.records if target is not None else 0
+    attempt = 1 + run.attempts
     folder = runs.folder(run.id)
     if run.home(root := os.path.realpath(project.root)) != root:
         _warn(
             f"run {run.id} was started in {run.home(root)} and is resumed in {root}; full paths in its "
             "variables still name the old folder"
         )
-    lived = _lived(folder / "heartbeat", float(run.facts.get("heartbeat", settings.heartbeat)))
+    lived = _lived(folder / "heartbeat", run.heartbeat)
     runs.resume(run.id, {"heartbeat": settings.heartbeat, "since": since})
     EnvironmentReads(folder).install()
     os.environ[RUN_VARIABLE] = run.id
@@ -232,9 +233,9 @@ def _resume(control: Control) -> Resumer:
     _use_source(session, run, control.source, Versions(project, settings))
     use_session(session)
     os.register_at_fork(after_in_child=session.forked)
-    randomness = entropy.install(bytes.fromhex(run.facts["entropy"]))
+    randomness = entropy.install(bytes.fromhex(run.facts.entropy))
     session.declared[entropy.ROOT] = randomness.stream.place
-    rule = int(run.facts.get("clock", 1))
+    rule = run.facts.clock
     session.clock = Clock(folder / clock.FILE, replays=target is not None, rule=rule)
     session.declared[clock.ROOT] = session.clock.place
     session.clock.in_loop = lambda: bool(session.stack)
@@ -281,10 +282,8 @@ def _refuse_source(session: Resumer, run: Run, why: str) -> NoReturn:
     session.writer.close()
     session.records.close()
     session.printing.close()
-    end = run.facts.get("end")
-    if end is not None:
-        facts = {k: v for k, v in end.items() if k not in {"format", "time", "exit_code"}}
-        session.runs.end(run.id, int(end["exit_code"]), facts)
+    if run.ended is not None:
+        session.runs.end(run.id, run.end.exit_code, run.end)
     sys.stderr.write(
         f"rearview: Run {run.id} cannot be resumed with the edited source: {why}. Resume it with the "
         "source that it ran (`rearview resume`), or start a new run (`rearview run`). "
@@ -302,7 +301,7 @@ def _lived(heartbeat: Path, seconds: float) -> float:
 
 
 def _deep(checkpoint: Checkpoint) -> int:
-    return len(checkpoint.meta["path"])
+    return len(checkpoint.meta.path)
 
 
 def _settings_of(run: Run, control: Control, project: Project) -> Settings:
@@ -310,9 +309,11 @@ def _settings_of(run: Run, control: Control, project: Project) -> Settings:
 
     Options given now take precedence, except for --autolog: it decides which columns the run has.
     """
-    options = {**run.facts.get("settings", {}), **control.settings}
+    options = {**run.facts.settings, **control.settings}
     settings = Settings.read(project.store).changed(options)
-    return replace(settings, autolog=bool(run.facts.get("autolog", settings.autolog)))
+    if run.facts.autolog is None:
+        return settings
+    return replace(settings, autolog=run.facts.autolog)
 
 
 def _overwritten_files(session: Recorder) -> OverwrittenFiles:
@@ -330,27 +331,30 @@ def facts(
     except VersionError as exc:
         warnings.warn(f"The source of this run was not saved: {exc}", RuntimeWarning, stacklevel=2)
         version = ""
+    start = RunStart(
+        target=control.target,
+        module=control.module,
+        root=os.path.realpath(project.root),
+        given={name: str(redact_value(name, value)) for name, value in control.given.items()},
+        watched=watched,
+        autolog=settings.autolog,
+        settings=dict(control.settings),
+        entropy=key.hex(),
+        clock=clock.RULE,
+        hash_seed=os.environ.get("PYTHONHASHSEED", "random"),
+        python=platform.python_version(),
+        executable=sys.executable,
+        machine=platform.platform(),
+        hardware=hardware(),
+        threads={k: v for k, v in os.environ.items() if k.endswith("_NUM_THREADS")},
+    )
     return {
         "version": version,
         "script": f"-m {control.target}" if control.module else control.target,
         "argv": redact_words(control.args),
-        "root": os.path.realpath(project.root),
         "cwd": os.getcwd(),  # noqa: PTH109 - as the program sees it
         "heartbeat": settings.heartbeat,
-        "target": control.target,
-        "module": control.module,
-        "given": {name: redact_value(name, one) for name, one in control.given.items()},
-        "watched": watched,
-        "autolog": settings.autolog,
-        "settings": dict(control.settings),
-        "entropy": key.hex(),
-        "clock": clock.RULE,
-        "hash_seed": os.environ.get("PYTHONHASHSEED", "random"),
-        "python": platform.python_version(),
-        "executable": sys.executable,
-        "machine": platform.platform(),
-        "hardware": hardware(),
-        "threads": {k: v for k, v in os.environ.items() if k.endswith("_NUM_THREADS")},
+        **fields_of_record(start),
     }
 
 
@@ -361,7 +365,7 @@ def _warn(message: str) -> None:
 def _beat(runs: Runs, session: Recorder) -> None:
     """Start the heartbeat thread, which also measures energy for `rearview energy report`."""
     run, seconds = session.run, session.settings.heartbeat
-    session.energy = energy = Used(Account(runs.folder(run) / ACCOUNT))
+    session.energy = energy = EnergyLog(Account(runs.folder(run) / ACCOUNT))
 
     def beat() -> None:
         while not ended.wait(seconds):

@@ -160,16 +160,16 @@ def replay(control: Control, shared: SharedStart | None = None) -> Replayer:
         segment=segment,
         records=RecordFile(folder, run.id, origin=segment.replay, put=checkpoints.objects.put),
         recorded=recorded_values(folder),
-        surroundings=run.facts.get("end", {}).get("surroundings", {}),
-        inputs=run.facts.get("end", {}).get("inputs", {}),
+        surroundings=run.end.surroundings,
+        inputs=run.end.inputs,
         created=created,
         put=checkpoints.objects.put,
     )
     session.checkpoint_index = CheckpointIndex.of(session, checkpoints, run.id)
     session.compiler = importer.Compiler(
         session,
-        autolog=bool(run.facts.get("autolog")),
-        watched=bool(run.facts.get("watched", True)),
+        autolog=bool(run.facts.autolog),
+        watched=run.facts.watched,
         ids=segment.ids,
         probes={
             path: {(line, column): tuple(drawn) for line, column, drawn in places}
@@ -181,10 +181,8 @@ def replay(control: Control, shared: SharedStart | None = None) -> Replayer:
     os.register_at_fork(after_in_child=session.forked)
     hooks = shared.hooks if shared else ReplayPatches.install(watched=session.compiler.watched)
     session.report.spared = shared.seconds if shared else 0.0
-    key = bytes.fromhex(run.facts.get("entropy", ""))
-    session.declared |= hooks.direct_to(
-        view, key, folder / clock.FILE, int(run.facts.get("clock", 1))
-    )
+    key = bytes.fromhex(run.facts.entropy)
+    session.declared |= hooks.direct_to(view, key, folder / clock.FILE, run.facts.clock)
     if hooks.clock is not None:
         hooks.clock.in_loop = lambda: bool(session.stack)
     view = session.view = session.compiler.view = hooks.view

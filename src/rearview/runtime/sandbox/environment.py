@@ -16,8 +16,8 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from rearview.model.environment import (
-    Class,
     Environment,
+    VariableClass,
     class_of,
     is_of_session,
     is_read_by_libraries,
@@ -91,7 +91,7 @@ class EnvironmentReads:
         """Record every variable as read."""
         if not self._whole:
             self._whole = True
-            names = [name for name in self._start if class_of(name) is not Class.TODAY]
+            names = [name for name in self._start if class_of(name) is not VariableClass.TODAY]
             self._write(names, always=True, whole=True)
 
     def _watch_listing(self, mapping: Any) -> None:
@@ -120,7 +120,7 @@ class EnvironmentReads:
             value = self._start.get(name)
             if name in self._known or is_of_session(name) or self._is_implied(name, value):
                 continue
-            if class_of(name, value) is Class.SECRET:
+            if class_of(name, value) is VariableClass.SECRET:
                 secrets[name] = value is not None
             else:
                 values[name] = value
