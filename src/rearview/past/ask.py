@@ -230,11 +230,11 @@ class History:
 
     def names(self) -> list[str]:
         """Return every name that has values, or that the newest source logs."""
-        return sorted({*self._tables.names(), *(name for name, _ in self._virtual())})
+        return sorted({*self._tables.names(), *(name for name, _ in self.virtual())})
 
     def empty(self, names: Sequence[str]) -> list[str]:
         """Return those of `names` that the newest source logs and that have no value yet."""
-        virtual = {name for name, _ in self._virtual()} - set(self._tables.names())
+        virtual = {name for name, _ in self.virtual()} - set(self._tables.names())
         return [name for name in dict.fromkeys(names) if name in virtual]
 
     def table(
@@ -259,7 +259,7 @@ class History:
             runs=chosen,
             order=order,
             limit=limit,
-            virtual=self._virtual(),
+            virtual=self.virtual(),
             unproved=unproved,
         )
 
@@ -272,8 +272,11 @@ class History:
         self._tables.refresh()
         return self._tables.sql(query, unproved=unproved, values=True)
 
-    def _virtual(self) -> list[tuple[str, tuple[str, ...]]]:
-        """Return names that the work tree logs at constant names, with the loops around them."""
+    def virtual(self) -> list[tuple[str, tuple[str, ...]]]:
+        """Return the constant names that the work tree logs, each with the loops around it.
+
+        These are columns of every table, empty where no value was logged or filled.
+        """
         try:
             edited = self._probing([]).edited
         except RearviewError:
