@@ -291,6 +291,10 @@ class History:
         """Return what changed in the source from run `a` to run `b` or to the work tree."""
         return self._versions.diff(self._version(a), self._version(b))
 
+    def source(self, which: str = WORKTREE) -> dict[str, bytes]:
+        """Return the files of the source that a run had, or of the work tree, by their paths."""
+        return self._versions.files(self._version(which))
+
     def statement_diff(self, a: str, b: str = WORKTREE) -> list[Change]:
         """Return what became of each statement from run `a` to run `b` or to the work tree.
 
