@@ -50,16 +50,18 @@ class Prices:
 
     def __init__(self, history: History, index: Index) -> None:
         self._history, self._index = history, index
-        self.lock = threading.Lock()
+        self._lock = threading.Lock()
         self._prices: OrderedDict[tuple[str, str, int, str], dict[str, Any]] = OrderedDict()
+        self._source = History(history.project)  # of its own: a plan takes seconds
+        self._looking = threading.Lock()
         self._virtual: tuple[float, list[tuple[str, tuple[str, ...]]]] = (-1e9, [])
 
     def virtual(self) -> list[tuple[str, tuple[str, ...]]]:
         """Return the names that the work tree logs, with their loops; looked up every two seconds."""
-        with self.lock:
+        with self._looking:
             at, found = self._virtual
             if time.monotonic() - at > 2.0:
-                found = self._history.virtual()
+                found = self._source.virtual()
                 self._virtual = (time.monotonic(), found)
             return found
 
@@ -70,7 +72,7 @@ class Prices:
         keys = {run: (name, run, self._index.entries[run].revision, source) for run in chosen}
         missing = [run for run in chosen if keys[run] not in self._prices]
         if missing:
-            with self.lock:
+            with self._lock:
                 found = self._priced(name, missing)
             for run in missing:
                 self._prices[keys[run]] = found[run]
@@ -95,7 +97,7 @@ class Prices:
 
     def plan(self, ask: Ask) -> dict[str, Any]:
         """Return what a backfill would do, as the screen shows it."""
-        with self.lock:
+        with self._lock:
             report = self._history.plan(
                 ask.names,
                 runs=ask.runs or None,

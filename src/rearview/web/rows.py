@@ -58,6 +58,8 @@ class Columns:
 
     args: dict[str, bool] = field(default_factory=dict)
     """Arguments, and whether all of their values are numbers."""
+    distinct: dict[str, int] = field(default_factory=dict)
+    """How many values each argument has."""
     names: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Logged names: kind, path, in how many runs."""
 
@@ -74,7 +76,8 @@ class Columns:
             "FROM page.stats GROUP BY name ORDER BY name"
         )
         found = cls()
-        found.args = {name: bool(numeric) for name, numeric, *_ in args.fetchall()}
+        for name, numeric, _, distinct in args.fetchall():
+            found.args[name], found.distinct[name] = bool(numeric), distinct
         for name, kind, path, runs, low, high, unproved, thing in names.fetchall():
             found.names[name] = {
                 "kind": thing or kind,

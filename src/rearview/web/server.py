@@ -8,6 +8,7 @@ import hashlib
 import re
 import secrets
 import socket
+import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from importlib import resources
@@ -87,8 +88,10 @@ class Page:
         self.index = Index(self.history.project)
         self.series = Series(self.index)
         self.media = Media(self.index, Objects(self.history.project))
-        self.prices = Prices(self.history, self.index)
+        self.prices = Prices(History(self.history.project), self.index)
         self.live = Live(self.index)
+        self.lock = threading.Lock()
+        """Held while the history is asked; plans ask one of their own."""
         self.jobs = Jobs(str(self.history.project.root), self._heard)
         self._columns: tuple[int, rows.Columns] = (-1, rows.Columns())
 
@@ -135,7 +138,10 @@ class Page:
                 name, {"kind": "float", "path": "/".join(loops), "runs": 0, "unproved": False}
             )
         return {
-            "args": found.args,
+            "args": {
+                name: {"numeric": numeric, "distinct": found.distinct[name]}
+                for name, numeric in found.args.items()
+            },
             "names": names,
             "virtual": [name for name, _ in virtual],
         }
@@ -148,6 +154,8 @@ class Page:
         if "rows" in found:
             chosen = [row[0] for row in found["rows"]]
             found["filled"] = rows.details(self.index, chosen, sorted(names & logged))
+            entries = (self.index.entries.get(run) for run in chosen)
+            found["called"] = {one.run.id: one.run.name for one in entries if one and one.run.name}
         return {**found, "revision": self.index.revision}
 
     def app(self) -> App:
@@ -211,7 +219,7 @@ def _plan(page: Page, request: Request) -> Any:
 
 def _detail(page: Page, request: Request) -> Any:
     run = _run(page, request)
-    with page.prices.lock:
+    with page.lock:
         return details.run_details(page.history, page.index, run)
 
 
@@ -229,12 +237,12 @@ def _diff(page: Page, request: Request) -> Any:
     for name in ("a", "b"):
         which = request.query_params.get(name, "worktree")
         pair.append(which if which == "worktree" else details.known_run(page.index, which))
-    with page.prices.lock:
+    with page.lock:
         return details.sides(page.history, *pair)
 
 
 def _propagate(page: Page, request: Request) -> Any:
-    with page.prices.lock:
+    with page.lock:
         return details.propagated(page.history, _names(request))
 
 
@@ -326,7 +334,7 @@ def _name(page: Page, body: bytes) -> Any:
 def _move(page: Page, body: bytes) -> Any:
     move = rows.request(body, Move)
     run = details.known_run(page.index, move.run)
-    with page.prices.lock:
+    with page.lock:
         if move.line:
             page.history.correct(run, move.path, move.line, move.names, after=move.after)
         else:
