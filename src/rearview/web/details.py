@@ -284,19 +284,18 @@ def propagated(history: History, names: Sequence[str]) -> list[dict[str, Any]]:
 def under_way(history: History, index: Index) -> dict[str, Any]:
     """Return runs in progress with their pace, and backfills of any terminal."""
     running = [run for run in index.runs() if run.status is Status.RUNNING]
-    out = []
-    for run in running:
-        out.append(
-            {
-                "run": run.id,
-                "name": run.name,
-                "command": " ".join((run.script, *run.argv)),
-                "started": run.started,
-                "host": run.host,
-                "pid": run.pid,
-                **_pace(index, run),
-            }
-        )
+    out = [
+        {
+            "run": run.id,
+            "name": run.name,
+            "command": " ".join((run.script, *run.argv)),
+            "started": run.started,
+            "host": run.host,
+            "pid": run.pid,
+            **_pace(index, run),
+        }
+        for run in running
+    ]
     crews = [
         {
             name: getattr(crew, name)

@@ -171,9 +171,11 @@ class Index:
         with contextlib.suppress(FileNotFoundError), os.scandir(self.project.runs) as folders:
             for folder in folders:
                 with contextlib.suppress(OSError):
-                    signature = [folder.stat().st_mtime_ns]
-                    for name in ("events.jsonl", "replays.jsonl"):
-                        signature.append(_stamp(f"{folder.path}/{name}"))
+                    signature = [
+                        folder.stat().st_mtime_ns,
+                        _stamp(f"{folder.path}/events.jsonl"),
+                        _stamp(f"{folder.path}/replays.jsonl"),
+                    ]
                     entry = self.entries.get(folder.name)
                     if entry is None and not Path(folder.path, "run.json").is_file():
                         continue

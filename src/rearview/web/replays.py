@@ -52,8 +52,9 @@ class Prices:
         self._history, self._index = history, index
         self._lock = threading.Lock()
         self._prices: OrderedDict[tuple[str, str, int, str], dict[str, Any]] = OrderedDict()
-        self._source = History(history.project)  # of its own: a plan takes seconds
-        self._looking = threading.Lock()
+        # of their own: a plan takes seconds, and who asked for it does not wait for prices
+        self._source, self._pricing = History(history.project), History(history.project)
+        self._looking, self._pricing_lock = threading.Lock(), threading.Lock()
         self._virtual: tuple[float, list[tuple[str, tuple[str, ...]]]] = (-1e9, [])
 
     def virtual(self) -> list[tuple[str, tuple[str, ...]]]:
@@ -72,7 +73,7 @@ class Prices:
         keys = {run: (name, run, self._index.entries[run].revision, source) for run in chosen}
         missing = [run for run in chosen if keys[run] not in self._prices]
         if missing:
-            with self._lock:
+            with self._pricing_lock:
                 found = self._priced(name, missing)
             for run in missing:
                 self._prices[keys[run]] = found[run]
@@ -83,7 +84,7 @@ class Prices:
     def _priced(self, name: str, runs: Sequence[str]) -> dict[str, dict[str, Any]]:
         out: dict[str, dict[str, Any]] = {run: {"seconds": 0.0, "nothing": True} for run in runs}
         try:
-            report = self._history.plan([name], runs=list(runs))
+            report = self._pricing.plan([name], runs=list(runs))
         except RearviewError as exc:
             return {run: {"refused": str(exc)} for run in runs}
         for segment in report.plan.segments:

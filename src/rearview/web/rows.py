@@ -419,9 +419,11 @@ def completions(columns: Columns, text: str, limit: int = 12) -> list[dict[str, 
                 }
             )
     found.sort(key=lambda one: (not one["label"].lower().startswith(low), len(one["label"])))
-    for sql in ("AND", "OR", "NOT", "IN", "IS NULL", "IS NOT NULL", "LIKE", "BETWEEN"):
-        if low and sql.lower().startswith(low):
-            found.append({"insert": sql, "label": sql, "what": "SQL"})
+    found += [
+        {"insert": sql, "label": sql, "what": "SQL"}
+        for sql in ("AND", "OR", "NOT", "IN", "IS NULL", "IS NOT NULL", "LIKE", "BETWEEN")
+        if low and sql.lower().startswith(low)
+    ]
     return found[:limit]
 
 

@@ -154,8 +154,9 @@ class Page:
         if "rows" in found:
             chosen = [row[0] for row in found["rows"]]
             found["filled"] = rows.details(self.index, chosen, sorted(names & logged))
-            entries = (self.index.entries.get(run) for run in chosen)
-            found["called"] = {one.run.id: one.run.name for one in entries if one and one.run.name}
+            known = [one.run for run in chosen if (one := self.index.entries.get(run)) is not None]
+            found["called"] = {run.id: run.name for run in known if run.name}
+            found["status"] = {run.id: run.status.value for run in known}
         return {**found, "revision": self.index.revision}
 
     def app(self) -> App:
@@ -269,6 +270,22 @@ def _state(page: Page, request: Request) -> Any:  # noqa: ARG001
     return page.state()
 
 
+def _chart(page: Page, request: Request) -> bytes:
+    return page.series.chart(_query(request, Chart))
+
+
+def _image(page: Page, request: Request) -> bytes:
+    oid = request.path_params["oid"]
+    if not _OID.fullmatch(oid):
+        raise UsageError("That is no image.", slug="page-question")
+    return page.media.image(oid)
+
+
+def _export(page: Page, request: Request) -> bytes:
+    query = _query(request, rows.Query)
+    return b"".join(rows.csv_lines(page.index, page.columns(), query, MOST_EXPORTED))
+
+
 GET: dict[str, Handler] = {
     "/api/state": _state,
     "/api/table": _table,
@@ -374,13 +391,16 @@ def _routes(page: Page) -> Starlette:
     def answer(value: Any) -> Response:
         return Response(msgspec.json.encode(value), media_type="application/json")
 
+    def refused(exc: RearviewError) -> Response:
+        body = msgspec.json.encode({"error": str(exc), "slug": exc.slug})
+        return Response(body, 400, media_type="application/json")
+
     async def attempt(work: Callable[..., Any], *args: Any) -> Response:
         """Return what `work` returns as JSON, or its error in words."""
         try:
             return answer(await run_in_threadpool(work, *args))
         except RearviewError as exc:
-            body = msgspec.json.encode({"error": str(exc), "slug": exc.slug})
-            return Response(body, 400, media_type="application/json")
+            return refused(exc)
 
     def asks(handler: Handler) -> Callable[[Request], Any]:
         async def endpoint(request: Request) -> Response:
@@ -394,38 +414,15 @@ def _routes(page: Page) -> Starlette:
 
         return endpoint
 
-    async def chart(request: Request) -> Response:
-        try:
-            data = await run_in_threadpool(page.series.chart, _query(request, Chart))
-        except RearviewError as exc:
-            return Response(
-                msgspec.json.encode({"error": str(exc), "slug": exc.slug}),
-                400,
-                media_type="application/json",
-            )
-        return Response(data, media_type="application/octet-stream")
+    def data(kind: str, handler: Callable[[Page, Request], bytes]) -> Callable[[Request], Any]:
+        async def endpoint(request: Request) -> Response:
+            try:
+                found = await run_in_threadpool(handler, page, request)
+            except RearviewError as exc:
+                return refused(exc)
+            return Response(found, media_type=kind)
 
-    async def image(request: Request) -> Response:
-        oid = request.path_params["oid"]
-        try:
-            if not _OID.fullmatch(oid):
-                raise UsageError("That is no image.", slug="page-question")
-            data = await run_in_threadpool(page.media.image, oid)
-        except RearviewError as exc:
-            return Response(msgspec.json.encode({"error": str(exc)}), 404)
-        return Response(data, media_type="image/png")
-
-    async def export(request: Request) -> Response:
-        query = _query(request, rows.Query)
-
-        def lines() -> list[bytes]:
-            return list(rows.csv_lines(page.index, page.columns(), query, MOST_EXPORTED))
-
-        try:
-            made = await run_in_threadpool(lines)
-        except RearviewError as exc:
-            return Response(msgspec.json.encode({"error": str(exc)}), 400)
-        return Response(b"".join(made), media_type="text/csv; charset=utf-8")
+        return endpoint
 
     async def events(request: Request) -> Response:  # noqa: ARG001
         if page.live.full:
@@ -456,9 +453,9 @@ def _routes(page: Page) -> Starlette:
     routes += [Route(path, asks(handler)) for path, handler in GET.items()]
     routes += [Route(path, changes(one), methods=["POST"]) for path, one in POST.items()]
     routes += [
-        Route("/api/chart", chart),
-        Route("/api/image/{oid}", image),
-        Route("/api/export.csv", export),
+        Route("/api/chart", data("application/octet-stream", _chart)),
+        Route("/api/image/{oid}", data("image/png", _image)),
+        Route("/api/export.csv", data("text/csv; charset=utf-8", _export)),
         Route("/api/events", events),
     ]
     return Starlette(routes=routes, lifespan=lifespan)

@@ -61,7 +61,7 @@ function Job({ id }) {
     <dl class="figures"><div><dt>${job.ended ? "took" : "left"}</dt><dd>${job.ended ? span(done?.seconds ?? job.ended - job.started) : span(job.progress.left) || "…"}</dd></div>
       <div><dt>predicted computing</dt><dd>${span(job.plan.seconds)}</dd></div><div><dt>segments</dt><dd>${proved} of ${job.plan.count} proved</dd></div>
       <div><dt>values written</dt><dd>${(done?.written ?? job.events.filter((e) => e.event === "proved").reduce((n, e) => n + (e.rows || 0), 0)).toLocaleString("en")}</dd></div>
-      ${done?.speedup ? html`<div><dt>against training again</dt><dd>${done.speedup.toFixed(1)} × faster</dd></div>` : ""}</dl>
+      ${done?.speedup >= 1.05 ? html`<div><dt>against training again</dt><dd>${done.speedup.toFixed(1)} × faster</dd></div>` : ""}</dl>
     ${done && html`<p class=${`proofline ${done.exact ? "exact" : "not"}`}><${Icon} name=${done.exact ? "check" : "close"} />${done.proof}</p>`}
     ${job.error && html`<pre class="warn">${job.error}</pre>`}
     <h2>Workers</h2><${Lanes} plan=${job.plan} workers=${Math.max(1, job.progress.workers || 2)} events=${job.events} now=${now} />

@@ -35,7 +35,7 @@ export function defaultColumns() {
   const full = names.filter(([n, a]) => NUMERIC.has(a.kind) && !empty.includes(n)).sort((a, b) => b[1].runs - a[1].runs || a[1].path.split("/").length - b[1].path.split("/").length);
   const things = names.filter(([n, a]) => a.kind === "image" && !empty.includes(n)).slice(0, 1);
   const first = full.map(([n]) => `last:${n}`), most = empty.length ? 4 : 8;
-  return ["fact:status", ...(varied.length ? varied : args).slice(0, 5).map(([n]) => `arg:${n}`), ...first.slice(0, most),
+  return [...(varied.length ? varied : args).slice(0, 5).map(([n]) => `arg:${n}`), ...first.slice(0, most),
     ...empty.slice(0, 6).map((n) => `last:${n}`), ...first.slice(most, most + 4), ...things.map(([n]) => `last:${n}`), "fact:seconds", "fact:started", "fact:tags", "fact:note"];
 }
 export function columnKeys() {
@@ -57,7 +57,7 @@ export function baseQuery() {
 const widthOf = (key) => {
   const [form, name] = parts(key);
   if (form === "fact") return { status: 96, started: 118, seconds: 84, tags: 150, note: 180, version: 96, command: 320, script: 120 }[name] || 110;
-  return Math.max(84, Math.min(180, 40 + 7 * name.length));
+  return Math.max(76, Math.min(180, 40 + 7 * name.length));
 };
 
 export function Runs() {
@@ -274,7 +274,7 @@ function RunTable({ keys, base }) {
     const row = rowAt(i);
     if (!row) return html`<span class="ghost"></span>`;
     const run = row[0], at = order.indexOf(run), isPinned = pins.includes(run);
-    return html`<label class="tick"><input type="checkbox" aria-label=${`Choose run ${run}`} checked=${at >= 0} onChange=${() => tick(run)} /><span class="swatch" style=${at >= 0 ? { background: colorOf(at) } : undefined}></span></label>
+    return html`<label class="tick"><input type="checkbox" aria-label=${`Choose run ${run}`} checked=${at >= 0} onChange=${() => tick(run)} /></label><i class=${`state ${pageAt(i)?.status?.[run] || ""}`} role="img" aria-label=${pageAt(i)?.status?.[run] || ""} title=${pageAt(i)?.status?.[run]}></i>
       <a class="runlink" tabindex="-1" href=${link(`/run/${run}`)} title=${run}>${pageAt(i)?.called?.[run] || short(run)}</a>
       <button type="button" tabindex="-1" class=${`pin ${isPinned ? "on" : ""}`} aria-label=${`${isPinned ? "Unpin" : "Pin"} run ${run}`} aria-pressed=${isPinned} onClick=${() => (pinned.value = isPinned ? pins.filter((r) => r !== run) : [...pins, run])}><${Icon} name="pin" size=${13} /></button>`;
   };
@@ -395,6 +395,7 @@ function GroupTable({ keys, grouped, base }) {
 function ActionBar({ keys, base }) {
   const names = Object.keys(cells.value), runs = [...picked.value];
   const busy = Object.values(jobs.value).filter((j) => !j.over);
+  if (planning.value) return null;
   const count = names.reduce((n, name) => n + cells.value[name].size, 0);
   if (count) {
     const union = new Set(names.flatMap((n) => [...cells.value[n]]));
