@@ -381,18 +381,19 @@ class Index:
         found = (entry.run for entry in self.entries.values())
         return sorted(found, key=lambda run: (run.started, run.id))
 
-    def ask(self, sql: str, values: Any = None) -> Any:
+    def ask(self, sql: str, *, patience: float | None = None) -> Any:
         """Run one question on a cursor of its own; it is interrupted if it takes too long."""
         import duckdb
 
         cursor = self.duck.con.cursor()
-        timer = threading.Timer(PATIENCE, cursor.interrupt)
+        patience = PATIENCE if patience is None else patience
+        timer = threading.Timer(patience, cursor.interrupt)
         timer.start()
         try:
-            return cursor.execute(sql, values) if values is not None else cursor.execute(sql)
+            return cursor.execute(sql)
         except duckdb.InterruptException as exc:
             raise UsageError(
-                f"The question took longer than {PATIENCE:.0f} seconds and was stopped. Ask for "
+                f"The question took longer than {patience:g} seconds and was stopped. Ask for "
                 "fewer runs or columns.",
                 slug="sql",
             ) from exc

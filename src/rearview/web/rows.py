@@ -7,6 +7,7 @@ A column goes by a key: `fact:status`, `arg:lr`, or for a logged name `last:acc`
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -99,7 +100,7 @@ class Columns:
         return form != "last" or self.names.get(name, {}).get("kind") in _NUMERIC
 
     def labels(self) -> dict[str, str]:
-        """Return what each column is called in a filter, by that word in lower case.
+        """Return the key of each column by what it is called in a filter.
 
         Where two have the same name, the fact of the run wins, then what was logged; the others are
         `name_logged` and `name_arg`, as in `rearview runs --where`.
@@ -110,15 +111,16 @@ class Columns:
             ("last", "_logged", list(self.names)),
             ("arg", "_arg", list(self.args)),
         ):
+            taken = {label.lower() for label in out}
             for name in names:
                 label = name
-                while label.lower() in out:
+                while label.lower() in taken:
                     label += suffix
-                out[label.lower()] = f"{form}:{name}"
+                out[label] = f"{form}:{name}"
         for name, about in self.names.items():
             if about["kind"] in _NUMERIC:
                 for form in ("min", "max", "mean"):
-                    out.setdefault(f"{name}.{form}".lower(), f"{form}:{name}")
+                    out.setdefault(f"{name}.{form}", f"{form}:{name}")
         return out
 
 
@@ -290,11 +292,13 @@ class Rows:
     def _mentioned(self, where: str) -> dict[str, str]:
         """Return the columns that a filter speaks of, by the words it uses."""
         out: dict[str, str] = {}
+        lower = {label.lower(): key for label, key in reversed(self._labels.items())}
         for match in WORD.finditer(where):
             word = match[1].replace('""', '"') if match[1] else match[2]
-            key = self._labels.get((word or "").lower())
-            if word and key and word.lower() not in {known.lower() for known in out}:
-                out[word] = key
+            if word and word.lower() not in {known.lower() for known in out}:
+                key = self._labels.get(word) or lower.get(word.lower())
+                if key is not None:
+                    out[word] = key
         return out
 
     def _column(self, key: str, k: int) -> tuple[str, str]:
@@ -407,17 +411,10 @@ def completions(columns: Columns, text: str, limit: int = 12) -> list[dict[str, 
     low = word.lower().strip('"')
     found: list[dict[str, str]] = []
     for label, key in columns.labels().items():
-        if low in label:
-            shown = key.partition(":")[2] if not label.endswith(("_arg", "_logged")) else label
-            shown = label if "." in label and key.split(":")[0] in {"min", "max", "mean"} else shown
-            bare = shown.replace("_", "a").isalnum() and not shown[:1].isdigit()
-            found.append(
-                {
-                    "insert": shown if bare else ident(shown),
-                    "label": shown,
-                    "what": _what(key, columns),
-                }
-            )
+        if low in label.lower():
+            bare = re.fullmatch(r"[A-Za-z_]\w*", label) is not None
+            insert = label if bare else ident(label)
+            found.append({"insert": insert, "label": label, "what": _what(key, columns)})
     found.sort(key=lambda one: (not one["label"].lower().startswith(low), len(one["label"])))
     found += [
         {"insert": sql, "label": sql, "what": "SQL"}

@@ -34,6 +34,8 @@ HEAT_COLUMNS = 400
 """Histograms of one heat map; of more, every k-th is drawn."""
 HEAT_BINS = 48
 MOST_MEDIA = 400
+LOADING = 120.0
+"""Seconds that reading a curve for the first time may take."""
 _AXES = {"loop", "step", "time"}
 
 
@@ -211,6 +213,9 @@ class Series:
             self._forget(keep=len(out))
         return {run: out[run] for run in runs if run in out and out[run][1]}
 
+    def _ask(self, sql: str) -> Any:
+        return self._index.ask(sql, patience=LOADING)
+
     def _make(self, name: str, runs: Sequence[str], x: str) -> dict[str, tuple[str, int]]:
         """Read the values of a name, all runs in one query, into a table per long run."""
         source = records(self._index, name, runs)
@@ -219,8 +224,8 @@ class Series:
             return dict.fromkeys(runs, ("", 0))
         self._next += 1
         whole = f"page.s{self._next}"
-        self._index.ask(f"CREATE TABLE {whole} AS {points_sql(self._index, source, runs, x)}")
-        counts = dict(self._index.ask(f"SELECT run, count(*) FROM {whole} GROUP BY run").fetchall())
+        self._ask(f"CREATE TABLE {whole} AS {points_sql(self._index, source, runs, x)}")
+        counts = dict(self._ask(f"SELECT run, count(*) FROM {whole} GROUP BY run").fetchall())
         for k, run in enumerate(runs):
             points = counts.get(run, 0)
             table = f"{whole}_{k}"
@@ -229,20 +234,20 @@ class Series:
                 continue
             mine = f"(SELECT x, y FROM {whole} WHERE run = {quoted(run)})"
             if points <= STEP * STEP:
-                self._index.ask(f"CREATE VIEW {table} AS SELECT * FROM {mine}")
-                self._index.ask(
+                self._ask(f"CREATE VIEW {table} AS SELECT * FROM {mine}")
+                self._ask(
                     f"CREATE VIEW {table}_mid AS SELECT x, y, y AS low, y AS high, 1 AS n FROM {mine}"
                 )
-                self._index.ask(f"CREATE VIEW {table}_top AS SELECT * FROM {table}_mid")
+                self._ask(f"CREATE VIEW {table}_top AS SELECT * FROM {table}_mid")
                 continue
-            self._index.ask(f"CREATE TABLE {table} AS SELECT * FROM {mine}")
+            self._ask(f"CREATE TABLE {table} AS SELECT * FROM {mine}")
             coarse = (
                 "SELECT min(x) AS x, avg(y) FILTER (isfinite(y)) AS y, min(y) FILTER (isfinite(y)) AS low, "
                 "max(y) FILTER (isfinite(y)) AS high, count(*) AS n FROM {0} GROUP BY rowid // {1}"
             )
-            self._index.ask(f"CREATE TABLE {table}_mid AS {coarse.format(table, STEP)} ORDER BY x")
+            self._ask(f"CREATE TABLE {table}_mid AS {coarse.format(table, STEP)} ORDER BY x")
             top = coarse.format(table, STEP * STEP)
-            self._index.ask(f"CREATE TABLE {table}_top AS {top} ORDER BY x")
+            self._ask(f"CREATE TABLE {table}_top AS {top} ORDER BY x")
         return made
 
     def _forget(self, keep: int) -> None:
@@ -359,8 +364,8 @@ class Media:
         value = self._listed.get(oid)
         if value is None:
             found = self._index.ask(
-                "SELECT text FROM page.stats WHERE kind = 'object' AND contains(text, $oid) LIMIT 1",
-                {"oid": oid},
+                "SELECT text FROM page.stats WHERE kind = 'object' AND "
+                f"contains(text, {quoted(oid)}) LIMIT 1"
             ).fetchone()
             value = in_text(found[0], self._objects.get) if found else None
         if value is None or value.oid != oid or value.kind != "image":
