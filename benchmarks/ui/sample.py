@@ -83,13 +83,17 @@ for epoch in range(args.epochs):
 
 SECOND = SCRIPT.replace("0.3, (64", "0.2, (64").replace("0.3, (args", "0.2, (args")
 THIRD = SECOND.replace(
-    '    _, p = forward(test_x)\n', '    rate = args.lr\n    rearview.log("rate", rate)\n    _, p = forward(test_x)\n'
-).replace("w1, w2 = w1 - args.lr * m1, w2 - args.lr * m2", "w1 -= args.lr * m1\n        w2 -= args.lr * m2")
-ANCHOR = '        losses.append(loss)\n'
+    "    _, p = forward(test_x)\n",
+    '    rate = args.lr\n    rearview.log("rate", rate)\n    _, p = forward(test_x)\n',
+).replace(
+    "w1, w2 = w1 - args.lr * m1, w2 - args.lr * m2",
+    "w1 -= args.lr * m1\n        w2 -= args.lr * m2",
+)
+ANCHOR = "        losses.append(loss)\n"
 PROBED = THIRD.replace(
     ANCHOR, ANCHOR + '        rearview.log("grad_norm", float(np.sqrt((g1**2).sum() + (g2**2).sum())))\n'
 ).replace(
-    '    _, p = forward(test_x)\n',
+    "    _, p = forward(test_x)\n",
     '    rearview.log("weight_norm", float(np.linalg.norm(w1)))\n    _, p = forward(test_x)\n',
 )  # fmt: skip
 
@@ -107,8 +111,18 @@ def make(folder: Path, count: int = 18, *, epochs: int = 24) -> None:
         words = ["--lr", str(lr), "--optimizer", optimizer, "--seed", str(seed)]
         width = str(32 if k % 2 else 64)
         subprocess.run(
-            [sys.executable, "-m", "rearview", "run", "train.py", *words]
-            + ["--width", width, "--epochs", str(epochs)],
+            [
+                sys.executable,
+                "-m",
+                "rearview",
+                "run",
+                "train.py",
+                *words,
+                "--width",
+                width,
+                "--epochs",
+                str(epochs),
+            ],
             cwd=folder,
             env=environment,
             check=True,
