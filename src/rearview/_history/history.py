@@ -221,11 +221,11 @@ class History:
 
     def names(self) -> list[str]:
         """Return every name that has values, or that the newest source logs."""
-        return sorted({*self._tables.names(), *(name for name, _ in self._virtual())})
+        return sorted({*self._tables.names(), *(name for name, _ in self.virtual())})
 
     def empty(self, names: Sequence[str]) -> list[str]:
         """Return those of `names` that the newest source logs and that have no value yet."""
-        virtual = {name for name, _ in self._virtual()} - set(self._tables.names())
+        virtual = {name for name, _ in self.virtual()} - set(self._tables.names())
         return [name for name in dict.fromkeys(names) if name in virtual]
 
     def table(
@@ -250,7 +250,7 @@ class History:
             runs=chosen,
             order=order,
             limit=limit,
-            virtual=self._virtual(),
+            virtual=self.virtual(),
             unproved=unproved,
         )
 
@@ -263,8 +263,11 @@ class History:
         self._tables.refresh()
         return self._tables.sql(query, unproved=unproved, values=True)
 
-    def _virtual(self) -> list[tuple[str, tuple[str, ...]]]:
-        """Return names that the work tree logs at constant names, with the loops around them."""
+    def virtual(self) -> list[tuple[str, tuple[str, ...]]]:
+        """Return the constant names that the work tree logs, each with the loops around it.
+
+        These are columns of every table, empty where no value was logged or filled.
+        """
         try:
             edited = self._probing([]).edited
         except RearviewError:
@@ -278,6 +281,10 @@ class History:
     def diff(self, a: str, b: str = WORKTREE) -> str:
         """Return what changed in the source from run `a` to run `b` or to the work tree."""
         return self._versions.diff(self._version(a), self._version(b))
+
+    def source(self, which: str = WORKTREE) -> dict[str, bytes]:
+        """Return the files of the source that a run had, or of the work tree, by their paths."""
+        return self._versions.files(self._version(which))
 
     def statement_diff(self, a: str, b: str = WORKTREE) -> list[StatementChange]:
         """Return what became of each statement from run `a` to run `b` or to the work tree.

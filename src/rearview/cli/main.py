@@ -56,6 +56,7 @@ COMMANDS = {
     "sql": ("ask", "Ask the records and runs in SQL."),
     "diff": ("ask", "Show how the source of two runs differs."),
     "plot": ("plot", "Plot logged values, all runs in one picture."),
+    "ui": ("ui", "Show the project in a browser."),
     "compare": ("compare", "Compare two runs: arguments, results, source, environment."),
     "files": ("files", "List the files that a run wrote, and fetch them."),
     "export": ("export", "Write a table to FILE."),

@@ -13,6 +13,7 @@ import difflib
 import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 from rearview.errors import UsageError
 from rearview.model.proof import TRUSTED
@@ -406,6 +407,26 @@ def asked(query: str) -> tuple[str, str]:
         if name in _TELLS:
             return "", f"SELECT * FROM pragma_{name}{pragma[2] or '()'}"
     return "", query
+
+
+def check_condition(con: Any, where: str) -> None:
+    """Refuse a condition that is none, in its own words and not in those of our SQL."""
+    import duckdb
+
+    said = "it is more than one"
+    try:
+        for text in (f"SELECT 1 WHERE {where}", f"SELECT ({where}\n)"):
+            if len(con.extract_statements(text)) != 1:
+                break
+        else:
+            return
+    except duckdb.Error as exc:
+        said = str(exc).strip().partition("\n")[0]
+    raise UsageError(
+        f"The condition {where!r} cannot be read: {said}. Write SQL over names, loops and "
+        "arguments, such as 'acc < 0.9 and epoch > 10'.",
+        slug="sql",
+    )
 
 
 def explained(duck: Duck, how: str, question: str) -> Table:
