@@ -57,7 +57,6 @@ COMMANDS = {
     "diff": ("query", "Show how the source of two runs differs."),
     "plot": ("plot", "Plot logged values, all runs in one picture."),
     "ui": ("ui", "Show the project in a browser."),
-    "compare": ("compare", "Compare two runs: arguments, results, source, environment."),
     "compare": ("runs", "Compare two runs: arguments, results, source, environment."),
     "files": ("files", "List the files that a run wrote, and fetch them."),
     "export": ("files", "Write a table to FILE."),
