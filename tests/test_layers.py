@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "notebook": {"model", "errors", "config", "source", "plan", "store", "execute", "past"},
     "frameworks": {"public"},
     "checkpointer": {"public", "frameworks"},
-    "web": {"model", "errors", "config", "past", "store"},
+    "web": {"model", "errors", "_history", "store"},
     "cli": {
         *("model", "errors", "config", "past", "notebook", "web", "energy", "store", "remote"),
         "sites",
