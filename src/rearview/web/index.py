@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from rearview.errors import DamagedError, RearviewError, UsageError
+from rearview.errors import RearviewError, UsageError
 from rearview.model import Run, Status
 from rearview.model.proof import TRUSTED, WITHHELD
 from rearview.store.files import make_folder
@@ -116,6 +116,7 @@ class Index:
         self.lock = threading.RLock()
         self.stale = True
         self._unsaved = 0
+        self._unread: dict[str, Signature] = {}
         self._summaries: dict[str, dict[str, tuple[int, int, Summary]]] = {}
         columns = ", ".join(f"{name} {kind}" for name, kind in RUNS.items())
         args = ", ".join(f"{name} {kind}" for name, kind in ARGS.items())
@@ -142,17 +143,20 @@ class Index:
             first = not self.revision
             if first:
                 self._load()
-            seen = self._look()
-            changed = sorted(
-                run
-                for run, signature in seen.items()
-                if (known := self.entries.get(run)) is None
-                or known.signature != signature
-                or (known.live and self._moved(known))
-            )
-            self.pending = max(0, len(changed) - AT_ONCE)
-            changed = changed[-AT_ONCE:]
-            gone = self.entries.keys() - seen.keys()
+            gone: set[str] = set()
+            if not self._unread:
+                seen = self._look()
+                gone = self.entries.keys() - seen.keys()
+                self._unread = {
+                    run: signature
+                    for run, signature in sorted(seen.items())
+                    if (known := self.entries.get(run)) is None
+                    or known.signature != signature
+                    or (known.live and self._moved(known))
+                }
+            changed = list(self._unread)[-AT_ONCE:]
+            seen = {run: self._unread.pop(run) for run in changed}
+            self.pending = len(self._unread)
             if changed or gone or first:
                 self._apply(changed, seen, gone)
                 self.revision += 1
@@ -175,12 +179,10 @@ class Index:
                         _stamp(f"{folder.path}/replays.jsonl"),
                     ]
                     entry = self.entries.get(folder.name)
-                    if entry is None and not Path(folder.path, "run.json").is_file():
+                    if entry is None and not _stamp(f"{folder.path}/run.json"):
                         continue
-                    if entry is None or entry.live:
+                    if entry is not None and entry.live:
                         signature += sorted(_records(folder.path))
-                    elif len(entry.signature) > 3:
-                        signature += entry.signature[3:]
                     found[folder.name] = signature
         return found
 
@@ -225,7 +227,7 @@ class Index:
     def _read(self, run: str) -> Run:
         try:
             found = self._runs.get(run)
-        except DamagedError as exc:
+        except RearviewError as exc:  # damaged, or removed just now
             return Run(run, "", "", (), 0.0, Status.DEAD, facts={"damaged": str(exc)})
         end = found.facts.get("end", {})
         kept = {"loops": {k: v.get("iterations") for k, v in end.get("loops", {}).items()}}
