@@ -57,7 +57,7 @@ export function baseQuery() {
 const widthOf = (key) => {
   const [form, name] = parts(key);
   if (form === "fact") return { status: 96, started: 118, seconds: 84, tags: 150, note: 180, version: 96, command: 320, script: 120 }[name] || 110;
-  return Math.max(76, Math.min(180, 40 + 7 * name.length));
+  return Math.max(76, Math.min(190, 38 + 8 * name.length));
 };
 
 export function Runs() {
@@ -401,7 +401,7 @@ function ActionBar({ keys, base }) {
     const union = new Set(names.flatMap((n) => [...cells.value[n]]));
     let cost = 0, known = 0;
     for (const n of names) for (const r of cells.value[n]) { const p = prices.value[n]?.[r]; if (p?.seconds !== undefined) { cost += p.seconds; known++; } }
-    return html`<div class="actions" role="region" aria-label="Chosen cells"><${Icon} name="fill" /><span><b>${many(count, "cell")}</b> of ${names.join(", ")} in ${many(union.size, "run")}</span>
+    return html`<div class="actions" role="region" aria-label="Chosen cells"><${Icon} name="fill" /><span><b>${many(count, "cell")}</b> of ${names.join(", ")} in ${many(union.size, "run")}</span>${names.length * union.size > count ? html`<span class="price" title="A replay of a run fills all chosen columns of it">all of these runs will be filled</span>` : ""}
       <span class="price">${known === count ? `about ${span(cost)} of replay` : "price is being worked out"}</span><span class="spacer"></span>
       <${Button} kind="quiet" onClick=${() => (cells.value = {})}>Let go</${Button}>
       <${Button} kind="primary" icon="replay" onClick=${() => (planning.value = { names, runs: [...union] })}>Show the plan</${Button}></div>`;
