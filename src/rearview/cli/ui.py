@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from rearview.cli.options import asked
+from rearview.cli.options import open_history
 from rearview.cli.terminal import output
 from rearview.cli.terminal.progress import waiting
 
@@ -57,7 +57,7 @@ def ui(
     if token is not None and len(token) < 16:
         raise click.BadParameter("has fewer than 16 characters.", param_hint="--token")
     needs_libraries()
-    past = asked()
+    past = open_history()
     if folder is not None:
         from rearview.web.snapshot import write_snapshot
 

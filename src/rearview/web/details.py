@@ -302,7 +302,7 @@ def under_way(history: History, index: Index) -> dict[str, Any]:
             for name in crew.__struct_fields__
             if name not in {"format", "process"}
         }
-        for crew in history.crews()
+        for crew in history.running_backfills()
     ]
     return {"runs": out, "backfills": crews}
 

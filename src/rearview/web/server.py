@@ -363,7 +363,7 @@ def _workers(page: Page, body: bytes) -> Any:
     asked = rows.request(body, Workers)
     if not 1 <= asked.workers <= 256:
         raise UsageError("A backfill has 1 to 256 workers.", slug="page-question")
-    page.history.employ(asked.workers, of=asked.backfill)
+    page.history.set_workers(asked.workers, of=asked.backfill)
     return {}
 
 
