@@ -19,6 +19,7 @@ from rearview._history.checkpoint_state import (
 )
 from rearview._history.compare_runs import Comparison, compare
 from rearview._history.export_values import SavedValue, loaded, save_values
+from rearview._history.plots import Plot, plot_of
 from rearview._history.reports import Removal, RunReport
 from rearview._history.start_run import Preemption, edited_source, environment_note, source_note
 from rearview.backfill.backfill import Backfiller
@@ -273,6 +274,19 @@ class History:
             virtual=self.virtual(),
             unproved=unproved,
         )
+
+    def plot(
+        self,
+        *names: str,
+        where: str | None = None,
+        runs: Sequence[str] | None = None,
+        by: str | None = None,
+    ) -> Plot:
+        """Return the values of `names` as lines over their loop, one per run; a notebook draws them.
+
+        `by` is an argument: one line per value of it, the mean of its runs. `.save("loss.svg")` writes it.
+        """
+        return plot_of(self, names, where=where, runs=runs, by=by)
 
     def sql(self, query: str, *, unproved: bool = False) -> Table:
         """Return the answer to one SQL question over the tables of docs/schema.md.
