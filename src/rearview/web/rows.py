@@ -48,6 +48,8 @@ class Query(msgspec.Struct, forbid_unknown_fields=True):
     """Values of group columns: only the runs of that group."""
     runs: list[str] | None = None
     """Only these runs."""
+    ranges: bool = False
+    """Whether the lowest and highest value of each numeric column are wanted: they take longer."""
     offset: int = 0
     limit: int = 100
 
@@ -141,25 +143,65 @@ class Rows:
         self._aliases: dict[str, str] = {}
 
     def answer(self) -> dict[str, Any]:
-        """Return one page of rows, how many there are, and the range of each numeric column."""
+        """Return one page of rows, and how many there are."""
         if self._query.group and not self._query.within:
             return self._groups()
         query = self._query
-        sorts = [(self._alias(one.key), one.desc) for one in query.sort]
-        keys = [*query.columns, *(one.key for one in query.sort)]
-        source = self._source(keys)
-        cells = ", ".join(["run", *(self._alias(key) for key in query.columns)])
-        order = ", ".join(
-            [f"{alias} {'DESC' if desc else 'ASC'} NULLS LAST" for alias, desc in sorts]
+        source = self._source([one.key for one in query.sort])
+        order = "".join(
+            f"{self._alias(one.key)} {'DESC' if one.desc else 'ASC'} NULLS LAST, "
+            for one in query.sort
         )
         limit = max(0, min(query.limit, MOST_ROWS))
         found = self._index.ask(
-            f"SELECT {cells} FROM ({source}) ORDER BY {order + ', ' if order else ''}ord DESC "
+            f"SELECT run FROM ({source}) ORDER BY {order}ord DESC "
             f"LIMIT {limit} OFFSET {max(0, query.offset)}"
         )
-        rows = [[*map(plain, row)] for row in found.fetchall()]
-        total, ranges = self._ranges(source)
-        return {"total": total, "rows": rows, "ranges": ranges}
+        runs = [row[0] for row in found.fetchall()]
+        total = self._index.ask(f"SELECT count(*) FROM ({source})").fetchone()[0]
+        ranges = self._ranges(self._source(query.columns))[1] if query.ranges else {}
+        return {"total": total, "rows": self._cells(runs), "ranges": ranges}
+
+    def _cells(self, runs: Sequence[str]) -> list[list[Any]]:
+        """Return the rows of some runs. Columns are read for these alone, which is what makes it quick."""
+        keys = self._query.columns
+        rows: dict[str, list[Any]] = {run: [run, *(None for _ in keys)] for run in runs}
+        if not runs:
+            return []
+        chosen = ", ".join(map(quoted, runs))
+        places: dict[str, dict[str, list[tuple[int, int]]]] = {"arg": {}, "stat": {}}
+        facts: list[tuple[int, str]] = []
+        for k, key in enumerate(keys, 1):
+            cell, _ = self._column(key, k)  # refuses a key that is none
+            form, _, name = key.partition(":")
+            if form == "fact":
+                facts.append((k, cell))
+            elif form == "arg":
+                at = 0 if self._columns.args.get(name) else 1
+                places["arg"].setdefault(name, []).append((k, at))
+            else:
+                text = form == "last" and not self._columns.numeric(key)
+                at = 5 if text else list(FORMS).index(form)
+                places["stat"].setdefault(name, []).append((k, at))
+        if facts:
+            cells = ", ".join(cell for _, cell in facts)
+            sql = f"SELECT r.run, {cells} FROM page.runs r WHERE r.run IN ({chosen})"
+            for run, *values in self._index.ask(sql).fetchall():
+                for (k, _), value in zip(facts, values, strict=True):
+                    rows[run][k] = plain(value)
+        values_of = {"arg": "number, text", "stat": "last, low, high, mean, n, text"}
+        for table, wanted in places.items():
+            if not wanted:
+                continue
+            names = ", ".join(map(quoted, wanted))
+            sql = (
+                f"SELECT run, name, {values_of[table]} FROM page.{table}s "
+                f"WHERE name IN ({names}) AND run IN ({chosen})"
+            )
+            for run, name, *values in self._index.ask(sql).fetchall():
+                for k, at in wanted[name]:
+                    rows[run][k] = plain(values[at])
+        return [rows[run] for run in runs]
 
     def points(self) -> dict[str, Any]:
         """Return every run that fits, for a chart over runs; at most `MOST_POINTS`."""

@@ -121,7 +121,7 @@ class Page:
             "writable": self.writable,
             "trusted": self.history.trusted,
             "revision": self.index.revision,
-            "pending": self.index.pending,
+            "pending": self.index.pending or int(not self.index.revision),
             "runs": len(self.index.entries),
             "statuses": counts,
             "problems": self.index.problems[:20],

@@ -239,7 +239,7 @@ export function toggleCell(name, run, more) {
 
 function RunTable({ keys, base }) {
   const pins = pinned.value;
-  const q = { ...base, columns: keys };
+  const q = { ...base, columns: keys, ...(keys.some((k) => tinted.value[k]) ? { ranges: true } : {}) };
   const key = JSON.stringify(q);
   const pages = usePages(key, useCallback((offset, limit) => api.get("/api/table", { q: { ...q, offset, limit } }), [key]), revision.value);
   const top = usePages(`${key}${pins}`, useCallback((offset, limit) => (pins.length ? api.get("/api/table", { q: { columns: keys, runs: pins, sort: base.sort, offset, limit } }) : Promise.resolve({ rows: [], total: 0 })), [key, pins]), revision.value);
