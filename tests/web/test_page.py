@@ -15,7 +15,7 @@ from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.common.keys import Keys  # noqa: E402
 from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
 
-WAIT = 60
+WAIT = 120
 """Seconds after which something that should have come is missed."""
 SCREENS = {
     "runs": ("#/runs", ".grid .row .runlink"),
