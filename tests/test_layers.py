@@ -60,8 +60,9 @@ MAY_IMPORT = {
     # what people see
     "frameworks": "public",
     "notebook": "public",
+    "web": "_history errors model public store store/checkpoints store/tables",
     # the power in the grid and submit files are asked about before there is any history
-    "cli": "_history checkpointer cli/terminal config energy errors model multiversion public",
+    "cli": "_history checkpointer cli/terminal config energy errors model multiversion public web",
     "cli/terminal": "_history errors model",
 }
 """Room -> the rooms it may import besides itself, exactly; `public` is `import rearview`."""

@@ -56,6 +56,7 @@ COMMANDS = {
     "sql": ("query", "Ask the records and runs in SQL."),
     "diff": ("query", "Show how the source of two runs differs."),
     "plot": ("plot", "Plot logged values, all runs in one picture."),
+    "ui": ("ui", "Show the project in a browser."),
     "compare": ("runs", "Compare two runs: arguments, results, source, environment."),
     "files": ("files", "List the files that a run wrote, and fetch them."),
     "export": ("files", "Write a table to FILE."),
