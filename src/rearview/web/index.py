@@ -21,8 +21,8 @@ import msgspec
 from rearview.errors import RearviewError, UsageError
 from rearview.model import Run, RunEnd, RunStart, Status
 from rearview.model.proof import TRUSTED, WITHHELD
-from rearview.store.files import make_folder
-from rearview.store.project import Project, publish
+from rearview.store.files import make_folder, publish
+from rearview.store.project import Project
 from rearview.store.runs import Runs
 from rearview.store.tables.connection import Duck, files, quoted
 from rearview.store.tables.pivot import PLAIN, WINNERS, encode

@@ -16,7 +16,7 @@ import msgspec
 
 from rearview.errors import RearviewError, UsageError
 from rearview.store.checkpoints.objects import Objects
-from rearview.store.media import StoredValue, value_in_text, is_png
+from rearview.store.media import StoredValue, is_png, value_in_text
 from rearview.store.tables.connection import quoted
 from rearview.store.tables.pivot import PLAIN, WINNERS
 from rearview.store.tables.record_files import long, plain
