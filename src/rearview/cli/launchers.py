@@ -62,12 +62,6 @@ def meant(words: Sequence[str]) -> Meant:
     """
     first, *rest = words
     name = Path(first).name
-    if Path(first).suffix == ".ipynb":
-        raise UsageError(
-            f"{first} is a notebook; notebooks are not recorded yet. Turn it into a script with "
-            f"`jupyter nbconvert --to script {shlex.quote(first)}` and record that.",
-            slug="no-script",
-        )
     if not Path(first).is_file() or _PYTHON.match(name):
         if _PYTHON.match(name):
             return _python(first, rest)

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 Value = int | str | float | None
+CELL = "cell"
+"""Outermost step of the points of a notebook."""
 NAMED = "loop:"
 """How the id of a loop begins that the program names itself, by `rearview.loop`."""
 

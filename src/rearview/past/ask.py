@@ -591,6 +591,12 @@ class History:
             told = differing_source(self._versions, run)
         return replace(begun, notes=(*told, *differing_environment(home)))
 
+    def notebook(self, which: str = "latest") -> bytes:
+        """Return the notebook that a run executed, as its version has it."""
+        run = self.run(which)
+        name = os.path.relpath(os.path.join(run.cwd, run.script), run.home(run.cwd))  # noqa: PTH118
+        return self._versions.files(run.source)[name]
+
     def _mended(self, run: Run) -> str | None:
         """Return the version with which a run goes on if the work tree is to be used."""
         edited = edited_source(self._versions, run)

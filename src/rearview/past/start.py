@@ -17,6 +17,7 @@ from rearview.execute.start import Start, start
 from rearview.model import Control, Run, Status
 from rearview.model.secrets import redact, redact_words
 from rearview.remote.base import open_remote
+from rearview.source.notebooks import is_notebook
 from rearview.store.environment import environment_differences, environment_of
 from rearview.store.private import make_folder
 from rearview.store.project import Project, publish, root_of
@@ -69,6 +70,8 @@ def begin(
                 "watched. Set REARVIEW_ROOT to a folder above the script, or unset it.",
                 slug="outside-project",
             )
+    if not module and is_notebook(target):
+        here, target = Path(target).resolve().parent, Path(target).name  # as Jupyter does
     control = Control(
         root=str(root.resolve()),
         target=target,
@@ -78,8 +81,20 @@ def begin(
         settings=dict(settings or {}),
     )
     if preempt is None:
+        if is_notebook(target) and not module:
+            return _of_notebook(control, here)
         return start(control, os.environ, here)
     return _continued(control, preempt, here)
+
+
+def _of_notebook(control: Control, here: Path) -> Start:
+    """Return how to start a notebook's kernel; the run's folder is known before, to keep outputs in."""
+    try:
+        runs = Runs(Project.create(Path(control.root)))
+        control = msgspec.structs.replace(control, run=runs.reserve())
+    except (StoreError, OSError):
+        return start(control, os.environ, here)  # which says that nothing is recorded
+    return replace(start(control, os.environ, here), kept=runs.folder(str(control.run)))
 
 
 def _continued(control: Control, preempt: Preempt, here: Path) -> Start:

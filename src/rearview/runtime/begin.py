@@ -42,6 +42,7 @@ from rearview.runtime.state.refusal import REFUSING
 from rearview.runtime.traces import Traces, allow_again
 from rearview.runtime.writer import Writer
 from rearview.source.mend import mend
+from rearview.source.notebooks import is_notebook
 from rearview.store.checkpoints import Checkpoints
 from rearview.store.hardware import hardware
 from rearview.store.project import Project, root_of
@@ -153,7 +154,7 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
         checkpointing=int(watched),
         given=dict(control.given),
         runs=runs,
-        script="" if control.module else os.path.abspath(control.target),  # noqa: PTH100
+        script="" if control.module else _program_of(control.target),
         joins=joins,
         records=RecordFile(runs.folder(run), run, put=checkpoints.objects.put),
         writer=Writer(checkpoints, settings, warn=_warn, ended=pulse.ended),
@@ -388,6 +389,11 @@ def _leave_after(session: Recorder, seconds: float) -> None:
             session.signals.request()
 
     threading.Thread(target=count, name="rearview-leave", daemon=True).start()
+
+
+def _program_of(target: str) -> str:
+    """Return the file that holds a script's program; a notebook's is seen as one of its own."""
+    return os.path.abspath(target) + (".py" if is_notebook(target) else "")  # noqa: PTH100
 
 
 def _watch_arguments(session: Recorder) -> None:

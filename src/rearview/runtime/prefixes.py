@@ -18,7 +18,7 @@ class Prefixes:
     def of(self, session: Session) -> bytes:
         """Return the current point as records spell it; the common case without building it."""
         stack = session.stack
-        if session.loose or threading.get_ident() != session.thread:
+        if session.loose or session.cell or threading.get_ident() != session.thread:
             return encode_point(session.point())
         indices = [entry.now for entry in stack]
         for entry, index in zip(stack, indices, strict=True):

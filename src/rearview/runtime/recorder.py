@@ -310,7 +310,7 @@ class Recorder(Session):
         steps = [other.step() for other in self.stack]
         known = entry.sequence[index] if entry.sequence and index < len(entry.sequence) else None
         steps[-1] = Step(entry.site.name, index, None if known == index else known)
-        return Point(tuple(steps))
+        return Point((*self.cell_steps(), *steps))
 
     def log(self, items: Mapping[str, Any]) -> None:
         """Append values at the current point; once this returns, a kill does not lose them."""
@@ -406,7 +406,7 @@ class Recorder(Session):
 
     def summary(self) -> dict[str, Any]:
         """Return what the run measured, for planning and for `rearview show`."""
-        files = {str(module.__file__) for _, module in self.modules}
+        files = {str(file) for _, one in self.modules if (file := getattr(one, "__file__", None))}
         if self.script and self.belongs(self.script):
             files.add(self.script)  # Python forgets its name
         return {
