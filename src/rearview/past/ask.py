@@ -40,6 +40,7 @@ from rearview.past.worktree import differing_source, edited_source
 from rearview.plan.facts import Machine
 from rearview.source.logged import names_logged
 from rearview.source.mend import mend
+from rearview.source.notebooks import is_notebook
 from rearview.source.propagate import HandPlace
 from rearview.source.renames import renames
 from rearview.source.statement_diff import Change, statement_diff
@@ -604,6 +605,12 @@ class History:
             return None
         if not run.version:
             raise UsageError(f"The source of run {run.id} was not kept.", slug="no-source")
+        if is_notebook(run.script) and any(map(is_notebook, edited)):
+            raise UsageError(
+                f"Run {run.id} is of a notebook, which only goes on with the cells that it ran. Resume "
+                "it without --source, or start anew with `rearview run`.",
+                slug="mend-too-early",
+            )
         target = max(
             (one for one in self._checkpoints.of(run.id) if one.complete),
             key=lambda one: one.seq,

@@ -23,6 +23,7 @@ from rearview.past.sharing import lead_of
 from rearview.past.unwatched import unparsed, unwatched
 from rearview.plan.at import At, parse_at
 from rearview.plan.facts import LoopFacts
+from rearview.source.notebooks import as_programs, in_cells_of, is_notebook, with_text
 from rearview.source.probes import Probes
 from rearview.source.sameness import sameness
 from rearview.store.checkpoints import Checkpoints
@@ -151,15 +152,23 @@ class Preparing:
         return known
 
     def _lost(self, run: Run, files: Mapping[str, bytes]) -> str:
-        return lost(files, run.facts.get("end", {}).get("files") or [run.script])
+        return lost(as_programs(files), run.facts.get("end", {}).get("files") or [run.script])
 
     def _derived(
         self, run: Run, source: dict[str, str], old: Mapping[str, bytes]
     ) -> tuple[str, Mapping[str, bytes]]:
         """Return the version in which a run's probes stand, and its files."""
-        changes = {
-            path: text.encode() for path, text in source.items() if old.get(path) != text.encode()
-        }
+        recorded = as_programs(old)
+        changes = {}
+        for path, text in source.items():
+            if recorded.get(path) == text.encode():
+                continue
+            home = path.removesuffix(".py")
+            if is_notebook(home) and home in old:
+                divided = in_cells_of(recorded[path].decode(), text, home)
+                changes[home] = with_text(old[home], divided, home)
+            else:
+                changes[path] = text.encode()
         if not changes:
             return run.version, old
         return self.versions.derive(run.version, changes), {**old, **changes}

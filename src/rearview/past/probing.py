@@ -17,6 +17,7 @@ from rearview.source.apart import Apart, apart
 from rearview.source.carry import SURE
 from rearview.source.logged import names_logged
 from rearview.source.naming import Naming
+from rearview.source.notebooks import as_programs, in_cells
 from rearview.source.probes import Kind, Probe, Probes, check, find, fits
 from rearview.source.propagate import HandPlace, Outcome, Statement, through
 from rearview.source.sameness import needed
@@ -72,7 +73,7 @@ class Probing:
         """Return the readable Python files of a version."""
         if version not in self._texts:
             found = {}
-            for path, data in self.versions.files(version).items():
+            for path, data in as_programs(self.versions.files(version)).items():
                 if path.endswith(".py"):
                     try:
                         found[path] = importlib.util.decode_source(data)
@@ -83,6 +84,13 @@ class Probing:
 
     def of(self, run: Run, names: Sequence[str] = ()) -> Probes:
         """Return the probes for `run`: as they stand, or carried back into its version."""
+        try:
+            return self._of(run, names)
+        except SourceError as exc:
+            exc.args = (in_cells(str(exc), self.edited), *exc.args[1:])
+            raise
+
+    def _of(self, run: Run, names: Sequence[str]) -> Probes:
         if not run.version:
             raise SourceError(
                 f"The source of run {run.id} was not kept, so it cannot be replayed.",

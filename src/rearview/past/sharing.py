@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from rearview.execute.leading import leading
 from rearview.execute.replays import script_of
 from rearview.model import Run
+from rearview.source.notebooks import is_notebook
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ def lead_of(run: Run, files: Mapping[str, bytes], home: str) -> Lead | None:
     `home` is where the project was when it ran.
     """
     facts = run.facts
-    if not facts.get("watched", True):
+    if not facts.get("watched", True) or is_notebook(str(facts.get("target", ""))):
         return None
     module = bool(facts.get("module"))
     entry = str(facts.get("target", "")) if module else script_of(run, home)

@@ -6,6 +6,7 @@ from rearview.config import Settings
 from rearview.errors import RearviewError
 from rearview.model import Run
 from rearview.past.probing import WORKTREE
+from rearview.source.notebooks import SUFFIX
 from rearview.store.project import Project
 from rearview.store.versions import Versions
 
@@ -21,7 +22,9 @@ def edited_source(versions: Versions, run: Run) -> dict[str, bytes]:
         return {}
     old, new = versions.files(run.source), versions.files(versions.save(WORKTREE))
     return {
-        path: text for path, text in new.items() if path.endswith(".py") and old.get(path) != text
+        path: text
+        for path, text in new.items()
+        if path.endswith((".py", SUFFIX)) and old.get(path) != text
     }
 
 

@@ -404,6 +404,8 @@ def _watch_arguments(session: Recorder) -> None:
 
     def parse(self: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> Any:
         found = real(self, *args, **kwargs)
+        if type(self).__module__.startswith("IPython."):
+            return found  # the options of a magic
         try:
             session.argument({k: plain(v) for k, v in vars(found[0]).items()})
         except Exception as exc:

@@ -38,6 +38,7 @@ _INPUTS = re.compile(r"(In|_ih|_dh|_i{1,3}|_i\d+|_exit_code)\Z")
 """Names under which a kernel keeps what was typed."""
 _OUTPUTS = re.compile(r"(Out|_oh|_{1,3}|_\d+)\Z")
 """Names under which a kernel keeps what cells have returned."""
+_CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
 _PR_SET_PDEATHSIG = 1
 _INTERRUPTED = 130
 
@@ -63,6 +64,7 @@ def make_kernel(control: Control) -> Any:
         assert control.segment is not None
         traits["connection_file"] = str(Path(control.segment).with_name("kernel.json"))
         traits |= {"transport": "ipc", "ip": f"@rearview-{secrets.token_hex(8)}"}
+        traits |= {f"{name}_port": number for number, name in enumerate(_CHANNELS, 1)}
         traits |= {"quiet": False, "capture_fd_output": False}
     import ipykernel_launcher
 

@@ -8,12 +8,14 @@ calls that IPython makes of them. Outputs, counts and the like are no part of it
 from __future__ import annotations
 
 import ast
+import difflib
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NoReturn
 
 from rearview.errors import SourceError
 
@@ -183,6 +185,51 @@ def source_of(text: str) -> str:
     return "\n".join(lines)
 
 
+def in_cells_of(old: str, text: str, path: str = "the notebook") -> str:
+    r"""Return `text`, which adds statements to `old`, divided into the cells of `old`.
+
+    A cell that was added, or split off, becomes part of the one before it: recorded values are found by
+    the numbers of the cells. Every line stays where it is.
+
+    >>> old = "# %% In [1]\nx = 1\n# %% In [2]\ny = 2\n"
+    >>> new = "# %% In [1]\nx = 1\n# %% In [2]\nlog(x)\n# %% In [3]\ny = 2\n"
+    >>> in_cells_of(old, new).split("\n")
+    ['# %% In [1]', 'x = 1', '# %%', 'log(x)', '# %% In [2]', 'y = 2', '']
+    """
+    before, lines = _numbered(old), text.split("\n")
+    after = _numbered(text)
+    pairs = difflib.SequenceMatcher(
+        None, [one for _, one in before], [one for _, one in after], autojunk=False
+    )
+    votes: dict[int, Counter[int]] = {}
+    for a, b, size in pairs.get_matching_blocks():
+        for k in range(size):
+            votes.setdefault(after[b + k][0], Counter())[before[a + k][0]] += 1
+    marks = [at for at, line in enumerate(lines) if _MARKED.match(line)]
+    count = sum(1 for line in old.split("\n") if _MARKED.match(line))
+    last = 0
+    for cell, at in enumerate(marks, 1):
+        meant = votes[cell].most_common(1)[0][0] if cell in votes else max(last, 1)
+        if meant not in (last, last + 1):
+            _unplaced(path)
+        lines[at] = _MARK.format(meant) if meant > last else "# %%"
+        last = meant
+    if last != count:
+        _unplaced(path)
+    return "\n".join(lines)
+
+
+def _numbered(text: str) -> list[tuple[int, str]]:
+    """Return (cell, line) of the lines of a program text that are not blank or markers."""
+    found, cell = [], 0
+    for line in text.split("\n"):
+        if _MARKED.match(line):
+            cell += 1
+        elif line.strip():
+            found.append((cell, line.strip()))
+    return found
+
+
 def with_text(data: bytes, text: str, path: str = "the notebook") -> bytes:
     """Return a notebook whose program is `text`: the cells of `data` with statements added."""
     content = _content(data, path)
@@ -194,20 +241,20 @@ def with_text(data: bytes, text: str, path: str = "the notebook") -> bytes:
         elif bodies:
             bodies[-1].append(line)
         elif line.strip():
-            return _unplaced(path)
+            _unplaced(path)
     if len(bodies) != len(before.cells):
-        return _unplaced(path)
+        _unplaced(path)
     for cell, body in zip(before.cells, bodies, strict=True):
         changed = "\n".join(body)
         if changed != cell.text:
             content["cells"][cell.position]["source"] = source_of(changed).splitlines(keepends=True)
     made = _encoded(content)
     if parse(made, path).text != text:
-        return _unplaced(path)
+        _unplaced(path)
     return made
 
 
-def _unplaced(path: str) -> bytes:
+def _unplaced(path: str) -> NoReturn:
     raise SourceError(
         f"The statements added to {path} do not go back into its cells one to one, so it is not "
         "replayed. Put each statement on lines of its own, inside a cell.",
