@@ -8,8 +8,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
 from rearview.cli import show
 from rearview.cli.options import span
 from rearview.errors import UsageError
@@ -37,7 +35,7 @@ def notebook_options(
         if name == "--out":
             out = Path(value)
         else:
-            timeout = span.convert(value, None, None)
+            timeout = span(value)
     return out, timeout
 
 

@@ -17,7 +17,7 @@ from rearview.cli.launchers import Meant, meant
 from rearview.cli.notebooks import check_notebook, notebook_options, run_notebook
 from rearview.cli.options import TakesRuns, asked, not_started, one_run, pair, quiet_option, span
 from rearview.errors import UsageError
-from rearview.source.notebooks import is_notebook
+from rearview.model.run import is_notebook
 
 if TYPE_CHECKING:
     from rearview.execute.start import Start
@@ -103,11 +103,15 @@ class Program(click.Command):
     "files then.",
 )
 @click.option(
-    "--out", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
     help="Of a notebook: write it with its outputs there.",
 )
 @click.option(
-    "--timeout", type=span, metavar="SPAN",
+    "--timeout",
+    type=span,
+    metavar="SPAN",
     help="Of a notebook: the longest that a cell may take (10m); it is interrupted then.",
 )
 @green_options
@@ -274,11 +278,15 @@ def check_script(script: Path) -> None:
     help="Fetch the run from this folder or URL first, and bring every save there.",
 )
 @click.option(
-    "--out", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
     help="Of a notebook: write it with its outputs there.",
 )
 @click.option(
-    "--timeout", type=span, metavar="SPAN",
+    "--timeout",
+    type=span,
+    metavar="SPAN",
     help="Of a notebook: the longest that a cell may take (10m); it is interrupted then.",
 )
 @quiet_option

@@ -6,6 +6,18 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+NOTEBOOK = ".ipynb"
+"""How the name of a notebook ends."""
+
+
+def is_notebook(path: str) -> bool:
+    """Return True if a path is that of a notebook.
+
+    >>> is_notebook("study.ipynb"), is_notebook("train.py")
+    (True, False)
+    """
+    return path.endswith(NOTEBOOK)
+
 
 class Status(StrEnum):
     """What became of a run."""

@@ -95,6 +95,8 @@ class Death(msgspec.Struct, frozen=True, tag=True):
     pid: int
 
 
+AGAIN = "again.json"
+"""File beside the connection file of a kernel that has to be started anew: the `Control` to do it with."""
 DEEPEST = 8
 """Loops on a stack beyond which recursion is not followed in the text of a program."""
 PROBE_RAISED = "the added statement at"

@@ -12,7 +12,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -21,7 +21,7 @@ import msgspec
 
 from rearview.errors import UsageError
 from rearview.execute.start import Start
-from rearview.model.segment import VARIABLE, Control
+from rearview.model.segment import AGAIN, VARIABLE, Control
 from rearview.source.notebooks import Notebook, parse
 from rearview.store.private import open_file
 
@@ -102,6 +102,11 @@ def execute(
             died = True
         finally:
             code = manager.ended()
+        again = Path(folder) / AGAIN
+        if died and again.is_file():
+            env = {**begun.environment, VARIABLE: again.read_text("utf-8")}
+            anew = replace(begun, environment=env)
+            return execute(anew, data, path=path, show=show, timeout=timeout)
     if done.why:
         done.cell = _number(notebook, client.position) if client.position_known else 0
         done.why = _death(code) if died else done.why
@@ -125,7 +130,7 @@ def _keep(file: Path, content: Any) -> None:
 
     with contextlib.suppress(OSError):  # the store is gone: recording has said so
         fd = open_file(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        with open(fd, "w", encoding="utf-8") as out:
+        with open(fd, "w", encoding="utf-8") as out:  # noqa: PTH123 - a descriptor
             out.write(nbformat.writes(content) + "\n")
 
 
@@ -159,7 +164,7 @@ def _manager(begun: Start, folder: Path) -> Any:
     control = msgspec.json.decode(begun.environment[VARIABLE], type=Control)
     told = msgspec.json.encode(msgspec.structs.replace(control, kernel=str(connection))).decode()
 
-    class Manager(AsyncKernelManager):  # type: ignore[misc]
+    class Manager(AsyncKernelManager):
         environment = {**begun.environment, VARIABLE: told}  # noqa: RUF012 - never changed
         process: Any = None
 
@@ -167,7 +172,8 @@ def _manager(begun: Start, folder: Path) -> Any:
             return list(begun.command)
 
         async def _async_post_start_kernel(self, **kwargs: Any) -> None:
-            self.process = self.provisioner.process
+            provisioner: Any = self.provisioner
+            self.process = provisioner.process
             await super()._async_post_start_kernel(**kwargs)
 
         post_start_kernel = _async_post_start_kernel
@@ -191,7 +197,7 @@ def _manager(begun: Start, folder: Path) -> Any:
         # a kernel that is asked to end first brings all that it has recorded to disk
         shutdown_wait_time=float(10**6),
     )
-    manager._kernel_spec = KernelSpec(
+    manager._kernel_spec = KernelSpec(  # noqa: SLF001 - none is installed, so none is looked up
         argv=list(begun.command), display_name="Python", language="python"
     )
     return manager
@@ -205,7 +211,9 @@ def _client(content: Any, manager: Any, show: Show, timeout: float | None) -> An
         position = 0
         position_known = False
 
-        async def async_execute_cell(self, cell: Any, cell_index: int, *args: Any, **kw: Any) -> Any:
+        async def async_execute_cell(
+            self, cell: Any, cell_index: int, *args: Any, **kw: Any
+        ) -> Any:
             if cell.cell_type == "code" and cell.source.strip():
                 self.position, self.position_known = cell_index, True
             return await super().async_execute_cell(cell, cell_index, *args, **kw)
@@ -226,10 +234,10 @@ def _client(content: Any, manager: Any, show: Show, timeout: float | None) -> An
             await super().async_start_new_kernel(**kwargs)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
 
-        async def _async_handle_timeout(self, timeout: int, cell: Any = None) -> Any:
+        async def _async_handle_timeout(self, *args: Any) -> Any:
             manager.forward(signal.SIGINT)
             manager.shutdown_wait_time = _GRACE
-            return await super()._async_handle_timeout(timeout, cell)
+            return await super()._async_handle_timeout(*args)
 
     client = Client(
         content,

@@ -18,6 +18,7 @@ from rearview.execute.start import Start, arguments, given_of, start
 from rearview.model import Checkpoint, Control, Run, Status, Verdict
 from rearview.model.point import name_of
 from rearview.model.proof import WITHHELD, compared, worst
+from rearview.model.run import is_notebook
 from rearview.past.comparing import Comparison, compare
 from rearview.past.corrections import Correction
 from rearview.past.covered import replaced
@@ -40,7 +41,6 @@ from rearview.past.worktree import differing_source, edited_source
 from rearview.plan.facts import Machine
 from rearview.source.logged import names_logged
 from rearview.source.mend import mend
-from rearview.source.notebooks import is_notebook
 from rearview.source.propagate import HandPlace
 from rearview.source.renames import renames
 from rearview.source.statement_diff import Change, statement_diff
@@ -590,7 +590,8 @@ class History:
             told: tuple[str, ...] = (f"{text}; up to the last checkpoint the run had {then}",)
         else:
             told = differing_source(self._versions, run)
-        return replace(begun, notes=(*told, *differing_environment(home)))
+        kept = home if is_notebook(run.script) else None
+        return replace(begun, kept=kept, notes=(*told, *differing_environment(home)))
 
     def notebook(self, which: str = "latest") -> bytes:
         """Return the notebook that a run executed, as its version has it."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from rearview.errors import UsageError
 from rearview.model import Run, Status
 from rearview.model.point import name_of
+from rearview.model.run import is_notebook
 from rearview.past.chosen import Chosen, within
 from rearview.past.covered import Asked, narrowed, uncompared
 from rearview.past.inputs import gone
@@ -23,7 +24,7 @@ from rearview.past.sharing import lead_of
 from rearview.past.unwatched import unparsed, unwatched
 from rearview.plan.at import At, parse_at
 from rearview.plan.facts import LoopFacts
-from rearview.source.notebooks import as_programs, in_cells_of, is_notebook, with_text
+from rearview.source.notebooks import as_programs, in_cells_of, with_text
 from rearview.source.probes import Probes
 from rearview.source.sameness import sameness
 from rearview.store.checkpoints import Checkpoints

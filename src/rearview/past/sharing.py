@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rearview.execute.leading import leading
 from rearview.execute.replays import script_of
 from rearview.model import Run
-from rearview.source.notebooks import is_notebook
+from rearview.model.run import is_notebook
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ from rearview.config import Settings
 from rearview.errors import StoreError, UsageError
 from rearview.execute.start import Start, start
 from rearview.model import Control, Run, Status
+from rearview.model.run import is_notebook
 from rearview.model.secrets import redact, redact_words
 from rearview.remote.base import open_remote
-from rearview.source.notebooks import is_notebook
 from rearview.store.environment import environment_differences, environment_of
 from rearview.store.private import make_folder
 from rearview.store.project import Project, publish, root_of

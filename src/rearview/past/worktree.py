@@ -5,8 +5,8 @@ from __future__ import annotations
 from rearview.config import Settings
 from rearview.errors import RearviewError
 from rearview.model import Run
+from rearview.model.run import NOTEBOOK
 from rearview.past.probing import WORKTREE
-from rearview.source.notebooks import SUFFIX
 from rearview.store.project import Project
 from rearview.store.versions import Versions
 
@@ -24,7 +24,7 @@ def edited_source(versions: Versions, run: Run) -> dict[str, bytes]:
     return {
         path: text
         for path, text in new.items()
-        if path.endswith((".py", SUFFIX)) and old.get(path) != text
+        if path.endswith((".py", NOTEBOOK)) and old.get(path) != text
     }
 
 

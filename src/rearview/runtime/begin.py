@@ -19,6 +19,7 @@ from rearview.energy import Account, Used
 from rearview.errors import VersionError
 from rearview.model import Checkpoint, Control, Run
 from rearview.model.printable import printable
+from rearview.model.run import is_notebook
 from rearview.model.secrets import redact_value, redact_words
 from rearview.remote.base import open_remote
 from rearview.runtime import api, children, clocks, entropy, imports
@@ -42,7 +43,6 @@ from rearview.runtime.state.refusal import REFUSING
 from rearview.runtime.traces import Traces, allow_again
 from rearview.runtime.writer import Writer
 from rearview.source.mend import mend
-from rearview.source.notebooks import is_notebook
 from rearview.store.checkpoints import Checkpoints
 from rearview.store.hardware import hardware
 from rearview.store.project import Project, root_of

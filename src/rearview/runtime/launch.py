@@ -23,12 +23,12 @@ import msgspec
 
 from rearview.errors import RearviewError, StoreError, UsageError
 from rearview.model.printable import printable
+from rearview.model.run import is_notebook
 from rearview.model.segment import VARIABLE, Control
 from rearview.runtime.background import hide_background_threads
 from rearview.runtime.bottom_frame import run_at_bottom
 from rearview.runtime.names import furnish, retire
 from rearview.runtime.state.programs import Standin
-from rearview.source.notebooks import is_notebook
 
 if TYPE_CHECKING:
     from rearview.runtime.hooks import Shared

@@ -49,6 +49,7 @@ def make_kernel(control: Control) -> Any:
     This comes before the session: what a kernel draws, reads and imports to get ready is not the program's.
     """
     try:
+        import ipykernel
         from ipykernel.kernelapp import IPKernelApp
     except ImportError as exc:
         raise UsageError(
@@ -66,11 +67,17 @@ def make_kernel(control: Control) -> Any:
         traits |= {"transport": "ipc", "ip": f"@rearview-{secrets.token_hex(8)}"}
         traits |= {f"{name}_port": number for number, name in enumerate(_CHANNELS, 1)}
         traits |= {"quiet": False, "capture_fd_output": False}
-    import ipykernel_launcher
-
-    sys.argv = [ipykernel_launcher.__file__, "-f", traits["connection_file"]]
-    app = IPKernelApp.instance(**traits)
+    launcher = Path(ipykernel.__file__).parent.parent / "ipykernel_launcher.py"
+    sys.argv = [str(launcher), "-f", traits["connection_file"]]
+    quiet = (
+        "PYDEVD_DISABLE_FILE_VALIDATION"  # else debugpy remarks that Python's modules are frozen
+    )
+    known = os.environ.get(quiet)
+    os.environ[quiet] = "1"
+    app: Any = IPKernelApp.instance(**traits)
     app.initialize(["--HistoryManager.hist_file=:memory:"])
+    if known is None:
+        del os.environ[quiet]
     # as long as the kernel lives, and the same in every process that runs this notebook
     sys.argv[2] = f"{control.root}{os.sep}kernel.json"
     return app
@@ -86,13 +93,13 @@ def _end_with_parent() -> None:
 def _kernel_class() -> Any:
     from ipykernel.ipkernel import IPythonKernel
 
-    class Kernel(IPythonKernel):  # type: ignore[misc]
+    class Kernel(IPythonKernel):
         cells: Cells | None = None
 
         async def do_execute(
             self, code: str, silent: bool, store_history: bool = True, *args: Any, **kwargs: Any
         ) -> Any:
-            run = super().do_execute
+            run: Any = super().do_execute
             cell = None
             if self.cells is not None and not silent and store_history:
                 cell = self.cells.begin(code)
@@ -206,9 +213,10 @@ def _watch(app: Any, cells: Cells) -> None:
 
     session = cells.session
 
-    class Compiler(XCachingCompiler):  # type: ignore[misc]
+    class Compiler(XCachingCompiler):
         def get_code_name(self, raw_code: str, code: str, number: int) -> str:
-            name: str = super().get_code_name(raw_code, code, number)
+            named: Any = super().get_code_name
+            name: str = named(raw_code, code, number)
             if cells.now is not None:
                 session.adopt(name)
             return name
@@ -218,7 +226,8 @@ def _watch(app: Any, cells: Cells) -> None:
             return without_targets(code) if isinstance(code, CodeType) else code
 
     shell = app.kernel.shell
-    compiler = Compiler()
+    made: Any = Compiler
+    compiler = made()
     vars(compiler).update(vars(shell.compile))
     shell.compile, shell.compiler_class = compiler, Compiler
     shell.ast_transformers.append(cells)

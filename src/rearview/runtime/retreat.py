@@ -17,7 +17,7 @@ import msgspec
 
 from rearview.errors import RearviewError
 from rearview.model import Checkpoint, Control
-from rearview.model.segment import LAUNCHER, VARIABLE
+from rearview.model.segment import AGAIN, LAUNCHER, VARIABLE
 from rearview.runtime.leaving import end_children
 
 _OPEN = Path("/proc/self/fd")
@@ -61,6 +61,10 @@ class Retreat:
     def _begin(self, control: Control) -> None:
         """Replace this process by one that is told `control`."""
         end_children()
+        if control.kernel is not None:
+            # the front end waits for an answer of this very process: it has to begin anew too
+            Path(control.kernel).with_name(AGAIN).write_bytes(msgspec.json.encode(control))
+            os.kill(os.getpid(), signal.SIGKILL)
         for number in _files() - self.files:
             try:
                 os.set_inheritable(number, False)

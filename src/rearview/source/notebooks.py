@@ -18,8 +18,8 @@ from functools import lru_cache
 from typing import Any, NoReturn
 
 from rearview.errors import SourceError
+from rearview.model.run import NOTEBOOK, is_notebook
 
-SUFFIX = ".ipynb"
 PROGRAM = ".ipynb.py"
 """How the name of a notebook's program text ends."""
 PYTHON_BODIES = ("time", "capture")
@@ -75,15 +75,6 @@ class Notebook:
             if line >= cell.line - 1:
                 return cell.number, max(1, line - cell.line + 1)
         return 1, 1
-
-
-def is_notebook(path: str) -> bool:
-    """Return True if a path is that of a notebook.
-
-    >>> is_notebook("study.ipynb"), is_notebook("train.py")
-    (True, False)
-    """
-    return path.endswith(SUFFIX)
 
 
 def parse(data: bytes, path: str = "the notebook") -> Notebook:
@@ -151,10 +142,11 @@ def python_of(source: str) -> str:
             return f"{_KEPT_LINE}{first}\n{inner}"
     from IPython.core.inputtransformer2 import TransformerManager
 
+    manager: Any = TransformerManager
     blank = re.match(r"(?:[ \t]*\n)*", source)
     above = blank.group().count("\n") if blank is not None else 0
     try:
-        text = TransformerManager().transform_cell(source).removesuffix("\n")
+        text: str = manager().transform_cell(source).removesuffix("\n")
     except SyntaxError:
         text = ""
     if text and _parses(text):
@@ -269,8 +261,8 @@ def normal(data: bytes) -> bytes:
     except SourceError:
         return data
     metadata = {k: v for k, v in (content.get("metadata") or {}).items() if k not in _VOLATILE}
-    info = metadata.get("language_info")
-    if isinstance(info, dict) and "name" in info:
+    info = metadata.pop("language_info", None)  # a kernel writes it when it has run
+    if isinstance(info, dict) and info.get("name", "python") != "python":
         metadata["language_info"] = {"name": info["name"]}
     cells = []
     for cell in content["cells"]:
@@ -325,4 +317,4 @@ def in_cells(message: str, texts: Mapping[str, str]) -> str:
                 number, line = int(marked.group(1)), at
         return f"{found.group(1)} cell {number}, line {max(1, int(found.group(2)) - line)}"
 
-    return _PLACE.sub(named, message).replace(PROGRAM, SUFFIX)
+    return _PLACE.sub(named, message).replace(PROGRAM, NOTEBOOK)

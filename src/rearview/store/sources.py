@@ -13,8 +13,9 @@ from zlib import crc32
 
 import msgspec
 
+from rearview.model.run import NOTEBOOK
 from rearview.model.secrets import holds_secret, is_secret_file
-from rearview.source.notebooks import SUFFIX, normal
+from rearview.source.notebooks import normal
 from rearview.store.git import Entry, GitDatabase
 from rearview.store.private import make_folder
 from rearview.store.project import FOLDER, publish
@@ -228,7 +229,7 @@ def _is_secret(path: bytes, whole: bytes) -> bool:
 
 
 def _is_notebook(path: bytes) -> bool:
-    return path.endswith(SUFFIX.encode())
+    return path.endswith(NOTEBOOK.encode())
 
 
 def _suffix(path: bytes) -> bytes:
