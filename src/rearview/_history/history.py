@@ -32,7 +32,7 @@ from rearview.execute.start import Preempt, Start, arguments, differing_environm
 from rearview.execute.status import Crew, Progress, ask_for, under_way
 from rearview.model import Checkpoint, Control, Run, Status, Verdict
 from rearview.model.proof import WITHHELD, compared, worst
-from rearview.model.run import name_of
+from rearview.model.run import is_notebook, name_of
 from rearview.plan.facts import Machine
 from rearview.source.log_calls import names_logged
 from rearview.source.mended_source import mend
@@ -580,7 +580,14 @@ class History:
             told: tuple[str, ...] = (f"{text}; up to the last checkpoint the run had {then}",)
         else:
             told = differing_source(self._versions, run)
-        return replace(begun, notes=(*told, *differing_environment(home)))
+        kept = home if is_notebook(run.script) else None
+        return replace(begun, kept=kept, notes=(*told, *differing_environment(home)))
+
+    def notebook(self, which: str = "latest") -> bytes:
+        """Return the notebook that a run executed, as its version has it."""
+        run = self.run(which)
+        name = os.path.relpath(os.path.join(run.cwd, run.script), run.home(run.cwd))  # noqa: PTH118
+        return self._versions.files(run.source)[name]
 
     def _mended(self, run: Run) -> str | None:
         """Return the version with which a run goes on if the work tree is to be used."""
@@ -589,6 +596,12 @@ class History:
             return None
         if not run.version:
             raise UsageError(f"The source of run {run.id} was not kept.", slug="no-source")
+        if is_notebook(run.script) and any(map(is_notebook, edited)):
+            raise UsageError(
+                f"Run {run.id} is of a notebook, which only goes on with the cells that it ran. Resume "
+                "it without --source, or start anew with `rearview run`.",
+                slug="mend-too-early",
+            )
         target = max(
             (one for one in self._checkpoints.of(run.id) if one.complete),
             key=lambda one: one.seq,

@@ -40,6 +40,7 @@ from rearview.execute.pool import Pool
 from rearview.execute.replay_jobs import ReplayOutcome, Replays
 from rearview.execute.status import Post, Progress, under_way
 from rearview.model import Run, Segment
+from rearview.model.run import is_notebook
 from rearview.plan.cost import refine, speed
 from rearview.plan.explain import explain
 from rearview.plan.facts import Machine, parse_at
@@ -221,7 +222,14 @@ class Filling:
             return None
         self.tables.refresh()
         found: dict[str, Chosen | None] = {}
-        for one in self.tables.stretches(where, [run.id for run in runs]):
+        of_cells = {run.id: is_notebook(run.script) for run in runs}
+        stretches = [
+            one
+            for skip in (0, 1)
+            if (some := [run for run, cells in of_cells.items() if cells == bool(skip)])
+            for one in self.tables.stretches(where, some, skip=skip)
+        ]
+        for one in stretches:
             known = found.setdefault(one.run, {})
             if not one.loops:
                 found[one.run] = None

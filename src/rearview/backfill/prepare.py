@@ -33,9 +33,10 @@ from rearview.backfill.shared_imports import lead_of
 from rearview.config import Settings
 from rearview.errors import RearviewError, UsageError
 from rearview.model import Run, Status
-from rearview.model.run import name_of
+from rearview.model.run import NOTEBOOK, is_notebook, name_of
 from rearview.plan.facts import At, LoopFacts, parse_at
 from rearview.source.log_calls import names_logged
+from rearview.source.notebooks import as_programs, in_cells_of, with_text
 from rearview.source.probes.probe import Probes, sameness
 from rearview.source.text import try_parse
 from rearview.store.checkpoints.checkpoints import Checkpoints
@@ -301,15 +302,23 @@ class Preparing:
         return known
 
     def _lost(self, run: Run, files: Mapping[str, bytes]) -> str:
-        return lost(files, run.facts.get("end", {}).get("files") or [run.script])
+        return lost(as_programs(files), run.facts.get("end", {}).get("files") or [run.script])
 
     def _derived(
         self, run: Run, source: dict[str, str], old: Mapping[str, bytes]
     ) -> tuple[str, Mapping[str, bytes]]:
         """Return the version in which a run's probes stand, and its files."""
-        changes = {
-            path: text.encode() for path, text in source.items() if old.get(path) != text.encode()
-        }
+        recorded = as_programs(old)
+        changes = {}
+        for path, text in source.items():
+            if recorded.get(path) == text.encode():
+                continue
+            home = path.removesuffix(".py")
+            if is_notebook(home) and home in old:
+                divided = in_cells_of(recorded[path].decode(), text, home)
+                changes[home] = with_text(old[home], divided, home)
+            else:
+                changes[path] = text.encode()
         if not changes:
             return run.version, old
         return self.versions.derive(run.version, changes), {**old, **changes}
@@ -345,7 +354,9 @@ def edited_source(versions: Versions, run: Run) -> dict[str, bytes]:
         return {}
     old, new = versions.files(run.source), versions.files(versions.save(WORKTREE))
     return {
-        path: text for path, text in new.items() if path.endswith(".py") and old.get(path) != text
+        path: text
+        for path, text in new.items()
+        if path.endswith((".py", NOTEBOOK)) and old.get(path) != text
     }
 
 

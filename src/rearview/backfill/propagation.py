@@ -18,6 +18,7 @@ from rearview.backfill.corrections import Correction, Corrections, Identity
 from rearview.errors import ProbeError, SourceError, UsageError
 from rearview.model import Run
 from rearview.source.log_calls import names_logged
+from rearview.source.notebooks import as_programs, in_cells
 from rearview.source.probes.find import check, find
 from rearview.source.probes.probe import Probe, ProbeKind, Probes, fits, needed
 from rearview.source.propagate.moved_files import FileNames, renames
@@ -189,7 +190,7 @@ class Probing:
         """Return the readable Python files of a version."""
         if version not in self._texts:
             found = {}
-            for path, data in self.versions.files(version).items():
+            for path, data in as_programs(self.versions.files(version)).items():
                 if path.endswith(".py"):
                     try:
                         found[path] = importlib.util.decode_source(data)
@@ -200,6 +201,13 @@ class Probing:
 
     def of(self, run: Run, names: Sequence[str] = ()) -> Probes:
         """Return the probes for `run`: as they stand, or carried back into its version."""
+        try:
+            return self._of(run, names)
+        except SourceError as exc:
+            exc.args = (in_cells(str(exc), self.edited), *exc.args[1:])
+            raise
+
+    def _of(self, run: Run, names: Sequence[str]) -> Probes:
         if not run.version:
             raise SourceError(
                 f"The source of run {run.id} was not kept, so it cannot be replayed.",

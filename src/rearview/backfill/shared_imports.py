@@ -16,6 +16,7 @@ from pathlib import PurePosixPath
 
 from rearview.execute.replay_jobs import script_of
 from rearview.model import Run
+from rearview.model.run import is_notebook
 
 LIBRARIES = frozenset(
     {
@@ -192,7 +193,7 @@ def lead_of(run: Run, files: Mapping[str, bytes], home: str) -> Lead | None:
     `home` is where the project was when it ran.
     """
     facts = run.facts
-    if not facts.get("watched", True):
+    if not facts.get("watched", True) or is_notebook(str(facts.get("target", ""))):
         return None
     module = bool(facts.get("module"))
     entry = str(facts.get("target", "")) if module else script_of(run, home)

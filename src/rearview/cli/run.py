@@ -24,9 +24,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rearview.cli.green import Green, green_options, grid_setting, last_time, moment, run_green
+from rearview.cli.notebooks import check_notebook, notebook_options, run_notebook
 from rearview.cli.options import TakesRuns, asked, not_started, one_run, pair, quiet_option, span
 from rearview.cli.terminal import output
 from rearview.errors import UsageError
+from rearview.model.run import is_notebook
 
 if TYPE_CHECKING:
     from rearview._history import Preempt
@@ -79,12 +81,6 @@ def meant(words: Sequence[str]) -> Meant:
     """
     first, *rest = words
     name = Path(first).name
-    if Path(first).suffix == ".ipynb":
-        raise UsageError(
-            f"{first} is a notebook; notebooks are not recorded yet. Turn it into a script with "
-            f"`jupyter nbconvert --to script {shlex.quote(first)}` and record that.",
-            slug="no-script",
-        )
     if not Path(first).is_file() or _PYTHON.match(name):
         if _PYTHON.match(name):
             return _python(first, rest)
@@ -303,6 +299,18 @@ class Program(click.Command):
     help="With --preemptible: leave so after this time too (1h), for batch systems that take "
     "files then.",
 )
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Of a notebook: write it with its outputs there.",
+)
+@click.option(
+    "--timeout",
+    type=span,
+    metavar="SPAN",
+    help="Of a notebook: the longest that a cell may take (10m); it is interrupted then.",
+)
 @green_options
 @quiet_option
 def run(
@@ -318,6 +326,8 @@ def run(
     remote: str | None,
     retries: int,
     exit_every: float | None,
+    out: Path | None,
+    timeout: float | None,
     green: bool,
     by: str | None,
     hours: float | None,
@@ -326,10 +336,11 @@ def run(
     exit_when_paused: bool,
     quiet: bool,
 ) -> int | None:
-    """Record a run of a script, which needs no changes.
+    """Record a run of a script or notebook, which needs no changes.
 
     Everything after the script (or after `-m MODULE`) belongs to it. Output, exit code, signals
-    and tracebacks are the script's own; our few lines go to stderr.
+    and tracebacks are the script's own; our few lines go to stderr. A notebook's cells are run in order
+    in a kernel of their own; --out and --timeout may stand behind its name too.
     """
     if module is None and not program:
         raise click.UsageError(
@@ -340,6 +351,14 @@ def run(
     target, rest = understood.target, list(understood.args)
     if not understood.module:
         check_script(Path(target))
+    notebook = not understood.module and is_notebook(target)
+    if notebook:
+        out, timeout = notebook_options(target, rest, out, timeout)
+        rest = []
+    elif out is not None or timeout is not None:
+        raise click.UsageError(
+            "--out and --timeout are for notebooks.", click.get_current_context()
+        )
     os.environ.update(understood.environment)
     from rearview._history import begin
 
@@ -376,6 +395,9 @@ def run(
             return begun
 
         return run_green(start, told, preempt.signals, quiet=quiet)
+    if notebook:
+        data = Path(target).read_bytes()
+        check_notebook(data, target, quiet=quiet)
     if preempt is not None:
         # One that comes while the program is still being started waits for it to listen.
         signal.pthread_sigmask(signal.SIG_BLOCK, preempt.signals)
@@ -384,6 +406,8 @@ def run(
         output.said(f"recording {'-m ' if understood.module else ''}{target}")
     if not quiet and preempt is not None:
         tell_notes(begun)  # it may go on with one that was stopped
+    if notebook:
+        return run_notebook(begun, data, target, out, timeout)
     become(begun)
     return None
 
@@ -452,8 +476,27 @@ def check_script(script: Path) -> None:
     metavar="URL",
     help="Fetch the run from this folder or URL first, and bring every save there.",
 )
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Of a notebook: write it with its outputs there.",
+)
+@click.option(
+    "--timeout",
+    type=span,
+    metavar="SPAN",
+    help="Of a notebook: the longest that a cell may take (10m); it is interrupted then.",
+)
 @quiet_option
-def resume(which: str, source: str, remote: str | None, quiet: bool) -> None:
+def resume(
+    which: str,
+    source: str,
+    remote: str | None,
+    out: Path | None,
+    timeout: float | None,
+    quiet: bool,
+) -> int | None:
     """Go on with a run that was stopped.
 
     It continues from its last checkpoint, with the source, arguments and random state it had,
@@ -476,7 +519,11 @@ def resume(which: str, source: str, remote: str | None, quiet: bool) -> None:
     if not quiet:
         output.said(f"resuming {which}")
         tell_notes(begun)
+    stopped = asked().run(which)
+    if is_notebook(stopped.script):
+        return run_notebook(begun, asked().notebook(which), stopped.script, out, timeout)
     become(begun)
+    return None
 
 
 def tell_notes(begun: Start) -> None:

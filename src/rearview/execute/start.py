@@ -22,6 +22,7 @@ from rearview.config import Settings
 from rearview.errors import StoreError, UsageError
 from rearview.model import Control, Run, Status
 from rearview.model.plan import LAUNCHER, VARIABLE, Control
+from rearview.model.run import is_notebook
 from rearview.model.secrets import filled, redact, redact_words
 from rearview.remote.base import open_remote
 from rearview.store.files import make_folder
@@ -142,6 +143,8 @@ def begin(
                 "watched. Set REARVIEW_ROOT to a folder above the script, or unset it.",
                 slug="outside-project",
             )
+    if not module and is_notebook(target):
+        here, target = Path(target).resolve().parent, Path(target).name  # as Jupyter does
     control = Control(
         root=str(root.resolve()),
         target=target,
@@ -151,8 +154,20 @@ def begin(
         settings=dict(settings or {}),
     )
     if preempt is None:
+        if is_notebook(target) and not module:
+            return _of_notebook(control, here)
         return start(control, os.environ, here)
     return _continued(control, preempt, here)
+
+
+def _of_notebook(control: Control, here: Path) -> Start:
+    """Return how to start a notebook's kernel; the run's folder is known before, to keep outputs in."""
+    try:
+        runs = Runs(Project.create(Path(control.root)))
+        control = msgspec.structs.replace(control, run=runs.reserve())
+    except (StoreError, OSError):
+        return start(control, os.environ, here)  # which says that nothing is recorded
+    return replace(start(control, os.environ, here), kept=runs.folder(str(control.run)))
 
 
 def _continued(control: Control, preempt: Preempt, here: Path) -> Start:

@@ -122,6 +122,8 @@ class Control(msgspec.Struct, frozen=True, omit_defaults=True):
     """Environment variables for the start of the process alone: the program does not see them."""
     nursery: Nursery | None = None
     """Be a process that segments are forked from; the rest is told to each of them."""
+    kernel: str | None = None
+    """Connection file of the front end that sends the cells of a notebook; None: they are run in order."""
 
 
 class Nursery(msgspec.Struct, frozen=True):
@@ -166,6 +168,8 @@ class Death(msgspec.Struct, frozen=True, tag=True):
     pid: int
 
 
+AGAIN = "again.json"
+"""File beside the connection file of a kernel that has to be started anew: the `Control` to do it with."""
 DEEPEST = 8
 """Loops on a stack beyond which recursion is not followed in the text of a program."""
 PROBE_RAISED = "the added statement at"

@@ -15,6 +15,8 @@ from enum import StrEnum
 from typing import Any
 
 Value = int | str | float | None
+CELL = "cell"
+"""Outermost step of the points of a notebook."""
 NAMED = "loop:"
 """How the id of a loop begins that the program names itself, by `rearview.loop`."""
 
@@ -118,6 +120,19 @@ class Record:
     value: Any
     origin: Origin = Origin.RECORDED
     time: float = 0.0
+
+
+NOTEBOOK = ".ipynb"
+"""How the name of a notebook ends."""
+
+
+def is_notebook(path: str) -> bool:
+    """Return True if a path is that of a notebook.
+
+    >>> is_notebook("study.ipynb"), is_notebook("train.py")
+    (True, False)
+    """
+    return path.endswith(NOTEBOOK)
 
 
 class Status(StrEnum):

@@ -31,7 +31,7 @@ import msgspec
 from rearview.checkpointer.signals import end_children
 from rearview.errors import RearviewError, StateError
 from rearview.model import Checkpoint, Control
-from rearview.model.plan import LAUNCHER, VARIABLE
+from rearview.model.plan import AGAIN, LAUNCHER, VARIABLE
 from rearview.runtime.checkpoint_index import END, Jumps
 from rearview.runtime.frames import unobserved
 from rearview.runtime.loops import LoopEntry
@@ -79,6 +79,10 @@ class Retreat:
     def _begin(self, control: Control) -> None:
         """Replace this process by one that is told `control`."""
         end_children()
+        if control.kernel is not None:
+            # the front end waits for an answer of this very process: it has to begin anew too
+            Path(control.kernel).with_name(AGAIN).write_bytes(msgspec.json.encode(control))
+            os.kill(os.getpid(), signal.SIGKILL)
         for number in _files() - self.files:
             try:
                 os.set_inheritable(number, False)

@@ -13,8 +13,8 @@ from types import FrameType
 from typing import Any
 
 from rearview.config import Settings
-from rearview.model import Point
-from rearview.model.run import NAMED
+from rearview.model import Point, Step
+from rearview.model.run import CELL, NAMED
 from rearview.runtime.frames import Modules, library_roots, project_frames, resolved, roots, settle
 from rearview.runtime.loops import SLICE, Habit, LoopEntry, iterate, suspended, untouched, watched
 from rearview.runtime.sandbox.file_view import PathUse, View
@@ -106,6 +106,8 @@ class Session:
     """Seconds that boundaries of short iterations are apart."""
     shared: frozenset[str] = frozenset()
     """Files that others have written since the run stopped: they stay as they are."""
+    cell: int = 0
+    """Number of the notebook's cell being executed, from 1 on; 0: none is."""
 
     def __post_init__(self) -> None:
         self.thread = threading.get_ident()
@@ -129,6 +131,10 @@ class Session:
             ours = f"{os.sep}{FOLDER}{os.sep}" in path[len(self.root) - 1 :]
             known = self._belongs[file] = inside and not installed and not ours
         return known
+
+    def adopt(self, file: str) -> None:
+        """Take code with this file name as the project's own, wherever the file seems to be."""
+        self._belongs[file] = True
 
     def real(self, path: str, use: PathUse = PathUse.READ) -> str:
         """Return where a file of the program is, which in a replay is not where it seems."""
@@ -268,11 +274,15 @@ class Session:
         """Return where the program is now."""
         if threading.get_ident() != self.thread:
             return Point()
-        return Point(tuple(entry.step() for entry in self.running()))
+        return Point((*self.cell_steps(), *(entry.step() for entry in self.running())))
+
+    def cell_steps(self) -> tuple[Step, ...]:
+        """Return the notebook's cell being executed as the outermost step of a point, if there is one."""
+        return (Step(CELL, self.cell - 1, self.cell),) if self.cell else ()
 
     def where(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
         """Return the current point as the loops and the iteration that each is at."""
-        if self.loose or threading.get_ident() != self.thread:
+        if self.loose or self.cell or threading.get_ident() != self.thread:
             point = self.point()
             return point.loops, point.indices
         stack = self.stack
@@ -335,6 +345,8 @@ class Session:
         """Say whether a module, or the module of that name, is the project's."""
         if isinstance(module, str):
             module = sys.modules.get(module)
+        if module is not None and module is self.modules.main:
+            return True
         file = getattr(module, "__file__", None)
         return isinstance(file, str) and self.belongs(file)
 

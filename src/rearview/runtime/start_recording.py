@@ -26,6 +26,7 @@ from rearview.config import Settings
 from rearview.energy import Account, Used
 from rearview.errors import RearviewError, VersionError
 from rearview.model import Checkpoint, Control, Run
+from rearview.model.run import is_notebook
 from rearview.model.secrets import redact_value, redact_words
 from rearview.model.wording import printable
 from rearview.remote.base import open_remote
@@ -159,7 +160,7 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
         checkpointing=int(watched),
         given=dict(control.given),
         runs=runs,
-        script="" if control.module else os.path.abspath(control.target),  # noqa: PTH100
+        script="" if control.module else _program_of(control.target),
         joins=joins,
         records=RecordFile(runs.folder(run), run, put=checkpoints.objects.put),
         writer=Writer(checkpoints, settings, warn=_warn, ended=pulse.ended),
@@ -396,6 +397,11 @@ def _leave_after(session: Recorder, seconds: float) -> None:
     threading.Thread(target=count, name="rearview-leave", daemon=True).start()
 
 
+def _program_of(target: str) -> str:
+    """Return the file that holds a script's program; a notebook's is seen as one of its own."""
+    return os.path.abspath(target) + (".py" if is_notebook(target) else "")  # noqa: PTH100
+
+
 def _watch_arguments(session: Recorder) -> None:
     """Keep what `argparse` returns as hyper-parameters."""
     import argparse
@@ -404,6 +410,8 @@ def _watch_arguments(session: Recorder) -> None:
 
     def parse(self: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> Any:
         found = real(self, *args, **kwargs)
+        if type(self).__module__.startswith("IPython."):
+            return found  # the options of a magic
         try:
             session.argument({k: plain(v) for k, v in vars(found[0]).items()})
         except Exception as exc:

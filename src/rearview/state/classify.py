@@ -93,10 +93,17 @@ _BYSTANDERS = (
     *BY_REFERENCE,
     "asyncio.",
     "concurrent.futures.",
+    "comm.",
     "ctypes.",
+    "ipykernel.",
+    "ipywidgets.",
     "jax._src.",
+    "jupyter_client.",
     "multiprocessing.",
     "rearview.",
+    "tornado.",
+    "traitlets.",
+    "zmq.",
 )
 # Python objects whose caches and engines only their own pickling knows to leave out.
 _KEEP_THEMSELVES = ("pandas.", "polars.")

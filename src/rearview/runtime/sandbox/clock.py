@@ -50,9 +50,10 @@ WAITERS = (
 TIMERS = (
     *("jax.", "torch._dynamo.", "torch._inductor.", "torch._functorch.", "numba.", "triton."),
     *("joblib.", "loky.", "multiprocessing.", "concurrent.", "dask.", "distributed.", "ray."),
+    *("IPython.", "ipykernel.", "jupyter_client.", "tornado.", "traitlets.", "zmq."),
 )
 """Libraries that time their own work: compiling, which after a jump happens elsewhere in the program,
-and waiting for other processes, which takes another number of looks each time."""
+and waiting for other processes or a front end, which takes another number of looks each time."""
 _FLUSH = 512
 _DEPRECATED = (
     "datetime.datetime.utcnow() is deprecated and scheduled for removal in a future version. Use "
@@ -138,6 +139,8 @@ class Clock:
 
         def read() -> Any:
             caller = sys._getframe(1)
+            while caller.f_globals is _OURS and caller.f_back is not None:
+                caller = caller.f_back
             if own() != self._thread or _is_timer(str(caller.f_globals.get("__name__"))):
                 return real()
             if asked_by_tracker(caller) or (self._rule > 1 and self._is_apart(caller)):

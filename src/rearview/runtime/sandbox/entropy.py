@@ -201,6 +201,8 @@ def _named_for_processes(frame: FrameType | None) -> bool:
     return name.startswith("multiprocessing")
 
 
+_FRONT_END = ("ipykernel.", "jupyter_client.", "tornado.", "zmq.")
+"""Libraries by which a notebook's kernel speaks to its front end."""
 _PASSING = (__name__, "rearview.runtime.sandbox.file_patches", "rearview.state.codecs.functions")
 """Modules of ours that only pass on what the program asks for."""
 
@@ -211,7 +213,7 @@ def _of_us(name: str) -> bool | None:
 
     NumPy draws for every generator it makes, so the answer is kept.
     """
-    if name.startswith("multiprocessing"):
+    if name.startswith(("multiprocessing", *_FRONT_END)):
         return True
     if name in _PASSING or _standard(name):
         return None
