@@ -89,12 +89,16 @@ def test_an_edit_that_is_no_probe_is_refused_with_the_cell_and_line(tmp_path):
 
 KILLED = (
     "import random, os, time, rearview\nweights = []\ngate = os.environ['GATE']",
-    "print('set up')\nfor epoch in range(8):\n    for step in range(20):\n"
-    "        weights.append(random.random())\n    time.sleep(0.005)\n    rearview.log('loss', sum(weights))\n"
-    "    print('epoch', epoch, flush=True)\n"
-    "    while epoch == 5 and not os.path.exists(gate):\n        time.sleep(0.01)",
-    "import hashlib\n"
-    "rearview.log('end', hashlib.sha256(repr((weights, random.random())).encode()).hexdigest())",
+    (
+        "print('set up')\nfor epoch in range(8):\n    for step in range(20):\n"
+        "        weights.append(random.random())\n    time.sleep(0.005)\n    rearview.log('loss', sum(weights))\n"
+        "    print('epoch', epoch, flush=True)\n"
+        "    while epoch == 5 and not os.path.exists(gate):\n        time.sleep(0.01)"
+    ),
+    (
+        "import hashlib\n"
+        "rearview.log('end', hashlib.sha256(repr((weights, random.random())).encode()).hexdigest())"
+    ),
 )
 
 

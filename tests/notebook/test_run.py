@@ -15,12 +15,18 @@ STUDY = (
     "%matplotlib inline\nimport random, rearview\nprint('hello')",
     cell("# a remark\n\n", tags=["kept"]),
     "\n\nw = [0.0] * 4\nlines = !echo shell\nlines",
-    "%%time\nfor epoch in range(3):\n    for k in range(4):\n        w[k] += random.random()\n"
-    "    rearview.log('loss', sum(w))",
-    "import asyncio\nawait asyncio.sleep(0.001)\nfor name in ['a', 'b']:\n"
-    "    await asyncio.sleep(0)\n    rearview.log('seen', name)",
-    "from IPython.display import HTML, display\nimport ipywidgets\ndisplay(HTML('<b>x</b>'))\n"
-    "ipywidgets.IntSlider(3)",
+    (
+        "%%time\nfor epoch in range(3):\n    for k in range(4):\n        w[k] += random.random()\n"
+        "    rearview.log('loss', sum(w))"
+    ),
+    (
+        "import asyncio\nawait asyncio.sleep(0.001)\nfor name in ['a', 'b']:\n"
+        "    await asyncio.sleep(0)\n    rearview.log('seen', name)"
+    ),
+    (
+        "from IPython.display import HTML, display\nimport ipywidgets\ndisplay(HTML('<b>x</b>'))\n"
+        "ipywidgets.IntSlider(3)"
+    ),
     cell("1 / 0", tags=["raises-exception"]),
     "import matplotlib.pyplot as plt\nplt.plot(w)\nrearview.log('last', __name__)",
 )

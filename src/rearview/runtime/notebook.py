@@ -11,6 +11,7 @@ import ast
 import asyncio
 import ctypes
 import os
+import random
 import re
 import secrets
 import signal
@@ -25,6 +26,8 @@ from rearview.model.plan import Control
 from rearview.runtime import importer
 from rearview.runtime.importer import furnish
 from rearview.runtime.loops import Habit
+from rearview.runtime.sandbox import clock, entropy
+from rearview.runtime.sandbox.file_log import Inputs
 from rearview.runtime.sandbox.file_view import PathUse
 from rearview.runtime.session import Session
 from rearview.source.instrument import instrument, without_targets
@@ -127,6 +130,10 @@ class Cells:
         self.failed: str = ""
         """The error that ended the notebook, by its class."""
         self._next = 0
+        self._chance: list[Any] = session.declared.get(entropy.ROOT, [])
+        # as the last cell left it: between cells the kernel draws too
+        self._random, self._drawn = random.getstate(), list(self._chance)
+        clock.between_cells[:] = [lambda: not session.cell]
         self._expected = ""
         self._recorded = isinstance(session.compiler, importer.Compiler)
         known: Mapping[int, str] | None = None
@@ -145,6 +152,8 @@ class Cells:
                 self.now = cell
                 self.session.cell = cell.number
                 self._expected = ast.dump(cell.tree())
+                random.setstate(self._random)
+                self._chance[:] = self._drawn
                 return cell
         return None
 
@@ -152,6 +161,7 @@ class Cells:
         """Take in how a cell ended."""
         self.now = None
         self.session.cell = 0
+        self._random, self._drawn = random.getstate(), list(self._chance)
         if reply.get("status") != "ok" and "raises-exception" not in cell.tags:
             self.failed = self.failed or str(reply.get("ename") or "error")
             interrupted = self.failed == KeyboardInterrupt.__name__
@@ -259,7 +269,12 @@ def run_notebook(control: Control, session: Session, app: Any) -> int:
     file = os.path.abspath(control.target)  # noqa: PTH100 - patched in a replay
     root = session.root
     name = os.path.relpath(os.path.realpath(file), root)
+    inputs = getattr(session, "inputs", None)
+    if isinstance(inputs, Inputs):
+        inputs.active = False  # the program does not read its own text
     data = Path(session.real(file, PathUse.RUN)).read_bytes()
+    if isinstance(inputs, Inputs):
+        inputs.active = True
     sources: Mapping[str, bytes] = getattr(session.compiler, "sources", {})
     notebook = parse(sources.get(name, data), name)
     cells = Cells(session, notebook, f"{name}.py")

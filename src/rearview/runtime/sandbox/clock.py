@@ -24,7 +24,12 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from rearview.runtime.sandbox.entropy import after_import, asked_by_tracker, library_being_loaded
+from rearview.runtime.sandbox.entropy import (
+    after_import,
+    asked_by_tracker,
+    is_standard,
+    library_being_loaded,
+)
 from rearview.state.codecs.functions import Standin
 from rearview.state.exclusions import BARS
 from rearview.store import recorded_inputs
@@ -54,6 +59,9 @@ TIMERS = (
 )
 """Libraries that time their own work: compiling, which after a jump happens elsewhere in the program,
 and waiting for other processes or a front end, which takes another number of looks each time."""
+between_cells: list[Callable[[], bool]] = []
+"""In the kernel of a notebook: says that no cell is running, so nothing that is read is the program's."""
+_FRONT_END = ("ipykernel.", "jupyter_client.", "tornado.", "zmq.")
 _FLUSH = 512
 _DEPRECATED = (
     "datetime.datetime.utcnow() is deprecated and scheduled for removal in a future version. Use "
@@ -143,6 +151,8 @@ class Clock:
                 caller = caller.f_back
             if own() != self._thread or _is_timer(str(caller.f_globals.get("__name__"))):
                 return real()
+            if between_cells and (between_cells[0]() or _for_front_end(caller)):
+                return real()
             if asked_by_tracker(caller) or (self._rule > 1 and self._is_apart(caller)):
                 return real()
             at = place[0] * 8
@@ -186,6 +196,16 @@ def _asking(frame: types.FrameType | None) -> str:
     while frame is not None and frame.f_globals.get("__name__") == __name__:
         frame = frame.f_back
     return str(frame.f_globals.get("__name__")) if frame is not None else ""
+
+
+def _for_front_end(frame: types.FrameType | None) -> bool:
+    """Return True if a kernel asks for the time through Python's own modules, such as `logging`."""
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__"))
+        if not is_standard(name):
+            return name.startswith(_FRONT_END)
+        frame = frame.f_back
+    return False
 
 
 _OURS = globals()

@@ -215,12 +215,12 @@ def _of_us(name: str) -> bool | None:
     """
     if name.startswith(("multiprocessing", *_FRONT_END)):
         return True
-    if name in _PASSING or _standard(name):
+    if name in _PASSING or is_standard(name):
         return None
     return name.startswith("rearview.")
 
 
-def _standard(name: str) -> bool:
+def is_standard(name: str) -> bool:
     """Say whether a module is one of Python's own."""
     return name != "__main__" and name.partition(".")[0] in sys.stdlib_module_names
 
@@ -240,7 +240,7 @@ def library_being_loaded(frame: FrameType | None) -> str:
         if name.startswith("importlib."):
             if asking:
                 return asking
-        elif name != __name__ and not _standard(name):
+        elif name != __name__ and not is_standard(name):
             if not _INSTALLED.search(frame.f_code.co_filename):
                 return ""
             asking = asking or name
