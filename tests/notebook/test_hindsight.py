@@ -26,17 +26,19 @@ PROBED = TRAIN.replace(
     "        rearview.log('loss', sum(weights))\n",
     "        rearview.log('loss', sum(weights))\n        rearview.log('top', max(weights))\n",
 )
+NAMES = "names = ['a', 'b']"
 END = "get_ipython().user_ns['weights'] is weights"
 
 
 def test_a_statement_added_in_a_cell_is_filled_in_for_every_version_of_the_notebook(tmp_path):
     study = tmp_path / "study.ipynb"
-    write(study, SETUP, RATE, TRAIN, END)
+    write(study, SETUP, RATE, NAMES, TRAIN, END)
     run(tmp_path, "run", "-q", "--every", "study.ipynb")
     # a cell is inserted, one is edited, two change places
-    write(study, RATE, "!true", SETUP, "%time random.random()", TRAIN.replace("fit(4)", "fit(3)"))
+    edited = TRAIN.replace("fit(4)", "fit(3)")
+    write(study, SETUP, "!true", NAMES, RATE, "%time random.random()", edited, END)
     run(tmp_path, "run", "-q", "--every", "study.ipynb")
-    write(study, SETUP, RATE.replace("0.5", "0.25"), TRAIN, END)
+    write(study, SETUP, RATE.replace("0.5", "0.25"), NAMES, TRAIN, END)
     run(tmp_path, "run", "-q", "--every", "study.ipynb", "--out", "study.ipynb")
     history = rearview.history(tmp_path)
     first, second, third = history.runs()
@@ -45,17 +47,18 @@ def test_a_statement_added_in_a_cell_is_filled_in_for_every_version_of_the_noteb
     last = rearview.history(tmp_path).run()
     assert last.version == third.version  # outputs and counts are not source
 
-    write(study, SETUP, RATE.replace("0.5", "0.25"), PROBED, "rearview.log('rate', rate)", END)
+    new = (SETUP, RATE.replace("0.5", "0.25"), NAMES, PROBED, "rearview.log('rate', rate)", END)
+    write(study, *new)
     done = run(tmp_path, "backfill", "top", "rate", "--yes")
     assert "exact" in done.stderr + done.stdout
     assert "refused" not in done.stderr + done.stdout
     table = list(rearview.history(tmp_path).table("loss", "top", "rate"))
     tops = [(row["run"], row["cell"], row["epoch"]) for row in table if row["top"] is not None]
     assert tops == [
-        *((first.id, 3, epoch) for epoch in range(4)),
-        *((second.id, 5, epoch) for epoch in range(3)),
-        *((third.id, 3, epoch) for epoch in range(4)),
-        *((last.id, 3, epoch) for epoch in range(4)),
+        *((first.id, 4, epoch) for epoch in range(4)),
+        *((second.id, 6, epoch) for epoch in range(3)),
+        *((third.id, 4, epoch) for epoch in range(4)),
+        *((last.id, 4, epoch) for epoch in range(4)),
     ]
     for row in table:
         if row["top"] is not None:
@@ -119,6 +122,8 @@ def test_a_notebook_killed_inside_a_loop_goes_on_there_and_ends_the_same(tmp_pat
         if line == "epoch 5\n":
             break
     history = rearview.history(project)
+    while not any(one.point.indices[1] >= 4 for one in history._checkpoints.of(history.run().id)):
+        pass  # the cell waits, and the writer brings what it has to disk
     facts = json.loads((history._runs.folder(history.run().id) / "run.json").read_text())
     os.kill(facts["pid"], signal.SIGKILL)
     assert process.wait(HUNG) == 128 + signal.SIGKILL

@@ -40,7 +40,6 @@ from rearview.execute.pool import Pool
 from rearview.execute.replay_jobs import ReplayOutcome, Replays
 from rearview.execute.status import Post, Progress, under_way
 from rearview.model import Run, Segment
-from rearview.model.run import is_notebook
 from rearview.plan.cost import refine, speed
 from rearview.plan.explain import explain
 from rearview.plan.facts import Machine, parse_at
@@ -222,7 +221,7 @@ class Filling:
             return None
         self.tables.refresh()
         found: dict[str, Chosen | None] = {}
-        of_cells = {run.id: is_notebook(run.script) for run in runs}
+        of_cells = {run.id: run.has_cells for run in runs}
         stretches = [
             one
             for skip in (0, 1)

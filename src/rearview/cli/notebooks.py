@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
+
 from rearview.cli.options import span
 from rearview.cli.terminal import output
 from rearview.errors import UsageError
@@ -16,6 +18,13 @@ if TYPE_CHECKING:
     from rearview.execute.start import Start
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def check_together(*rules: tuple[bool, str]) -> None:
+    """Raise the text of the first rule that is broken by the options of a command."""
+    for broken, text in rules:
+        if broken:
+            raise click.UsageError(text, click.get_current_context())
 
 
 def notebook_options(
@@ -85,3 +94,10 @@ def _hint(why: str) -> str:
     if why.startswith("StdinNotImplementedError"):
         return " Nobody can answer input() here; read the value with rearview.arg instead."
     return ""
+
+
+def resumed_run(begun: Start) -> str | None:
+    """Return the run that is gone on with, where a preemptible notebook was stopped before."""
+    from rearview.notebook.front import control_of
+
+    return control_of(begun).resume

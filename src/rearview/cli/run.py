@@ -24,7 +24,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rearview.cli.green import Green, green_options, grid_setting, last_time, moment, run_green
-from rearview.cli.notebooks import check_notebook, notebook_options, run_notebook
+from rearview.cli.notebooks import (
+    check_notebook,
+    check_together,
+    notebook_options,
+    resumed_run,
+    run_notebook,
+)
 from rearview.cli.options import TakesRuns, asked, not_started, one_run, pair, quiet_option, span
 from rearview.cli.terminal import output
 from rearview.errors import UsageError
@@ -269,6 +275,11 @@ class Program(click.Command):
 @click.option("--every", is_flag=True, help="Checkpoint each outer iteration, whatever it costs.")
 @click.option("--autolog", is_flag=True, help="Log every scalar that is assigned in a loop.")
 @click.option(
+    "--cells",
+    is_flag=True,
+    help="Cut a script into cells, at `# %%` or between its paragraphs: points begin with the cell.",
+)
+@click.option(
     "--preemptible",
     is_flag=True,
     help="Save and leave with exit code 85 when asked to; started again, go on from there.",
@@ -321,6 +332,7 @@ def run(
     epsilon: float | None,
     every: bool,
     autolog: bool,
+    cells: bool,
     preemptible: bool,
     signals: tuple[str, ...],
     remote: str | None,
@@ -352,13 +364,15 @@ def run(
     if not understood.module:
         check_script(Path(target))
     notebook = not understood.module and is_notebook(target)
+    notebook_only = out is not None or timeout is not None
+    check_together(
+        (cells and understood.module, "--cells is for scripts, not for modules."),
+        (green and notebook, "--green is not for notebooks."),
+        (notebook_only and not notebook, "--out and --timeout are for notebooks."),
+    )
     if notebook:
         out, timeout = notebook_options(target, rest, out, timeout)
         rest = []
-    elif out is not None or timeout is not None:
-        raise click.UsageError(
-            "--out and --timeout are for notebooks.", click.get_current_context()
-        )
     os.environ.update(understood.environment)
     from rearview._history import begin
 
@@ -380,6 +394,7 @@ def run(
         "given": dict(given),
         "settings": {name: value for name, value in settings.items() if value is not None},
         "preempt": preempt,
+        "cells": cells and not notebook,
     }
     if green and preempt is not None:
         told = Green(grid_setting(), by, hours, share, grams, leaves=exit_when_paused)
@@ -407,6 +422,9 @@ def run(
     if not quiet and preempt is not None:
         tell_notes(begun)  # it may go on with one that was stopped
     if notebook:
+        stopped = resumed_run(begun)
+        if stopped is not None:
+            data = asked().notebook(stopped)
         return run_notebook(begun, data, target, out, timeout)
     become(begun)
     return None

@@ -121,8 +121,11 @@ def begin(
     given: Mapping[str, str] | None = None,
     settings: Mapping[str, Any] | None = None,
     preempt: Preempt | None = None,
+    cells: bool = False,
 ) -> Start:
     """Return how to start recording a script or module from the current folder.
+
+    With `cells`, a script is cut into cells, which its points begin with.
 
     With `preempt`, a run of the same command that was stopped is gone on with instead.
     """
@@ -152,6 +155,7 @@ def begin(
         args=tuple(args),
         given=dict(given or {}),
         settings=dict(settings or {}),
+        cells=cells,
     )
     if preempt is None:
         if is_notebook(target) and not module:

@@ -122,6 +122,8 @@ class Control(msgspec.Struct, frozen=True, omit_defaults=True):
     """Environment variables for the start of the process alone: the program does not see them."""
     nursery: Nursery | None = None
     """Be a process that segments are forked from; the rest is told to each of them."""
+    cells: bool = False
+    """Whether a script is cut into cells, which its points begin with."""
     kernel: str | None = None
     """Connection file of the front end that sends the cells of a notebook; None: they are run in order."""
 

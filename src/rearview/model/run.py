@@ -190,6 +190,11 @@ class Run:
         continued = self.facts.get("continued")
         return str(continued[-1]["version"]) if continued else self.version
 
+    @property
+    def has_cells(self) -> bool:
+        """Whether its points begin with a cell: that of a notebook, or of a script cut into cells."""
+        return is_notebook(self.script) or bool(self.facts.get("cells"))
+
     def home(self, root: str) -> str:
         """Return the folder that the project was in; `root` is where it is now."""
         return str(self.facts.get("root") or root)

@@ -118,6 +118,11 @@ def execute(
     return done
 
 
+def control_of(begun: Start) -> Control:
+    """Return what the process is told that `begun` starts."""
+    return msgspec.json.decode(begun.environment[VARIABLE], type=Control)
+
+
 def write(content: Any, file: Path) -> None:
     """Write a notebook with its outputs."""
     import nbformat
@@ -161,7 +166,7 @@ def _manager(begun: Start, folder: Path) -> Any:
     from jupyter_client.manager import AsyncKernelManager
 
     connection = folder / "kernel.json"
-    control = msgspec.json.decode(begun.environment[VARIABLE], type=Control)
+    control = control_of(begun)
     told = msgspec.json.encode(msgspec.structs.replace(control, kernel=str(connection))).decode()
 
     class Manager(AsyncKernelManager):

@@ -132,6 +132,11 @@ class Session:
             known = self._belongs[file] = inside and not installed and not ours
         return known
 
+    def enter_cell(self, number: int) -> None:
+        """Take in that a script has come to one of its cells."""
+        if threading.get_ident() == self.thread:
+            self.cell = number
+
     def adopt(self, file: str) -> None:
         """Take code with this file name as the project's own, wherever the file seems to be."""
         self._belongs[file] = True

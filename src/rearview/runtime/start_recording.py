@@ -167,6 +167,8 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
         pulse=pulse,
     )
     session.compiler = importer.Compiler(session, autolog=settings.autolog, loading=Loading())
+    if control.cells:
+        session.compiler.cells = _relative(session, control.target)
     api.use(session)
     os.register_at_fork(after_in_child=session.forked)
     if watched:
@@ -232,6 +234,8 @@ def _resume(control: Control) -> Resumer:
     session.jumps = Jumps.of(session, checkpoints, run.id, control.depth)
     REFUSING.append(session.refusing)
     session.compiler = importer.Compiler(session, autolog=settings.autolog)
+    if run.facts.get("cells"):
+        session.compiler.cells = _relative(session, control.target)
     _use_source(session, run, control.source, Versions(project, settings))
     api.use(session)
     os.register_at_fork(after_in_child=session.forked)
@@ -346,6 +350,7 @@ def facts(
         "settings": dict(control.settings),
         "entropy": key.hex(),
         "clock": clock.RULE,
+        **({"cells": True} if control.cells else {}),
         "hash_seed": os.environ.get("PYTHONHASHSEED", "random"),
         "python": platform.python_version(),
         "executable": sys.executable,
@@ -395,6 +400,10 @@ def _leave_after(session: Recorder, seconds: float) -> None:
             session.signals.request()
 
     threading.Thread(target=count, name="rearview-leave", daemon=True).start()
+
+
+def _relative(session: Session, target: str) -> str:
+    return os.path.relpath(os.path.realpath(target), session.root)
 
 
 def _program_of(target: str) -> str:

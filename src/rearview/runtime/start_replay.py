@@ -177,7 +177,11 @@ def replay(control: Control, shared: Shared | None = None) -> Replayer:
             for path, places in wanted.probes.items()
         },
         view=view,
+        recorded=Path(wanted.tree).parent / TEXTS,
     )
+    if run.facts.get("cells"):
+        script = os.path.join(run.cwd, str(run.facts["target"]))  # noqa: PTH118 - as text
+        session.compiler.cells = os.path.relpath(os.path.realpath(script), home)
     api.use(session)
     os.register_at_fork(after_in_child=session.forked)
     hooks = shared.hooks if shared else Hooks.install(watched=session.compiler.watched)
