@@ -19,13 +19,15 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import CodeType
-from typing import Any
+from typing import Any, cast
 
 from rearview.errors import UsageError
 from rearview.model.plan import Control
 from rearview.runtime import importer
 from rearview.runtime.importer import furnish
+from rearview.runtime.lineage import Lineage
 from rearview.runtime.loops import Habit
+from rearview.runtime.recorder import Recorder
 from rearview.runtime.sandbox import clock, entropy
 from rearview.runtime.sandbox.file_log import Inputs
 from rearview.runtime.sandbox.file_view import PathUse
@@ -130,6 +132,11 @@ class Cells:
         self.failed: str = ""
         """The error that ended the notebook, by its class."""
         self._next = 0
+        self.lineage: Lineage | None = None
+        if isinstance(session, Recorder):
+            self.lineage = Lineage(session.runs.folder(session.run), session.root)
+        self._clock: list[int] = session.declared.get(clock.ROOT, [])
+        self._clock_at = 0
         self._chance: list[Any] = session.declared.get(entropy.ROOT, [])
         # as the last cell left it: between cells the kernel draws too
         self._random, self._drawn = random.getstate(), list(self._chance)
@@ -152,6 +159,9 @@ class Cells:
                 self.now = cell
                 self.session.cell = cell.number
                 self._expected = ast.dump(cell.tree())
+                self._clock_at = self._clock[0] if self._clock else 0
+                if self.lineage is not None:
+                    self.lineage.begin(cell.text, list(vars(sys.modules["__main__"]).values()))
                 random.setstate(self._random)
                 self._chance[:] = self._drawn
                 return cell
@@ -161,7 +171,16 @@ class Cells:
         """Take in how a cell ended."""
         self.now = None
         self.session.cell = 0
-        self._random, self._drawn = random.getstate(), list(self._chance)
+        before, self._drawn = self._drawn, list(self._chance)
+        self._random = random.getstate()
+        if self.lineage is not None:
+            used = {"clock": (self._clock[0] if self._clock else 0) - self._clock_at}
+            used["chance"] = int(before != self._drawn)
+            try:
+                self.lineage.end(cell.number, cell.text, self.session.belongs, **used)
+            except Exception as exc:
+                self.lineage = None
+                cast(Recorder, self.session).fail(exc)
         if reply.get("status") != "ok" and "raises-exception" not in cell.tags:
             self.failed = self.failed or str(reply.get("ename") or "error")
             interrupted = self.failed == KeyboardInterrupt.__name__
