@@ -2,11 +2,13 @@
 
 import json
 import signal
+import subprocess
+import sys
 
 import pytest
 
 import rearview
-from notebooks import cell, outputs, write
+from notebooks import cell, environment, outputs, write
 from notebooks import rearview as run
 
 pytest.importorskip("nbclient")
@@ -112,6 +114,28 @@ def test_what_is_no_python_notebook_is_refused_before_anything_runs(tmp_path):
     assert "format 4" in run(tmp_path, "run", "old.ipynb", code=2).stderr
     assert "takes no arguments" in run(tmp_path, "run", "fine.ipynb", "--lr", "1", code=2).stderr
     assert not (tmp_path / ".rearview").exists()
+
+
+def test_papermill_records_with_its_parameters_through_the_engine(tmp_path):
+    pytest.importorskip("papermill")
+    train = "import rearview\nfor epoch in range(3):\n    rearview.log('loss', rate / (epoch + 1))"
+    write(tmp_path / "study.ipynb", cell("rate = 1.0", tags=["parameters"]), train)
+    call = (
+        "import papermill as pm; from papermill.engines import papermill_engines as known; "
+        "from rearview.notebook.engine import RearviewEngine; "
+        "known.register('rearview', RearviewEngine); "
+        "pm.execute_notebook('study.ipynb', 'out.ipynb', {'rate': 6.0}, engine_name='rearview', "
+        "progress_bar=False)"
+    )
+    subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", call], cwd=tmp_path, env=environment(), check=True
+    )
+    history = rearview.history(tmp_path)
+    assert history.run().status == "finished"
+    rows = [(row["cell"], row["epoch"], row["loss"]) for row in history.table("loss")]
+    assert rows == [(3, 0, 6.0), (3, 1, 3.0), (3, 2, 2.0)]
+    out = json.loads((tmp_path / "out.ipynb").read_text())
+    assert [one["execution_count"] for one in out["cells"]] == [1, 2, 3]
 
 
 def test_an_empty_notebook_runs_and_does_nothing(tmp_path):

@@ -84,7 +84,7 @@ def execute(
         ) from exc
     content = nbformat.reads(data.decode("utf-8"), as_version=4)
     with tempfile.TemporaryDirectory(prefix="rearview-") as folder:
-        manager = _manager(begun, Path(folder))
+        manager = manager_of(begun, Path(folder))
         client = _client(content, manager, show, timeout)
         done, died = Executed(0, content=content), False
         try:
@@ -114,7 +114,7 @@ def execute(
     else:
         done.code = code
     if begun.kept is not None:
-        _keep(begun.kept / EXECUTED, content)
+        keep(begun.kept, content)
     return done
 
 
@@ -130,11 +130,12 @@ def write(content: Any, file: Path) -> None:
     nbformat.write(content, str(file))
 
 
-def _keep(file: Path, content: Any) -> None:
+def keep(folder: Path, content: Any) -> None:
+    """Keep a notebook with its outputs in the folder of its run."""
     import nbformat
 
     with contextlib.suppress(OSError):  # the store is gone: recording has said so
-        fd = open_file(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        fd = open_file(folder / EXECUTED, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         with open(fd, "w", encoding="utf-8") as out:  # noqa: PTH123 - a descriptor
             out.write(nbformat.writes(content) + "\n")
 
@@ -160,7 +161,7 @@ def _death(code: int) -> str:
     return f"the kernel ended with exit code {code}"
 
 
-def _manager(begun: Start, folder: Path) -> Any:
+def manager_of(begun: Start, folder: Path) -> Any:
     """Return what starts, watches and ends the kernel process."""
     from jupyter_client.kernelspec import KernelSpec
     from jupyter_client.manager import AsyncKernelManager
