@@ -15,7 +15,7 @@ from rearview.cli.terminal import output
 from rearview.errors import UsageError
 
 if TYPE_CHECKING:
-    from rearview.execute.start import Start
+    from rearview._history import StartCommand
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -66,7 +66,7 @@ def check_notebook(data: bytes, target: str, *, quiet: bool) -> None:
 
 
 def run_notebook(
-    begun: Start, data: bytes, target: str, out: Path | None, timeout: float | None
+    begun: StartCommand, data: bytes, target: str, out: Path | None, timeout: float | None
 ) -> int:
     """Run a notebook, show what its cells print, and return the exit code."""
     from rearview.notebook.front import execute, write
@@ -96,7 +96,7 @@ def _hint(why: str) -> str:
     return ""
 
 
-def resumed_run(begun: Start) -> str | None:
+def resumed_run(begun: StartCommand) -> str | None:
     """Return the run that is gone on with, where a preemptible notebook was stopped before."""
     from rearview.notebook.front import control_of
 

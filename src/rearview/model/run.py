@@ -15,8 +15,12 @@ from enum import StrEnum
 from typing import Any
 
 Value = int | str | float | None
+EXIT_PAUSED = 85
+"""Exit code of a program that has saved its state and is to be started again."""
 CELL = "cell"
-"""Outermost step of the points of a notebook."""
+"""Outermost step of the points of a notebook, and of a script that is cut into cells."""
+NOTEBOOK = ".ipynb"
+"""How the name of a notebook ends."""
 NAMED = "loop:"
 """How the id of a loop begins that the program names itself, by `rearview.loop`."""
 
@@ -120,10 +124,6 @@ class Record:
     value: Any
     origin: Origin = Origin.RECORDED
     time: float = 0.0
-
-
-NOTEBOOK = ".ipynb"
-"""How the name of a notebook ends."""
 
 
 def is_notebook(path: str) -> bool:

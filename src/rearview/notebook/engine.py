@@ -18,8 +18,9 @@ import msgspec
 from papermill.clientwrap import PapermillNotebookClient
 from papermill.engines import NBClientEngine
 
+from rearview._history.start_run import start_run
 from rearview.errors import UsageError
-from rearview.execute.start import Start, begin
+from rearview.execute.start_command import StartCommand
 from rearview.model.plan import VARIABLE
 from rearview.notebook.front import check, control_of, keep, manager_of
 
@@ -50,12 +51,12 @@ class RearviewEngine(NBClientEngine):  # type: ignore[misc]
                 if manager.process is not None and manager.process.poll() is None:
                     manager.process.send_signal(signal.SIGTERM)  # its answer did not come
                 manager.ended()
-        if begun.kept is not None:
-            keep(begun.kept, nb_man.nb)
+        if begun.run_folder is not None:
+            keep(begun.run_folder, nb_man.nb)
         return done
 
 
-def _start(nb_man: Any) -> Start:
+def _start(nb_man: Any) -> StartCommand:
     out = nb_man.output_path
     if not out or "://" in str(out) or str(out) == "-":
         raise UsageError(
@@ -66,7 +67,7 @@ def _start(nb_man: Any) -> Start:
     nb_man.save()
     file = Path(out).absolute()
     check(file.read_bytes(), str(out))
-    begun = begin(str(file), ())
+    begun = start_run(str(file), ())
     told = msgspec.structs.replace(control_of(begun), target=str(file))
     env = {**begun.environment, VARIABLE: msgspec.json.encode(told).decode()}
     return replace(begun, environment=env, folder=Path(os.getcwd()))  # noqa: PTH109

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from rearview.errors import UsageError
-from rearview.execute.start import Start
+from rearview.execute.start_command import StartCommand
 from rearview.model.plan import AGAIN, VARIABLE, Control
 from rearview.source.notebooks import Notebook, parse
 from rearview.store.files import open_file
@@ -64,7 +64,7 @@ def check(data: bytes, path: str) -> Notebook:
 
 
 def execute(
-    begun: Start,
+    begun: StartCommand,
     data: bytes,
     *,
     path: str,
@@ -113,12 +113,12 @@ def execute(
         done.code = done.code or code or 1
     else:
         done.code = code
-    if begun.kept is not None:
-        keep(begun.kept, content)
+    if begun.run_folder is not None:
+        keep(begun.run_folder, content)
     return done
 
 
-def control_of(begun: Start) -> Control:
+def control_of(begun: StartCommand) -> Control:
     """Return what the process is told that `begun` starts."""
     return msgspec.json.decode(begun.environment[VARIABLE], type=Control)
 
@@ -161,7 +161,7 @@ def _death(code: int) -> str:
     return f"the kernel ended with exit code {code}"
 
 
-def manager_of(begun: Start, folder: Path) -> Any:
+def manager_of(begun: StartCommand, folder: Path) -> Any:
     """Return what starts, watches and ends the kernel process."""
     from jupyter_client.kernelspec import KernelSpec
     from jupyter_client.manager import AsyncKernelManager

@@ -26,10 +26,10 @@ from rearview.model.plan import Control
 from rearview.runtime import importer
 from rearview.runtime.importer import furnish
 from rearview.runtime.lineage import Lineage
-from rearview.runtime.loops import Habit
+from rearview.runtime.loops import LoopHistory
 from rearview.runtime.recorder import Recorder
 from rearview.runtime.sandbox import clock, entropy
-from rearview.runtime.sandbox.file_log import Inputs
+from rearview.runtime.sandbox.file_log import InputFiles
 from rearview.runtime.sandbox.file_view import PathUse
 from rearview.runtime.session import Session
 from rearview.source.instrument import instrument, without_targets
@@ -223,7 +223,7 @@ class Cells:
             for site in instrument(
                 tree, self.path, ids=ids, autolog=compiler.autolog, suspends=suspends
             ):
-                self.session.habits.setdefault(site.id, Habit(site))
+                self.session.histories.setdefault(site.id, LoopHistory(site))
         return tree
 
 
@@ -289,10 +289,10 @@ def run_notebook(control: Control, session: Session, app: Any) -> int:
     root = session.root
     name = os.path.relpath(os.path.realpath(file), root)
     inputs = getattr(session, "inputs", None)
-    if isinstance(inputs, Inputs):
+    if isinstance(inputs, InputFiles):
         inputs.active = False  # the program does not read its own text
     data = Path(session.real(file, PathUse.RUN)).read_bytes()
-    if isinstance(inputs, Inputs):
+    if isinstance(inputs, InputFiles):
         inputs.active = True
     sources: Mapping[str, bytes] = getattr(session.compiler, "sources", {})
     notebook = parse(sources.get(name, data), name)
