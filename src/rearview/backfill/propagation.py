@@ -198,6 +198,7 @@ class Probing:
             return self._of(run, names)
         except SourceError as exc:
             exc.args = (in_cells(str(exc), self.edited), *exc.args[1:])
+            exc.general = in_cells(exc.general, self.edited)
             raise
 
     def _of(self, run: Run, names: Sequence[str]) -> Probes:
