@@ -17,7 +17,7 @@ MAY_IMPORT = {
     "plan": "errors model",
     # live objects
     "state": "errors model state/codecs",
-    "state/codecs": "errors runtime state",
+    "state/codecs": "errors state",
     # bytes elsewhere, green power
     "remote": "errors",
     "energy": "errors model",
@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "store": "config errors model remote source store/checkpoints store/tables store/versions",
     "store/checkpoints": "errors model store store/tables",
     "store/tables": "errors model store store/checkpoints store/versions",
-    "store/versions": "config errors model store",
+    "store/versions": "config errors model source store",
     # long jobs on batch systems; its callbacks are those of `frameworks` under published names
     "checkpointer": "errors frameworks public remote",
     "checkpointer/published": "checkpointer",
@@ -49,18 +49,16 @@ MAY_IMPORT = {
     ),
     # what people see
     "frameworks": "public",
-    "notebook": "public",
+    # the front end of a kernel, and what a live notebook offers
+    "notebook": "_history errors execute model public source store",
     # the power in the grid and submit files are asked about before there is any history
-    "cli": "_history checkpointer cli/terminal config energy errors model public",
+    "cli": "_history checkpointer cli/terminal config energy errors model notebook public",
     "cli/terminal": "_history errors model",
 }
 """Room -> the rooms it may import besides itself, exactly; `public` is `import rearview`."""
 
 CYCLES = {
-    "state": "an object's codec is chosen by its kind, and codecs capture what their objects hold",
     "remote": "`open_remote` chooses the implementation of a URL, and each derives from `Remote`",
-    "runtime.loops": "a loop tells the session of its boundaries, and the session enters loops",
-    "runtime.api": "the public functions find the session that the start of a process chose",
 }
 """Beginning of the names of modules that still import one another, with the reason. It only shrinks."""
 

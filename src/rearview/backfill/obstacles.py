@@ -131,6 +131,17 @@ def logged_outside_project(name: str, root: Path) -> str:
     return ""
 
 
+def script_is_gone(run: Run, root: Path) -> str:
+    """Return a sentence on a script that is no longer where the run had it; empty if it is."""
+    target = str(run.facts.get("target", run.script))
+    if run.facts.get("module") or not target.endswith(".py"):
+        return ""
+    script = Path(run.now(os.path.join(run.cwd or str(root), target), str(root)))  # noqa: PTH118
+    if script.exists():
+        return ""
+    return f" The run's script {script} is not there any more: put the statement where its code is now."
+
+
 def logged_in_unparsable_file(name: str, files: Mapping[str, str]) -> str:
     """Return a sentence on a file that does not parse; empty if all parse.
 

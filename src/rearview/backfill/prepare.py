@@ -22,6 +22,7 @@ from rearview.backfill.obstacles import (
     logged_outside_project,
     missing_input,
     missing_packages,
+    script_is_gone,
 )
 from rearview.backfill.propagation import Probing
 from rearview.backfill.question import Question
@@ -206,7 +207,8 @@ class RunPreparer:
                 f"{', '.join(unknown)}: nothing in the work tree logs this beyond what {{run}} "
                 f"logged. Add a statement such as rearview.log({unknown[0]!r}, value)."
             ).format
-            hint = logged_in_unparsable_file(unknown[0], probing.edited)
+            hint = script_is_gone(run, self.project.root)
+            hint += logged_in_unparsable_file(unknown[0], probing.edited)
             hint += logged_outside_project(unknown[0], self.project.root)
             raise UsageError(
                 text(run=f"run {run.id}") + hint,

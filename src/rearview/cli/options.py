@@ -95,6 +95,8 @@ class TakesRuns(click.Command):
         words = [_MARK + word if re.fullmatch(r"-\d+", word) else word for word in args]
         try:
             return super().parse_args(ctx, words)
+        except click.MissingParameter:
+            raise
         except click.BadParameter as exc:
             plain = exc.message.replace(repr(_MARK)[1:-1], "")
             raise click.BadParameter(plain, exc.ctx, exc.param, exc.param_hint) from exc

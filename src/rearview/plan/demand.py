@@ -338,7 +338,9 @@ class Needs:
 
 
 def _elsewhere(wanted: Want, loop: str) -> str:
-    return f"`{wanted.names[0]}` is not logged in a loop `{loop}`"
+    loops = [f"`{name_of(each)}`" for each in wanted.loops]
+    around = f"only in {' and '.join(loops)}" if loops else "but outside all loops"
+    return f"`{wanted.names[0]}` is not logged in a loop `{loop}`, {around}"
 
 
 def _listed(values: Sequence[Shown] | None) -> str:
