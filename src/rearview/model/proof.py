@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from rearview.model.record import Origin
+from rearview.model.record import CAPTURED, Origin
 from rearview.model.segment import Report
 from rearview.model.wording import in_words
 
@@ -38,7 +38,7 @@ ORIGINS = {
 }
 """What the values of a replay are called. Of two values of one cell, tables show that of the verdict
 that comes first here."""
-TRUSTED = frozenset({Origin.RECORDED, Origin.REPLAYED})
+TRUSTED = frozenset({Origin.RECORDED, Origin.REPLAYED, *CAPTURED})
 """Origins of values that tables show without a mark."""
 WITHHELD = frozenset({Origin.REDONE, Origin.INEXACT})
 """Origins of values that tables show only if they are asked to."""

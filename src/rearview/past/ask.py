@@ -15,9 +15,10 @@ from rearview.errors import DamagedError, RearviewError, UsageError
 from rearview.execute.crew import Crew, ask_for, under_way
 from rearview.execute.events import Progress
 from rearview.execute.start import Start, arguments, given_of, start
-from rearview.model import Checkpoint, Control, Run, Status, Verdict
+from rearview.model import Checkpoint, Control, Origin, Run, Status, Verdict
 from rearview.model.point import name_of
 from rearview.model.proof import WITHHELD, compared, worst
+from rearview.model.record import CAPTURED
 from rearview.past.comparing import Comparison, compare
 from rearview.past.corrections import Correction
 from rearview.past.covered import replaced
@@ -232,9 +233,14 @@ class History:
         """Return every name that has values, or that the newest source logs."""
         return sorted({*self._tables.names(), *(name for name, _ in self._virtual())})
 
+    def captured(self) -> dict[str, Origin]:
+        """Return the columns that no run logged with Rearview, and what each was taken from."""
+        return self._tables.captured()
+
     def empty(self, names: Sequence[str]) -> list[str]:
         """Return those of `names` that the newest source logs and that have no value yet."""
-        virtual = {name for name, _ in self._virtual()} - set(self._tables.names())
+        logged = self._tables.names().keys() - self._tables.captured().keys()
+        virtual = {name for name, _ in self._virtual()} - logged
         return [name for name in dict.fromkeys(names) if name in virtual]
 
     def table(
@@ -333,7 +339,7 @@ class History:
         run = self.run(which)
         checkpoints = self._checkpoints.of(run.id)
         end = run.facts.get("end", {})
-        withheld = ", ".join(map(quoted, sorted(WITHHELD)))
+        withheld = ", ".join(map(quoted, sorted({*WITHHELD, *CAPTURED})))
         counts = self.sql(
             f"SELECT name, count(*) AS n FROM records WHERE run = {quoted(run.id)} "  # noqa: S608
             f"AND origin NOT IN ({withheld}) GROUP BY name ORDER BY name"
@@ -346,6 +352,7 @@ class History:
         return RunReport(
             run=run,
             names={row["name"]: row["n"] for row in counts if not row["name"].startswith("$")},
+            captured={name: str(one) for name, one in self._tables.captured([run.id]).items()},
             loops=loops,
             checkpoints=checkpoints,
             partial=sorted({reason for one in checkpoints for reason in one.missing}),

@@ -23,6 +23,7 @@ from rearview.model.secrets import redact_value, redact_words
 from rearview.remote.base import open_remote
 from rearview.runtime import api, children, clocks, entropy, imports
 from rearview.runtime.bring import Bringer
+from rearview.runtime.capture.start_capture import start_capture
 from rearview.runtime.clocks import Clock
 from rearview.runtime.environment import EnvironmentReads
 from rearview.runtime.inputs import Inputs
@@ -177,6 +178,7 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
         if not joins:
             session.printing = Printing(runs.folder(run), session.where)
             session.printing.install()
+            start_capture(session, checkpoints.objects.put)
     if not joins:
         _beat(runs, session)
     return session
@@ -245,6 +247,7 @@ def _resume(control: Control) -> Resumer:
     session.outputs.install()
     session.printing = Printing(folder, session.where)
     session.printing.install()
+    start_capture(session, put, attempt=attempt)
     _beat(runs, session)
     return session
 

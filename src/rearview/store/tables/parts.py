@@ -21,7 +21,7 @@ from rearview.store.runs import Replay, Runs
 from rearview.store.sealed import checked
 from rearview.store.tables.duck import Duck, quoted
 from rearview.store.tables.seal import Loaded, load, seal
-from rearview.store.tables.summary import FORMAT, Summary
+from rearview.store.tables.summary import FORMAT, Name, Summary
 
 _TAIL = 256
 """Bytes at the end of a file that hold its last line, if that says that it is the end."""
@@ -39,6 +39,14 @@ class Part:
     file: Path | None
     summary: Summary
     size: int = 0
+    hidden: frozenset[tuple[str, str]] = frozenset()
+    """(path, name) of captured records that tables leave out, as the run has better ones."""
+
+    def shown(self) -> Iterator[Name]:
+        """Yield what tables show of it."""
+        for found in self.summary.names:
+            if (found.path, found.name) not in self.hidden:
+                yield found
 
 
 @dataclass(slots=True)

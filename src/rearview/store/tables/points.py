@@ -95,14 +95,37 @@ def _hash(file: Path) -> str:
 
 def long(parts: Sequence[Part]) -> str:
     """Return the SQL of the records of these parts."""
-    sealed = [part.file for part in parts if part.file is not None]
+    sealed = [part.file for part in parts if part.file is not None and not part.hidden]
     texts = [f"SELECT * FROM read_parquet({files(sealed)})"] if sealed else []
+    texts += [
+        f"SELECT * FROM read_parquet({files([part.file])}) WHERE NOT ({_hidden(part)})"
+        for part in parts
+        if part.file is not None and part.hidden
+    ]
     runs = sorted({part.summary.run for part in parts if part.file is None})
     if runs or not texts:
+        left_out = "".join(
+            f" AND NOT (run = {quoted(part.summary.run)} AND replay IS NOT DISTINCT FROM "
+            f"{quoted(part.summary.replay or '')} AND ({_hidden(part)}))"
+            for part in parts
+            if part.file is None and part.hidden
+        )
         texts.append(
             f"SELECT * FROM own.live WHERE run IN ({', '.join(map(quoted, runs)) or 'NULL'})"
+            f"{left_out}"
         )
     return " UNION ALL ".join(texts)
+
+
+def _hidden(part: Part) -> str:
+    """Return the condition that holds for the records of a part that tables leave out."""
+    by_path: dict[str, list[str]] = {}
+    for path, name in sorted(part.hidden):
+        by_path.setdefault(path, []).append(name)
+    return " OR ".join(
+        f"(path = {quoted(path)} AND name IN ({', '.join(map(quoted, names))}))"
+        for path, names in by_path.items()
+    )
 
 
 def plain(parts: Sequence[Part]) -> bool:
@@ -122,7 +145,7 @@ def _make(folder: Path, con: Duck, parts: Sequence[Part]) -> None:
             source = PLAIN.format(source=long(parts))
     names: dict[str, dict[str, set[str]]] = {}
     for part in parts:
-        for found in part.summary.names:
+        for found in part.shown():
             if not found.name.startswith("$"):
                 kinds = names.setdefault(found.path, {}).setdefault(found.name, set())
                 kinds.update(found.kinds)
