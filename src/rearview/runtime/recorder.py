@@ -108,6 +108,11 @@ class Recorder(Session):
         self.timeline = Timeline()
         self._prefixes = Prefixes()
 
+    @property
+    def pending(self) -> bool:
+        """Whether a resumed program is still on its way to where it stopped."""
+        return False
+
     def push(self, entry: Entry) -> None:
         """Note when an outermost loop begins."""
         super().push(entry)
@@ -142,7 +147,7 @@ class Recorder(Session):
 
     def _iteration_ended(self, entry: Entry, index: int, frame: FrameType) -> None:
         """Capture the variables of a loop whose iteration `index` has ended."""
-        if self.assigned is None or self.failed or index < 0 or self.nest is None:
+        if self.assigned is None or self.failed or index < 0 or self.nest is None or self.pending:
             return
         try:
             leaf = self.nest.entry is not entry and not entry.habit.nests
@@ -155,7 +160,7 @@ class Recorder(Session):
         """Capture the variables of a loop that has ended inside that of a calling function."""
         assert self.assigned is not None
         self.assigned.loop_ended(entry)
-        if self.failed or not self.stack or entry.site.loose or entry.habit.quiet:
+        if self.failed or not self.stack or entry.site.loose or entry.habit.quiet or self.pending:
             return
         around = self.stack[-1]
         around.habit.nests = True

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from inspect import CO_OPTIMIZED
 from time import perf_counter, time
 from types import CodeType, FrameType
@@ -32,6 +32,8 @@ _READS_LOCALS = frozenset({"locals", "vars", "dir", "exec", "eval", "breakpoint"
 
 Number = bool | int | float
 Prefix = Callable[[], bytes]
+_Key = tuple[CodeType, str]
+"""A variable: the function it belongs to, and its name."""
 
 
 class AssignedScalars:
@@ -43,11 +45,11 @@ class AssignedScalars:
         self._point = point
         self._has_loops = has_loops
         self._allowance = Allowance()
-        self._columns: dict[tuple[CodeType, str], _Column] = {}
+        self._columns: dict[_Key, _Column] = {}
         self._labels: set[str] = set()
         self._seen: dict[int, int] = {}
         """Next iteration to look at, by the identity of a loop being executed."""
-        self._folded: dict[tuple[CodeType, str], Number] = {}
+        self._folded: dict[_Key, Number] = {}
         """Values of inner loops in other functions, in the iteration under way."""
         self._began = (time(), perf_counter())
 
@@ -62,10 +64,11 @@ class AssignedScalars:
         began = perf_counter()
         found = self._read(entry, frame)
         if self._folded:
-            found |= self._folded
+            found = self._folded | found
             self._folded = {}
         if found:
-            self._take(found, index)
+            own = {(frame.f_code, name) for name in entry.site.assigned}
+            self._take(found, index, own)
         self._allowance.add(began)
 
     def inner_loop_ended(self, entry: Entry, frame: FrameType) -> None:
@@ -85,7 +88,7 @@ class AssignedScalars:
             if column.accepted is None and column.worth_keeping_at_the_end():
                 self._accept(column)
 
-    def _read(self, entry: Entry, frame: FrameType) -> dict[tuple[CodeType, str], Number]:
+    def _read(self, entry: Entry, frame: FrameType) -> dict[_Key, Number]:
         """Return the numbers that the variables of a loop hold in its frame."""
         site, code = entry.site, frame.f_code
         names = [*site.assigned]
@@ -94,7 +97,7 @@ class AssignedScalars:
                 names += more
         if not names:
             return {}
-        found: dict[tuple[CodeType, str], Number] = {}
+        found: dict[_Key, Number] = {}
         space = frame.f_locals
         for name in names:
             column = self._columns.get((code, name))
@@ -106,28 +109,33 @@ class AssignedScalars:
             space.clear()  # a copy, which would keep the values alive
         return found
 
-    def _take(self, found: Mapping[tuple[CodeType, str], Number], index: int) -> None:
+    def _take(self, found: Mapping[_Key, Number], index: int, own: Container[_Key]) -> None:
+        """Write the values of columns; hold back those of variables that may become some.
+
+        Variables that the loop itself assigns are its `own`; others are of loops inside it.
+        """
         prefix = self._point()
-        items: list[tuple[str, Number]] = []
+        items: dict[Origin, list[tuple[str, Number]]] = {}
         for key, value in found.items():
             column = self._columns.get(key)
             if column is None:
-                column = self._columns[key] = _Column(self._label(*key))
+                origin = Origin.ASSIGNED if key in own else Origin.INNER
+                column = self._columns[key] = _Column(self._label(*key), origin)
             if column.accepted:
-                items.append((column.label, value))
+                items.setdefault(column.origin, []).append((column.label, value))
                 continue
             column.hold(prefix, index, value, is_clock=self._is_clock(value))
             if column.verdict():
                 self._accept(column)
-        if items:
-            self._records.append(Origin.ASSIGNED, prefix, items)
+        for origin, values in items.items():
+            self._records.append(origin, prefix, values)
 
     def _accept(self, column: _Column) -> None:
         if sum(one.accepted is True for one in self._columns.values()) >= COLUMNS:
             column.reject()
             return
         for prefix, _, value in column.held:
-            self._records.append(Origin.ASSIGNED, prefix, [(column.label, value)])
+            self._records.append(column.origin, prefix, [(column.label, value)])
         column.accept()
 
     def _label(self, code: CodeType, name: str) -> str:
@@ -151,10 +159,11 @@ class AssignedScalars:
 class _Column:
     """A variable, and what is held back until it is known whether it becomes a column."""
 
-    __slots__ = ("accepted", "clocks", "held", "label")
+    __slots__ = ("accepted", "clocks", "held", "label", "origin")
 
-    def __init__(self, label: str) -> None:
+    def __init__(self, label: str, origin: Origin) -> None:
         self.label = label
+        self.origin = origin
         self.accepted: bool | None = None
         self.held: list[tuple[bytes, int, Number]] = []
         self.clocks = 0

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rearview.model import Origin, Run
-from rearview.model.record import CAPTURED, captured_origin
+from rearview.model.record import CAPTURED, UNASKED, captured_origin
 from rearview.model.proof import TRUSTED, WITHHELD
 from rearview.store.project import Project
 from rearview.store.tables.duck import Duck, files, key, quoted
@@ -98,11 +98,7 @@ class Sources:
         one of the runs logged nothing at all; of those, the ones of outermost loops and of no loop,
         or, if there are none, the ones in the fewest loops.
         """
-        weak = {
-            name
-            for name, origin in self.captured.items()
-            if origin in (Origin.ASSIGNED, Origin.PRINTED)
-        }
+        weak = {name for name, origin in self.captured.items() if origin in UNASKED}
         logged = [name for name in self.catalogue.names if name not in weak]
         if all(map(self._logs_itself, self.runs)):
             return logged
@@ -111,9 +107,8 @@ class Sources:
         return [name for name in self.catalogue.names if level.get(name, 0) <= least]
 
     def _logs_itself(self, run: str) -> bool:
-        weak = (Origin.ASSIGNED, Origin.PRINTED)
         return any(
-            captured_origin(part.summary.replay) not in weak
+            captured_origin(part.summary.replay) not in UNASKED
             and (part.summary.replay is None or part.summary.replay.startswith("$"))
             and part.summary.rows
             for part in self._parts[run]
@@ -352,4 +347,8 @@ def _strongest(parts: list[Part]) -> list[Part]:
             )
         )
         out.append(replace(part, hidden=hidden) if hidden else part)
-    return out
+    return sorted(out, key=lambda part: _rank(captured_origin(part.summary.replay)))
+
+
+def _rank(origin: Origin | None) -> int:
+    return -1 if origin is None else CAPTURED.index(origin)

@@ -11,10 +11,12 @@ from typing import Any
 
 import msgspec
 
+from rearview.config import Settings
 from rearview.errors import DamagedError, RearviewError
 from rearview.model import Run
 from rearview.store.alive import gone
 from rearview.store.lines import check_format
+from rearview.store.printed_records import printed_records
 from rearview.store.project import Project
 from rearview.store.records import has_end
 from rearview.store.runs import Replay, Runs
@@ -65,6 +67,7 @@ class Shelf:
 def gather(project: Project, con: Duck) -> Shelf:
     """Find all records, sealing what is complete; open files go into the table `own.live`."""
     runs = Runs(project)
+    reads_lines = Settings.read(project.store).captures("printed")
     shelf = Shelf(runs.all())
     shelf.problems += [str(run.facts["damaged"]) for run in shelf.runs if "damaged" in run.facts]
     con.execute(f"CREATE OR REPLACE TABLE own.live ({LONG})")
@@ -87,6 +90,8 @@ def gather(project: Project, con: Duck) -> Shelf:
                     (complete if _complete(file) else growing).append(file)
                 except FileNotFoundError:  # another reader has just sealed it
                     sealed.append(file.with_suffix(".parquet"))
+        if reads_lines and (file := printed_records(project, run, folder)) is not None:
+            (sealed if file.suffix == ".parquet" else complete).append(file)
     for batch in _batches(complete):
         sealed += _bring(con, shelf, batch, growing=False)
     for batch in _batches(growing):
