@@ -18,6 +18,13 @@ CHOICES = {
     "trust": ("auto", "yes", "no"),
 }
 """What a setting may be, where that is one of a few words."""
+SOURCES = (
+    *("parameters", "assigned", "printed", "logging", "tensorboard", "wandb", "mlflow"),
+    *("lightning", "transformers", "keras"),
+)
+"""What values can be captured from."""
+ON_REQUEST = frozenset({"logging"})
+"""Those that "all" does not mean."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +48,9 @@ class Settings:
     """Who besides you may read and write the store: `never` anybody, or the `group` of its folder."""
     autolog: bool = False
     """Log every scalar that is assigned in a loop."""
+    capture: str = "all"
+    """What is taken from programs besides what they log: "all", "none", a list such as
+    "parameters,wandb", or what to leave out: "-assigned,-printed"; see capture.md."""
     heartbeat: float = 10.0
     """Seconds between signs of life of a run."""
     workers: int = 0
@@ -82,6 +92,20 @@ class Settings:
                 found[field.name] = text
         return cls().changed(found)
 
+    def captures(self, source: str) -> bool:
+        """Return True if values of a source, such as "printed" or "wandb", are to be captured.
+
+        >>> Settings(capture="-printed").captures("printed"), Settings(capture="-printed").captures("keras")
+        (False, True)
+        >>> Settings(capture="keras").captures("wandb"), Settings(capture="all,logging").captures("logging")
+        (False, True)
+        """
+        words = {word for word in self.capture.replace(",", " ").lower().split()}
+        if source in words:
+            return True
+        plain = source not in ON_REQUEST and f"-{source}" not in words
+        return plain and ("all" in words or all(word.startswith("-") for word in words))
+
     def changed(self, values: Mapping[str, Any]) -> Settings:
         """Return these settings with `values` put in, each converted to its type.
 
@@ -97,7 +121,18 @@ class Settings:
                     slug="config",
                 )
             out[name] = _convert(name, value, known[name])
+        _check_sources(out.get("capture", ""))
         return replace(self, **out)
+
+
+def _check_sources(text: str) -> None:
+    for word in text.replace(",", " ").lower().split():
+        if word not in {"all", "none"} and word.removeprefix("-") not in SOURCES:
+            raise UsageError(
+                f"Setting capture names {word!r}. It may name all, none, {', '.join(SOURCES)}, "
+                'each with a "-" in front to leave it out.',
+                slug="config",
+            )
 
 
 def _word(value: Any) -> Any:

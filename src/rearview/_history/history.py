@@ -30,9 +30,9 @@ from rearview.config import Settings
 from rearview.errors import DamagedError, RearviewError, UsageError
 from rearview.execute.start import Preempt, Start, arguments, differing_environment, given_of, start
 from rearview.execute.status import Crew, Progress, ask_for, under_way
-from rearview.model import Checkpoint, Control, Run, Status, Verdict
+from rearview.model import Checkpoint, Control, Origin, Run, Status, Verdict
 from rearview.model.proof import WITHHELD, compared, worst
-from rearview.model.run import name_of
+from rearview.model.run import CAPTURED, name_of
 from rearview.plan.facts import Machine
 from rearview.source.log_calls import names_logged
 from rearview.source.mended_source import mend
@@ -223,9 +223,14 @@ class History:
         """Return every name that has values, or that the newest source logs."""
         return sorted({*self._tables.names(), *(name for name, _ in self._virtual())})
 
+    def captured(self) -> dict[str, Origin]:
+        """Return the columns that no run logged with Rearview, and what each was taken from."""
+        return self._tables.captured()
+
     def empty(self, names: Sequence[str]) -> list[str]:
         """Return those of `names` that the newest source logs and that have no value yet."""
-        virtual = {name for name, _ in self._virtual()} - set(self._tables.names())
+        logged = self._tables.names().keys() - self._tables.captured().keys()
+        virtual = {name for name, _ in self._virtual()} - logged
         return [name for name in dict.fromkeys(names) if name in virtual]
 
     def table(
@@ -324,7 +329,7 @@ class History:
         run = self.run(which)
         checkpoints = self._checkpoints.of(run.id)
         end = run.facts.get("end", {})
-        withheld = ", ".join(map(quoted, sorted(WITHHELD)))
+        withheld = ", ".join(map(quoted, sorted({*WITHHELD, *CAPTURED})))
         counts = self.sql(
             f"SELECT name, count(*) AS n FROM records WHERE run = {quoted(run.id)} "  # noqa: S608
             f"AND origin NOT IN ({withheld}) GROUP BY name ORDER BY name"
@@ -337,6 +342,7 @@ class History:
         return RunReport(
             run=run,
             names={row["name"]: row["n"] for row in counts if not row["name"].startswith("$")},
+            captured={name: str(one) for name, one in self._tables.captured([run.id]).items()},
             loops=loops,
             checkpoints=checkpoints,
             partial=sorted({reason for one in checkpoints for reason in one.missing}),

@@ -214,6 +214,7 @@ def _show(report: RunReport) -> None:
         ("environment", "\n".join(_environment(report))),
         ("loops", loops),
         ("names", "\n".join(names)),
+        ("captured", ", ".join(f"{name} ({one})" for name, one in report.captured.items())),
         ("checkpoints", _checkpoints(report)),
         ("partial", "\n".join(report.partial)),
         ("cost", "\n".join(_costs(dict(report.costs)))),

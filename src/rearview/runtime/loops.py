@@ -52,6 +52,8 @@ class Habit:
     """It was entered outside all other loops."""
     quiet: bool = False
     """Not wrapped any more: its iterations are short and hold no record."""
+    nests: bool = False
+    """Another loop that is watched ran inside it."""
 
     def facts(self) -> dict[str, Any]:
         """Return what the run keeps of it."""

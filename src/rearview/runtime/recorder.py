@@ -26,6 +26,8 @@ from rearview.energy import Used
 from rearview.errors import UsageError
 from rearview.model import Point, Step
 from rearview.model.wording import printable
+from rearview.runtime.capture.assigned_scalars import AssignedScalars
+from rearview.runtime.capture.captured_records import CapturedRecords
 from rearview.runtime.frames import position, qualified, unobserved
 from rearview.runtime.loops import SLICE, STRIDE, LoopEntry, untried
 from rearview.runtime.measurements import Timeline, surroundings
@@ -108,6 +110,10 @@ class Recorder(Session):
     """The account of the energy used."""
     printing: Printing = field(default_factory=Printing)
     """The lines that it prints."""
+    captured: CapturedRecords | None = None
+    """Values that the program does not log with Rearview; None: none are captured."""
+    assigned: AssignedScalars | None = None
+    """Captures variables of loops."""
     joins: bool = False
     """This process is a child of the one that the run is about."""
     only: frozenset[str] | None = None
@@ -130,6 +136,11 @@ class Recorder(Session):
         self.timeline = Timeline()
         self._prefixes = Prefixes()
 
+    @property
+    def pending(self) -> bool:
+        """Whether a resumed program is still on its way to where it stopped."""
+        return False
+
     def push(self, entry: LoopEntry) -> None:
         """Note when an outermost loop begins."""
         super().push(entry)
@@ -142,6 +153,8 @@ class Recorder(Session):
         if outermost and not ended and not untried(entry, frame):
             self.timeline.turn(entry.now + 1, self.pulse.waited)
         super().leave(entry, frame, ended=ended)
+        if self.assigned is not None:
+            self._loop_left(entry, frame)
         if outermost:
             self.timeline.leave(entry.span, entry.values())
         elif self.stack and not entry.site.loose:
@@ -160,12 +173,40 @@ class Recorder(Session):
             held = entry.values()
             self.timeline.inside(entry.site.id, outer.now, took, count, entry.span, held)
 
+    def _iteration_ended(self, entry: LoopEntry, index: int, frame: FrameType) -> None:
+        """Capture the variables of a loop whose iteration `index` has ended."""
+        if self.assigned is None or self.failed or index < 0 or self.nest is None or self.pending:
+            return
+        try:
+            leaf = self.nest.entry is not entry and not entry.habit.nests
+            self.assigned.iteration_ended(entry, index, frame, leaf=leaf)
+        except Exception as exc:
+            self.fail(exc)
+
+    @unobserved
+    def _loop_left(self, entry: LoopEntry, frame: FrameType | None) -> None:
+        """Capture the variables of a loop that has ended inside that of a calling function."""
+        assert self.assigned is not None
+        self.assigned.loop_ended(entry)
+        if self.failed or not self.stack or entry.site.loose or entry.habit.quiet or self.pending:
+            return
+        around = self.stack[-1]
+        around.habit.nests = True
+        same = frame is None or id(frame) != entry.frame or around.frame == entry.frame
+        if same or entry.habit.nests or entry.now < 0:
+            return
+        try:
+            self.assigned.inner_loop_ended(entry, frame)
+        except Exception as exc:
+            self.fail(exc)
+
     @unobserved
     def boundary(self, entry: LoopEntry, index: int, frame: FrameType) -> int:
         """Consider a checkpoint before iteration `index`."""
         nest = self.nest
         if not self.checkpointing or entry.site.loose or self.failed or nest is None:
             return index
+        self._iteration_ended(entry, index - 1, frame)
         if self.signals is not None and self.signals.requested is not None:
             self.leave_program(entry, index, frame)
         try:
@@ -236,6 +277,8 @@ class Recorder(Session):
 
     def broken(self, entry: LoopEntry, frame: FrameType) -> None:
         """Consider a checkpoint after a loop that was left by `break`."""
+        if not entry.site.loose and not untried(entry, frame):
+            self._iteration_ended(entry, entry.now, frame)
         if position(frame) in entry.site.breaks:
             self.ended(entry, entry.now, frame)
 
@@ -365,12 +408,15 @@ class Recorder(Session):
         self.watching = False
         self.checkpointing = 0
         self.stack = []
+        self.captured = self.assigned = None
         self.printing.remove()
 
     def deleted(self) -> None:
         """Stop writing: the program is about to remove the store, and we must not be in its way."""
         self.writer.close()
         self.records.close()
+        if self.captured is not None:
+            self.captured.close()
         self.printing.remove()
         self.finished = True
         self.fail(UsageError("the program removes the store itself", slug="store-removed"))
@@ -399,6 +445,7 @@ class Recorder(Session):
         try:
             self.writer.close()
             self.records.close()
+            self._end_capture()
             if self.clock is not None:
                 self.clock.flush()
             self.printing.close()
@@ -413,6 +460,13 @@ class Recorder(Session):
         except Exception as exc:
             self.fail(exc)
         self._bring_last()
+
+    def _end_capture(self) -> None:
+        """Write captured values that were held back, and close their files."""
+        if self.assigned is not None:
+            self.assigned.finish()
+        if self.captured is not None:
+            self.captured.close()
 
     def _bring_last(self) -> None:
         """Bring the run's end to the remote, or say that it is not there."""
@@ -447,6 +501,7 @@ class Recorder(Session):
             "inputs": self.inputs.facts(self._made()) if self.inputs is not None else {},
             "loops": {k: h.facts() for k, h in self.habits.items() if h.entries and not h.quiet},
             "files": sorted({os.path.relpath(file, self.root) for file in files}),
+            "captured": dict(self.captured.names) if self.captured is not None else {},
         }
 
 

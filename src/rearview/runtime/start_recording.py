@@ -30,6 +30,7 @@ from rearview.model.secrets import redact_value, redact_words
 from rearview.model.wording import printable
 from rearview.remote.base import open_remote
 from rearview.runtime import api, importer, start_replay
+from rearview.runtime.capture.start_capture import start_capture
 from rearview.runtime.checkpoint_index import Jumps
 from rearview.runtime.importer import Loading
 from rearview.runtime.loops import Habit
@@ -183,6 +184,7 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
         if not joins:
             session.printing = Printing(runs.folder(run), session.where)
             session.printing.install()
+            start_capture(session, checkpoints.objects.put)
     if not joins:
         _beat(runs, session)
     return session
@@ -251,6 +253,7 @@ def _resume(control: Control) -> Resumer:
     session.outputs.install()
     session.printing = Printing(folder, session.where)
     session.printing.install()
+    start_capture(session, put, attempt=attempt)
     _beat(runs, session)
     return session
 

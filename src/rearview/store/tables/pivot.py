@@ -149,18 +149,22 @@ def encode(value: Any) -> tuple[str, str | None]:
     )
 
 
-ORIGIN = "CASE WHEN l.replay IS NULL THEN 'recorded' ELSE coalesce(r.origin, 'unproved') END"
+ORIGIN = (
+    "CASE WHEN l.replay IS NULL THEN 'recorded' WHEN starts_with(l.replay, '$') "
+    "THEN substr(l.replay, 2) ELSE coalesce(r.origin, 'unproved') END"
+)
 """Where a record `l` comes from, given the row `r` of its replay."""
 WINNERS = """
   SELECT *, row_number() OVER (PARTITION BY run, path, indices, name ORDER BY process, seq) - 1 AS occ
   FROM (SELECT l.*, {origin} AS origin
     FROM ({source}) l LEFT JOIN own.replays r ON l.run = r.run AND l.replay = r.replay
     QUALIFY rank() OVER (PARTITION BY l.run, path, indices, name ORDER BY l.replay IS NULL DESC,
-      attempt DESC, r.rank NULLS LAST, r.ord DESC NULLS LAST, l.replay) = 1)""".replace(
+      starts_with(l.replay, '$'), attempt DESC, r.rank NULLS LAST, r.ord DESC NULLS LAST, l.replay) = 1)""".replace(
     "{origin}", ORIGIN
 )
 """Of several values at one point: the run's own before replays, its last attempt before earlier
-ones, by the verdict on the replay (exact first), newer before older. Those of one source are all kept."""
+ones, by the verdict on the replay (exact first), newer before older; captured ones last. Those of one
+source are all kept."""
 
 PLAIN = "SELECT *, 'recorded' AS origin, 0 AS occ FROM ({source})"
 """The same where nothing was logged twice and nothing was replayed."""

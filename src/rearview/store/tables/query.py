@@ -47,11 +47,18 @@ _NEVER = frozenset(
 class Ask:
     """The columns of a table and how they are found.
 
-    `level` keeps only what was logged that many loops deep.
+    `level` keeps only what was logged that many loops deep. With `every`, a question without names
+    is one for all names, also for captured ones that a table leaves out.
     """
 
     def __init__(
-        self, sources: Sources, names: Iterable[str], *, origins: bool, level: int | None = None
+        self,
+        sources: Sources,
+        names: Iterable[str],
+        *,
+        origins: bool,
+        level: int | None = None,
+        every: bool = False,
     ) -> None:
         self._sources = sources
         self._shows_origins = origins
@@ -61,7 +68,7 @@ class Ask:
         self._facts: list[str] = []
         wanted = list(names)
         if not wanted:
-            self._logged = list(self._cat.names)
+            self._logged = list(self._cat.names) if every else sources.names_by_default()
             self._facts = [f"a:{name}" for name in sources.args]
         for text in wanted:
             # who asks for a column means what was logged, should a loop have the same name

@@ -307,7 +307,11 @@ def load_views(duck: Duck, shelf: Shelf) -> None:
     duck.execute(f"CREATE VIEW runs AS SELECT {shown} FROM own.runs ORDER BY ord")
     duck.execute(f"CREATE VIEW replays AS SELECT {', '.join(_columns('replays'))} FROM own.replays")
     parts = [part for found in shelf.parts.values() for part in found]
-    columns = ", ".join(f"l.{c}" for c in _columns("records") if c != "origin")
+    made = {
+        "origin": "",
+        "replay": "CASE WHEN NOT starts_with(l.replay, '$') THEN l.replay END AS replay",
+    }
+    columns = ", ".join(filter(None, (made.get(c, f"l.{c}") for c in _columns("records"))))
     order = ", ".join(_columns("records"))
     duck.execute(
         f"CREATE VIEW records AS SELECT {order} FROM (SELECT {columns}, {ORIGIN} AS origin FROM "
