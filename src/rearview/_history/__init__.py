@@ -37,12 +37,12 @@ __all__ = [
     "Inspection",
     "Machine",
     "Missing",
-    "ReplayOutcome",
     "PlanReport",
     "Preempt",
     "Progress",
     "Propagated",
     "Refusal",
+    "ReplayOutcome",
     "RunReport",
     "Start",
     "UnderWay",
@@ -55,10 +55,9 @@ __all__ = [
 ]
 
 _HOMES = {
-    "rearview.execute.status": ("Crew",),
-    "rearview.execute.status": ("ENDED", "Event", "Progress", "UnderWay"),
-    "rearview.execute.replay_jobs": ("Outcome",),
-    "rearview.execute.start": ("Start",),
+    "rearview.execute.status": ("ENDED", "Crew", "Event", "Progress", "UnderWay"),
+    "rearview.execute.replay_jobs": ("ReplayOutcome",),
+    "rearview.execute.start": ("Preempt", "Start", "begin", "fetch", "usual"),
     "rearview._history.history": ("History", "history"),
     "rearview.backfill.corrections": ("Correction",),
     "rearview._history.inspect_script": ("inspect_script",),
@@ -67,7 +66,6 @@ _HOMES = {
         *("BackfillReport", "Missing", "PlanReport"),
         *("Refusal", "RunReport", "Unproved"),
     ),
-    "rearview.execute.start": ("Preempt", "begin", "fetch", "usual"),
     "rearview.plan.facts": ("Machine",),
     "rearview.source.inspection": ("Inspection",),
 }
@@ -80,4 +78,4 @@ def __getattr__(name: str) -> Any:
             value = getattr(importlib.import_module(home), name)
             globals()[name] = value
             return value
-    raise AttributeError(f"module 'rearview.past' has no attribute {name!r}")
+    raise AttributeError(f"module 'rearview._history' has no attribute {name!r}")

@@ -176,9 +176,9 @@ class ReplayOutcome:
 def doubtful(report: ReplayReport, *, pinned: bool = False, shared: bool = False) -> bool:
     """Say whether a run from the start, alone and free to use every core, would tell more.
 
-    >>> doubtful(Report(retry=True)), doubtful(Report(difference="w", restored=0))
+    >>> doubtful(ReplayReport(retry=True)), doubtful(ReplayReport(difference="w", restored=0))
     (True, False)
-    >>> doubtful(Report(difference="w"), pinned=True), doubtful(Report(error="e"), shared=True)
+    >>> doubtful(ReplayReport(difference="w"), pinned=True), doubtful(ReplayReport(error="e"), shared=True)
     (True, True)
     """
     differs = report.difference is not None
