@@ -100,7 +100,7 @@ class Settings:
         >>> Settings(capture="keras").captures("wandb"), Settings(capture="all,logging").captures("logging")
         (False, True)
         """
-        words = {word for word in self.capture.replace(",", " ").lower().split()}
+        words = set(self.capture.replace(",", " ").lower().split())
         if source in words:
             return True
         plain = source not in ON_REQUEST and f"-{source}" not in words

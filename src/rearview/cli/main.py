@@ -74,7 +74,10 @@ COMMANDS = {
     "submit": ("submit", "Write the job file for a script that a batch system runs to its end."),
     "energy": ("green", "Show the power in the grid, and what a run used of it."),
     "verify": ("maintenance", "Check everything in the store; repair what can be rebuilt."),
-    "trust": ("maintenance", "Trust a store that was not made here: let replays run what is in it."),
+    "trust": (
+        "maintenance",
+        "Trust a store that was not made here: let replays run what is in it.",
+    ),
     "gc": ("maintenance", "Free space by dropping checkpoints."),
     "doctor": ("maintenance", "Check this machine and this project, and say what to do."),
     "demo": ("demo", "See it happen: record, edit, backfill, in under a minute."),

@@ -192,8 +192,9 @@ class Recorder(Session):
             return
         around = self.stack[-1]
         around.habit.nests = True
-        same = frame is None or id(frame) != entry.frame or around.frame == entry.frame
-        if same or entry.habit.nests or entry.now < 0:
+        if frame is None or id(frame) != entry.frame or around.frame == entry.frame:
+            return  # the loop around it, in the same function, looks at its variables
+        if entry.habit.nests or entry.now < 0:
             return
         try:
             self.assigned.inner_loop_ended(entry, frame)

@@ -13,18 +13,24 @@ LONGEST = 400
 MOST = 30
 """Numbers that are taken from one line."""
 
-POSITIONS = frozenset(
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+POSITIONS = _words(
     "epoch epochs step steps iter iters iteration iterations it i idx index batch batches "
     "global_step round rounds fold trial version v_num eta rank worker gpu device port pid "
-    "total_steps max_steps num_epochs n_epochs total_timesteps line".split()
+    "total_steps max_steps num_epochs n_epochs total_timesteps line"
 )
 """Names that say where a program is, or on what, and not how well it does."""
-METRICS = frozenset(
-    "loss losses acc accuracy err error ppl perplexity bleu rouge rouge1 rouge2 rougel f1 auc roc "
-    "auroc mse mae rmse mape r2 lr learning_rate reward return score precision recall iou miou map "
-    "dice psnr ssim fid nll kl elbo bpc bpb wer cer top1 top5 mfu grad_norm gradnorm norm logloss "
-    "time took elapsed throughput speed energy entropy fitness sharpe margin objective cost mcc "
-    "kappa specificity sensitivity l1 l2 acc1 acc5 prec1 prec5 ap mrr ndcg hits dt".split()
+METRICS = _words(
+    "loss losses acc accuracy err error ppl perplexity bleu rouge rouge1 rouge2 rougel f1 auc "
+    "roc auroc mse mae rmse mape r2 lr learning_rate reward return score precision recall iou "
+    "miou map dice psnr ssim fid nll kl elbo bpc bpb wer cer top1 top5 mfu grad_norm gradnorm "
+    "norm logloss time took elapsed throughput speed energy entropy fitness sharpe margin "
+    "objective cost mcc kappa specificity sensitivity l1 l2 acc1 acc5 prec1 prec5 ap mrr ndcg "
+    "hits dt"
 )
 """Last words of names that are read without a `:` or `=` behind them."""
 _SPLITS = {
@@ -40,16 +46,16 @@ _SPLITS = {
     "dev": "dev",
 }
 """Words at the beginning of a line that belong to all its names."""
-_ADJECTIVES = frozenset(
-    "avg avg. average mean running total best final smoothed batch epoch top max min last current "
-    "weighted macro micro new old mini-batch".split()
+_ADJECTIVES = _words(
+    "avg avg. average mean running total best final smoothed batch epoch top max min last "
+    "current weighted macro micro new old mini-batch"
 )
 
 _NUMBER = (
     r"[-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf)\b"
 )
 _UNIT = r"(?:%|ms|us|s|sec|secs|seconds|m|min|h|x|k|K|M|G|B|MB|GB|MiB|GiB|TFLOPS|dB|it/s|s/it)"
-_WORD = r"[A-Za-z_][\w@/'’.\-]*"
+_WORD = r"[A-Za-z_][\w@/'\u2019.\-]*"
 _PAIR = re.compile(
     rf"(?<![\w/.\-])(?P<name>{_WORD}(?:\ (?:\(?{_WORD}\)?)){{0,3}}?)"
     r"(?P<quote>['\"]?)(?P<sep>[ \t]*[:=][ \t]*|[ \t]+)"
@@ -201,7 +207,7 @@ def _column(name: str) -> str:
     >>> _column("Avg. loss"), _column("valid_0's auc"), _column("Acc@1")
     ('avg_loss', 'valid_0_auc', 'acc@1')
     """
-    text = re.sub(r"['’]s?\b", "", name.strip().lower())
+    text = re.sub(r"['\u2019]s?\b", "", name.strip().lower())
     text = re.sub(r"[.\s\-()]+", "_", text)
     return text.strip("_'\"/")
 

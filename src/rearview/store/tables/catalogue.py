@@ -91,12 +91,12 @@ class Sources:
         found: dict[str, set[Origin | None]] = {}
         for parts in self._parts.values():
             for part in parts:
-                for name in part.shown():
-                    found.setdefault(name.name, set()).add(captured_origin(part.summary.replay))
+                for one in part.shown():
+                    found.setdefault(one.name, set()).add(captured_origin(part.summary.replay))
         for name, _ in self._virtual:
             found.setdefault(name, set()).add(None)
         return {
-            name: min((one for one in origins if one), key=CAPTURED.index)
+            name: min((origin for origin in origins if origin), key=CAPTURED.index)
             for name, origins in found.items()
             if None not in origins
         }

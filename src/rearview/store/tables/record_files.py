@@ -103,8 +103,9 @@ def gather(project: Project, con: Duck) -> Shelf:
                     (complete if _complete(file) else growing).append(file)
                 except FileNotFoundError:  # another reader has just sealed it
                     sealed.append(file.with_suffix(".parquet"))
-        if reads_lines and (file := printed_records(project, run, folder)) is not None:
-            (sealed if file.suffix == ".parquet" else complete).append(file)
+        numbers = printed_records(project, run, folder) if reads_lines else None
+        if numbers is not None:
+            (sealed if numbers.suffix == ".parquet" else complete).append(numbers)
     for batch in _batches(complete):
         sealed += _bring(con, shelf, batch, growing=False)
     for batch in _batches(growing):
