@@ -13,7 +13,7 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter, process_time
 from types import FrameType
@@ -114,6 +114,8 @@ class Recorder(Session):
     """Values that the program does not log with Rearview; None: none are captured."""
     assigned: AssignedScalars | None = None
     """Captures variables of loops."""
+    loops_begin: Callable[[FrameType], None] | None = None
+    """Called once, in the frame of the first loop that is watched."""
     joins: bool = False
     """This process is a child of the one that the run is about."""
     only: frozenset[str] | None = None
@@ -207,6 +209,9 @@ class Recorder(Session):
         nest = self.nest
         if not self.checkpointing or entry.site.loose or self.failed or nest is None:
             return index
+        if self.loops_begin is not None:
+            begin, self.loops_begin = self.loops_begin, None
+            begin(frame)
         self._iteration_ended(entry, index - 1, frame)
         if self.signals is not None and self.signals.requested is not None:
             self.leave_program(entry, index, frame)
@@ -397,10 +402,10 @@ class Recorder(Session):
         except Exception as exc:
             self.fail(exc)
 
-    def argument(self, values: Mapping[str, Any]) -> None:
-        """Keep hyper-parameters of the run."""
+    def argument(self, values: Mapping[str, Any], origin: str = "") -> None:
+        """Keep hyper-parameters of the run; `origin` says what the program read them with."""
         try:
-            self.runs.update_args(self.run, values)
+            self.runs.update_args(self.run, values, origin)
         except Exception as exc:
             self.fail(exc)
 
@@ -502,7 +507,7 @@ class Recorder(Session):
             "inputs": self.inputs.facts(self._made()) if self.inputs is not None else {},
             "loops": {k: h.facts() for k, h in self.habits.items() if h.entries and not h.quiet},
             "files": sorted({os.path.relpath(file, self.root) for file in files}),
-            "captured": dict(self.captured.names) if self.captured is not None else {},
+            "captured": self.captured.facts() if self.captured is not None else {},
         }
 
 

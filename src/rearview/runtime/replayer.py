@@ -376,7 +376,7 @@ class Replayer(Session):
         """
         return {path: about for path, about in self.inputs.items() if path not in self.made}
 
-    def argument(self, values: Mapping[str, Any]) -> None:
+    def argument(self, values: Mapping[str, Any], origin: str = "") -> None:
         """Leave arguments as they were recorded."""
 
     def forked(self) -> None:

@@ -366,8 +366,8 @@ class Session:
         """Keep values under their names at the current point."""
         raise AssertionError
 
-    def argument(self, values: Mapping[str, Any]) -> None:
-        """Keep hyper-parameters of the run."""
+    def argument(self, values: Mapping[str, Any], origin: str = "") -> None:
+        """Keep hyper-parameters of the run; `origin` says what the program read them with."""
         raise AssertionError
 
     def finish(self, code: int | None) -> None:

@@ -177,7 +177,6 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
             session.clock.in_loop = lambda: bool(session.stack)
             session.clock.install()
         session.inputs = Inputs()
-        _watch_arguments(session)
         traces = None if joins else _traces(session)
         session.outputs = Outputs(session.root, session.deleted, traces)
         session.outputs.install()
@@ -399,32 +398,6 @@ def _leave_after(session: Recorder, seconds: float) -> None:
     threading.Thread(target=count, name="rearview-leave", daemon=True).start()
 
 
-def _watch_arguments(session: Recorder) -> None:
-    """Keep what `argparse` returns as hyper-parameters."""
-    import argparse
-
-    real = argparse.ArgumentParser.parse_known_args
-
-    def parse(self: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> Any:
-        found = real(self, *args, **kwargs)
-        try:
-            session.argument({k: plain(v) for k, v in vars(found[0]).items()})
-        except Exception as exc:
-            session.fail(exc)
-        return found
-
-    argparse.ArgumentParser.parse_known_args = parse  # type: ignore[method-assign]
-
-
-def plain(value: Any) -> Any:
-    """Return a value as JSON has it, or its text."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return str(value)
-
-
 @dataclass
 class Unrecorded(Session):
     """Lets every call of the program pass; what it logs is not kept."""
@@ -447,7 +420,7 @@ class Unrecorded(Session):
     def log(self, items: Mapping[str, Any]) -> None:
         """Keep nothing."""
 
-    def argument(self, values: Mapping[str, Any]) -> None:
+    def argument(self, values: Mapping[str, Any], origin: str = "") -> None:
         """Keep nothing."""
 
     def finish(self, code: int | None) -> None:

@@ -109,7 +109,7 @@ class AssignedScalars:
                 value = number(space.get(name))
                 if value is not None:
                     found[code, name] = value
-        if _is_copy(frame):
+        if is_copy(frame):
             space.clear()  # a copy, which would keep the values alive
         return found
 
@@ -230,7 +230,7 @@ def _same(one: Number, other: Number) -> bool:
     return one == other or (one != one and other != other)  # noqa: PLR0124 - nan
 
 
-def _is_copy(frame: FrameType) -> bool:
+def is_copy(frame: FrameType) -> bool:
     """Return True if `f_locals` of a frame is a copy that nobody but us has asked for."""
     code = frame.f_code
     return (

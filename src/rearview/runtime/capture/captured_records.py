@@ -27,6 +27,8 @@ class CapturedRecords:
         self._pid = os.getpid()
         self.names: dict[str, Origin] = {}
         """Names that have values, with their origin."""
+        self.problems: dict[str, str] = {}
+        """Why a source was switched off, by its name."""
 
     def append(self, origin: Origin, prefix: bytes, items: Sequence[tuple[str, Any]]) -> None:
         """Add values at the point that `prefix` encodes."""
@@ -44,6 +46,10 @@ class CapturedRecords:
         file.append(prefix, items)
         for name, _ in items:
             self.names.setdefault(name, origin)
+
+    def facts(self) -> dict[str, Any]:
+        """Return what the run keeps of it: which names have values, and which source failed."""
+        return {"names": dict(self.names), **({"problems": self.problems} if self.problems else {})}
 
     def close(self) -> None:
         """Close the files."""

@@ -1,0 +1,43 @@
+"""Capture what a program gives to MLflow, by hand or through `autolog`: metrics and parameters."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+from rearview.model.run import Origin
+from rearview.runtime.capture.logger_calls import LoggerCalls
+from rearview.runtime.capture.parameters import Parameters
+from rearview.runtime.sandbox.entropy import after_import
+
+
+def capture_mlflow(calls: LoggerCalls, parameters: Parameters) -> None:
+    """Record what clients of MLflow are given from now on; `mlflow.log_*` and autologging use one."""
+
+    def metric(args: tuple[Any, ...], given: dict[str, Any]) -> None:
+        key = args[2] if len(args) > 2 else given.get("key")
+        value = args[3] if len(args) > 3 else given.get("value")
+        step = args[5] if len(args) > 5 else given.get("step")
+        calls.keep(Origin.MLFLOW, {str(key): value}, step)
+
+    def param(args: tuple[Any, ...], given: dict[str, Any]) -> None:
+        key = args[2] if len(args) > 2 else given.get("key")
+        parameters.keep({key: args[3] if len(args) > 3 else given.get("value")}, "mlflow")
+
+    def batch(args: tuple[Any, ...], given: dict[str, Any]) -> None:
+        metrics = args[2] if len(args) > 2 else given.get("metrics", ())
+        params = args[3] if len(args) > 3 else given.get("params", ())
+        if params:
+            parameters.keep({one.key: one.value for one in params}, "mlflow")
+        steps: dict[Any, dict[str, Any]] = {}
+        for one in metrics or ():
+            steps.setdefault(one.step, {})[one.key] = one.value
+        for step, values in steps.items():
+            calls.keep(Origin.MLFLOW, values, step)
+
+    def watch(module: ModuleType) -> None:
+        calls.watch(module.MlflowClient, "log_metric", Origin.MLFLOW, metric)
+        calls.watch(module.MlflowClient, "log_param", Origin.MLFLOW, param)
+        calls.watch(module.MlflowClient, "log_batch", Origin.MLFLOW, batch)
+
+    after_import("mlflow.tracking.client", watch)
