@@ -9,8 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rearview._history.history import History, history
-    from rearview._history.inspect_script import inspect_script
+    from rearview._history.facade import History, history
+    from rearview._history.inspected_script import inspect_script
     from rearview.backfill.corrections import Correction
     from rearview.backfill.propagation import Propagated
     from rearview.backfill.reports import (
@@ -58,9 +58,9 @@ _HOMES = {
     "rearview.execute.status": ("ENDED", "Crew", "Event", "Progress", "UnderWay"),
     "rearview.execute.replay_jobs": ("ReplayOutcome",),
     "rearview.execute.start": ("Preempt", "Start", "begin", "fetch", "usual"),
-    "rearview._history.history": ("History", "history"),
+    "rearview._history.facade": ("History", "history"),
     "rearview.backfill.corrections": ("Correction",),
-    "rearview._history.inspect_script": ("inspect_script",),
+    "rearview._history.inspected_script": ("inspect_script",),
     "rearview.backfill.propagation": ("Propagated",),
     "rearview.backfill.reports": (
         *("BackfillReport", "Missing", "PlanReport"),
