@@ -32,7 +32,7 @@ from rearview.execute.start import Preempt, Start, arguments, differing_environm
 from rearview.execute.status import Crew, Progress, ask_for, under_way
 from rearview.model import Checkpoint, Control, Origin, Run, Status, Verdict
 from rearview.model.proof import WITHHELD, compared, worst
-from rearview.model.run import CAPTURED, name_of
+from rearview.model.run import CAPTURED, UNASKED, name_of
 from rearview.plan.facts import Machine
 from rearview.source.log_calls import names_logged
 from rearview.source.mended_source import mend
@@ -229,7 +229,9 @@ class History:
 
     def empty(self, names: Sequence[str]) -> list[str]:
         """Return those of `names` that the newest source logs and that have no value yet."""
-        logged = self._tables.names().keys() - self._tables.captured().keys()
+        captured = self._tables.captured().items()
+        unasked = {name for name, origin in captured if origin in UNASKED}
+        logged = self._tables.names().keys() - unasked
         virtual = {name for name, _ in self._virtual()} - logged
         return [name for name in dict.fromkeys(names) if name in virtual]
 

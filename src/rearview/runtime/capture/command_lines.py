@@ -5,11 +5,14 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 from rearview.runtime.capture.parameters import Parameters
 from rearview.runtime.sandbox.entropy import after_import
+
+_WITH_PARSERS = frozenset({"absl", "fire", "hydra"})
+"""Libraries that use argparse for options of their own."""
 
 
 def capture_command_lines(parameters: Parameters) -> None:
@@ -27,13 +30,23 @@ def _watch_argparse(module: ModuleType, parameters: Parameters) -> None:
     def parse(self: Any, *args: Any, **given: Any) -> Any:
         found = real(self, *args, **given)
         try:
-            values = vars(found[0])
-            parameters.keep(values, "argparse", texts=True)
+            if _caller(sys._getframe(1)) not in _WITH_PARSERS:
+                parameters.keep(vars(found[0]), "argparse", texts=True)
         except Exception as exc:
             parameters.failed("argparse", exc)
         return found
 
     module.ArgumentParser.parse_known_args = parse
+
+
+def _caller(frame: FrameType | None) -> str:
+    """Return the package that asked argparse to parse."""
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if name not in {"argparse", "rearview"}:
+            return name
+        frame = frame.f_back
+    return ""
 
 
 def _watch_click(module: ModuleType, parameters: Parameters) -> None:

@@ -60,8 +60,9 @@ def _watch_media(module: ModuleType, calls: LoggerCalls) -> None:
     original = file_writer.add_summary
 
     def add_summary(self: Any, summary: Any, *args: Any, **given: Any) -> Any:
-        if len(made) < 100 and calls.media.allows():
+        if any(_is_media(value) for value in summary.value) and calls.media.allows():
             made.append(summary)
+            del made[:-10]
         return original(self, summary, *args, **given)
 
     file_writer.add_summary = add_summary
@@ -76,14 +77,12 @@ def _watch_media(module: ModuleType, calls: LoggerCalls) -> None:
         made.clear()
         calls.media.add(began)
 
-    def forget(args: tuple[Any, ...], given: dict[str, Any]) -> None:
-        del args, given
-        made.clear()
-
     for name in _MEDIA:
         calls.watch(module.SummaryWriter, name, Origin.TENSORBOARD, media)
-    for name in ("add_scalar", "add_scalars", "add_text", "add_hparams", "add_audio", "add_video"):
-        calls.watch(module.SummaryWriter, name, Origin.TENSORBOARD, forget)
+
+
+def _is_media(value: Any) -> bool:
+    return bool(value.HasField("histo") or value.HasField("image"))
 
 
 def _encoded(summary: Any) -> Mapping[str, Any]:

@@ -32,11 +32,15 @@ def capture_wandb(calls: LoggerCalls, parameters: Parameters) -> None:
     def config(args: tuple[Any, ...], given: dict[str, Any]) -> None:
         data = args[1] if len(args) > 1 else given.get("d")
         if isinstance(data, Mapping):
-            parameters.keep(data, Origin.WANDB.value)
+            keep(data)
 
     def item(args: tuple[Any, ...], given: dict[str, Any]) -> None:
         del given
-        parameters.keep({args[1]: args[2]}, Origin.WANDB.value)
+        keep({args[1]: args[2]})
+
+    def keep(data: Mapping[Any, Any]) -> None:
+        own = {name: one for name, one in data.items() if not str(name).startswith("_")}
+        parameters.keep(own, Origin.WANDB.value)
 
     def watch_config(module: ModuleType) -> None:
         calls.watch(module.Config, "update", Origin.WANDB, config)
@@ -51,7 +55,7 @@ def capture_wandb(calls: LoggerCalls, parameters: Parameters) -> None:
         def init(*args: Any, **given: Any) -> Any:
             run = real(*args, **given)
             try:
-                parameters.keep(run.config.as_dict(), Origin.WANDB.value)
+                keep(run.config.as_dict())
             except Exception as exc:
                 parameters.failed(Origin.WANDB.value, exc)
             return run

@@ -66,7 +66,11 @@ class Sources:
         self._parts = {run.id: self._given_out(shelf, run.id) for run in runs}
         self.catalogue = Catalogue()
         self._project, self._duck, self._shelf = project, duck, shelf
-        places = {(name, "/".join(loops)) for name, loops in virtual}
+        places = {
+            (name, "/".join(loops))
+            for name, loops in virtual
+            if not runs or not all(name in run.args for run in runs)  # such as mlflow.log_param
+        }
         self._virtual = {place: self._lacking(*place) for place in places}
         self._files: Files | None = None
         self._upto: int | None = None
@@ -150,7 +154,11 @@ class Sources:
         """
         out = set()
         for run in self.runs:
-            parts = [p for p in self._parts[run] if captured_origin(p.summary.replay) is None]
+            parts = [
+                part
+                for part in self._parts[run]
+                if captured_origin(part.summary.replay) not in UNASKED
+            ]
             paths = {one.path for part in parts for one in part.summary.names if one.name == name}
             if not paths or path in paths:
                 out.add(run)

@@ -84,6 +84,7 @@ TABLES: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {
             "kind": ("VARCHAR", "as in `records.kind`"),
             "number": ("DOUBLE", "its value, if it is a number or a truth value"),
             "text": ("VARCHAR", "its value as text"),
+            "origin": ("VARCHAR", "what the program read it with; see capture.md"),
         },
     ),
     "loops": (
@@ -123,7 +124,11 @@ TABLES: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {
             "text": ("VARCHAR", "the value of all other kinds"),
             "origin": (
                 "VARCHAR",
-                "recorded, replayed (proved exact), unproved, redone (a first try) or not exact",
+                (
+                    "recorded; replayed (proved exact), unproved, redone (a first try) or not exact; or what "
+                    "it was captured from, as capture.md says: wandb, mlflow, tensorboard, lightning, "
+                    "transformers, keras, assigned, printed, inner"
+                ),
             ),
             "replay": ("VARCHAR", "`replays.replay`; null if recorded"),
             "attempt": ("INTEGER", "how often the run had been resumed before"),
@@ -294,8 +299,10 @@ def load_runs(duck: Duck, shelf: Shelf) -> None:
 def load_views(duck: Duck, shelf: Shelf) -> None:
     """Make the tables of docs/schema.md; those that cost something are empty until asked for."""
     numeric = {"float", "int", "long", "bool"}
+    origins = {run.id: run.facts.get("arg_origins", {}) for run in shelf.runs}
     rows = (
         {"run": run, "name": name, "kind": kind, "text": text,
+         "origin": origins[run].get(name, ""),
          "number": _number(text) if kind in numeric else None}
         for run, found in _arguments(shelf).items()
         for name, (kind, text) in found.items()
