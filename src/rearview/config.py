@@ -13,6 +13,7 @@ from rearview.errors import UsageError
 
 ENV_PREFIX = "REARVIEW_"
 CHOICES = {
+    "closing_lines": ("auto", "always", "never"),
     "compress": ("auto", "never"),
     "shared": ("never", "group"),
     "trust": ("auto", "yes", "no"),
@@ -51,6 +52,9 @@ class Settings:
     capture: str = "all"
     """What is taken from programs besides what they log: "all", "none", a list such as
     "parameters,wandb", or what to leave out: "-assigned,-printed"; see capture.md."""
+    closing_lines: str = "auto"
+    """Whether `rearview run` ends with lines about what was recorded: "auto" where standard error is a
+    terminal, "always" or "never"."""
     heartbeat: float = 10.0
     """Seconds between signs of life of a run."""
     workers: int = 0

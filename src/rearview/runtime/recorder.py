@@ -28,6 +28,7 @@ from rearview.model import Point, Step
 from rearview.model.wording import printable
 from rearview.runtime.capture.assigned_scalars import AssignedScalars
 from rearview.runtime.capture.captured_records import CapturedRecords
+from rearview.runtime.closing_lines import closing_lines, print_closing_lines
 from rearview.runtime.frames import position, qualified, unobserved
 from rearview.runtime.loops import SLICE, STRIDE, LoopEntry, untried
 from rearview.runtime.measurements import Timeline, surroundings
@@ -114,6 +115,10 @@ class Recorder(Session):
     """Values that the program does not log with Rearview; None: none are captured."""
     assigned: AssignedScalars | None = None
     """Captures variables of loops."""
+    tells: bool = False
+    """It was started by `rearview run`, which ends with lines about what was recorded."""
+    logged: set[str] = field(default_factory=set)
+    """Names that the program logged with Rearview, the first hundred."""
     loops_begin: Callable[[FrameType], None] | None = None
     """Called once, in the frame of the first loop that is watched."""
     joins: bool = False
@@ -399,6 +404,8 @@ class Recorder(Session):
             if self.loose or not (self.stack and self.stack[-1].habit.loud):
                 self.loudly()
             self.records.append(self._prefixes.of(self), list(items.items()))
+            if len(self.logged) < 100:
+                self.logged.update(items)
         except Exception as exc:
             self.fail(exc)
 
@@ -462,10 +469,31 @@ class Recorder(Session):
             self.pulse.keep()
             if self.outputs is not None:
                 self.outputs.ended(well=not final)
-            self.runs.end(self.run, final or 0, self.summary())
+            summary = self.summary()
+            self.runs.end(self.run, final or 0, summary)
         except Exception as exc:
             self.fail(exc)
         self._bring_last()
+        if self.tells and not self.failed and final != PAUSED:
+            self._close_with(summary)
+
+    def _close_with(self, summary: Mapping[str, Any]) -> None:
+        """Tell a person at a terminal what was recorded."""
+        run = self.runs.get(self.run)
+        lines = closing_lines(
+            *(self.run, summary, self.logged, len(run.args), self.runs.folder(self.run))
+        )
+        print_closing_lines(self.settings.closing_lines, lines)
+
+    def _captured_facts(self) -> dict[str, Any]:
+        """Return which names were captured, and what looking at variables took."""
+        if self.captured is None:
+            return {}
+        facts = self.captured.facts()
+        if self.assigned is not None:
+            allowance = self.assigned.allowance
+            facts |= {"seconds": allowance.spent, "left_out": allowance.left_out}
+        return facts
 
     def _end_capture(self) -> None:
         """Write captured values that were held back, and close their files."""
@@ -507,7 +535,7 @@ class Recorder(Session):
             "inputs": self.inputs.facts(self._made()) if self.inputs is not None else {},
             "loops": {k: h.facts() for k, h in self.habits.items() if h.entries and not h.quiet},
             "files": sorted({os.path.relpath(file, self.root) for file in files}),
-            "captured": self.captured.facts() if self.captured is not None else {},
+            "captured": self._captured_facts(),
         }
 
 

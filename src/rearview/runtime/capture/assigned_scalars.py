@@ -13,7 +13,7 @@ import struct
 import sys
 from collections.abc import Callable, Container, Mapping
 from inspect import CO_OPTIMIZED
-from time import perf_counter, time
+from time import perf_counter, thread_time, time
 from types import CodeType, FrameType
 from typing import Any
 
@@ -46,7 +46,8 @@ class AssignedScalars:
         self._records = records
         self._point = point
         self._has_loops = has_loops
-        self._allowance = Allowance()
+        self.allowance = Allowance()
+        """Time that looking at variables may take."""
         self._columns: dict[_Key, _Column] = {}
         self._labels: set[str] = set()
         self._seen: dict[int, int] = {}
@@ -62,10 +63,10 @@ class AssignedScalars:
         if leaf or index < self._seen.get(id(entry), 0):
             return
         self._seen[id(entry)] = index + 1
-        if not self._allowance.allows():
+        if not self.allowance.allows():
             self._folded.clear()
             return
-        began = perf_counter()
+        began = thread_time()
         found = self._read(entry, frame)
         if self._folded:
             found = self._folded | found
@@ -73,14 +74,14 @@ class AssignedScalars:
         if found:
             own = {(frame.f_code, name) for name in entry.site.assigned}
             self._take(found, index, own)
-        self._allowance.add(began)
+        self.allowance.add(began)
 
     def inner_loop_ended(self, entry: LoopEntry, frame: FrameType) -> None:
         """Remember what a loop in a called function left, for the iteration of the loop around it."""
-        if self._allowance.allows():
-            began = perf_counter()
+        if self.allowance.allows():
+            began = thread_time()
             self._folded |= self._read(entry, frame)
-            self._allowance.add(began)
+            self.allowance.add(began)
 
     def loop_ended(self, entry: LoopEntry) -> None:
         """Forget a loop that has ended."""

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Any
 
 from rearview.model.run import MARK, Origin
 from rearview.store.records import RecordFile
 from rearview.store.values import Put
 
-SHARE = 0.002
+SHARE = 0.005
 """Share of the run's time that capturing from one source may take."""
 FREE = 0.05
 """Seconds that it may take in any case."""
@@ -58,29 +58,29 @@ class CapturedRecords:
 
 
 class Allowance:
-    """Keeps the time that capturing takes within a share of the run's time.
+    """Keeps the CPU time that capturing takes within a share of the run's time.
 
-    The share counts from the first call on, and `FREE` seconds are always allowed.
+    CPU time, because on a machine that others use too the time on the wall counts their work as ours.
+    `FREE` seconds are always allowed.
     """
 
-    def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
-        self._clock = clock
-        self._began = clock()
-        self._spent = 0.0
+    def __init__(self) -> None:
+        self._began = perf_counter()
         self._resumes = 0.0
+        self.spent = 0.0
+        """Seconds that capturing took."""
         self.left_out = 0
         """How often something was not captured because the time was used up."""
 
     def allows(self) -> bool:
         """Return True if there is time to capture something now."""
-        if self._clock() < self._resumes:
+        if perf_counter() < self._resumes:
             self.left_out += 1
             return False
         return True
 
     def add(self, began: float) -> None:
-        """Count the time since `began`."""
-        now = self._clock()
-        self._spent += now - began
-        if self._spent > FREE + SHARE * (now - self._began):
-            self._resumes = self._began + (self._spent - FREE) / SHARE
+        """Count the CPU time of this thread since `began`, a reading of `thread_time`."""
+        self.spent += thread_time() - began
+        if self.spent > FREE + SHARE * (perf_counter() - self._began):
+            self._resumes = self._began + (self.spent - FREE) / SHARE

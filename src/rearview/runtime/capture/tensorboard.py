@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
-from time import perf_counter
+from time import thread_time
 from types import ModuleType
 from typing import Any
 
@@ -68,7 +68,7 @@ def _watch_media(module: ModuleType, calls: LoggerCalls) -> None:
     file_writer.add_summary = add_summary
 
     def media(args: tuple[Any, ...], given: dict[str, Any]) -> None:
-        began = perf_counter()
+        began = thread_time()
         _, _, step = _arguments(args[1:], given, "tag", "", "global_step")
         if step is None and len(args) > 3:
             step = args[3]
