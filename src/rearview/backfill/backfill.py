@@ -48,7 +48,7 @@ from rearview.plan.schedule import divide
 from rearview.source.propagate.versions import difference
 from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.machine import cores
-from rearview.store.project import Project
+from rearview.store.project import EVENT_FILES, Project
 from rearview.store.recorded_inputs import environment_differences
 from rearview.store.runs import Runs
 from rearview.store.tables.connection import quoted
@@ -267,7 +267,14 @@ class Filling:
             elsewhere=len(pool.elsewhere),
             environment_differences=report.environment_differences,
             names=tuple(asked.names),
+            event_files=self._event_files(outcomes),
         )
+
+    def _event_files(self, outcomes: Sequence[ReplayOutcome]) -> tuple[str, ...]:
+        """Return the folders in which replays left event files, one for each run."""
+        place = self.project.store / EVENT_FILES
+        runs = {one.run for one in outcomes if (place / one.run / one.replay).is_dir()}
+        return tuple(str(place / run) for run in sorted(runs))
 
     def _shares(self, asked: Question) -> bool:
         """Say whether replays that begin alike may share their start."""

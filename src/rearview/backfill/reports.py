@@ -81,6 +81,8 @@ class BackfillReport:
     """Variables that the runs read, that differ now and were not restored, a phrase each."""
     names: tuple[str, ...] = ()
     """What was to be filled."""
+    event_files: tuple[str, ...] = ()
+    """Folders with event files of values that probes gave to TensorBoard."""
 
     @property
     def unreached(self) -> list[str]:

@@ -117,6 +117,8 @@ class Origin(StrEnum):
     """Value that a variable had when an iteration of a loop of the run ended."""
     PRINTED = "printed"
     """Read from a line that the run printed."""
+    LOGGING = "logging"
+    """Read from a message that the run gave to Python's `logging`."""
     INNER = "inner"
     """Last value that a variable had in a loop inside an iteration of the run."""
 
@@ -126,9 +128,9 @@ LOGGERS = (
     *(Origin.LIGHTNING, Origin.TRANSFORMERS, Origin.KERAS),
 )
 """Origins of values that a run gave to a logger. Of two with one name, tables show the first here."""
-CAPTURED = (*LOGGERS, Origin.ASSIGNED, Origin.PRINTED, Origin.INNER)
+CAPTURED = (*LOGGERS, Origin.ASSIGNED, Origin.PRINTED, Origin.LOGGING, Origin.INNER)
 """Origins of values that a run did not log with Rearview, the strongest first."""
-UNASKED = frozenset({Origin.ASSIGNED, Origin.PRINTED, Origin.INNER})
+UNASKED = frozenset({Origin.ASSIGNED, Origin.PRINTED, Origin.LOGGING, Origin.INNER})
 """Origins of values that the program gave to no logger."""
 MARK = "$"
 """Stands before the origin in a file of captured records, where a file of a replay has its id."""

@@ -19,6 +19,7 @@ from rearview.model import Checkpoint, Point, ReplayReport, SegmentFile
 from rearview.model.plan import PROBE_RAISED, may_hold
 from rearview.model.run import name_of
 from rearview.runtime.checkpoint_index import END, START, Jumps
+from rearview.runtime.event_files import EventFiles
 from rearview.runtime.frames import position, unobserved
 from rearview.runtime.loops import LoopEntry
 from rearview.runtime.measurements import changed_inputs, changes, surroundings
@@ -70,6 +71,8 @@ class Replayer(Session):
     entered: bool = False
     """The loop that is divided among segments was entered."""
     closed: bool = False
+    events: EventFiles | None = None
+    """Writes event files of what probes give to TensorBoard; None: there are none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -411,6 +414,9 @@ class Replayer(Session):
                 *changes(self.surroundings, surroundings()),
                 *changed_inputs(self._read_by_run(), self.real),
             ]
+        if self.events is not None:
+            differs = self.report.difference is not None or self.report.differing
+            self.events.close(good=self.report.finished and not differs and not self.report.retry)
         self.records.close()
         publish(Path(self.wanted.report), msgspec.json.encode(self.report))
 

@@ -28,6 +28,7 @@ from rearview.model import Control, SegmentFile
 from rearview.model.plan import TEXTS
 from rearview.runtime import api, importer, probe_guard
 from rearview.runtime.checkpoint_index import Jumps
+from rearview.runtime.event_files import EventFiles
 from rearview.runtime.replayer import Replayer, recorded_values
 from rearview.runtime.sandbox import clock, entropy, environment, file_patches
 from rearview.runtime.sandbox import clock as clocks
@@ -193,6 +194,8 @@ def replay(control: Control, shared: Shared | None = None) -> Replayer:
     environment.look_like(folder)
     probe_guard.install(session)
     probe_guard.silence(Path(wanted.tree).parent)
+    if wanted.replay:
+        session.events = EventFiles(project.store, run.id, wanted.replay)
     return session
 
 

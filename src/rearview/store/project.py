@@ -14,6 +14,8 @@ from rearview.store import trust
 from rearview.store.files import GROUP, OWNER, make_folder, make_top, open_file, sync_folder
 
 FOLDER = ".rearview"
+EVENT_FILES = "tensorboard"
+"""Folder of the store for event files of backfilled values, by run and replay."""
 FORMAT = 2
 """Number of the layout below. A store with a higher number is refused, never guessed at."""
 MARK = "carried"

@@ -14,6 +14,7 @@ from rearview.runtime.capture.frameworks import (
     capture_transformers,
 )
 from rearview.runtime.capture.logger_calls import LoggerCalls
+from rearview.runtime.capture.logging_lines import capture_logging
 from rearview.runtime.capture.mlflow import capture_mlflow
 from rearview.runtime.capture.parameters import Parameters
 from rearview.runtime.capture.tensorboard import capture_tensorboard
@@ -47,6 +48,7 @@ def start_capture(session: Recorder, put: Put | None, *, attempt: int = 0) -> No
         "lightning": capture_lightning,
         "transformers": capture_transformers,
         "keras": capture_keras,
+        "logging": capture_logging,
     }
     for source, capture in loggers.items():
         if session.settings.captures(source):

@@ -127,7 +127,7 @@ TABLES: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {
                 (
                     "recorded; replayed (proved exact), unproved, redone (a first try) or not exact; or what "
                     "it was captured from, as capture.md says: wandb, mlflow, tensorboard, lightning, "
-                    "transformers, keras, assigned, printed, inner"
+                    "transformers, keras, assigned, printed, logging, inner"
                 ),
             ),
             "replay": ("VARCHAR", "`replays.replay`; null if recorded"),
