@@ -81,6 +81,8 @@ _WALKING = 0.01
 """Share of the time so far that walking anchors may take."""
 _FIRST = 0.1
 """Seconds of walking that are always allowed."""
+_LOOKED_AT = 100
+"""Iterations of an outermost loop after each of which its variables are captured; later ones in turns."""
 _BRIEF = 0.001
 """A loop shorter than this is not worth skipping."""
 _CROWDED = 0.5
@@ -189,6 +191,14 @@ class Recorder(Session):
             self.assigned.iteration_ended(entry, index, frame, leaf=leaf)
         except Exception as exc:
             self.fail(exc)
+
+    def slice(self, entry: Entry, size: int) -> int:
+        """Look at each of the first iterations of an outermost loop, however short they are."""
+        nest = self.nest
+        if self.assigned is not None and nest is not None and nest.entry is entry:
+            if entry.habit.iterations + entry.now < _LOOKED_AT and entry.site.assigned:
+                return 1
+        return super().slice(entry, size)
 
     @unobserved
     def _loop_left(self, entry: LoopEntry, frame: FrameType | None) -> None:

@@ -7,6 +7,7 @@ the run, so it costs training nothing and works for runs that were recorded befo
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -16,7 +17,7 @@ from typing import Any
 from rearview.model import Point, Run, Step
 from rearview.model.run import MARK, Origin, name_of
 from rearview.source.printed_numbers import PrintedNumbers
-from rearview.store.files import make_folder
+from rearview.store.files import make_folder, open_file
 from rearview.store.printed_lines import FILE, PrintedLine, printed
 from rearview.store.project import Project
 from rearview.store.records import RecordFile, encode_point
@@ -63,7 +64,7 @@ def _make(place: Path, stem: str, run: Run, folder: Path) -> Path | None:
             written = True
         out.close()
         if not written:
-            (place / f"{stem}.none").touch()
+            os.close(open_file(place / f"{stem}.none", os.O_WRONLY | os.O_CREAT))
             return None
         made = next(Path(aside).glob("records-*.jsonl"))
         shutil.move(made, target)
