@@ -192,7 +192,7 @@ class Recorder(Session):
         except Exception as exc:
             self.fail(exc)
 
-    def slice(self, entry: Entry, size: int) -> int:
+    def slice(self, entry: LoopEntry, size: int) -> int:
         """Look at each of the first iterations of an outermost loop, however short they are."""
         nest = self.nest
         if self.assigned is not None and nest is not None and nest.entry is entry:
