@@ -17,7 +17,7 @@ from rearview.model import Point, Step
 from rearview.model.run import Origin
 from rearview.runtime.capture.assigned_scalars import number
 from rearview.runtime.capture.captured_records import Allowance
-from rearview.runtime.recorder import Prefixes, Recorder
+from rearview.runtime.recorder import PointEncoder, Recorder
 from rearview.store.records import encode_point
 
 STEP = "step"
@@ -35,7 +35,7 @@ class LoggerCalls:
 
     def __init__(self, session: Recorder) -> None:
         self._session = session
-        self._prefixes = Prefixes()
+        self._prefixes = PointEncoder()
         self._nested = threading.local()
         self._steps: dict[Origin, tuple[bytes, int]] = {}
         self._names: set[str] = set()

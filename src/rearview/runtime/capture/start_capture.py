@@ -19,7 +19,7 @@ from rearview.runtime.capture.mlflow import capture_mlflow
 from rearview.runtime.capture.parameters import Parameters
 from rearview.runtime.capture.tensorboard import capture_tensorboard
 from rearview.runtime.capture.wandb import capture_wandb
-from rearview.runtime.recorder import Prefixes, Recorder
+from rearview.runtime.recorder import PointEncoder, Recorder
 from rearview.store.values import Put
 
 
@@ -59,10 +59,10 @@ def _capture_assigned(session: Recorder) -> None:
     if not session.settings.captures("assigned") or session.settings.autolog:
         return
     assert session.captured is not None
-    prefixes = Prefixes()
+    prefixes = PointEncoder()
 
     def has_loops(loop: str) -> bool:
-        habit = session.habits.get(loop)
-        return habit is not None and habit.nests
+        history = session.histories.get(loop)
+        return history is not None and history.nests
 
     session.assigned = AssignedScalars(session.captured, lambda: prefixes.of(session), has_loops)
