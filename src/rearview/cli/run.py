@@ -386,6 +386,7 @@ def run(
         "epsilon": epsilon,
         "every": every or None,
         "autolog": autolog or None,
+        "closing_lines": "never" if quiet else None,
     }
     preemption = None
     if not green and (exit_when_paused or {by, hours, share, grams} != {None}):

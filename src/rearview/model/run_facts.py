@@ -136,6 +136,8 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
     """By id of the loop; loops that were not watched to their end are missing."""
     files: list[str] | None = None
     """Source files that ran, relative to the root; None in old runs."""
+    captured: dict[str, Any] = {}
+    """Which names were captured, and what that took."""
 
 
 class Continuation(msgspec.Struct, frozen=True):

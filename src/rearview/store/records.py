@@ -36,6 +36,7 @@ import msgspec
 from rearview.errors import DamagedError, StoreError
 from rearview.model import Origin, Point, Record, Step
 from rearview.model.checksum import add_check, is_intact
+from rearview.model.run import captured_origin
 from rearview.store.files import open_file
 from rearview.store.json_lines import CHECKED, check_format
 from rearview.store.machine import process_identity
@@ -381,6 +382,7 @@ def read(file: Path) -> Iterator[Record]:
     """
     header, data, *_ = scan(file)
     origin = Origin.RECORDED if header.origin == Origin.RECORDED else Origin.UNPROVED
+    origin = captured_origin(header.origin) or origin
     for raw in data.splitlines():
         if not raw:
             continue
