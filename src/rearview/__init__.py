@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rearview.bridges.background import background
     from rearview.past import History, history
     from rearview.runtime.api import arg, checkpointing, log, loop
     from rearview.runtime.checkpointer import Checkpointer
@@ -19,6 +20,7 @@ __all__ = [
     "Checkpointer",
     "History",
     "arg",
+    "background",
     "checkpointing",
     "history",
     "log",
@@ -29,6 +31,7 @@ _HOMES = {
     "Checkpointer": "rearview.runtime.checkpointer",
     "History": "rearview.past",
     "arg": "rearview.runtime.api",
+    "background": "rearview.bridges.background",
     "checkpointing": "rearview.runtime.api",
     "history": "rearview.past",
     "log": "rearview.runtime.api",
