@@ -439,6 +439,7 @@ def test_a_signal_handler_that_logs_while_a_call_is_being_made_does_not_deadlock
     writer = rearview.background(Lines, file)
     ring = writer._rearview_channel.ring
     real = ring.room
+    writer.add("first", 0)
     monkeypatch.setitem(HANDLED, "writer", writer)
 
     def room(need):
@@ -455,7 +456,7 @@ def test_a_signal_handler_that_logs_while_a_call_is_being_made_does_not_deadlock
     finally:
         signal.signal(signal.SIGALRM, before)
     writer.close()
-    assert lines(file) == ["loss 0.5 1", "alarm 1 None", "loss 0.5 2"]
+    assert lines(file) == ["first 0 None", "loss 0.5 1", "alarm 1 None", "loss 0.5 2"]
 
 
 HANDLED = {}

@@ -383,7 +383,7 @@ class Channel:
 
         Calls of signal handlers that interrupted a call are published here.
         """
-        while self.deferred and self.state in {OPEN, PENDING}:
+        while self.deferred and self.state in {OPEN, PENDING} and not self.lock.locked():
             self._write(*self.deferred.pop(0))
         header = self.ring.header if self.state in {OPEN, PENDING} else None
         if header is None:
