@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rearview._history import History, history
+    from rearview.bridges.background import background
     from rearview.checkpointer.checkpointer import Checkpointer
     from rearview.runtime.api import arg, checkpointing, log, loop
 
@@ -19,6 +20,7 @@ __all__ = [
     "Checkpointer",
     "History",
     "arg",
+    "background",
     "checkpointing",
     "history",
     "log",
@@ -29,6 +31,7 @@ _HOMES = {
     "Checkpointer": "rearview.checkpointer.checkpointer",
     "History": "rearview._history",
     "arg": "rearview.runtime.api",
+    "background": "rearview.bridges.background",
     "checkpointing": "rearview.runtime.api",
     "history": "rearview._history",
     "log": "rearview.runtime.api",

@@ -57,6 +57,8 @@ class Settings:
     """Compress large parts of state where that pays, "auto", or "never"; dense floats never are."""
     propagation: float = 0.6
     """How sure a statement's place in a past version must be, from 0 to 1; less is refused."""
+    background_memory: int = 256 << 20
+    """Bytes that calls waiting for a background writer may take; a call waits while there is no room."""
     trust: str = "auto"
     """Run and unpickle what is in the store: "auto" if it was made here or `rearview trust` was said,
     "yes" (only in the environment), or "no"."""
