@@ -57,6 +57,7 @@ def test_the_command_line_loads_only_click_before_it_knows_what_to_do(tmp_path):
     assert set(ours) <= {
         "rearview.cli",
         "rearview.cli.main",
+        "rearview.cli.terminal",
         "rearview.cli.terminal.output",
         "rearview.errors",
     }

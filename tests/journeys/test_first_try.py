@@ -37,6 +37,24 @@ for epoch in tqdm(range(6)):
     seen.append(value)
 """
 
+PROGRESSBAR = """
+import numpy as np
+import progressbar
+class Machine:
+    def __init__(self, rounds):
+        self.rounds = rounds
+        self.bar = progressbar.ProgressBar()
+    def fit(self, data):
+        self.weights = np.random.default_rng(3).normal(size=(data.shape[1], 8))
+        for epoch in self.bar(range(self.rounds)):
+            for begin in range(0, len(data), 16):
+                batch = data[begin : begin + 16]
+                self.weights += 0.001 * batch.T @ np.tanh(batch @ self.weights)
+            value = float(self.weights.sum())
+machine = Machine(5)
+machine.fit(np.random.default_rng(5).normal(size=(64, 12)))
+"""
+
 IMPORTING = """
 import random
 import time
@@ -119,6 +137,7 @@ def tries(folder):
 
 PROGRAMS = {
     "a progress bar": (TQDM, ("tqdm", "torch")),
+    "a progress bar that is iterated over": (PROGRESSBAR, ("progressbar",)),
     "an import in the loop": (IMPORTING, ("dateutil",)),
     "data that is made if it is absent": (ABSENT, ()),
     "tensorboardX": (TENSORBOARDX, ("tensorboardX",)),

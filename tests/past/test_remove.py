@@ -130,7 +130,7 @@ def test_a_removal_that_was_interrupted_anywhere_can_be_repeated(past, monkeypat
             method = getattr(type(past._versions), name)
             patched.setattr(type(past._versions), name, interrupted(method))
         patched.setattr(
-            "rearview._history.history.sweep", interrupted(rearview._history.history.sweep)
+            "rearview._history.facade.sweep", interrupted(rearview._history.facade.sweep)
         )
         with pytest.raises(KeyboardInterrupt):
             past.remove("old")

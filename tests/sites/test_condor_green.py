@@ -38,7 +38,7 @@ def test_a_node_works_while_its_power_is_green_and_its_jobs_save_when_it_is_not(
                 **module.SETTINGS,
                 "STARTD_CRON_JOBLIST": "GREEN",
                 "STARTD_CRON_GREEN_EXECUTABLE": "/usr/bin/python3",
-                "STARTD_CRON_GREEN_ARGS": f"-m rearview.energy.probe --url {url}",
+                "STARTD_CRON_GREEN_ARGS": f"-m rearview.energy.htcondor_cron --url {url}",
                 "STARTD_CRON_GREEN_ENV": "PYTHONPATH=/rearview",
                 "STARTD_CRON_GREEN_PERIOD": "2s",
                 "START": "GreenStart =?= True",

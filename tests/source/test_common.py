@@ -28,5 +28,5 @@ def test_one_item_taken_out_leaves_the_rest_aligned(items, at):
 
 
 def test_long_sequences_of_repeated_items_do_not_take_quadratic_room(monkeypatch):
-    monkeypatch.setattr(room, "CELLS", 10)
+    monkeypatch.setattr(room, "MAX_TABLE", 10)
     assert align([1, 1, 2, 1, 1, 3], [1, 1, 3, 3, 1, 1]) == [(0, 0), (1, 1)]

@@ -5,7 +5,7 @@ import pytest
 
 from rearview.errors import DamagedError, StoreError
 from rearview.model import Part, Point
-from rearview.store.checkpoints import gc
+from rearview.store.checkpoints import gc as gc_module
 from rearview.store.checkpoints.checkpoints import OBJECT_FROM, Checkpoints
 from rearview.store.checkpoints.gc import gc, usage
 from rearview.store.machine import writing
@@ -97,7 +97,7 @@ def test_shared_bytes_are_freed_with_their_last_user(project, checkpoints, old):
 
 
 def test_a_save_in_flight_is_spared(project, checkpoints, old, monkeypatch):
-    monkeypatch.setattr(gc, "SLACK", 0.01)
+    monkeypatch.setattr(gc_module, "SLACK", 0.01)
     with writing(project):
         ref = checkpoints.objects.put(b"on its way")
         freed = gc(project, referenced=tuple)
@@ -128,13 +128,13 @@ def test_a_mark_set_during_the_sweep_saves_the_object(project, checkpoints, old,
         checkpoints.objects.touch(ref)  # a save begins right after the files were listed
         return now
 
-    monkeypatch.setattr(gc, "earliest", marked)
+    monkeypatch.setattr(gc_module, "earliest", marked)
     gc(project, referenced=tuple)
     assert checkpoints.objects.get(ref) == b"wanted again"
 
 
 def test_fresh_objects_are_spared_while_a_run_records(project, checkpoints, monkeypatch):
-    monkeypatch.setattr(gc, "SLACK", -10.0)
+    monkeypatch.setattr(gc_module, "SLACK", -10.0)
     folder = project.runs / "r"
     folder.mkdir(parents=True)
     (folder / "heartbeat").touch()

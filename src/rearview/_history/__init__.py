@@ -9,8 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rearview._history.history import History, history
-    from rearview._history.inspect_script import inspect_script
+    from rearview._history.facade import History, history
+    from rearview._history.inspected_script import inspect_script
     from rearview.backfill.corrections import Correction
     from rearview.backfill.propagation import Propagated
     from rearview.backfill.reports import (
@@ -37,12 +37,12 @@ __all__ = [
     "Inspection",
     "Machine",
     "Missing",
-    "ReplayOutcome",
     "PlanReport",
     "Preempt",
     "Progress",
     "Propagated",
     "Refusal",
+    "ReplayOutcome",
     "RunReport",
     "Start",
     "UnderWay",
@@ -55,19 +55,17 @@ __all__ = [
 ]
 
 _HOMES = {
-    "rearview.execute.status": ("Crew",),
-    "rearview.execute.status": ("ENDED", "Event", "Progress", "UnderWay"),
-    "rearview.execute.replay_jobs": ("Outcome",),
-    "rearview.execute.start": ("Start",),
-    "rearview._history.history": ("History", "history"),
+    "rearview.execute.status": ("ENDED", "Crew", "Event", "Progress", "UnderWay"),
+    "rearview.execute.replay_jobs": ("ReplayOutcome",),
+    "rearview.execute.start": ("Preempt", "Start", "begin", "fetch", "usual"),
+    "rearview._history.facade": ("History", "history"),
     "rearview.backfill.corrections": ("Correction",),
-    "rearview._history.inspect_script": ("inspect_script",),
+    "rearview._history.inspected_script": ("inspect_script",),
     "rearview.backfill.propagation": ("Propagated",),
     "rearview.backfill.reports": (
         *("BackfillReport", "Missing", "PlanReport"),
         *("Refusal", "RunReport", "Unproved"),
     ),
-    "rearview.execute.start": ("Preempt", "begin", "fetch", "usual"),
     "rearview.plan.facts": ("Machine",),
     "rearview.source.inspection": ("Inspection",),
 }
@@ -80,4 +78,4 @@ def __getattr__(name: str) -> Any:
             value = getattr(importlib.import_module(home), name)
             globals()[name] = value
             return value
-    raise AttributeError(f"module 'rearview.past' has no attribute {name!r}")
+    raise AttributeError(f"module 'rearview._history' has no attribute {name!r}")

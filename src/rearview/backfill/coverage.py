@@ -26,10 +26,10 @@ Chosen = dict[int, IterationRange]
 def joined(known: IterationRange | None, more: IterationRange) -> IterationRange:
     """Return one stretch that holds two of the same iteration.
 
-    >>> joined(Stretch("r", ("epoch", "step"), 3, 4, 6), Stretch("r", ("epoch", "step"), 3, 8, 9))
-    Stretch(run='r', loops=('epoch', 'step'), outer=3, first=4, last=9)
-    >>> joined(Stretch("r", ("epoch", "step"), 3, 4, 6), Stretch("r", ("epoch", "test"), 3, 1, 2))
-    Stretch(run='r', loops=('epoch',), outer=3, first=0, last=None)
+    >>> joined(IterationRange("r", ("epoch", "step"), 3, 4, 6), IterationRange("r", ("epoch", "step"), 3, 8, 9))
+    IterationRange(run='r', loops=('epoch', 'step'), outer=3, first=4, last=9)
+    >>> joined(IterationRange("r", ("epoch", "step"), 3, 4, 6), IterationRange("r", ("epoch", "test"), 3, 1, 2))
+    IterationRange(run='r', loops=('epoch',), outer=3, first=0, last=None)
     """
     if known is None:
         return more._replace(loops=more.loops[:2])

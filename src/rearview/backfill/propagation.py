@@ -144,8 +144,6 @@ class Renaming:
 WORKTREE = "worktree"
 """Stands for the source as it is now, where a run is asked for."""
 
-Texts = Mapping[str, str]
-
 
 @dataclass(frozen=True, slots=True)
 class Propagated:

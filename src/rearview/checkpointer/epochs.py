@@ -30,7 +30,7 @@ class Epochs:
         """Note that an epoch begins."""
         self._waiting = epoch % self.every == 0
 
-    def due(self, pace: Any) -> bool:  # noqa: ARG002
+    def due(self, pace: Any) -> bool:
         """Return True if a save is due now."""
         due, self._waiting = self._waiting, False
         return due

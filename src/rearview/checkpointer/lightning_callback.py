@@ -33,7 +33,7 @@ class LightningCheckpointCallback(RearviewCallback):
         self._epochs = Epochs.of(checkpoint_every)
         super().__init__(local_checkpoint_file, **checkpointer, checkpoint_every=self._epochs)
 
-    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Count the epoch."""
         if isinstance(self._epochs, Epochs):
             self._epochs.begin(trainer.current_epoch)

@@ -64,7 +64,6 @@ def doctor(as_json: bool) -> int:
     Every line is ok, warn (works, but slower or with less certainty) or fail (does not work).
     Exit code 1 if anything fails.
     """
-
     found = examine(here())
     if as_json:
         output.json_document(found)

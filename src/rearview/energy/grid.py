@@ -52,7 +52,7 @@ class GridSample:
         The estimate takes all that is not renewable for gas, so it never overstates a saving
         where coal is burnt.
 
-        >>> Sample(0, share=50.0).intensity
+        >>> GridSample(0, share=50.0).intensity
         251.0
         """
         if self.grams is not None:

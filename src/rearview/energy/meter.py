@@ -172,8 +172,8 @@ def report(
 ) -> EnergyReport:
     """Return what the run used in `intervals`, by the grid that `outlook` describes.
 
-    >>> grid = Outlook.of("x", "", [Sample(0, grams=400.0), Sample(3600, grams=100.0)], fetched=0)
-    >>> ran = [Interval(3600, 7200, kwh=2.0, how="RAPL")]
+    >>> grid = Forecast.of("x", "", [GridSample(0, grams=400.0), GridSample(3600, grams=100.0)], fetched=0)
+    >>> ran = [OnTime(3600, 7200, kwh=2.0, how="RAPL")]
     >>> report(ran, grid, asked=0.0).saved
     600.0
     """

@@ -62,11 +62,11 @@ def decide(outlook: Forecast, now: float, rule: Rule, *, running: bool) -> GridD
     the light or the rule's threshold decides. A deadline that could otherwise be missed always
     runs, and so does everything when nothing is known of the grid: we never stop work on a guess.
 
-    >>> from rearview.energy.grid import Sample
-    >>> forecast = Outlook.of("x", "", [Sample(h * 3600, share=s) for h, s in
+    >>> from rearview.energy.grid import GridSample
+    >>> forecast = Forecast.of("x", "", [GridSample(h * 3600, share=s) for h, s in
     ...                                 enumerate([20, 30, 90, 95, 40, 30])], fetched=0)
     >>> decide(forecast, 0, Rule(hours=2, deadline=6 * 3600), running=False)
-    Decision(run=False, until=7200, reason='2.0 h are needed; the greenest begin then')
+    GridDecision(run=False, until=7200, reason='2.0 h are needed; the greenest begin then')
     """
     latest = rule.latest
     if latest is not None and now >= latest:

@@ -41,8 +41,6 @@ from rearview.store.runs import Runs
 from rearview.store.versions.versions import Versions
 
 _NOT_INPUTS = {FOLDER, ".git", ".hg", "__pycache__", "node_modules", ".venv", ".tox"}
-_MOST = 100_000
-"""Files to link before folders are linked whole."""
 
 
 def lay_out(
@@ -62,17 +60,21 @@ def lay_out(
     files, folders = made
     make_folder(tree)
     versions.export(version, tree)
-    count = 0
-    for relative, entry in _files(root):
-        target = tree / relative
-        if os.path.lexists(target) or relative in files or _is_below(relative, folders):
-            continue
-        if _is_older(entry, before):
-            make_folder(target.parent)
-            target.symlink_to(_aim(entry, root, tree))
-            count += 1
-            if count >= _MOST:
-                break
+    exported = {relative for _, entries in _folders(tree) for relative, _ in entries}
+    home = os.path.realpath(root)
+    for prefix, entries in _folders(root):
+        targets = [
+            (relative, _link_target(entry, home, tree))
+            for relative, entry in entries
+            if relative not in exported
+            and relative not in files
+            and not _is_below(relative, folders)
+            and _is_older(entry, before)
+        ]
+        if targets:
+            make_folder(tree / prefix)
+        for relative, target in targets:
+            os.symlink(target, f"{tree}{os.sep}{relative}")  # noqa: PTH211 - one of many thousands
 
 
 def keep_texts(versions: Versions, recorded: str, version: str, tree: Path) -> None:
@@ -101,40 +103,48 @@ def _is_below(relative: str, folders: Collection[str]) -> bool:
 
 
 def _is_older(entry: os.DirEntry[str], before: float) -> bool:
-    """Say whether a file was there as it is; of a link to a folder only the link can tell."""
-    made = entry.stat(follow_symlinks=False).st_mtime
-    return made <= before and (entry.is_dir() or entry.stat().st_mtime <= before)
+    """Return True if a file was there, as it is, at time `before`.
+
+    Of a link to a folder, the time of the link itself counts. A dangling link is no input.
+    """
+    if entry.stat(follow_symlinks=False).st_mtime > before:
+        return False
+    if not entry.is_symlink():
+        return True
+    try:
+        return entry.is_dir() or entry.stat().st_mtime <= before
+    except OSError:
+        return False
 
 
-def _aim(entry: os.DirEntry[str], root: Path, tree: Path) -> str:
+def _link_target(entry: os.DirEntry[str], home: str, tree: Path) -> str:
     """Return what to link to: for a link from folder to folder within the project, that of the tree."""
-    home, led = os.path.realpath(root), os.path.realpath(entry.path)
-    if entry.is_dir() and led.startswith(home + os.sep):
-        return str(tree / led[len(home) + 1 :])
+    if entry.is_symlink() and entry.is_dir():
+        target = os.path.realpath(entry.path)
+        if target.startswith(home + os.sep):
+            return str(tree / target[len(home) + 1 :])
     return entry.path
 
 
-def _files(root: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    todo = [(str(root), "")]
-    while todo:
-        folder, prefix = todo.pop()
+def _folders(root: Path) -> Iterator[tuple[str, list[tuple[str, os.DirEntry[str]]]]]:
+    """Yield each folder below `root`, relative to it, with its files: their paths and entries."""
+    remaining = [(str(root), "")]
+    while remaining:
+        folder, prefix = remaining.pop()
         try:
-            entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+            entries = list(os.scandir(folder))
         except OSError:
             continue
         if any(entry.name == "pyvenv.cfg" for entry in entries):
             continue
+        files = []
         for entry in entries:
             relative = f"{prefix}{entry.name}"
-            if entry.is_dir(follow_symlinks=False):
-                if entry.name not in _NOT_INPUTS:
-                    todo.append((entry.path, relative + os.sep))
-            else:
-                try:
-                    entry.stat()
-                except OSError:
-                    continue  # a dangling link is nobody's input
-                yield relative, entry
+            if not entry.is_dir(follow_symlinks=False):
+                files.append((relative, entry))
+            elif entry.name not in _NOT_INPUTS:
+                remaining.append((entry.path, relative + os.sep))
+        yield prefix, files
 
 
 _KEPT = frozenset(
@@ -176,9 +186,9 @@ class ReplayOutcome:
 def doubtful(report: ReplayReport, *, pinned: bool = False, shared: bool = False) -> bool:
     """Say whether a run from the start, alone and free to use every core, would tell more.
 
-    >>> doubtful(Report(retry=True)), doubtful(Report(difference="w", restored=0))
+    >>> doubtful(ReplayReport(retry=True)), doubtful(ReplayReport(difference="w", restored=0))
     (True, False)
-    >>> doubtful(Report(difference="w"), pinned=True), doubtful(Report(error="e"), shared=True)
+    >>> doubtful(ReplayReport(difference="w"), pinned=True), doubtful(ReplayReport(error="e"), shared=True)
     (True, True)
     """
     differs = report.difference is not None
@@ -388,10 +398,16 @@ def tidy(tree: Path) -> None:
         laid = (tree.parent / "segment.json").stat().st_mtime
     except OSError:
         return
-    for folder, _, names in os.walk(tree, topdown=False):
-        for name in names:
-            file = Path(folder, name)
-            if file.is_symlink() or file.stat().st_mtime <= min(begun, laid):
-                file.unlink()
-        with contextlib.suppress(OSError):
-            Path(folder).rmdir()
+    _remove_unwritten(str(tree), min(begun, laid))
+
+
+def _remove_unwritten(folder: str, begun: float) -> None:
+    """Remove the links below a folder, the files not written since `begun`, and what is then empty."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                _remove_unwritten(entry.path, begun)
+            elif entry.is_symlink() or entry.stat().st_mtime <= begun:
+                os.unlink(entry.path)  # noqa: PTH108 - one of many thousands
+    with contextlib.suppress(OSError):
+        Path(folder).rmdir()

@@ -20,7 +20,7 @@ import msgspec
 
 from rearview.config import Settings
 from rearview.errors import StoreError, UsageError
-from rearview.model import Control, Run, Status
+from rearview.model import Run, Status
 from rearview.model.plan import LAUNCHER, VARIABLE, Control
 from rearview.model.secrets import filled, redact, redact_words
 from rearview.remote.base import open_remote

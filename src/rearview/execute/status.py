@@ -299,7 +299,7 @@ class RecordTail:
 class Eta:
     """How long something takes that is under way, by what was predicted and by how it goes.
 
-    >>> pace = Pace(predicted=100.0, begun=0.0)
+    >>> pace = Eta(predicted=100.0, begun=0.0)
     >>> pace.left(30.0, None), pace.left(40.0, 0.25), pace.left(60.0, 0.5)
     (70.0, 60.0, 40.0)
     """

@@ -19,9 +19,9 @@ __all__ = [
     "ReplayReport",
     "Run",
     "Segment",
+    "SegmentFile",
     "Status",
     "Step",
     "Verdict",
-    "SegmentFile",
     "proof_of",
 ]

@@ -290,7 +290,7 @@ class ReplayReport(msgspec.Struct, omit_defaults=True):
     def uncompared(self) -> bool:
         """Whether all went well and the run left nothing behind to compare it with.
 
-        >>> Report(finished=True).uncompared, Report(finished=True, difference="w").uncompared
+        >>> ReplayReport(finished=True).uncompared, ReplayReport(finished=True, difference="w").uncompared
         (True, False)
         """
         unequal = self.difference is not None or self.differing or self.lacking

@@ -74,11 +74,11 @@ def proof_of(
     `report` is what it left, None if that is lost; `proved` what was kept of it then (None: it has
     not ended). A replay that was `redone` counts no more, whatever it found.
 
-    >>> print(proof_of(Report(finished=True, states=2)))
+    >>> print(proof_of(ReplayReport(finished=True, states=2)))
     exact: 0 states restored, 2 states and 0 recorded values equal
     >>> print(proof_of(None))
     incomplete: it has not ended, or was interrupted
-    >>> print(proof_of(Report(finished=True, difference="w: recorded 1, now 2"), redone=True))
+    >>> print(proof_of(ReplayReport(finished=True, difference="w: recorded 1, now 2"), redone=True))
     redone: w: recorded 1, now 2
     """
     own = _own(report, proved)

@@ -107,7 +107,7 @@ class CostCorrections:
     def unknown(self, version: str, operator: str) -> float:
         """Return the share of doubt that replays of this version have not settled: 1 is all.
 
-        >>> Corrections().unknown("v", "DP")
+        >>> CostCorrections().unknown("v", "DP")
         1.0
         """
         seen = self.by.get(f"{version} {operator}", CostCorrection())
@@ -121,7 +121,7 @@ def refine(known: CostCorrections, predicted: Segment, real: float) -> CostCorre
 
     >>> from rearview.model import Operator
     >>> segment = Segment("r", "v", Operator.INNER, seconds=10.0)
-    >>> known = Corrections()
+    >>> known = CostCorrections()
     >>> for _ in range(5):
     ...     again = replace(segment, seconds=10.0 * known.factor("v", "DPi")[0])
     ...     known = refine(known, again, 20.0)

@@ -178,9 +178,6 @@ def remedy(exc: Exception) -> str:
     return "Check that the target can be reached from here, then try again."
 
 
-T = TypeVar("T")
-
-
 class CarefulRemote(ABC):
     """A remote made of simple operations; the order they are called in gives the promises.
 

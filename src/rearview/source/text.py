@@ -133,9 +133,9 @@ def encoding_of(data: bytes) -> str:
 def try_parse(text: str) -> Parsed | str:
     """Return the parsed text, or the sentence that says why it cannot be parsed.
 
-    >>> parse("print 'loss', loss").repaired
+    >>> try_parse("print 'loss', loss").repaired
     True
-    >>> parse("def f(:")
+    >>> try_parse("def f(:")
     'line 1 does not parse (invalid syntax)'
     """
     lines = tuple(split(text))

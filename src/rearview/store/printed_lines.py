@@ -32,7 +32,7 @@ class PrintedLine:
     def where(self) -> str:
         """The point, as points are written.
 
-        >>> Line(("epoch", "step"), (3, 20), "out", "loss 0.5").where
+        >>> PrintedLine(("epoch", "step"), (3, 20), "out", "loss 0.5").where
         'epoch=3/step=20'
         """
         return "/".join(f"{a}={b}" for a, b in zip(self.loops, self.indices, strict=True))

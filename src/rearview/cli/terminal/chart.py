@@ -65,7 +65,7 @@ def _share(value: float, low: float, high: float) -> float:
 def braille(lines: Sequence[ChartLine], width: int, height: int) -> list[list[tuple[str, int]]]:
     """Return rows of cells, each a braille character and the number of its line (-1: none).
 
-    >>> rows = braille([Line("a", [(0, 0), (1, 1)])], 2, 1)
+    >>> rows = braille([ChartLine("a", [(0, 0), (1, 1)])], 2, 1)
     >>> "".join(char for char, _ in rows[0])
     '⡠⠊'
     """

@@ -476,12 +476,10 @@ def checked(level: str, name: str, what: str, remedy: str) -> None:
 
 def json_document(value: Any) -> None:
     """Print a value as one JSON document."""
-
     data(json_text(value, indent=2))
 
 
 def json_line(value: Any) -> None:
     """Print a value as one line of JSON, at once."""
-
     data(json_text(value))
     sys.stdout.flush()

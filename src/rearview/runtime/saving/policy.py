@@ -231,9 +231,9 @@ class Policy:
 
     >>> policy = Policy(epsilon=0.1)
     >>> policy = policy.observe("epoch", Iteration(seconds=10.0))
-    >>> policy.decide("epoch", Facts(since=10.0, nbytes=10**9)).save
+    >>> policy.decide("epoch", BoundaryFacts(since=10.0, nbytes=10**9)).save
     True
-    >>> policy.decide("epoch", Facts(since=10.0, nbytes=10**10)).reason
+    >>> policy.decide("epoch", BoundaryFacts(since=10.0, nbytes=10**10)).reason
     'it would cost 2.5 s; 10 % of the 10 s computed so far leave 1 s'
     """
 

@@ -38,7 +38,7 @@ from rearview.source.propagate.names import Naming
 from rearview.source.scopes import Scopes, bound_by
 from rearview.source.text import parse
 
-__all__ = ["START", "ProbeKind", "Position", "Probe", "Probes", "check", "find", "fits"]
+__all__ = ["START", "Position", "Probe", "ProbeKind", "Probes", "check", "find", "fits"]
 
 
 def find(

@@ -245,9 +245,9 @@ class Matching:
 def match(new: StatementTree, old: StatementTree) -> Matching:
     r"""Return the pairs of statements of two trees.
 
-    >>> from rearview.source.text import parse
+    >>> from rearview.source.text import try_parse
     >>> from rearview.source.trees import grow
-    >>> one, two = (grow(parse(t)) for t in ("a = 1\nf(a)", "if on:\n    a = 1\n    f(a)"))
+    >>> one, two = (grow(try_parse(t)) for t in ("a = 1\nf(a)", "if on:\n    a = 1\n    f(a)"))
     >>> [(n.start, o.start) for n, o in match(one, two).there.items() if not n.is_block]
     [(1, 2), (2, 3)]
     """

@@ -198,7 +198,7 @@ class FileNames:
     def before(self, older: FileNames) -> FileNames:
         """Return what `older`, which leads to where this begins, calls by the names that this leads to.
 
-        >>> Names({"b.py": "c.py"}).before(Names({"a.py": "b.py", "x.py": "y.py"})).now
+        >>> FileNames({"b.py": "c.py"}).before(FileNames({"a.py": "b.py", "x.py": "y.py"})).now
         {'a.py': 'c.py'}
         """
         now = {a: self.now[b] for a, b in older.now.items() if b in self.now}

@@ -372,4 +372,4 @@ def _put_by_hand(
     return carry_to(new, statement.lines, text, line, after=place.after, renames=place.renames)
 
 
-__all__ = ["Carried", "HandPlace", "VersionOutcome", "Placed", "Statement", "carry", "through"]
+__all__ = ["Carried", "HandPlace", "Placed", "Statement", "VersionOutcome", "carry", "through"]

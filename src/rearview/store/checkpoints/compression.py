@@ -186,7 +186,7 @@ def pays(sample: CompressionSample, disk: Disk) -> bool:
     where compressing it and writing less is the faster way.
 
     >>> fast, slow = Disk(2e9, 1.0), Disk(5e7, 1.0)
-    >>> zeros, floats, half = Sample(100, 1, 1e-7), Sample(100, 92, 2e-7), Sample(100, 60, 2e-7)
+    >>> zeros, floats, half = CompressionSample(100, 1, 1e-7), CompressionSample(100, 92, 2e-7), CompressionSample(100, 60, 2e-7)
     >>> [pays(zeros, fast), pays(floats, fast), pays(half, fast)]
     [True, False, False]
     >>> [pays(zeros, slow), pays(floats, slow), pays(half, slow)]

@@ -73,7 +73,7 @@ def thin(held: Iterable[KeptCheckpoint], *, excess: int) -> list[str]:
     The last checkpoint of a run, which it would resume from, and promised ones stay. Fewer bytes
     are freed when there is nothing else to give up.
 
-    >>> four = [Held(str(i), "r", float(t), 10) for i, t in enumerate((10, 20, 21, 40))]
+    >>> four = [KeptCheckpoint(str(i), "r", float(t), 10) for i, t in enumerate((10, 20, 21, 40))]
     >>> thin(four, excess=10)
     ['1']
     >>> thin(four, excess=1000)
