@@ -12,11 +12,12 @@ MAY_IMPORT = {
     "errors": set(),
     "config": {"errors"},
     "model": {"errors"},
+    "media": {"errors"},
     "source": {"model", "errors"},
     "plan": {"model", "errors"},
     "remote": {"model", "errors", "config"},
     "energy": {"model", "errors", "config"},
-    "store": {"model", "errors", "config", "source", "plan", "remote"},
+    "store": {"model", "media", "errors", "config", "source", "plan", "remote"},
     "runtime": {"model", "errors", "config", "source", "plan", "remote", "store", "energy"},
     "execute": {"model", "errors", "config", "source", "plan", "remote", "store"},
     "past": {

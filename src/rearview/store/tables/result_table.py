@@ -230,14 +230,14 @@ class _Same:
 
 
 class _Drawing:
-    """The cells of a table in a notebook: images and histograms drawn, all else as text."""
+    """The cells of a table in a notebook: media drawn, all else as text."""
 
     def __init__(self, room: int) -> None:
         self._room = room
 
     def __call__(self, value: Any) -> str:
         text = escape(_cell(value))
-        if not isinstance(value, StoredValue) or value.kind not in {"image", "histogram"}:
+        if not isinstance(value, StoredValue) or value.kind in {"array", "tensor"}:
             return text
         if value.nbytes > self._room:
             return text
@@ -245,6 +245,9 @@ class _Drawing:
         try:
             if value.kind == "histogram":
                 return f'<span title="{text}">{drawing(value.histogram()[0])}</span>'
+            if value.kind != "image":
+                loaded = value.load()
+                return text if loaded is value else str(loaded._repr_html_())  # noqa: SLF001
             data = value.raw()
         except (RearviewError, OSError):  # `rows()` raises it
             return text
