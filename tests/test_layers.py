@@ -26,12 +26,13 @@ MAY_IMPORT = {
     },
     "sites": {"errors"},
     "notebook": {"model", "errors", "config", "source", "plan", "store", "execute", "past"},
+    "bridges": {"model", "media", "errors", "config", "store", "_history"},
     "frameworks": {"public"},
     "checkpointer": {"public", "frameworks"},
     "web": {"model", "errors", "config", "past", "store"},
     "cli": {
         *("model", "errors", "config", "past", "notebook", "web", "energy", "store", "remote"),
-        "sites",
+        *("sites", "bridges"),
     },
 }
 HEAVY = {

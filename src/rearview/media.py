@@ -42,10 +42,8 @@ class Audio:
 
     def encoded(self) -> tuple[bytes, dict[str, Any]]:
         """Return the bytes to store and what describes them."""
-        if isinstance(self.samples, (bytes, bytearray)):
-            data = bytes(self.samples)
-        else:
-            data = self._wave()
+        ready = isinstance(self.samples, (bytes, bytearray))
+        data = bytes(self.samples) if ready else self._wave()
         try:
             with wave.open(io.BytesIO(data)) as file:
                 shape = [file.getnframes(), file.getnchannels()]
@@ -75,7 +73,7 @@ class Audio:
         return out.getvalue()
 
     @classmethod
-    def decoded(cls, data: bytes, facts: Mapping[str, Any]) -> Audio:
+    def decoded(cls, data: bytes, facts: Mapping[str, Any]) -> Audio:  # noqa: ARG003 - as the others
         """Return the sound in stored bytes: 16-bit samples, one row per moment."""
         import numpy as np
 
@@ -157,7 +155,7 @@ class Table:
         return zlib.compress(text.encode()), facts
 
     @classmethod
-    def decoded(cls, data: bytes, facts: Mapping[str, Any]) -> Table:
+    def decoded(cls, data: bytes, facts: Mapping[str, Any]) -> Table:  # noqa: ARG003 - as the others
         """Return the table in stored bytes."""
         found = json.loads(_inflated(data))
         return cls(list(found["columns"]), [list(row) for row in found["rows"]])

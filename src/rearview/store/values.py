@@ -136,8 +136,7 @@ def _stored(value: Any, put: Put) -> dict[str, Any] | None:
     """Put the bytes of an array, tensor, image or histogram; None if it is none of these."""
     media = _media(value)
     if media is not None:
-        data, facts = media
-        return _named(put(data), **facts)
+        return _named(put(media[0]), **media[1])
     pair = _histogram(value)
     if pair is not None:
         counts, edges = pair

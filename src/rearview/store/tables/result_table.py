@@ -247,7 +247,7 @@ class _Drawing:
                 return f'<span title="{text}">{drawing(value.histogram()[0])}</span>'
             if value.kind != "image":
                 loaded = value.load()
-                return text if loaded is value else str(loaded._repr_html_())  # noqa: SLF001
+                return text if loaded is value else str(loaded._repr_html_())
             data = value.raw()
         except (RearviewError, OSError):  # `rows()` raises it
             return text
