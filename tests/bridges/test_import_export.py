@@ -242,6 +242,7 @@ def test_offline_runs_of_wandb_become_runs(wandb_folder, project):
     run.log({"picture": wandb.Image(np.zeros((4, 6, 3), np.uint8)), "odd": float("nan")}, step=300)
     run.log({"w": wandb.Histogram(np.arange(10.0)), "t": wandb.Table(["a"], [[1]])}, step=301)
     run.finish()
+    wandb.teardown()  # its service may still write
     done = import_runs(project, read_wandb(wandb_folder))
     past = history(project.root)
     assert [each.is_new for each in done] == [True]
@@ -277,6 +278,9 @@ def test_runs_go_out_to_wandb_once(wandb_folder, some_runs, project):
     assert [each.values > 0 for each in done] == [True, True]
     assert [each.values for each in again] == [0, 0]
     assert [each.place for each in done] == [each.place for each in again]
+    import wandb
+
+    wandb.teardown()  # its service may still write
     rows = wandb_rows(done[0].place)
     assert [row["loss"] for row in rows if "loss" in row] == [1.0, 0.5, 1 / 3]
     assert [(row["_step"], row["norm"]) for row in rows if "norm" in row] == [(0, 3.5), (1, 4.5)]
