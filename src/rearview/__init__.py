@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rearview._history import History, history
     from rearview.bridges.background import background
     from rearview.checkpointer.checkpointer import Checkpointer
-    from rearview.runtime.api import arg, checkpointing, log, loop
+    from rearview.runtime.api import arg, checkpointing, log, loop, params
 
 __version__ = "0.1.0"
 
@@ -25,6 +25,7 @@ __all__ = [
     "history",
     "log",
     "loop",
+    "params",
 ]
 
 _HOMES = {
@@ -36,6 +37,7 @@ _HOMES = {
     "history": "rearview._history",
     "log": "rearview.runtime.api",
     "loop": "rearview.runtime.api",
+    "params": "rearview.runtime.api",
 }
 
 

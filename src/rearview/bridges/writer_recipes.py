@@ -137,10 +137,17 @@ class Attached:
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self.__dict__["writer"], name, value)
 
+    def flush(self) -> None:
+        """Wait until the service of W&B has all that was logged; a question does that."""
+        status = getattr(self.__dict__["writer"], "status", None)
+        if callable(status):
+            status()
+
     def close(self) -> None:
         """Leave it open: the program ends it."""
+        self.flush()
 
-    finish = end_run = flush = close
+    finish = end_run = close
 
 
 def _mlflow(uri: str, run: str) -> Any:
