@@ -6,6 +6,7 @@ that reached the shared memory was made.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import marshal
 import os
@@ -47,7 +48,9 @@ def main(facts: dict[str, Any]) -> None:
     ring = Ring(facts["memory"], facts["size"], facts["bound"])
     code = 0
     try:
-        Writer(ring, facts["wake"], facts["answers"], facts["parent"]).serve()
+        writer = Writer(ring, facts["wake"], facts["answers"], facts["parent"])
+        writer.has_own_handlers = True
+        writer.serve()
     except BaseException:
         traceback.print_exc()
         code = 1
@@ -75,6 +78,8 @@ class Writer:
         self.target: Any = None
         self.failed: BaseException | None = None
         self.methods: list[tuple[tuple[str, ...], str]] = []
+        self.has_own_handlers = False
+        """Whether the exit handlers of this process are those of the writer's libraries alone."""
         self.running = True
         self.parent = parent
         ring.header[PID] = os.getpid()
@@ -256,11 +261,16 @@ class Writer:
         self.running = False
         if self.target is None:
             return
-        for each in (name,) if name else ("close", "finish", "flush"):
-            method = getattr(self.target, each, None)
-            if callable(method):
-                method()
-                return
+        try:
+            for each in (name,) if name else ("close", "finish", "flush"):
+                method = getattr(self.target, each, None)
+                if callable(method):
+                    method()
+                    break
+        finally:
+            if self.has_own_handlers and not getattr(self.target, "is_attached", False):
+                # the service of W&B, for one, may still write: its exit handler waits for that
+                atexit._run_exitfuncs()  # noqa: SLF001 - this process ends without them
 
     def _tell(self, text: str, exc: BaseException) -> None:
         """Have the program raise an error of the writer at its next call."""

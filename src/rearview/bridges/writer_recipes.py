@@ -128,6 +128,8 @@ def _same(writer: Any) -> Any:
 class Attached:
     """A logger that another process owns: all but its end is passed on."""
 
+    is_attached = True
+
     def __init__(self, writer: Any) -> None:
         self.__dict__["writer"] = writer
 

@@ -16,6 +16,7 @@ and resumes see the callbacks beside this module.
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -47,14 +48,14 @@ def lightning_logger(name: str = "rearview") -> Any:
         def experiment(self) -> Any:
             return rearview
 
-        @only_on_rank_zero
+        @only_on_rank_zero  # type: ignore[untyped-decorator]
         def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
             found = plain_metrics(metrics)
             if step is not None:
                 found.setdefault("global_step", step)
             rearview.log(found)
 
-        @only_on_rank_zero
+        @only_on_rank_zero  # type: ignore[untyped-decorator]
         def log_hyperparams(self, params: Any, *args: Any, **given: Any) -> None:
             plain = vars(params) if isinstance(params, argparse.Namespace) else dict(params)
             rearview.params(flat_parameters(plain))
@@ -74,13 +75,11 @@ def lightning_logger(name: str = "rearview") -> Any:
 
 def _lightning() -> tuple[Any, Any]:
     """Return the base class and the guard of the Lightning that the program uses."""
-    if "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules:
-        from pytorch_lightning.loggers.logger import Logger
-        from pytorch_lightning.utilities.rank_zero import rank_zero_only
-    else:
-        from lightning.pytorch.loggers.logger import Logger
-        from lightning.pytorch.utilities.rank_zero import rank_zero_only
-    return Logger, rank_zero_only
+    old = "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules
+    package = "pytorch_lightning" if old else "lightning.pytorch"
+    base = importlib.import_module(f"{package}.loggers.logger")
+    guard = importlib.import_module(f"{package}.utilities.rank_zero")
+    return base.Logger, guard.rank_zero_only
 
 
 def _log_each(key: str, images: list[Any]) -> None:
@@ -96,12 +95,12 @@ def keras_logger(every_batch: bool = False) -> Any:
     """Return a Keras callback that logs metrics after every epoch, or after every batch as well."""
     import keras
 
-    class RearviewLogger(keras.callbacks.Callback):  # type: ignore[misc]
+    class RearviewLogger(keras.callbacks.Callback):
         """Logs metrics of Keras to Rearview."""
 
         def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
             found = {"epochs": self.params.get("epochs"), "steps": self.params.get("steps")}
-            optimizer = getattr(self.model, "optimizer", None)
+            optimizer: Any = getattr(self.model, "optimizer", None)
             config = optimizer.get_config() if hasattr(optimizer, "get_config") else {}
             rearview.params(flat_parameters({**found, "optimizer": config}))
 
@@ -126,7 +125,7 @@ def report_to_rearview() -> None:
     from transformers import TrainerCallback
     from transformers.integrations import integration_utils
 
-    class RearviewCallback(TrainerCallback):  # type: ignore[misc]
+    class RearviewCallback(TrainerCallback):
         """Logs what the Trainer logs; a name begins with `train/` or `eval/`, as with others."""
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
