@@ -23,7 +23,7 @@ BATCH, CHANNELS, SIZE = 16, 256, 8
 
 
 class Net(torch.nn.Module):
-    """Three convolutions of 3×3 over 256 channels: computing outweighs histograms, as in real nets."""
+    """Three convolutions of 3 by 3 over 256 channels: computing outweighs histograms, as in real nets."""
 
     def __init__(self):
         super().__init__()
