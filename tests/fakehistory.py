@@ -131,8 +131,8 @@ class FakeHistory:
             exact="exact: 20 states equal",
         )
 
-    def plan(self, names, **options):
-        self._note("plan", names, **options)
+    def plan(self, question, **choices):
+        self._note("plan", question, **choices)
         return PlanReport(
             Plan(self.segments),
             self.refusals,
@@ -141,10 +141,9 @@ class FakeHistory:
             explaining=lambda: self.explained,
         )
 
-    def backfill(self, names, **options):
-        options.pop("progress")
-        assert options.pop("plan").plan.segments == self.segments  # what was shown is run
-        self._note("backfill", names, **options)
+    def backfill(self, question, *, progress, plan):
+        assert plan.plan.segments == self.segments  # what was shown is run
+        self._note("backfill", question)
         return self.report
 
     def replay(self, which, **options):
@@ -152,11 +151,11 @@ class FakeHistory:
         self._note("replay", which, **options)
         return self.report
 
-    def crews(self):
+    def running_backfills(self):
         return self.under_way
 
-    def employ(self, workers, *, of=None):
-        self._note("employ", workers, of=of)
+    def set_workers(self, workers, *, of=None):
+        self._note("set_workers", workers, of=of)
         return self.under_way[0]
 
     def verify(self, *, repair=False):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import rearview
 from limits import HUNG
-from rearview._history import begin
+from rearview._history import start_run
 
 SOURCE = str(Path(rearview.__file__).parent.parent.resolve())
 os.environ["PYTHONPATH"] = SOURCE  # replays start in other folders, where `src` means nothing
@@ -36,7 +36,7 @@ def recorded(folder, *words, **settings):
     os.environ["REARVIEW_ROOT"] = str(folder)
     os.chdir(folder)
     try:
-        how = begin(target, args, module=module, settings={"every": True, **settings})
+        how = start_run(target, args, module=module, settings={"every": True, **settings})
     finally:
         os.chdir(here)
         del os.environ["REARVIEW_ROOT"]

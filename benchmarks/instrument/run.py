@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 import rearview
-from rearview._history import begin
+from rearview._history import start_run
 
 SOURCE = str(Path(rearview.__file__).parent.parent.resolve())
 
@@ -122,7 +122,7 @@ def main() -> None:
                 environment = dict(os.environ)
                 alone = seconds([sys.executable, str(script)], environment, folder)
                 os.chdir(folder)
-                how = begin("loop.py", [], settings={"epsilon": 0})
+                how = start_run("loop.py", [], settings={"epsilon": 0})
                 beside = seconds(how.command, how.environment, folder)
                 os.chdir("/")
                 plain.append(alone)

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from rearview.config import Settings
-from rearview.model import Point, Step
+from rearview.model import Edge, Point, Snapshot, Step
 from rearview.runtime.saving.writer import Writer
 from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.project import Project
@@ -86,7 +86,9 @@ def run(place, args):
             row[:] = array
 
     def submit(seq):
-        assert writer.submit("r", seq, Point((Step("epoch", seq),)), "start", b"", state, wait=True)
+        assert writer.submit(
+            Snapshot("r", seq, Point((Step("epoch", seq),)), Edge.START, b"", state), wait=True
+        )
 
     block, copy, durable, raw, restore, read = [], [], [], [], [], []
     for seq in range(args.rounds + 1):
@@ -126,7 +128,9 @@ def run(place, args):
             state[key] += 1
         copies.append(clock(memcpy))
         began = time.perf_counter()
-        assert writer.submit("l", seq, Point((Step("epoch", seq),)), "start", b"", state)
+        assert writer.submit(
+            Snapshot("l", seq, Point((Step("epoch", seq),)), Edge.START, b"", state)
+        )
         waits.append(time.perf_counter() - began)
         until = time.perf_counter() + 5 * copies[-1]
         while time.perf_counter() < until:
@@ -147,7 +151,9 @@ def run(place, args):
         changing["head"] += 1
         copies.append(clock(lambda: np.copyto(spare, changing["head"])))
         began = time.perf_counter()
-        writer.submit("f", seq, Point(), "start", b"", {**frozen, **changing}, wait=True)
+        writer.submit(
+            Snapshot("f", seq, Point(), Edge.START, b"", {**frozen, **changing}), wait=True
+        )
         waits.append(time.perf_counter() - began)
         writer.drain()
     nbytes = sum(each.nbytes for each in frozen.values())

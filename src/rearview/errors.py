@@ -2,12 +2,19 @@
 
 
 class RearviewError(Exception):
-    """Base of all errors; `slug` names the paragraph of docs/errors.md that explains it."""
+    """Base of all errors; `slug` names the paragraph of docs/errors.md that explains it.
+
+    `general` is the message without the id of the run that it is about: equal for all runs that have
+    the same problem, so that it can be told once.
+    """
 
     slug = "error"
 
-    def __init__(self, message: str, *, slug: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, slug: str | None = None, general: str | None = None
+    ) -> None:
         super().__init__(message)
+        self.general = message if general is None else general
         if slug is not None:
             self.slug = slug
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rearview.cli.run import meant
+from rearview.cli.run import program_of
 from rearview.errors import UsageError
 
 
@@ -20,7 +20,7 @@ def folder(tmp_path, monkeypatch):
 
 def refusal(*words):
     with pytest.raises(UsageError) as caught:
-        meant(words)
+        program_of(words)
     return str(caught.value)
 
 
@@ -36,7 +36,7 @@ def refusal(*words):
     ],
 )
 def test_a_script_is_meant_with_or_without_the_interpreter(words, target, args, module):
-    found = meant(words)
+    found = program_of(words)
     assert (found.target, found.args, found.module) == (target, args, module)
 
 
@@ -50,7 +50,7 @@ def test_a_script_is_meant_with_or_without_the_interpreter(words, target, args, 
     ],
 )
 def test_options_of_python_become_variables(flags, variables):
-    assert meant(["python", *flags, "train.py"]).environment == variables
+    assert program_of(["python", *flags, "train.py"]).environment == variables
 
 
 @pytest.mark.parametrize(

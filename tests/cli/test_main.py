@@ -116,7 +116,7 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path):
         "    def described(self):\n"
         "        return iter(self)\n"
         "table = Table({'n': n} for n in range(200000))\n"
-        "ask.asked = lambda: SimpleNamespace(sql=lambda query, **_: table, problems=list)\n"
+        "ask.open_history = lambda: SimpleNamespace(sql=lambda query, **_: table, problems=list)\n"
         "from rearview.cli.main import main\n"
         "main(['sql', 'select 1', '--format', 'csv'])\n"
     )

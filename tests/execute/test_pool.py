@@ -1,4 +1,4 @@
-"""Pieces run in order, lost ones again, doubtful ones from the start."""
+"""Segments run in order, lost ones again, doubtful ones from the start."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from rearview.execute.executor import Task
-from rearview.execute.pool import PendingSegment, Pool, Turn
+from rearview.execute.pool import Claim, Pool
 from rearview.execute.replay_jobs import ReplayOutcome
-from rearview.model import ReplayReport, Run, Status
-from rearview.model.plan import PROBE_RAISED
+from rearview.model import Operator, ReplayReport, Run, Segment, Status
+from rearview.model.plan import ReplayFailure
 
 RUN = Run("r", "v", "train.py", (), 0.0, Status.FINISHED)
 
@@ -31,6 +31,9 @@ class Scripted:
     def from_the_start(self, run, task, because):
         assert because
         return made(f"{task.id}-again", task.folder)
+
+    def run_folder(self, run):
+        return Path("nowhere")
 
     def interrupt(self, run, task):
         self.abandoned.append(task.id)
@@ -80,17 +83,46 @@ def folder(tmp_path) -> Path:
     return tmp_path
 
 
-def pieces(folder, *names):
-    return [PendingSegment(RUN, 1.0, lambda name=name: Turn(made(name, folder))) for name in names]
+def segment(name, seconds=1.0):
+    """Return a segment that stands for the task of that name."""
+    return Segment("r", name, Operator.FULL, seconds=seconds)
+
+
+@dataclass
+class Granted:
+    """Stands in for the claims: grants each segment what its script says, or all of it, always."""
+
+    folder: Path
+    replays: Scripted
+    script: dict[str, list[Claim]] = field(default_factory=dict)
+    imports: tuple[str, ...] | None = None
+    taken: list[str] = field(default_factory=list)
+
+    def take(self, segment):
+        self.taken.append(segment.version)
+        if segment.version in self.script:
+            return self.script[segment.version].pop(0)
+        return Claim(replace(made(segment.version, self.folder), imports=self.imports))
+
+    def release(self, segment, task, why):
+        self.replays.abandon(RUN, task, why)
+
+
+def run(folder, replays, machine, names, *options, seconds=1.0, **claims):
+    """Run segments of these names; return the outcomes, and the pool."""
+    granted = Granted(folder, replays, **claims)
+    pool = Pool(replays, machine, granted, *options)
+    return pool.run([segment(name, seconds) for name in names], {"r": RUN}), pool
 
 
 GOOD = ReplayReport(states=1, finished=True)
+SHARED = {"imports": ("import numpy",)}
 
 
-def test_pieces_are_started_in_their_order_and_outcomes_keep_it(folder):
+def test_segments_are_started_in_their_order_and_outcomes_keep_it(folder):
     machine = Machine()
     replays = Scripted({"a": [GOOD], "b": [GOOD], "c": [GOOD]})
-    outcomes = Pool(replays, machine).carry_out(pieces(folder, "a", "b", "c"))
+    outcomes, _ = run(folder, replays, machine, "abc")
     assert machine.started == ["a", "b", "c"]
     assert [outcome.replay for outcome in outcomes] == ["a", "b", "c"]
     assert machine.closed
@@ -98,7 +130,7 @@ def test_pieces_are_started_in_their_order_and_outcomes_keep_it(folder):
 
 def test_a_killed_worker_s_segment_is_started_again(folder):
     machine = Machine({"a": [-9, 0]})
-    outcomes = Pool(Scripted({"a": [GOOD]}), machine).carry_out(pieces(folder, "a"))
+    outcomes, _ = run(folder, Scripted({"a": [GOOD]}), machine, "a")
     assert machine.started == ["a", "a"]
     assert outcomes[0].proved
 
@@ -106,7 +138,7 @@ def test_a_killed_worker_s_segment_is_started_again(folder):
 def test_a_segment_that_is_killed_again_and_again_is_given_up(folder):
     machine = Machine({"a": [-9] * 9})
     lost = ReplayReport(error="killed")
-    outcomes = Pool(Scripted({"a": [lost]}), machine).carry_out(pieces(folder, "a"))
+    outcomes, _ = run(folder, Scripted({"a": [lost]}), machine, "a")
     assert len(machine.started) == 4
     assert not outcomes[0].proved
 
@@ -114,7 +146,7 @@ def test_a_segment_that_is_killed_again_and_again_is_given_up(folder):
 def test_a_difference_after_a_restore_is_settled_by_a_replay_from_the_start(folder):
     machine = Machine()
     doubt = ReplayReport(difference="w", restored=1, finished=True)
-    outcomes = Pool(Scripted({"a": [doubt, GOOD]}), machine).carry_out(pieces(folder, "a"))
+    outcomes, _ = run(folder, Scripted({"a": [doubt, GOOD]}), machine, "a")
     assert machine.started == ["a", "a-again"]
     assert outcomes[0].proved
 
@@ -122,14 +154,14 @@ def test_a_difference_after_a_restore_is_settled_by_a_replay_from_the_start(fold
 def test_a_difference_from_the_start_on_is_the_answer(folder):
     machine = Machine()
     doubt = ReplayReport(difference="w", restored=0, finished=True)
-    outcomes = Pool(Scripted({"a": [doubt]}), machine).carry_out(pieces(folder, "a"))
+    outcomes, _ = run(folder, Scripted({"a": [doubt]}), machine, "a")
     assert machine.started == ["a"]
     assert not outcomes[0].proved
 
 
 @dataclass
 class Sharing(Machine):
-    """An executor that keeps who might have shared a start."""
+    """An executor that keeps which tasks might have shared a start."""
 
     shared: list[str] = field(default_factory=list)
 
@@ -137,17 +169,6 @@ class Sharing(Machine):
         if task.imports is not None:
             self.shared.append(task.id)
         return super().start(task, slot)
-
-
-def alike(folder, *names):
-    """Return pieces that begin with the same imports."""
-    imports = ("import numpy",)
-    return [
-        PendingSegment(
-            RUN, 1.0, lambda name=name: Turn(replace(made(name, folder), imports=imports))
-        )
-        for name in names
-    ]
 
 
 @pytest.mark.parametrize(
@@ -161,7 +182,7 @@ def alike(folder, *names):
 def test_what_goes_wrong_after_a_shared_start_is_settled_by_a_replay_of_its_own(folder, wrong):
     machine = Sharing(slots=1)
     replays = Scripted({"a": [wrong, GOOD], "b": [GOOD]})
-    outcomes = Pool(replays, machine).carry_out(alike(folder, "a", "b"))
+    outcomes, _ = run(folder, replays, machine, "ab", **SHARED)
     assert machine.started == ["a", "a-again", "b"]
     assert machine.shared == ["a"]  # perhaps that was it
     assert all(outcome.proved for outcome in outcomes)
@@ -170,35 +191,41 @@ def test_what_goes_wrong_after_a_shared_start_is_settled_by_a_replay_of_its_own(
 def test_what_goes_wrong_both_ways_does_not_speak_against_sharing(folder):
     machine = Sharing(slots=1)
     wrong = ReplayReport(difference="w", finished=True)
-    outcomes = Pool(Scripted({"a": [wrong, wrong], "b": [GOOD]}), machine).carry_out(
-        alike(folder, "a", "b")
-    )
+    outcomes, _ = run(folder, Scripted({"a": [wrong, wrong], "b": [GOOD]}), machine, "ab", **SHARED)
     assert machine.shared == ["a", "b"]
     assert [outcome.proved for outcome in outcomes] == [False, True]
 
 
-def test_a_statement_that_raises_is_asked_twice_once(folder):
+def test_a_statement_that_raises_is_run_twice_only_once(folder):
     machine = Sharing(slots=1)
-    raised = ReplayReport(error=f"{PROBE_RAISED} a.py:1 raised ValueError")
+    raised = ReplayReport(error="a.py:1 raised", failure=ReplayFailure.PROBE_RAISED)
     replays = Scripted({"a": [raised, raised], "b": [raised], "c": [raised]})
-    Pool(replays, machine).carry_out(alike(folder, "a", "b", "c"))
+    run(folder, replays, machine, "abc", **SHARED)
     assert machine.started == ["a", "a-again", "b", "c"]
+
+
+def test_an_error_that_only_reads_like_a_raising_statement_is_another_error(folder):
+    machine = Sharing(slots=1)
+    wrong = ReplayReport(error="the added statement at a.py:1 raised ValueError")
+    replays = Scripted({"a": [wrong, wrong], "b": [wrong, wrong]})
+    run(folder, replays, machine, "ab", **SHARED)
+    assert machine.started == ["a", "a-again", "b", "b-again"]
 
 
 def test_one_that_is_killed_after_a_shared_start_starts_on_its_own(folder):
     machine = Sharing({"a": [-11, 0]}, slots=1)
-    Pool(Scripted({"a": [GOOD], "b": [GOOD]}), machine).carry_out(alike(folder, "a", "b"))
+    run(folder, Scripted({"a": [GOOD], "b": [GOOD]}), machine, "ab", **SHARED)
     assert machine.started == ["a", "a", "b"]
     assert machine.shared == ["a"]
 
 
 def test_progress_is_told_from_start_to_end(folder):
-    told = []
+    events = []
     replays = Scripted({"a": [GOOD], "b": [GOOD]})
-    Pool(replays, Machine(), told.append).carry_out(pieces(folder, "a", "b"))
-    kinds = [event.kind for event in told]
+    run(folder, replays, Machine(), "ab", events.append)
+    kinds = [event.kind for event in events]
     assert kinds.count("started") == kinds.count("proved") == 2
-    assert told[-1].done == 1.0
+    assert events[-1].done == 1.0
 
 
 def test_workers_that_come_later_are_used(folder):
@@ -211,22 +238,22 @@ def test_workers_that_come_later_are_used(folder):
 
     machine.start = start
     replays = Scripted({name: [GOOD] for name in "abcd"})
-    outcomes = Pool(replays, machine).carry_out(pieces(folder, *"abcd"))
+    outcomes, _ = run(folder, replays, machine, "abcd")
     assert len(outcomes) == 4
 
 
 @dataclass
-class Desk:
-    """Stands in for the post: asks for so many workers, one number after the other."""
+class Requests:
+    """Stands in for the status file: asks for so many workers, one number after the other."""
 
     numbers: list[int]
-    said: list[dict] = field(default_factory=list)
+    updates: list[dict] = field(default_factory=list)
 
-    def asked(self):
+    def requested_workers(self):
         return self.numbers.pop(0) if len(self.numbers) > 1 else self.numbers[0]
 
-    def say(self, **facts):
-        self.said.append(facts)
+    def update(self, **facts):
+        self.updates.append(facts)
 
 
 @dataclass
@@ -270,108 +297,96 @@ class SlowJob:
 
 
 def test_workers_that_are_asked_for_start_at_once(folder):
-    machine, told = Slow(5), []
+    machine, events = Slow(5), []
     replays = Scripted({name: [GOOD] for name in "abcdef"})
-    pool = Pool(replays, machine, told.append, Desk([1, 1, 4]))
-    assert len(pool.carry_out(pieces(folder, *"abcdef"))) == 6
+    outcomes, _ = run(folder, replays, machine, "abcdef", events.append, Requests([1, 1, 4]))
+    assert len(outcomes) == 6
     assert machine.most == 4
-    assert [event.workers for event in told if event.kind == "workers"] == [4]
+    assert [event.workers for event in events if event.kind == "workers"] == [4]
 
 
 def test_a_short_segment_may_end_when_its_worker_is_taken_away(folder):
     machine = Slow(5)
     replays = Scripted({name: [GOOD] for name in "abcd"})
-    outcomes = Pool(replays, machine, None, Desk([3, 3, 1])).carry_out(pieces(folder, *"abcd"))
+    outcomes, _ = run(folder, replays, machine, "abcd", None, Requests([3, 3, 1]))
     assert len(outcomes) == 4
     assert machine.stopped == []
 
 
 def test_a_long_segment_is_handed_back_when_its_worker_is_taken_away(folder):
-    machine, told = Slow(5), []
+    machine, events = Slow(5), []
     replays = Scripted({name: [GOOD] for name in "abc"})
-    long = [replace(piece, seconds=1e4) for piece in pieces(folder, *"abc")]
-    outcomes = Pool(replays, machine, told.append, Desk([3, 3, 1])).carry_out(long)
+    options = events.append, Requests([3, 3, 1])
+    outcomes, _ = run(folder, replays, machine, "abc", *options, seconds=1e4)
     assert [outcome.proved for outcome in outcomes] == [True] * 3
     assert sorted(machine.stopped) == replays.abandoned[::-1] == ["b", "c"]
-    assert [event.kind for event in told].count("returned") == 2
+    assert [event.kind for event in events].count("returned") == 2
 
 
-def test_a_lost_segment_is_made_ready_anew_so_that_its_records_count_once(folder):
-    made_ready = []
+def test_a_lost_segment_is_claimed_anew_so_that_its_records_count_once(folder):
     replays = Scripted({"a": [GOOD]})
-
-    def prepare():
-        made_ready.append(1)
-        return Turn(made("a", folder))
-
-    Pool(replays, Machine({"a": [-9, 0]})).carry_out([PendingSegment(RUN, 1.0, prepare)])
-    assert len(made_ready) == 2
+    _, pool = run(folder, replays, Machine({"a": [-9, 0]}), "a")
+    assert pool.claims.taken == ["a", "a"]
     assert replays.abandoned == ["a"]
 
 
 def test_progress_tells_what_each_worker_does(folder):
-    told = []
+    events = []
     replays = Scripted({name: [GOOD] for name in "ab"})
-    Pool(replays, Slow(5, slots=2), told.append).carry_out(pieces(folder, "a", "b"))
-    both = next(event for event in told if len(event.under_way) == 2)
-    assert {one.worker for one in both.under_way} == {0, 1}
-    assert all(one.left >= 0 and one.predicted >= 0 for one in both.under_way)
+    run(folder, replays, Slow(5, slots=2), "ab", events.append)
+    both = next(event for event in events if len(event.under_way) == 2)
+    assert {each.worker for each in both.under_way} == {0, 1}
+    assert all(each.left >= 0 and each.predicted >= 0 for each in both.under_way)
 
 
 def test_a_cluster_that_shrinks_by_itself_takes_nothing_away_from_the_living(folder):
     machine = Slow(5, slots=3)
     replays = Scripted({name: [GOOD] for name in "abc"})
-    long = [replace(piece, seconds=1e4) for piece in pieces(folder, *"abc")]
 
     def progress(event):
         machine.slots = 1
 
-    assert len(Pool(replays, machine, progress).carry_out(long)) == 3
+    outcomes, _ = run(folder, replays, machine, "abc", progress, seconds=1e4)
+    assert len(outcomes) == 3
     assert machine.stopped == []
 
 
-def turns(*answers):
-    """Return a piece that says one thing after the other."""
-    left = list(answers)
-    return PendingSegment(RUN, 1.0, lambda: left.pop(0))
+HELD, FILLED = Claim(None, rest=True), Claim(None, filled=True)
 
 
-HELD, FILLED = Turn(None, rest=True), Turn(None, filled=True)
-
-
-def test_what_another_has_under_way_is_asked_for_again_at_the_end(folder):
+def test_what_another_has_claimed_is_claimed_again_at_the_end(folder):
     machine = Machine(slots=1)
-    replays, told = Scripted({name: [GOOD] for name in "ab"}), []
-    pool = Pool(replays, machine, told.append)
-    outcomes = pool.carry_out([turns(HELD, HELD, Turn(made("a", folder))), *pieces(folder, "b")])
+    replays, events = Scripted({name: [GOOD] for name in "ab"}), []
+    script = {"a": [HELD, HELD, Claim(made("a", folder))]}
+    outcomes, pool = run(folder, replays, machine, "ab", events.append, script=script)
     assert machine.started == ["b", "a"]
     assert [outcome.replay for outcome in outcomes] == ["a", "b"]
-    assert pool.elsewhere == set()
-    assert max(event.held for event in told) == 1
+    assert pool.filled_elsewhere == set()
+    assert max(event.held for event in events) == 1
 
 
 def test_what_another_has_filled_is_told_and_not_started(folder):
-    machine, told = Machine(), []
-    pool = Pool(Scripted({}), machine, told.append)
-    assert pool.carry_out([turns(HELD, FILLED), turns(FILLED)]) == []
-    assert machine.started == []
-    assert pool.elsewhere == {0, 1}
-    ended = [event for event in told if event.kind == "filled"]
+    machine, events = Machine(), []
+    script = {"a": [HELD, FILLED], "b": [FILLED]}
+    outcomes, pool = run(folder, Scripted({}), machine, "ab", events.append, script=script)
+    assert (outcomes, machine.started) == ([], [])
+    assert pool.filled_elsewhere == {0, 1}
+    ended = [event for event in events if event.kind == "filled"]
     assert [event.segment for event in ended] == [1, 0]
     assert ended[-1].done == 1.0
 
 
-def test_a_piece_of_which_another_has_a_part_is_asked_for_that_once_its_own_part_has_ended(folder):
-    machine = Machine()
+def test_the_part_that_another_has_claimed_is_claimed_once_our_own_part_has_ended(folder):
     replays = Scripted({name: [GOOD] for name in "ab"})
-    parts = [Turn(made("a", folder), rest=True), HELD, Turn(made("b", folder))]
-    outcomes = Pool(replays, machine).carry_out([turns(*parts)])
+    parts = [Claim(made("a", folder), rest=True), HELD, Claim(made("b", folder))]
+    outcomes, _ = run(folder, replays, Machine(), "a", script={"a": parts})
     assert [outcome.replay for outcome in outcomes] == ["a", "b"]
 
 
-def test_a_lost_piece_that_was_to_run_from_the_start_may_be_filled_by_another_meanwhile(folder):
+def test_a_lost_segment_that_was_to_run_from_the_start_may_be_filled_by_another(folder):
     machine = Machine({"a-again": [-9]})
     replays = Scripted({"a": [ReplayReport(retry=True)]})
-    pool = Pool(replays, machine)
-    assert pool.carry_out([turns(Turn(made("a", folder)), FILLED)]) == []
-    assert (pool.elsewhere, replays.abandoned) == ({0}, ["a-again"])
+    script = {"a": [Claim(made("a", folder)), FILLED]}
+    outcomes, pool = run(folder, replays, machine, "a", script=script)
+    assert outcomes == []
+    assert (pool.filled_elsewhere, replays.abandoned) == ({0}, ["a-again"])

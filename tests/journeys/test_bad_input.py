@@ -176,12 +176,12 @@ def test_a_full_disk_in_the_middle_stops_it_and_it_goes_on_when_there_is_room(pl
 
 def test_a_disk_without_room_is_said_with_what_to_do(place, monkeypatch, capsys):
     from rearview.cli import main
-    from rearview.execute.replay_jobs import Replays
+    from rearview.execute.replay_jobs import ReplayJobs
 
     def full(self, *_args, **_named):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Replays, "prepare", full)
+    monkeypatch.setattr(ReplayJobs, "prepare", full)
     monkeypatch.setattr(sys, "path", [*sys.path, str(place.site)])
     monkeypatch.chdir(place.root)
     with pytest.raises(SystemExit) as ended:

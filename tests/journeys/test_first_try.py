@@ -7,8 +7,7 @@ import sys
 import pytest
 
 from plainly import recorded, write
-from rearview._history import history
-from rearview.execute.start import begin
+from rearview._history import history, start_run
 from rearview.store.project import Project
 from rearview.store.runs import Runs
 
@@ -181,10 +180,10 @@ def test_a_script_that_imports_from_above_is_recorded_with_its_repository(tmp_pa
     subprocess.run(["git", "init", "-q", str(top)], check=True)
     monkeypatch.chdir(top / "jobs")
     monkeypatch.delenv("REARVIEW_ROOT", raising=False)
-    how = begin("train.py", [])
+    how = start_run("train.py", [])
     assert f'"root":"{top.resolve()}"' in "".join(how.environment.values())
     (top / "jobs" / "train.py").write_text("print('nothing from above')\n")
-    how = begin("train.py", [])
+    how = start_run("train.py", [])
     assert f'"root":"{(top / "jobs").resolve()}"' in "".join(how.environment.values())
 
 

@@ -12,7 +12,7 @@ import pytest
 from damage import ask_all, build, run_ids
 from rearview.config import Settings
 from rearview.errors import RearviewError, RemoteError
-from rearview.model import Part
+from rearview.model import Part, Snapshot
 from rearview.model.checksum import add_check
 from rearview.remote.folder import FolderRemote
 from rearview.state.capture import _LENGTH, MAGIC
@@ -102,7 +102,7 @@ def plant_pickles(folder: Path, canary: Path) -> None:
             }
             parts = [Part(key, data) for key, data in kept.items()]
             store.delete(one.id)
-            store.save(one.run, one.seq, one.point, one.edge, parts, one.meta, one.complete)
+            store.save(Snapshot(one.run, one.seq, one.point, one.edge, meta=one.meta), parts)
 
 
 def test_what_was_made_here_is_trusted_and_a_copy_of_it_is_not(recorded, strange):

@@ -17,7 +17,7 @@ from plainly import plain, recorded, write
 from rearview._history import history
 from rearview.config import Settings
 from rearview.runtime import importer
-from rearview.runtime.loops import Habit
+from rearview.runtime.loops import LoopHistory
 from rearview.runtime.session import Session
 from rearview.source.instrument import HOOK, ITER, PARTS, WALK, instrument
 from rearview.state.codecs.iterators import Walk, feeding
@@ -349,7 +349,7 @@ def watching(apart):
         before = {one: builtins.__dict__.get(one) for one in (HOOK, PARTS, WALK, ITER)}
         importer._hook(session, importer._never)
         importer.offer(WALK, Walk)
-        importer.names.lend(ITER, iter)
+        importer.lend(ITER, iter)
         try:
             yield session
         finally:
@@ -367,7 +367,7 @@ def ran(text, session, make, acts, times, count):
     tree = ast.parse(text)
     if session is not None:
         for site in instrument(tree, "t.py"):
-            session.habits.setdefault(site.id, Habit(site))
+            session.histories.setdefault(site.id, LoopHistory(site))
     space = {
         "shown": shown,
         "told": told,

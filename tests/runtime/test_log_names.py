@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rearview.runtime import api
+from rearview.runtime.session import current_session, use_session
 
 
 class Kept:
@@ -25,11 +26,11 @@ class Kept:
 
 @pytest.fixture
 def kept():
-    before, session = api._session, Kept()
-    api.use(session)
+    before, session = current_session(), Kept()
+    use_session(session)
     api._REFUSED.clear()
     yield session
-    api.use(before)
+    use_session(before)
 
 
 class Unprintable:

@@ -82,3 +82,35 @@ def test_a_loop_is_skipped_wherever_it_can_be_and_what_follows_is_compared(tmp_p
     assert 0.8 * len(ends) < outcome.report.skipped <= len(ends)
     # nor is an iteration that takes as little passed over
     assert outcome.report.states >= outcome.report.skipped
+
+
+PARTIAL = """\
+import os, time
+class Seen(set):
+    best = None
+seen = Seen(range(1000, 2000))
+list(map(seen.discard, range(1000, 2000)))
+seen.update([3, 10])
+seen.best = None
+weight = 1.0
+for epoch in range(4):
+    weight = weight * 1.5 % 7
+    seen.add(20)
+    if "REARVIEW_REPLAY" in os.environ:
+        seen.best = 0.93
+    time.sleep(0.01)
+"""
+
+
+def test_a_value_that_was_none_is_compared_inside_an_object_that_is_partly_captured(tmp_path):
+    write(tmp_path, train=PARTIAL)
+    assert recorded(tmp_path, "train.py").code == 0
+    assert [
+        part.path for one in saved(tmp_path) for part in one.missing if part.path != "seen"
+    ] == []
+    assert not any(one.complete for one in saved(tmp_path))
+    probed = PARTIAL.replace("import os,", "import rearview, os,")
+    (tmp_path / "train.py").write_text(f"{probed}    rearview.log('w', weight)\n")
+    report = history(tmp_path).backfill(["w"], workers=1)
+    assert report.verdict == "not exact"
+    assert "best" in report.proof

@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from rearview.source.loops import chains, loop_ids, loop_name
+from rearview.source.loops import chains, loop_ids, loop_name, recorded_loop_ids
 from rearview.source.probes.align import compare
 
 
@@ -55,7 +55,9 @@ def test_the_loops_of_probes_have_no_id_and_shift_no_other():
     old = "for a in x:\n    f(a)\nfor b in y:\n    g(b)\n"
     new = "for q in w:\n    look(q)\nfor a in x:\n    for r in a:\n        look(r)\n    f(a)\nfor b in y:\n    g(b)\n"
     found = compare(ast.parse(old), ast.parse(new))
-    assert {line: str(i) for line, i in loop_ids(found.new, "t", recorded=found).items()} == {
+    assert {
+        line: str(i) for line, i in recorded_loop_ids(found.old, found.matched, "t").items()
+    } == {
         3: "t:<module>:0:a",
         7: "t:<module>:1:b",
     }

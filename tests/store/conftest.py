@@ -1,6 +1,6 @@
 import pytest
 
-from rearview.model import Part, Point, Step
+from rearview.model import Edge, Part, Point, Snapshot, Step
 from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.project import Project
 
@@ -39,7 +39,9 @@ def save(checkpoints, state):
         contents = state(seq if seed is None else seed)
         parts = [Part(key, data) for key, data in contents.items()]
         point = Point((Step("epoch", seq),))
-        return (store or checkpoints).save(run, seq, point, "start", parts, {"n": seq})
+        return (store or checkpoints).save(
+            Snapshot(run, seq, point, Edge.START, meta={"n": seq}), parts
+        )
 
     return one
 

@@ -4,10 +4,11 @@ import os
 import pytest
 
 from rearview.errors import DamagedError, StoreError, UsageError
-from rearview.model import Part, Point, Step
+from rearview.model import Edge, MissingPart, Part, Point, Snapshot, Step
 from rearview.store.checkpoints.checkpoints import OBJECT_FROM, Checkpoints
 from rearview.store.checkpoints.manifest import FORMAT, INLINE
 
+MISSING = (MissingPart("log", "a pipe"), MissingPart("plug", "a socket"))
 POINT = Point((Step("epoch", 3, "third"), Step("step", 20, 0.5)))
 
 
@@ -20,18 +21,18 @@ def test_what_was_saved_is_loaded(checkpoints, save, holds):
 
 def test_everything_said_about_a_checkpoint_is_kept(checkpoints):
     saved = checkpoints.save(
-        "r", 7, POINT, "end", [Part("a", b"1")], {"x": [1, None]}, False, ["a file", "a socket"]
+        Snapshot("r", 7, POINT, Edge.END, meta={"x": [1, None]}, missing=MISSING), [Part("a", b"1")]
     )
     found = Checkpoints(checkpoints.project).get("r/7")
     assert (found.point, found.edge, found.meta) == (POINT, "end", {"x": [1, None]})
-    assert (found.complete, found.missing) == (False, ("a file", "a socket"))
+    assert (found.complete, found.missing) == (False, MISSING)
     assert found.time == saved.time
     assert found.nbytes == 1
 
 
 def test_many_parts_stay_out_of_the_manifest(checkpoints):
     parts = [Part(f"layer.{i}", b"%d" % i) for i in range(5000)]
-    checkpoints.save("r", 0, POINT, "start", parts)
+    checkpoints.save(Snapshot("r", 0, POINT, Edge.START), parts)
     path = checkpoints.project.checkpoints / "r" / "00000000.json"
     assert path.stat().st_size < 1000
     found = Checkpoints(checkpoints.project).of("r")[0]
@@ -42,7 +43,7 @@ def test_many_parts_stay_out_of_the_manifest(checkpoints):
 
 def test_small_parts_share_one_file_and_can_be_mapped(checkpoints):
     parts = [Part(f"p{i}", bytes([i]) * (i + 1)) for i in range(INLINE)]
-    saved = checkpoints.save("r", 0, POINT, "start", parts)
+    saved = checkpoints.save(Snapshot("r", 0, POINT, Edge.START), parts)
     assert len({ref.pack for ref in saved.parts.values()}) == 1
     assert all(ref.offset % 64 == 0 for ref in saved.parts.values())
     assert list(checkpoints.objects.all()) == []
@@ -51,22 +52,26 @@ def test_small_parts_share_one_file_and_can_be_mapped(checkpoints):
 
 def test_only_what_is_new_is_stored(checkpoints):
     big, small = b"a" * OBJECT_FROM, b"b" * 100
-    first = checkpoints.save("r", 0, POINT, "start", [Part("big", big), Part("small", small)])
+    first = checkpoints.save(
+        Snapshot("r", 0, POINT, Edge.START), [Part("big", big), Part("small", small)]
+    )
     assert first.stored > OBJECT_FROM
     same = [Part("big", b"", first.parts["big"]), Part("small", b"", first.parts["small"])]
-    second = checkpoints.save("r", 1, POINT, "start", [*same, Part("new", b"c")])
+    second = checkpoints.save(Snapshot("r", 1, POINT, Edge.START), [*same, Part("new", b"c")])
     assert second.stored < 1000
-    third = checkpoints.save("other", 0, POINT, "start", [Part("big", big)])
+    third = checkpoints.save(Snapshot("other", 0, POINT, Edge.START), [Part("big", big)])
     assert third.stored == 0
     assert checkpoints.load(second)["big"] == big
     assert checkpoints.load(second)["small"] == small
 
 
 def test_a_shared_object_that_is_gone_is_not_pretended(checkpoints):
-    first = checkpoints.save("r", 0, POINT, "start", [Part("big", b"a" * OBJECT_FROM)])
+    first = checkpoints.save(Snapshot("r", 0, POINT, Edge.START), [Part("big", b"a" * OBJECT_FROM)])
     checkpoints.objects.delete(first.parts["big"].oid)
     with pytest.raises(StoreError, match=r"removed from .* meanwhile"):
-        checkpoints.save("r", 1, POINT, "start", [Part("big", b"", first.parts["big"])])
+        checkpoints.save(
+            Snapshot("r", 1, POINT, Edge.START), [Part("big", b"", first.parts["big"])]
+        )
     assert [each.id for each in checkpoints.of("r")] == ["r/0"]
 
 
@@ -96,7 +101,7 @@ def test_asking_again_reads_only_what_is_new(checkpoints, save, monkeypatch):
 def test_a_checkpoint_that_was_saved_again_is_the_new_one(checkpoints, save):
     save(1, seed=1)
     assert checkpoints.of("r")[0].meta == {"n": 1}
-    checkpoints.save("r", 1, POINT, "start", [Part("a", b"")], {"n": "again"})
+    checkpoints.save(Snapshot("r", 1, POINT, Edge.START, meta={"n": "again"}), [Part("a", b"")])
     assert checkpoints.of("r")[0].meta == {"n": "again"}
 
 

@@ -3,7 +3,7 @@
 import os
 import warnings
 
-from rearview.model import Part, Point, Step
+from rearview.model import Edge, Part, Point, Snapshot, Step
 from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.checkpoints.gc import gc
 from rearview.store.checkpoints.objects import Objects
@@ -27,7 +27,7 @@ def write(project, run):
     store = Checkpoints(project)
     for seq in range(SAVES):
         parts = [Part(key, data) for key, data in contents(run, seq).items()]
-        store.save(run, seq, Point((Step("epoch", seq),)), "start", parts)
+        store.save(Snapshot(run, seq, Point((Step("epoch", seq),)), Edge.START), parts)
         if seq % 3 != 2:
             store.delete(f"{run}/{seq}")  # so that there is garbage to sweep all the time
 

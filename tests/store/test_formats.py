@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from rearview.energy import Account
-from rearview.model import Point, Step
-from rearview.runtime.sandbox.overwritten_files import Traces
+from rearview.model import MissingPart, Point, Step
+from rearview.runtime.sandbox.overwritten_files import OverwrittenFiles
 from rearview.store import printed_lines, runs
 from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.checkpoints.compression import MARK
@@ -35,7 +35,11 @@ def test_a_store_of_an_old_format_is_read(tmp_path, number):
     assert first.time == 1700000000.25
     assert first.meta == {"anchors": 3}
     assert second.point == Point((Step("epoch", 2, "second"), Step("step", 5, 0.5)))
-    assert (second.edge, second.complete, second.missing) == ("end", False, ("a socket",))
+    assert (second.edge, second.complete, second.missing) == (
+        "end",
+        False,
+        (MissingPart("", "a socket"),),
+    )
     weights = bytes(range(256)) * 4096
     assert store.load(first)["weights"] == weights
     loaded = store.load(second)
@@ -67,7 +71,7 @@ def test_facts_of_runs_of_an_old_format_are_read(tmp_path, number):
     assert (found.started, found.ended, found.exit_code) == (1704067200.5, 1704067300.5, 0)
     (replay,) = runs.Runs(project).replays(name)
     assert (replay.id, replay.names, replay.proved) == ("a.1", ("norm",), True)
-    kept = Traces.of(project.runs / name, "/project/", lambda: False)
+    kept = OverwrittenFiles.of(project.runs / name, "/project/", lambda: False)
     assert (kept.made("out.txt"), list(kept.folders), kept.read) == (True, ["logs"], {"out.txt"})
     assert Account(project.runs / name / runs.ACCOUNT).report().kwh == 0.5
     report = verify(project)

@@ -10,7 +10,7 @@ import warnings
 import pytest
 
 from rearview.config import Settings
-from rearview.model import Part, Point, Step
+from rearview.model import Edge, Part, Point, Snapshot, Step
 from rearview.runtime.saving.writer import Writer
 from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.checkpoints.compression import Worth
@@ -35,7 +35,7 @@ def saving(project, run, ack):
             Part(key, data, previous.parts[key] if previous and key == "frozen" else None)
             for key, data in contents(seq).items()
         ]
-        previous = store.save(run, seq, Point((Step("epoch", seq),)), "start", parts)
+        previous = store.save(Snapshot(run, seq, Point((Step("epoch", seq),)), Edge.START), parts)
         ack(seq)
 
 
@@ -49,7 +49,10 @@ def writing(project, run, ack):
     for seq in range(10**6):
         buffers = contents(seq)
         skeleton = buffers.pop("small")
-        writer.submit(run, seq, Point((Step("epoch", seq),)), "start", skeleton, buffers, wait=True)
+        writer.submit(
+            Snapshot(run, seq, Point((Step("epoch", seq),)), Edge.START, skeleton, buffers),
+            wait=True,
+        )
 
 
 def killed(action, project, run, delay):

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rearview.errors import DamagedError, StoreError
-from rearview.model import ObjectRef, Part, Point
+from rearview.model import Edge, ObjectRef, Part, Point, Snapshot
 from rearview.store.checkpoints import compression
 from rearview.store.checkpoints import objects as objects_module
 from rearview.store.checkpoints.checkpoints import OBJECT_FROM, Checkpoints
@@ -81,7 +81,7 @@ def test_what_was_stored_in_one_form_is_not_stored_in_the_other(objects):
 
 def test_what_is_told_as_stored_is_what_is_on_disk(project):
     store = Checkpoints(project, Worth())
-    saved = store.save("r", 0, Point(), "start", [Part("a", bytes(4 * OBJECT_FROM))])
+    saved = store.save(Snapshot("r", 0, Point(), Edge.START), [Part("a", bytes(4 * OBJECT_FROM))])
     assert saved.stored == usage(project) < 10_000
     assert saved.shrunk + saved.stored == saved.nbytes == 4 * OBJECT_FROM
     assert Checkpoints(project).get("r/0").shrunk == saved.shrunk
@@ -193,7 +193,7 @@ WRONG = {
 @pytest.mark.parametrize("wrong", WRONG)
 def test_damage_is_found_and_takes_no_memory(project, wrong):
     store = Checkpoints(project, Worth())
-    ref = store.save("r", 0, Point(), "start", [Part("a", ZEROS)]).parts["a"]
+    ref = store.save(Snapshot("r", 0, Point(), Edge.START), [Part("a", ZEROS)]).parts["a"]
     file = store.objects.file(ref)
     file.write_bytes(WRONG[wrong])
     into = bytearray(len(ZEROS))
@@ -231,7 +231,7 @@ def test_every_flipped_bit_is_found_or_changes_nothing(objects):
 
 def test_a_damaged_one_is_replaced_from_elsewhere(project):
     store = Checkpoints(project, Worth())
-    ref = store.save("r", 0, Point(), "start", [Part("a", ZEROS)]).parts["a"]
+    ref = store.save(Snapshot("r", 0, Point(), Edge.START), [Part("a", ZEROS)]).parts["a"]
     os.truncate(store.objects.file(ref), 30)
     report = verify(project, repair=True, fetch={ref.oid: ZEROS}.get)
     assert report.ok
@@ -239,7 +239,7 @@ def test_a_damaged_one_is_replaced_from_elsewhere(project):
 
 
 def test_verify_counts_the_content(project):
-    Checkpoints(project, Worth()).save("r", 0, Point(), "start", [Part("a", ZEROS)])
+    Checkpoints(project, Worth()).save(Snapshot("r", 0, Point(), Edge.START), [Part("a", ZEROS)])
     report = verify(project)
     assert (report.problems, report.objects, report.nbytes) == ((), 1, len(ZEROS))
 
@@ -247,7 +247,7 @@ def test_verify_counts_the_content(project):
 def test_a_sweep_frees_what_they_take_and_keeps_what_is_needed(project):
     store = Checkpoints(project, Worth())
     for seq in range(3):
-        store.save("r", seq, Point(), "start", [Part("a", bytes([seq]) * OBJECT_FROM)])
+        store.save(Snapshot("r", seq, Point(), Edge.START), [Part("a", bytes([seq]) * OBJECT_FROM)])
     store.delete("r/1")
     for folder, _, names in os.walk(project.store):
         for name in names:

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from rearview.errors import DamagedError, StoreError
-from rearview.model import Part, Point
+from rearview.model import Edge, Part, Point, Snapshot
 from rearview.store.checkpoints import gc as gc_module
 from rearview.store.checkpoints.checkpoints import OBJECT_FROM, Checkpoints
 from rearview.store.checkpoints.gc import gc, usage
@@ -84,10 +84,12 @@ def test_promises_are_kept_whatever_the_budget(project, checkpoints, save, holds
 
 def test_shared_bytes_are_freed_with_their_last_user(project, checkpoints, old):
     frozen = b"f" * OBJECT_FROM
-    first = checkpoints.save("r", 0, Point(), "start", [Part("frozen", frozen), Part("a", b"1")])
+    first = checkpoints.save(
+        Snapshot("r", 0, Point(), Edge.START), [Part("frozen", frozen), Part("a", b"1")]
+    )
     for seq in range(1, 4):
         parts = [Part("frozen", b"", first.parts["frozen"]), Part("a", b"%d" % seq)]
-        checkpoints.save("r", seq, Point(), "start", parts)
+        checkpoints.save(Snapshot("r", seq, Point(), Edge.START), parts)
     old()
     freed = gc(project, referenced=tuple, budget=0)
     assert set(freed.checkpoints) == {"r/0", "r/1", "r/2"}

@@ -13,7 +13,7 @@ import pytest
 from gitrepo import versions as versions_of
 from gitrepo import write
 from rearview.errors import StoreError, UsageError
-from rearview.model import Checkpoint, ObjectRef, Point, Step
+from rearview.model import Checkpoint, Edge, MissingPart, ObjectRef, Point, Step
 from rearview.store.tables import record_files as points_module
 from rearview.store.tables import schema
 from rearview.store.tables.tables import Tables
@@ -382,7 +382,9 @@ def test_sql_sees_every_table_and_view_as_described(store, tmp_path):
     run = store.run(*training(2), args={"lr": 0.1, "deep": {"a": 1}})
     version = kept.save(run)
     ref = ObjectRef("0" * 64, 10)
-    saved = Checkpoint("c1", run, 0, at(epoch=1), "start", {"a": ref}, missing=("why",))
+    saved = Checkpoint(
+        "c1", run, 0, at(epoch=1), Edge.START, {"a": ref}, missing=(MissingPart("", "why"),)
+    )
     tables = Tables(store.project, checkpoints=lambda: [saved], versions=kept)
     for name, (_, columns) in schema.TABLES.items():
         described = tables.sql(f"DESCRIBE {name}").rows()

@@ -1,6 +1,8 @@
-"""Ask about the past: the one room that knows every other. Returns values, never prints.
+"""Ask about the past: the one room that knows every other. It returns values and never prints.
 
-Names are loaded when first used: starting a run needs a twentieth of what asking about it does.
+The public face, the command line and the web page import from here only: the facade `History`, and the
+values that it takes and returns. Names are loaded on first use, because starting a run needs a small part
+of what asking about it does.
 """
 
 from __future__ import annotations
@@ -9,65 +11,85 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rearview._history.facade import History, history
+    from rearview._history.compare_runs import Comparison, Row
+    from rearview._history.facade import History, history, repair_format
     from rearview._history.inspected_script import inspect_script
+    from rearview._history.reports import Removal, RunReport
+    from rearview._history.start_run import Preemption, fetch_run, similar_run, start_run
     from rearview.backfill.corrections import Correction
     from rearview.backfill.propagation import Propagated
-    from rearview.backfill.reports import (
-        BackfillReport,
-        Missing,
-        PlanReport,
-        Refusal,
-        RunReport,
-        Unproved,
-    )
+    from rearview.backfill.question import Question
+    from rearview.backfill.reports import BackfillReport, Missing, PlanReport, Refusal, Unproved
     from rearview.execute.replay_jobs import ReplayOutcome
-    from rearview.execute.start import Preempt, Start, begin, fetch, usual
-    from rearview.execute.status import ENDED, Crew, Event, Progress, UnderWay
+    from rearview.execute.start_command import StartCommand
+    from rearview.execute.status import ENDED, BackfillStatus, Event, Progress, SegmentProgress
     from rearview.plan.facts import Machine
     from rearview.source.inspection import Inspection
+    from rearview.store.machine import cores
+    from rearview.store.project import FOLDER, Project
+    from rearview.store.runs import ACCOUNT, Replay
+    from rearview.store.tables.result_table import Table
+    from rearview.store.verify import Problem
 
 __all__ = [
+    "ACCOUNT",
     "ENDED",
+    "FOLDER",
     "BackfillReport",
+    "BackfillStatus",
+    "Comparison",
     "Correction",
-    "Crew",
     "Event",
     "History",
     "Inspection",
     "Machine",
     "Missing",
     "PlanReport",
-    "Preempt",
+    "Preemption",
+    "Problem",
     "Progress",
+    "Project",
     "Propagated",
+    "Question",
     "Refusal",
+    "Removal",
+    "Replay",
     "ReplayOutcome",
+    "Row",
     "RunReport",
-    "Start",
-    "UnderWay",
+    "SegmentProgress",
+    "StartCommand",
+    "Table",
     "Unproved",
-    "begin",
-    "fetch",
+    "cores",
+    "fetch_run",
     "history",
     "inspect_script",
-    "usual",
+    "repair_format",
+    "similar_run",
+    "start_run",
 ]
 
 _HOMES = {
-    "rearview.execute.status": ("ENDED", "Crew", "Event", "Progress", "UnderWay"),
-    "rearview.execute.replay_jobs": ("ReplayOutcome",),
-    "rearview.execute.start": ("Preempt", "Start", "begin", "fetch", "usual"),
-    "rearview._history.facade": ("History", "history"),
-    "rearview.backfill.corrections": ("Correction",),
+    "rearview._history.compare_runs": ("Comparison", "Row"),
+    "rearview._history.facade": ("History", "history", "repair_format"),
     "rearview._history.inspected_script": ("inspect_script",),
+    "rearview._history.reports": ("Removal", "RunReport"),
+    "rearview._history.start_run": ("Preemption", "fetch_run", "similar_run", "start_run"),
+    "rearview.backfill.corrections": ("Correction",),
     "rearview.backfill.propagation": ("Propagated",),
-    "rearview.backfill.reports": (
-        *("BackfillReport", "Missing", "PlanReport"),
-        *("Refusal", "RunReport", "Unproved"),
-    ),
+    "rearview.backfill.question": ("Question",),
+    "rearview.backfill.reports": ("BackfillReport", "Missing", "PlanReport", "Refusal", "Unproved"),
+    "rearview.execute.replay_jobs": ("ReplayOutcome",),
+    "rearview.execute.start_command": ("StartCommand",),
+    "rearview.execute.status": ("ENDED", "BackfillStatus", "Event", "Progress", "SegmentProgress"),
     "rearview.plan.facts": ("Machine",),
     "rearview.source.inspection": ("Inspection",),
+    "rearview.store.machine": ("cores",),
+    "rearview.store.project": ("FOLDER", "Project"),
+    "rearview.store.runs": ("ACCOUNT", "Replay"),
+    "rearview.store.tables.result_table": ("Table",),
+    "rearview.store.verify": ("Problem",),
 }
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from rearview._history.checkpoint_state import (
     PastRun,
@@ -20,23 +19,36 @@ from rearview._history.checkpoint_state import (
 )
 from rearview._history.compare_runs import Comparison, compare
 from rearview._history.export_values import SavedValue, loaded, save_values
-from rearview.backfill.backfill import Filling
+from rearview._history.reports import Removal, RunReport
+from rearview._history.start_run import Preemption, edited_source, environment_note, source_note
+from rearview.backfill.backfill import Backfiller
 from rearview.backfill.corrections import Correction
-from rearview.backfill.coverage import replaced
-from rearview.backfill.prepare import Question, differing_source, edited_source, unwatched
-from rearview.backfill.propagation import WORKTREE, Probing, Propagated
-from rearview.backfill.reports import BackfillReport, PlanReport, Removal, RunReport
+from rearview.backfill.coverage import is_superseded
+from rearview.backfill.obstacles import logged_outside_project
+from rearview.backfill.propagation import Probing, Propagated
+from rearview.backfill.question import Choices, Question
+from rearview.backfill.reports import BackfillReport, PlanReport
 from rearview.config import Settings
 from rearview.errors import DamagedError, RearviewError, UsageError
-from rearview.execute.start import Preempt, Start, arguments, differing_environment, given_of, start
-from rearview.execute.status import Crew, Progress, ask_for, under_way
+from rearview.execute.start_command import (
+    StartCommand,
+    arg_values_of,
+    arguments_of,
+    start_command,
+)
+from rearview.execute.status import (
+    BackfillStatus,
+    Progress,
+    request_workers,
+    running_backfills,
+)
 from rearview.model import Checkpoint, Control, Run, Status, Verdict
 from rearview.model.proof import WITHHELD, compared, worst
 from rearview.model.run import name_of
 from rearview.plan.facts import Machine
 from rearview.source.log_calls import names_logged
-from rearview.source.mended_source import mend
-from rearview.source.propagate.moved_files import renames
+from rearview.source.moved_files import renames
+from rearview.source.probes.mended_source import mend
 from rearview.source.propagate.statement_diff import StatementChange, statement_diff
 from rearview.source.propagate.versions import HandPlace
 from rearview.store import labels, trust
@@ -46,7 +58,7 @@ from rearview.store.checkpoints.gc import gc as sweep
 from rearview.store.files import unwritable
 from rearview.store.labels import check_name, check_note, check_tag
 from rearview.store.printed_lines import PrintedLine, printed
-from rearview.store.project import Project
+from rearview.store.project import FOLDER, Project
 from rearview.store.recorded_inputs import environment_differences, environment_of, read_environment
 from rearview.store.removal import (
     drop_empty_packs,
@@ -61,7 +73,7 @@ from rearview.store.tables.connection import quoted
 from rearview.store.tables.result_table import Table
 from rearview.store.tables.tables import Tables
 from rearview.store.verify import VerifyReport, verify
-from rearview.store.versions.versions import Versions
+from rearview.store.versions.versions import WORKTREE, Versions
 
 
 def history(start: Path | str | None = None) -> History:
@@ -70,6 +82,14 @@ def history(start: Path | str | None = None) -> History:
     Without `start`: that of the folder `REARVIEW_ROOT` names, or of the current folder.
     """
     return History(Project.open(Path(start or os.environ.get("REARVIEW_ROOT") or Path.cwd())))
+
+
+def repair_format(start: Path) -> Path:
+    """Write the format file of the store above `start` anew, if it is unreadable; return its path."""
+    folders = (start.resolve(), *start.resolve().parents)
+    root = next(folder for folder in folders if (folder / FOLDER / "format").exists())
+    verify(Project(root), repair=True)
+    return root / FOLDER / "format"
 
 
 class History:
@@ -339,7 +359,7 @@ class History:
             names={row["name"]: row["n"] for row in counts if not row["name"].startswith("$")},
             loops=loops,
             checkpoints=checkpoints,
-            partial=sorted({reason for one in checkpoints for reason in one.missing}),
+            partial=sorted({str(part) for one in checkpoints for part in one.missing}),
             logical=sum(one.nbytes for one in checkpoints),
             stored=sum(one.stored for one in checkpoints),
             costs=end.get("costs", {}),
@@ -355,8 +375,8 @@ class History:
         return list(printed(self._runs.folder(self.run(which).id)))
 
     @cached_property
-    def _filling(self) -> Filling:
-        return Filling(
+    def _backfiller(self) -> Backfiller:
+        return Backfiller(
             self.project,
             self.settings,
             self._runs,
@@ -366,7 +386,7 @@ class History:
         )
 
     def _probing(self, runs: Sequence[Run]) -> Probing:
-        return self._filling.probing(runs)
+        return self._backfiller.probing(runs)
 
     def propagate(
         self, names: Sequence[str], *, to: Sequence[str] | None = None
@@ -378,7 +398,7 @@ class History:
             raise UsageError(
                 f"{', '.join(unknown)}: nothing in the work tree logs this beyond what the newest "
                 f"run logged. Add a statement such as rearview.log({unknown[0]!r}, value)."
-                + unwatched(unknown[0], self.project.root),
+                + logged_outside_project(unknown[0], self.project.root),
                 slug="no-probe",
             )
         wanted = {self.run(which).id for which in to} if to else None
@@ -407,75 +427,50 @@ class History:
 
     def corrections(self, names: Sequence[str] = ()) -> list[Correction]:
         """Return the places given by hand, of all statements or of those that log `names`."""
-        kept = self._filling.corrections.kept
+        kept = self._backfiller.corrections.kept
         return [one for one in kept if not names or one.concerns(names)]
 
     @property
     def correction_note(self) -> str:
         """A sentence on corrections that an older Rearview kept and that cannot be used, or ''."""
-        return self._filling.corrections.note
+        return self._backfiller.corrections.note
 
     def undo(self, which: str, names: Sequence[str] = ()) -> list[Correction]:
         """Forget the places given by hand in the version of a run, and return them."""
         version = self.run(which).version
         gone = [one for one in self.corrections(names) if one.version == version]
         if gone:
-            self._filling.corrections.remove(gone)
+            self._backfiller.corrections.remove(gone)
         return gone
 
-    def plan(
-        self,
-        names: Sequence[str],
-        *,
-        runs: Sequence[str] | None = None,
-        where: str | None = None,
-        at: str | None = None,
-        workers: int | None = None,
-        budget: float | None = None,
-        again: bool = False,
-    ) -> PlanReport:
+    def plan(self, names: Sequence[str] | Question, **choices: Unpack[Choices]) -> PlanReport:
         """Return what has to run again for `names`, and what it costs; nothing runs.
 
-        `again`: also what is there and could not be proved.
+        The keyword arguments are those of `Question`: `runs`, `where`, `at`, `workers`, `budget`,
+        `again`, `on` and `gpus`.
         """
-        asked = Question(
-            *(tuple(names), self._chosen(runs), where, at, workers, budget),
-            ordered=bool(runs),
-            again=again,
+        question = _question(names, choices)
+        return self._backfiller.plan(
+            question, self._backfiller.missing(question, self._chosen(question.runs))
         )
-        return self._filling.plan(asked)
 
     def backfill(
         self,
-        names: Sequence[str],
+        names: Sequence[str] | Question,
         *,
-        runs: Sequence[str] | None = None,
-        where: str | None = None,
-        at: str | None = None,
-        workers: int | None = None,
-        budget: float | None = None,
-        again: bool = False,
-        on: str = "local",
-        gpus: float | None = None,
         progress: Progress | None = None,
         plan: PlanReport | None = None,
+        **choices: Unpack[Choices],
     ) -> BackfillReport:
         """Fill the columns `names` of past runs from the probes in the work tree.
 
-        `gpus` is the share of an accelerator that each segment gets on Ray; `again` runs what is
-        there and could not be proved, too; `plan` is what `plan` answered to the same question, if
-        that was asked.
+        The keyword arguments are those of `plan`. `progress` is called with events while segments
+        run; `plan` is the answer of `plan` to the same question, if there is one already.
         """
-        begun = time.monotonic()
         self.check_trust("A backfill")
-        chosen = self._chosen(runs)
-        asked = Question(
-            *(tuple(names), chosen, where, at, workers, budget, on, gpus),
-            ordered=bool(runs),
-            again=again,
-        )
-        report = plan if plan is not None else self._filling.plan(asked)
-        return self._filling.carry_out(report, asked, progress, begun)
+        question = _question(names, choices)
+        runs = self._chosen(question.runs) if plan is None else ()
+        return self._backfiller.backfill(question, runs, progress, plan)
 
     def replay(
         self,
@@ -487,7 +482,8 @@ class History:
     ) -> BackfillReport:
         """Replay a run as it was recorded, with any probes of the work tree, and prove it."""
         self.check_trust("A replay")
-        return self._filling.replay(self.run(which), at, workers, progress)
+        question = Question((), at=at, workers=workers)
+        return self._backfiller.replay(self.run(which), question, progress)
 
     def check_trust(self, doing: str) -> None:
         """Refuse to run anything of a store that was not made here, unless the user trusts it."""
@@ -506,39 +502,42 @@ class History:
         """Return one sentence for each file of records or facts that is damaged."""
         return self._tables.problems
 
-    def crews(self) -> list[Crew]:
-        """Return the backfills that are under way in this project, from whatever terminal."""
-        return under_way(self.project)
+    def running_backfills(self) -> list[BackfillStatus]:
+        """Return the backfills that run in this project now, started from any terminal."""
+        return running_backfills(self.project)
 
-    def employ(self, workers: int, *, of: str | None = None) -> Crew:
-        """Let a backfill that is under way use that many workers; returns which one."""
-        found = [crew for crew in self.crews() if of is None or of in crew.id]
-        if len(found) != 1:
-            what = "No backfill is" if not found else f"{len(found)} backfills are"
-            which = ", ".join(crew.id for crew in found)
+    def set_workers(self, workers: int, *, of: str | None = None) -> BackfillStatus:
+        """Let a running backfill use that many workers; return which one.
+
+        `of` is a part of its id, needed if several are running.
+        """
+        running = [each for each in self.running_backfills() if of is None or of in each.id]
+        if len(running) != 1:
+            what = "No backfill is" if not running else f"{len(running)} backfills are"
+            which = ", ".join(each.id for each in running)
             raise UsageError(
                 f"{what} under way in {self.project.root}"
                 f"{f' that {of!r} means' if of else ''}{f': {which}' if which else ''}. "
                 "`rearview workers` shows them; name one with `--of ID`.",
                 slug="which-backfill",
             )
-        ask_for(self.project, found[0].id, workers)
-        return found[0]
+        request_workers(self.project, running[0].id, workers)
+        return running[0]
 
     def machine(self, *, measure: bool = False) -> Machine:
         """Return how fast the machine we are on is; with `measure`, measured if that is due."""
-        machines = self._filling.machines
+        machines = self._backfiller.machines
         return machines.measure() if measure and machines.due() else machines.here()
 
     def _chosen(self, runs: Sequence[str] | None) -> tuple[Run, ...]:
         return tuple(self.run(which) for which in runs) if runs else tuple(self.runs())
 
     def resume(
-        self, which: str = "latest", preempt: Preempt | None = None, *, source: str = "run"
-    ) -> Start:
+        self, which: str = "latest", preemption: Preemption | None = None, *, source: str = "run"
+    ) -> StartCommand:
         """Return how to go on with a run that was stopped, in the place where it ran.
 
-        With `preempt` it can be stopped again, and is brought to a remote if that names one.
+        With `preemption` it can be stopped again, and is brought to a remote if that names one.
         `source` is "run" for the source that it ran, or "worktree" for the one that is there now,
         which must differ only in what runs after the last checkpoint.
         """
@@ -552,7 +551,7 @@ class History:
                 slug="not-stopped",
             )
         _check_whole(run)
-        self.check_trust("Going on with a run")
+        self.check_trust("Resuming a run")
         if not run.facts.get("watched", True):
             raise UsageError(
                 f"Run {run.id} was started with plain `python`, which cannot be resumed hands-free. "
@@ -563,24 +562,26 @@ class History:
             root=str(self.project.root),
             target=str(run.facts["target"]),
             module=bool(run.facts.get("module")),
-            args=arguments(run),
+            args=arguments_of(run),
             resume=run.id,
             source=self._mended(run) if source == WORKTREE else None,
-            given=given_of(run),
-            signals=preempt.signals if preempt is not None else (),
-            remote=preempt.remote if preempt is not None else None,
+            given=arg_values_of(run),
+            signals=preemption.signals if preemption is not None else (),
+            remote=preemption.remote if preemption is not None else None,
         )
         home = self._runs.folder(run.id)
         env = environment_of(run, home, os.environ, resumes=True)
         folder = Path(run.now(run.cwd, os.path.realpath(self.project.root)))
-        begun = start(control, env, folder, hash_seed=str(run.facts["hash_seed"]))
+        command = start_command(control, env, folder, hash_seed=str(run.facts["hash_seed"]))
         if control.source:
             now, then = control.source[:12], run.source[:12]
             text = f"going on with the source of the work tree ({now})"
-            told: tuple[str, ...] = (f"{text}; up to the last checkpoint the run had {then}",)
+            source_notes: tuple[str, ...] = (
+                f"{text}; up to the last checkpoint the run had {then}",
+            )
         else:
-            told = differing_source(self._versions, run)
-        return replace(begun, notes=(*told, *differing_environment(home)))
+            source_notes = source_note(self._versions, run)
+        return replace(command, notes=(*source_notes, *environment_note(home)))
 
     def _mended(self, run: Run) -> str | None:
         """Return the version with which a run goes on if the work tree is to be used."""
@@ -631,7 +632,7 @@ class History:
             except UsageError:
                 if not any(text in {run, name} or run.endswith(text) for run, name in pending):
                     raise
-        if chosen and self.crews():
+        if chosen and self.running_backfills():
             raise UsageError(
                 "Nothing is removed while a backfill is under way: it may be replaying these runs. "
                 "`rearview workers` shows it; wait for its end.",
@@ -668,6 +669,12 @@ class History:
         )
 
 
+def _question(names: Sequence[str] | Question, choices: Choices) -> Question:
+    if isinstance(names, Question):
+        return replace(names, **choices)
+    return Question(tuple(names), **choices)
+
+
 def _some_tags(tags: Sequence[str]) -> list[str]:
     if not tags:
         raise UsageError(
@@ -681,7 +688,7 @@ def _trust(replays: Sequence[Replay]) -> tuple[Verdict | None, str]:
 
     What a later exact replay did again does not count.
     """
-    counted = [one for one in replays if not one.redone and not replaced(one, replays)]
+    counted = [one for one in replays if not one.redone and not is_superseded(one, replays)]
     decisive = worst(replay.proof for replay in counted)
     if decisive is None:
         return None, "not replayed yet"
@@ -706,4 +713,4 @@ def _check_whole(run: Run) -> None:
     """Refuse a run of which it is not known how it was started or how it ended."""
     if "damaged" in run.facts or "rebuilt" in run.facts or "target" not in run.facts:
         why = run.facts.get("damaged") or "What was known of its start was damaged and is lost."
-        raise DamagedError(f"Run {run.id} cannot be gone on with. {why}", slug="damaged")
+        raise DamagedError(f"Run {run.id} cannot be resumed. {why}", slug="damaged")

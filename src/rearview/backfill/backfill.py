@@ -1,27 +1,34 @@
-"""Fill what is missing: a question becomes a plan, the plan runs, the verdicts are kept."""
+"""Fill what is missing: a backfill is four verbs.
+
+1. `missing`: which runs lack which values, and which statements would log them;
+2. `plan`: which segments have to run again for that, and what they cost; nothing runs;
+3. `run`: run the segments of a plan on an executor, and learn from what they took;
+4. `report`: what came of it, and how far it can be trusted.
+"""
 
 from __future__ import annotations
 
-import errno
 import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 from rearview.backfill.calibration import (
-    WORTH,
+    WORTH_MEASURING,
     Machines,
     cores_of,
-    keep_corrections,
-    read_corrections,
+    read_cost_corrections,
+    save_cost_corrections,
 )
-from rearview.backfill.claims import Turns
+from rearview.backfill.claims import SegmentClaims
 from rearview.backfill.corrections import Corrections
-from rearview.backfill.coverage import Chosen, joined
-from rearview.backfill.prepare import Preparing, Question, changed
+from rearview.backfill.coverage import SelectedIterations, merge_ranges
+from rearview.backfill.obstacles import changed_inputs
+from rearview.backfill.prepare import PreparedRun, RunPreparer
 from rearview.backfill.propagation import Probing
+from rearview.backfill.question import Question
 from rearview.backfill.reports import (
     BackfillReport,
     Insertion,
@@ -30,15 +37,14 @@ from rearview.backfill.reports import (
     Refusal,
     Unproved,
 )
-from rearview.backfill.segments import Prepared
-from rearview.backfill.shared_imports import following
+from rearview.backfill.shared_imports import runs_with_earlier_lead
 from rearview.config import Settings
 from rearview.errors import RearviewError, StoreError, UsageError
 from rearview.execute.executor import Executor
 from rearview.execute.local import OFFERED, Local
 from rearview.execute.pool import Pool
-from rearview.execute.replay_jobs import ReplayOutcome, Replays
-from rearview.execute.status import Post, Progress, under_way
+from rearview.execute.replay_jobs import ReplayJobs, ReplayOutcome
+from rearview.execute.status import Progress, StatusFile, running_backfills
 from rearview.model import Run, Segment
 from rearview.plan.cost import refine, speed
 from rearview.plan.explain import explain
@@ -47,6 +53,7 @@ from rearview.plan.replay import Survey, survey
 from rearview.plan.schedule import divide
 from rearview.source.propagate.versions import difference
 from rearview.store.checkpoints.checkpoints import Checkpoints
+from rearview.store.files import FULL
 from rearview.store.machine import cores
 from rearview.store.project import Project
 from rearview.store.recorded_inputs import environment_differences
@@ -55,16 +62,32 @@ from rearview.store.tables.connection import quoted
 from rearview.store.tables.tables import Tables
 from rearview.store.versions.versions import Versions
 
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-FEW = 3
-"""Runs that are named one by one."""
+FEW_RUNS = 3
+"""Up to this many runs are named; more are counted."""
 GROWTH = 4
-"""How many times the workers a plan has work for, where that costs next to nothing."""
+"""A plan has segments for this many times its workers, where dividing costs next to nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class MissingValues:
+    """The runs that lack requested values, ready to be planned, and those that are refused."""
+
+    prepared: dict[str, PreparedRun] = field(default_factory=dict)
+    """By run."""
+    refusals: list[Refusal] = field(default_factory=list)
+    probing: Probing | None = None
+    """Where the statements of the work tree belong in each version."""
+
+
+@dataclass(frozen=True, slots=True)
+class _PoolResult:
+    outcomes: list[ReplayOutcome]
+    filled_elsewhere: int
 
 
 @dataclass
-class Filling:
-    """Answers questions about one project by replaying."""
+class Backfiller:
+    """Answers questions about the runs of one project by replaying."""
 
     project: Project
     settings: Settings
@@ -75,136 +98,180 @@ class Filling:
 
     @cached_property
     def machines(self) -> Machines:
-        """What is known of how fast machines are."""
+        """How fast the machines are that recorded runs, and this one."""
         return Machines(self.project.cache)
 
     @cached_property
-    def _preparing(self) -> Preparing:
-        return Preparing(self.project, self.runs, self.versions, self.checkpoints, self.machines)
+    def corrections(self) -> Corrections:
+        """Places in past versions that the user chose for statements."""
+        return Corrections(self.project.store / "corrections.json")
+
+    @cached_property
+    def _preparer(self) -> RunPreparer:
+        return RunPreparer(self.project, self.runs, self.versions, self.checkpoints, self.machines)
 
     def probing(self, runs: Sequence[Run]) -> Probing:
         """Return the probes in the work tree, as the versions of `runs` take them."""
         return Probing(self.versions, runs, self.corrections, sure=self.settings.propagation)
 
-    @cached_property
-    def corrections(self) -> Corrections:
-        """Places that the user gave to statements."""
-        return Corrections(self.project.store / "corrections.json")
-
-    def plan(self, asked: Question) -> PlanReport:
-        """Return what has to run again, and each run with what is wanted of it."""
-        if asked.at:
-            parse_at(asked.at)  # a form that cannot be read is wrong for every run
-        meant = self._meant(asked.where, asked.runs)
-        probing = self.probing(self.runs.all())
-        logged = self._logged(asked.names)
-        refusals: list[Refusal] = []
-        prepared: dict[str, Prepared] = {}
-        for order, run in enumerate(asked.runs):
-            lacking = tuple(name for name in asked.names if (run.id, name) not in logged)
-            if not lacking or (meant is not None and run.id not in meant):
-                continue
-            try:
-                only = None if meant is None else meant[run.id]
-                one = self._preparing.of(probing, run, lacking, asked, only)
-                if asked.ordered:
-                    one = replace(one, facts=replace(one.facts, priority=float(order)))
-                prepared[run.id] = one
-            except RearviewError as exc:
-                refusals.append(Refusal(run.id, str(exc)))
-        report = self._report(prepared, refusals, asked)
-        if self.corrections.note:
-            report = replace(report, notes=[self.corrections.note, *report.notes])
-        again = {segment.run for segment in report.plan.segments}
-        taken = [(one.run.version, one.probes) for run, one in prepared.items() if run in again]
-        if not taken:
-            return report
-        return replace(
-            report,
-            notes=[*probing.renaming.told(taken), *report.notes],
-            insertions=_insertions(probing, [prepared[run] for run in prepared if run in again]),
-        )
-
-    def replay(
-        self, run: Run, at: str | None, workers: int | None, progress: Progress | None
+    def backfill(
+        self,
+        question: Question,
+        runs: Sequence[Run],
+        progress: Progress | None = None,
+        planned: PlanReport | None = None,
     ) -> BackfillReport:
-        """Replay a run as it was recorded, with any probes of the work tree, and prove it."""
-        begun = time.monotonic()
-        if at:
-            parse_at(at)
-        asked = Question((), (run,), at=at, workers=workers)
-        one = self._preparing.of(self.probing([run]), run, (), asked)
-        report = self._report({run.id: one}, [], asked)
-        return self.carry_out(report, asked, progress, begun)
+        """Fill the names of a question in `runs`; `planned` is its plan if there is one already."""
+        started = time.monotonic()
+        if planned is None:
+            planned = self.plan(question, self.missing(question, runs))
+        result = self.run(planned, question, progress)
+        return self.report(planned, question, result, time.monotonic() - started)
 
-    def _report(
-        self, prepared: dict[str, Prepared], refusals: list[Refusal], asked: Question
-    ) -> PlanReport:
-        """Return the plan for what is prepared, with its cost."""
-        lacking = [one for one in prepared.values() if one.missing is None or one.missing]
-        if self._shares(asked):
-            after = following({one.run.id: one.lead for one in lacking})
-            lacking = [one.led() if one.run.id in after else one for one in lacking]
-            prepared |= {one.run.id: one for one in lacking}
-        known = read_corrections(self.project.cache, self.machines.name)
-        questions = [one.question() for one in lacking]
-        here = self.machines.here()
-        found = survey(questions, here=here, known=known)
-        if self._worth_measuring(found, here):
-            found = survey(questions, here=self.machines.measure(), known=known)
-        refusals += [Refusal(run, reason) for run, reason in found.refusals]
-        workers = self._workers(asked.workers, (one.run for one in lacking))
-        plan = divide(found, workers=workers, budget=asked.budget, growth=GROWTH)
-        missing = Missing(
-            sum(work.cells for work in found.work),
-            about=any(work.about for work in found.work),
-            least=any(work.least for work in found.work),
-        )
-        inputs = sorted(
-            {text for one in lacking for text in changed(*self._preparing.kept(one.run))}
-        )
-        notes = self.machines.unmeasured(one.run for one in lacking)
-        notes += self._beside(asked.names) if lacking else []
-        explaining = partial(explain, found, plan)
-        unproved = [Unproved(run, one.unproved) for run, one in prepared.items() if one.unproved]
+    def replay(self, run: Run, question: Question, progress: Progress | None) -> BackfillReport:
+        """Replay a run as it was recorded, with any probes of the work tree, and prove it."""
+        started = time.monotonic()
+        if question.at:
+            parse_at(question.at)
+        prepared = self._preparer.prepare(self.probing([run]), run, (), question)
+        planned = self.plan(question, MissingValues({run.id: prepared}))
+        result = self.run(planned, question, progress)
+        return self.report(planned, question, result, time.monotonic() - started)
+
+    def missing(self, question: Question, runs: Sequence[Run]) -> MissingValues:
+        """Return which of `runs` lack values of the names, in the iterations that are asked for."""
+        if question.at:
+            parse_at(question.at)  # if it cannot be read, it is wrong for every run
+        selected = self._select(question.where, runs)
+        probing = self.probing(self.runs.all())
+        recorded = self._recorded_names(question.names)
+        missing = MissingValues(probing=probing)
+        for order, run in enumerate(runs):
+            names = tuple(name for name in question.names if (run.id, name) not in recorded)
+            if not names or (selected is not None and run.id not in selected):
+                continue
+            iterations = None if selected is None else selected[run.id]
+            try:
+                prepared = self._preparer.prepare(probing, run, names, question, iterations)
+            except RearviewError as exc:
+                missing.refusals.append(Refusal(run.id, str(exc), exc.general))
+                continue
+            if question.runs:  # the user named the runs in the order of their importance
+                facts = replace(prepared.facts, priority=float(order))
+                prepared = replace(prepared, facts=facts)
+            missing.prepared[run.id] = prepared
+        return missing
+
+    def plan(self, question: Question, missing: MissingValues) -> PlanReport:
+        """Return the segments that fill what is missing, with their cost; nothing runs."""
+        prepared = dict(missing.prepared)
+        incomplete = [
+            each
+            for each in prepared.values()
+            if each.request.missing is None or each.request.missing
+        ]
+        if self._may_share_start(question):
+            followers = runs_with_earlier_lead({each.run.id: each.lead for each in incomplete})
+            incomplete = [
+                each.with_shared_start() if each.run.id in followers else each
+                for each in incomplete
+            ]
+            prepared |= {each.run.id: each for each in incomplete}
+        surveyed = self._survey(incomplete)
+        refusals = [
+            *missing.refusals,
+            *(Refusal(run, reason, reason) for run, reason in surveyed.refusals),
+        ]
+        workers = self._workers(question.workers, (each.run for each in incomplete))
+        plan = divide(surveyed, workers=workers, budget=question.budget, growth=GROWTH)
+        again = {segment.run for segment in plan.segments}
         return PlanReport(
-            *(plan, refusals, missing, inputs, self._differing_environment(lacking)),
-            *(notes, unproved, explaining),
+            plan,
+            refusals,
+            Missing(
+                sum(work.cells for work in surveyed.work),
+                about=any(work.about for work in surveyed.work),
+                least=any(work.least for work in surveyed.work),
+            ),
+            changed_inputs=sorted(
+                {
+                    sentence
+                    for each in incomplete
+                    for sentence in changed_inputs(each.run, *self._preparer.stored_files(each.run))
+                }
+            ),
+            environment_differences=self._environment_differences(incomplete),
+            notes=self._notes(question, missing, incomplete, again),
+            unproved=[
+                Unproved(run, each.unproved) for run, each in prepared.items() if each.unproved
+            ],
+            explaining=partial(explain, surveyed, plan),
+            insertions=_insertions(
+                missing.probing, [each for run, each in prepared.items() if run in again]
+            ),
             prepared=prepared,
         )
 
-    def _differing_environment(self, prepared: Iterable[Prepared]) -> list[str]:
-        """Return which variables differ from those that runs read, each phrase once."""
-        found: dict[str, list[str]] = {}
-        for one in prepared:
-            for phrase in environment_differences(self.runs.folder(one.run.id), os.environ):
-                found.setdefault(phrase, []).append(one.run.id)
-        return [f"{phrase} ({_named(runs)})" for phrase, runs in sorted(found.items())]
+    def run(
+        self, planned: PlanReport, question: Question, progress: Progress | None
+    ) -> _PoolResult:
+        """Run the segments of a plan; their records and verdicts are stored as each one ends."""
+        segments, prepared = planned.plan.segments, planned.prepared
+        replays = ReplayJobs(self.project, self.versions, self.runs)
+        leads = Counter(
+            prepared[segment.run].lead for segment in segments if self._may_share_start(question)
+        )
+        shared = {lead for lead, count in leads.items() if lead is not None and count > 1}
+        runs = {segment.run: prepared[segment.run].run for segment in segments}
+        executor = self._executor(question, runs.values())
+        with StatusFile(self.project, question.names, question.on).open() as status:
+            claims = SegmentClaims(replays, status, prepared, segments, shared)
+            pool = Pool(replays, executor, claims, progress, status)
+            try:
+                outcomes = pool.run(segments, runs)
+            except OSError as exc:
+                if exc.errno in FULL:
+                    raise self._disk_full(exc) from exc
+                raise
+        self._learn(claims.planned, outcomes, prepared)
+        return _PoolResult(outcomes, len(pool.filled_elsewhere))
 
-    def _beside(self, names: Sequence[str]) -> list[str]:
-        """Return a sentence for each backfill under way that fills some of the same names."""
-        return [
-            f"backfill {crew.id} is filling {', '.join(both)} now; what it does is not done twice"
-            for crew in under_way(self.project)
-            if (both := [name for name in names if name in crew.names])
-        ]
+    def report(
+        self, planned: PlanReport, question: Question, result: _PoolResult, seconds: float
+    ) -> BackfillReport:
+        """Return what a backfill did."""
+        runs = {segment.run for segment in planned.plan.segments}
+        return BackfillReport(
+            outcomes=result.outcomes,
+            refusals=planned.refusals,
+            seconds=seconds,
+            recorded_seconds=sum(
+                float(planned.prepared[run].run.facts.get("end", {}).get("seconds", 0.0))
+                for run in runs
+            ),
+            elsewhere=result.filled_elsewhere,
+            environment_differences=planned.environment_differences,
+            names=tuple(question.names),
+        )
 
-    def _worth_measuring(self, found: Survey, here: Machine) -> bool:
-        """Say whether this machine is to be measured before the plan is shown.
+    def _select(
+        self, where: str | None, runs: Sequence[Run]
+    ) -> dict[str, SelectedIterations | None] | None:
+        """Return the runs that a condition selects, with iterations; None: all runs, or all of a run."""
+        if where is None:
+            return None
+        self.tables.refresh()
+        selected: dict[str, SelectedIterations | None] = {}
+        for span in self.tables.stretches(where, [run.id for run in runs]):
+            iterations = selected.setdefault(span.run, {})
+            if not span.loops:
+                selected[span.run] = None
+            elif iterations is not None:
+                iterations[span.outer] = merge_ranges(iterations.get(span.outer), span)
+        return selected
 
-        A short plan for runs of this machine needs no measurement.
-        """
-        elsewhere = any(w.facts.machine and w.facts.machine.name != here.name for w in found.work)
-        worth = elsewhere or sum(work.seconds for work in found.work) > WORTH
-        return worth and self.machines.due()
-
-    def _workers(self, workers: int | None, runs: Iterable[Run]) -> int:
-        """Return how many replays to run at once: as many as there are cores for, if not told."""
-        needed = max(map(cores_of, runs), default=1)
-        return workers or self.settings.workers or max(1, cores() // needed)
-
-    def _logged(self, names: Sequence[str]) -> set[tuple[str, str]]:
-        """Return (run, name) for what runs logged themselves."""
+    def _recorded_names(self, names: Sequence[str]) -> set[tuple[str, str]]:
+        """Return (run, name) for the names that runs logged themselves."""
         self.tables.refresh()
         if not names or not set(names) & set(self.tables.names()):
             return set()
@@ -215,69 +282,93 @@ class Filling:
         )
         return {(row["run"], row["name"]) for row in rows}
 
-    def _meant(self, where: str | None, runs: Sequence[Run]) -> dict[str, Chosen | None] | None:
-        """Return the runs, and iterations in them, that a predicate selects."""
-        if where is None:
-            return None
-        self.tables.refresh()
-        found: dict[str, Chosen | None] = {}
-        for one in self.tables.stretches(where, [run.id for run in runs]):
-            known = found.setdefault(one.run, {})
-            if not one.loops:
-                found[one.run] = None
-            elif known is not None:
-                known[one.outer] = joined(known.get(one.outer), one)
-        return found
+    def _survey(self, incomplete: Sequence[PreparedRun]) -> Survey:
+        """Return what has to run again; this machine is measured first if that is worth its time."""
+        corrections = read_cost_corrections(self.project.cache, self.machines.name)
+        questions = [each.question() for each in incomplete]
+        here = self.machines.here()
+        surveyed = survey(questions, here=here, known=corrections)
+        if self._is_worth_measuring(surveyed, here):
+            surveyed = survey(questions, here=self.machines.measure(), known=corrections)
+        return surveyed
 
-    def carry_out(
+    def _is_worth_measuring(self, surveyed: Survey, here: Machine) -> bool:
+        """Return True if this machine should be measured before the plan is shown.
+
+        A short plan for runs of this machine needs no measurement.
+        """
+        elsewhere = any(
+            work.facts.machine and work.facts.machine.name != here.name for work in surveyed.work
+        )
+        long = sum(work.seconds for work in surveyed.work) > WORTH_MEASURING
+        return (elsewhere or long) and self.machines.due()
+
+    def _notes(
         self,
-        report: PlanReport,
-        asked: Question,
-        progress: Progress | None,
-        begun: float,
-    ) -> BackfillReport:
-        """Run a plan, keep its verdicts, and say what it did."""
-        replays = Replays(self.project, self.versions, self.runs)
-        segments, prepared = report.plan.segments, report.prepared
-        firsts = {segment.run: segment for segment in reversed(segments)}
-        leads = Counter(prepared[one.run].lead for one in segments if self._shares(asked))
-        alike = {lead for lead, count in leads.items() if lead is not None and count > 1}
-        executor = self._executor(asked, [prepared[one].run for one in firsts])
-        with Post(self.project, asked.names, asked.on).open() as post:
-            turns, pool = Turns(replays, post, alike), Pool(replays, executor, progress, post)
-            pieces = [
-                turns.piece(prepared[one.run], one, first=firsts[one.run] is one)
-                for one in segments
+        question: Question,
+        missing: MissingValues,
+        incomplete: Sequence[PreparedRun],
+        again: set[str],
+    ) -> list[str]:
+        """Return sentences on what the user should know before the plan runs."""
+        notes = []
+        if missing.probing is not None:
+            with_probes = [
+                (each.run.version, each.request.probes)
+                for run, each in missing.prepared.items()
+                if run in again
             ]
-            try:
-                outcomes = pool.carry_out(pieces)
-            except OSError as exc:
-                if exc.errno in FULL:
-                    raise self._full(exc) from exc
-                raise
-        self._learn(turns.planned, outcomes, prepared)
-        return BackfillReport(
-            outcomes=outcomes,
-            refusals=report.refusals,
-            seconds=time.monotonic() - begun,
-            recorded_seconds=sum(
-                float(prepared[run].run.facts.get("end", {}).get("seconds", 0.0))
-                for run in {segment.run for segment in segments}
-            ),
-            elsewhere=len(pool.elsewhere),
-            environment_differences=report.environment_differences,
-            names=tuple(asked.names),
+            if with_probes:
+                notes += missing.probing.renaming.sentences(with_probes)
+            if self.corrections.note:
+                notes.append(self.corrections.note)
+        notes += self.machines.unmeasured(each.run for each in incomplete)
+        if incomplete:
+            notes += self._simultaneous_backfills(question.names)
+        return notes
+
+    def _simultaneous_backfills(self, names: Sequence[str]) -> list[str]:
+        """Return a sentence for each running backfill that fills some of the same names."""
+        return [
+            f"backfill {other.id} is filling {', '.join(both)} now; what it does is not done twice"
+            for other in running_backfills(self.project)
+            if (both := [name for name in names if name in other.names])
+        ]
+
+    def _environment_differences(self, prepared: Iterable[PreparedRun]) -> list[str]:
+        """Return a phrase for each variable that differs from what runs read."""
+        runs_by_phrase: dict[str, list[str]] = {}
+        for each in prepared:
+            for phrase in environment_differences(self.runs.folder(each.run.id), os.environ):
+                runs_by_phrase.setdefault(phrase, []).append(each.run.id)
+        return [f"{phrase} ({_named(runs)})" for phrase, runs in sorted(runs_by_phrase.items())]
+
+    def _may_share_start(self, question: Question) -> bool:
+        """Return True if replays with the same leading imports may be forked from one process."""
+        return self.settings.shared_start and question.on == "local" and OFFERED
+
+    def _workers(self, workers: int | None, runs: Iterable[Run]) -> int:
+        """Return how many replays run at once: by default as many as there are cores for."""
+        needed = max(map(cores_of, runs), default=1)
+        return workers or self.settings.workers or max(1, cores() // needed)
+
+    def _executor(self, question: Question, runs: Iterable[Run]) -> Executor:
+        if question.on == "local":
+            return Local(self._workers(question.workers, runs))
+        if question.on == "ray":
+            from rearview.execute.ray import Ray  # imports ray
+
+            gpus = self.settings.gpus if question.gpus is None else question.gpus
+            return Ray(question.workers, gpus=gpus)
+        raise UsageError(
+            f"There is no executor {question.on!r}. Use `local` or `ray`.", slug="no-executor"
         )
 
-    def _shares(self, asked: Question) -> bool:
-        """Say whether replays that begin alike may share their start."""
-        return self.settings.shared_start and asked.on == "local" and OFFERED
-
-    def _full(self, exc: OSError) -> StoreError:
+    def _disk_full(self, exc: OSError) -> StoreError:
         return StoreError(
             f"The disk of {self.project.store} is full: {exc.strerror}. What was filled so far is "
-            "kept. Free some space (`rearview gc --dry-run` shows what it would free) and ask "
-            "again: the backfill goes on where it stopped.",
+            "kept. Free some space (`rearview gc --dry-run` shows what it would free) and run the "
+            "backfill again: it continues where it stopped.",
             slug="disk-full",
         )
 
@@ -285,48 +376,38 @@ class Filling:
         self,
         planned: Mapping[str, Segment],
         outcomes: Sequence[ReplayOutcome],
-        prepared: Mapping[str, Prepared],
+        prepared: Mapping[str, PreparedRun],
     ) -> None:
-        """Let what replays really took correct the next predictions.
+        """Correct the next predictions by the seconds that replays really took.
 
-        A start that was shared, or was expected to be, counts as it was predicted.
+        The seconds of a shared start count as they were predicted, whether it was shared or not.
         """
         cache, machine = self.project.cache, self.machines.name
-        known = read_corrections(cache, machine)
+        corrections = read_cost_corrections(cache, machine)
         here = self.machines.here()
         for outcome in outcomes:
             segment = planned.get(outcome.replay.removesuffix("-again"))
             if segment and outcome.report.finished and not outcome.report.error:
-                one = prepared[segment.run]
-                expected = one.spared * speed(one.facts.machine, here).compute
+                each = prepared[segment.run]
+                expected = each.spared * speed(each.facts.machine, here).compute
                 real = outcome.seconds + outcome.report.spared - expected
-                known = refine(known, segment, real)
-        keep_corrections(cache, machine, known)
-
-    def _executor(self, asked: Question, runs: Iterable[Run]) -> Executor:
-        if asked.on == "local":
-            return Local(self._workers(asked.workers, runs))
-        if asked.on == "ray":
-            from rearview.execute.ray import Ray
-
-            gpus = self.settings.gpus if asked.gpus is None else asked.gpus
-            return Ray(asked.workers, gpus=gpus)
-        raise UsageError(
-            f"There is no executor {asked.on!r}. Use `local` or `ray`.", slug="no-executor"
-        )
+                corrections = refine(corrections, segment, real)
+        save_cost_corrections(cache, machine, corrections)
 
 
 def _named(runs: Sequence[str]) -> str:
-    return f"run {', '.join(runs)}" if len(runs) <= FEW else f"{len(runs)} runs"
+    return f"run {', '.join(runs)}" if len(runs) <= FEW_RUNS else f"{len(runs)} runs"
 
 
-def _insertions(probing: Probing, prepared: Sequence[Prepared]) -> list[Insertion]:
-    """Return what is put into the source of runs, told once for those with the same source."""
+def _insertions(probing: Probing | None, prepared: Sequence[PreparedRun]) -> list[Insertion]:
+    """Return what is inserted into the source of runs, once for runs with the same source."""
+    if probing is None:
+        return []
     runs: dict[str, list[str]] = {}
-    for one in prepared:
-        old = probing.text(one.run.version)
-        changed = {p: t for p, t in one.probes.source.items() if t != old.get(p)}
-        runs.setdefault(difference({**dict.fromkeys(changed, ""), **old}, changed), []).append(
-            one.run.id
-        )
+    for each in prepared:
+        old = probing.text(each.run.version)
+        source = each.request.probes.source
+        changed = {path: text for path, text in source.items() if text != old.get(path)}
+        diff = difference({**dict.fromkeys(changed, ""), **old}, changed)
+        runs.setdefault(diff, []).append(each.run.id)
     return [Insertion(tuple(those), diff) for diff, those in runs.items() if diff]

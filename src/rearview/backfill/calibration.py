@@ -1,12 +1,8 @@
-"""How fast the machines are that runs were recorded on, and the one that would replay them.
+"""How fast machines are: the ones that recorded runs, and the one that would replay them.
 
-Measure this machine in a process of its own: computing, and the disk a store is on.
-
-`python -m rearview.backfill.calibration FOLDER` prints the measurement as one line of JSON.
-
-Keep what past replays teach about cost, for the next plan.
-
-How fast the machines are that runs were recorded on, and the one that would replay them.
+A machine is measured in a process of its own: short computing kernels, and the disk of the store.
+`python -m rearview.backfill.calibration FOLDER` prints the measurement as one line of JSON. What replays
+really took corrects the predictions as well (`read_cost_corrections`).
 """
 
 from __future__ import annotations
@@ -34,12 +30,12 @@ from rearview.store.project import publish
 
 FORMAT = 1
 """Number of the kernels: other kernels cannot be compared with these."""
-LONGEST = 30.0
-"""Seconds after which a measurement is given up; about one is usual."""
-SPELL = 0.25
-"""Seconds that each kernel is repeated for; it is short, so that some rounds are undisturbed."""
-ALONE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-"""One thread: several that wait for each other measure the load of the machine."""
+TIMEOUT = 30.0
+"""Seconds after which a measurement is abandoned; it usually takes about one."""
+KERNEL_SECONDS = 0.25
+"""Seconds for which each kernel is repeated; a kernel is short, so that some rounds are undisturbed."""
+SINGLE_THREADED = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+"""Environment for one thread: several that wait for each other would measure the machine's load."""
 _CHUNK = 4 << 20
 _DISK_SECONDS = 0.4
 _DISK_BYTES = 256 << 20
@@ -49,18 +45,18 @@ class Measured(msgspec.Struct, frozen=True):
     """How fast a machine is."""
 
     kernels: dict[str, float]
-    """Seconds of each standard piece of computing: `python`, and `numpy` and `cuda` where there
-    are such. Only those that two machines both have can be compared."""
+    """Seconds of each kernel: `python`, and `numpy` and `cuda` where they are installed. Two machines
+    are compared by the kernels that both have."""
     read: float
     """MB/s."""
     write: float
     load: float = 0.0
-    """Processes that wanted to run per core, beside ours."""
+    """Other processes per core that wanted to run."""
     format: int = FORMAT
 
 
 def measure(folder: Path) -> Measured | None:
-    """Return how fast this machine and the disk of `folder` are; None if that cannot be told."""
+    """Measure this machine and the disk of `folder` in a process; None if that fails."""
     command = [sys.executable, "-P", "-m", "rearview.backfill.calibration", str(folder)]
     source = str(Path(__file__).parents[2])
     path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
@@ -70,8 +66,8 @@ def measure(folder: Path) -> Measured | None:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": path, **ALONE},
-            timeout=LONGEST,
+            env={**os.environ, "PYTHONPATH": path, **SINGLE_THREADED},
+            timeout=TIMEOUT,
             check=True,
         )
         return msgspec.json.decode(done.stdout, type=Measured)
@@ -79,13 +75,13 @@ def measure(folder: Path) -> Measured | None:
         return None
 
 
-def measured_here(folder: Path) -> Measured:
-    """Measure in this process."""
+def measure_in_process(folder: Path) -> Measured:
+    """Measure this machine and the disk of `folder` in this process."""
     cores = os.cpu_count() or 1
     load = os.getloadavg()[0] / cores if hasattr(os, "getloadavg") else 0.0
     kernels = {"python": best(_python)}
     for name, make in (("numpy", _numpy), ("cuda", _cuda)):
-        with contextlib.suppress(Exception):  # it is not there, or does not work here
+        with contextlib.suppress(Exception):  # not installed, or does not work here
             kernel = make()
             kernel()
             kernels[name] = best(kernel)
@@ -93,22 +89,22 @@ def measured_here(folder: Path) -> Measured:
     return Measured(kernels, read, write, load)
 
 
-def best(kernel: Callable[[], object], spell: float = SPELL) -> float:
-    """Return the seconds of the fastest round: what others take of the machine is no part of it."""
+def best(kernel: Callable[[], object], seconds: float = KERNEL_SECONDS) -> float:
+    """Return the seconds of the fastest round, which other processes disturbed least."""
     took, start = math.inf, time.perf_counter()
     while True:
         begun = time.perf_counter()
         kernel()
         ended = time.perf_counter()
         took = min(took, ended - begun)
-        if ended - start > spell:
+        if ended - start > seconds:
             return took
 
 
 def disk(folder: Path) -> tuple[float, float]:
-    """Return MB/s of reading and writing files in `folder`, past the memory that hides the disk."""
+    """Return MB/s of reading and writing files in `folder`, past the page cache."""
     file = folder / f".calibrate-{os.getpid()}"
-    chunk = os.urandom(_CHUNK)  # what compresses well would flatter some file systems
+    chunk = os.urandom(_CHUNK)  # random, because some file systems compress
     fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         size, begun = 0, time.perf_counter()
@@ -130,7 +126,7 @@ def disk(folder: Path) -> tuple[float, float]:
 
 
 def _python() -> dict[int, float]:
-    """Compute as interpreters do: names, numbers, dictionaries, calls."""
+    """Compute in plain Python: names, numbers, dictionaries, calls."""
     found: dict[int, float] = {}
     value = 0.5
     for k in range(6_000):
@@ -140,7 +136,7 @@ def _python() -> dict[int, float]:
 
 
 def _numpy() -> Callable[[], object]:
-    """Compute as training on a processor does: products of matrices, and passes over memory."""
+    """Return a kernel like training on a CPU: matrix products, and passes over memory."""
     import numpy as np
 
     draw = np.random.default_rng(0)
@@ -157,7 +153,7 @@ def _numpy() -> Callable[[], object]:
 
 
 def _cuda() -> Callable[[], object]:
-    """Compute as training on an accelerator does."""
+    """Return a kernel like training on a GPU."""
     if not gpus():
         raise RuntimeError("no accelerator")
     import torch
@@ -174,27 +170,23 @@ def _cuda() -> Callable[[], object]:
     return kernel
 
 
-if __name__ == "__main__":
-    sys.stdout.buffer.write(msgspec.json.encode(measured_here(Path(sys.argv[1]))))
-
-
 def _file(cache: Path, machine: str) -> Path:
     return cache / f"corrections-{machine}.json"
 
 
-def read_corrections(cache: Path, machine: str) -> CostCorrections:
-    """Return what replays of this project on machines of this make have taught so far."""
+def read_cost_corrections(cache: Path, machine: str) -> CostCorrections:
+    """Return the corrections from earlier replays of this project on machines of this make."""
     try:
         data = _file(cache, machine).read_bytes()
-        found = msgspec.json.decode(data, type=dict[str, CostCorrection])
+        corrections = msgspec.json.decode(data, type=dict[str, CostCorrection])
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return CostCorrections()
-    return CostCorrections(found)
+    return CostCorrections(corrections)
 
 
-def keep_corrections(cache: Path, machine: str, known: CostCorrections) -> None:
-    """Keep it; a folder that cannot be written costs only better predictions."""
-    data = {key: asdict(one) for key, one in known.by.items()}
+def save_cost_corrections(cache: Path, machine: str, corrections: CostCorrections) -> None:
+    """Store the corrections; if the folder cannot be written, only predictions are worse."""
+    data = {key: asdict(correction) for key, correction in corrections.by.items()}
     try:
         make_folder(cache)
         publish(_file(cache, machine), msgspec.json.encode(data), durable=False)
@@ -203,32 +195,31 @@ def keep_corrections(cache: Path, machine: str, known: CostCorrections) -> None:
 
 
 FRESH = 30 * 86_400.0
-"""Seconds that a measurement counts: drivers, disks and cooling change."""
+"""Seconds for which a measurement is valid: drivers, disks and cooling change."""
 FRESH_BUSY = 86_400.0
-"""The same for one that was taken while others used the machine."""
+"""Seconds for which a measurement is valid that was made while the machine was busy."""
 BUSY = 0.7
-"""Processes per core from which on a machine is busy."""
-WORTH = 60.0
-"""Predicted seconds from which on a plan is worth a measurement of a second or two."""
-_PARTLY = 0.3
-"""Of a core: used by what runs beside the training, such as loaders and saving."""
+"""Processes per core above which a machine counts as busy."""
+WORTH_MEASURING = 60.0
+"""A plan with more predicted seconds than this is worth a measurement of a second or two."""
+_BACKGROUND_CORE = 0.3
+"""Fraction of a core that background work of a training uses, such as loading and saving."""
 
 
 def cores_of(run: Run) -> int:
-    """Return how many cores a run kept busy; two replays on one core of each other's crawl.
+    """Return how many cores a run kept busy: replays that share cores would slow each other down.
 
-    Threads that wait for one another spin, so a run that was told to use several uses them. One
-    that was killed did not say what it used.
+    A run that was killed did not record that; its thread settings count then.
     """
-    told = threads_of(run.facts.get("threads", {}))
+    threads = threads_of(run.facts.get("threads", {}))
     end = run.facts.get("end", {})
     if not end.get("cpu") or not end.get("seconds"):
-        return told or 1
-    used: int = max(1, math.ceil(end["cpu"] / end["seconds"] - _PARTLY))
-    return min(used, told or used)
+        return threads or 1
+    used: int = max(1, math.ceil(end["cpu"] / end["seconds"] - _BACKGROUND_CORE))
+    return min(used, threads or used)
 
 
-class _Kept(msgspec.Struct, frozen=True):
+class _StoredMeasurement(msgspec.Struct, frozen=True):
     measured: Measured
     time: float
     host: str = ""
@@ -236,31 +227,31 @@ class _Kept(msgspec.Struct, frozen=True):
 
 @dataclass
 class Machines:
-    """The machines of one project, by what they are made of, as measured."""
+    """The machines that recorded or replay runs of one project, by their hardware."""
 
     cache: Path
-    """The measurements are kept in the store, so that machines that share it know each other."""
+    """Folder in the store, so that machines that share the store see each other's measurements."""
     _facts: dict[str, object] = field(default_factory=hardware)
 
     @property
     def name(self) -> str:
-        """What the machine we are on is made of."""
+        """A name for the hardware of this machine."""
         return make_of(self._facts)
 
     def here(self) -> Machine:
-        """Return the machine we are on, as far as it is known; nothing is measured."""
-        return self._known(self.name, gethostname())
+        """Return this machine as last measured; nothing is measured now."""
+        return self._stored(self.name, gethostname())
 
     def of(self, run: Run) -> Machine:
-        """Return the machine that a run was recorded on, as far as it is known."""
+        """Return the machine that a run was recorded on, as last measured."""
         facts = run.facts.get("hardware")
         if facts:
-            return self._known(make_of(facts), run.host)
-        # a run of before this was kept: its host is all there is
+            return self._stored(make_of(facts), run.host)
+        # an older run recorded only its host
         return self.here() if run.host == gethostname() else Machine(f"host {run.host}")
 
     def due(self, now: float | None = None) -> bool:
-        """Say whether the machine we are on was never measured, or too long ago."""
+        """Return True if this machine was never measured, or too long ago."""
         kept = self._read(self.name)
         if kept is None:
             return True
@@ -268,24 +259,24 @@ class Machines:
         return not 0 <= (time.time() if now is None else now) - kept.time < lasts
 
     def measure(self) -> Machine:
-        """Return the machine we are on, measured now and remembered; about a second.
+        """Measure this machine, which takes about a second, store the result and return it.
 
-        Where it cannot be measured, predictions stay as doubtful as they were.
+        If that fails, predictions stay as uncertain as before.
         """
         try:
             make_folder(self._folder)
             measured = measure(self._folder)
             if measured is not None:
-                kept = _Kept(measured, time.time(), gethostname())
+                kept = _StoredMeasurement(measured, time.time(), gethostname())
                 publish(self._file(self.name), msgspec.json.encode(kept), durable=False)
         except OSError:
             pass
         return self.here()
 
     def unmeasured(self, runs: Iterable[Run]) -> list[str]:
-        """Return a sentence on each machine of these runs whose speed is not known here."""
+        """Return a sentence for each machine of these runs that cannot be compared with this one."""
         here = self.here()
-        strange = {
+        incomparable = {
             run.host: machine
             for run in runs
             if (machine := self.of(run)).name != here.name
@@ -294,7 +285,7 @@ class Machines:
         return [
             f"the machine {host} that recorded was never measured, so it is taken to be as fast as "
             "this one and the interval is wide; `rearview doctor` measures it, there"
-            for host in sorted(strange)
+            for host in sorted(incomparable)
         ]
 
     @property
@@ -304,16 +295,20 @@ class Machines:
     def _file(self, name: str) -> Path:
         return self._folder / f"{name}.json"
 
-    def _read(self, name: str) -> _Kept | None:
+    def _read(self, name: str) -> _StoredMeasurement | None:
         try:
-            kept = msgspec.json.decode(self._file(name).read_bytes(), type=_Kept)
+            kept = msgspec.json.decode(self._file(name).read_bytes(), type=_StoredMeasurement)
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
             return None
         return kept if kept.measured.format == FORMAT else None
 
-    def _known(self, name: str, host: str) -> Machine:
+    def _stored(self, name: str, host: str) -> Machine:
         kept = self._read(name)
         if kept is None:
             return Machine(name, host=host)
-        found = kept.measured
-        return Machine(name, found.kernels, found.read, found.write, host)
+        measured = kept.measured
+        return Machine(name, measured.kernels, measured.read, measured.write, host)
+
+
+if __name__ == "__main__":
+    sys.stdout.buffer.write(msgspec.json.encode(measure_in_process(Path(sys.argv[1]))))

@@ -1,157 +1,174 @@
-"""What is left of a segment when its turn has come: other backfills may be at the same work.
+"""Divide the segments of a backfill with other backfills that run at the same time.
 
-A replay that has started and not ended is a claim on what it covers, as long as the backfill that
-it belongs to lives. There is no lock: a claim is a line in the run's own file, and of two that were
-made at once the one that stands first in the file holds.
+A replay that has started and not ended is a claim on the cells that it covers, as long as its backfill
+runs. There is no lock: a claim is a line in the run's own file, and if two backfills claim the same cells
+at once, the line that comes first in the file holds.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rearview.backfill.coverage import ALL, Cell, cells, taken
-from rearview.backfill.segments import Prepared
+from rearview.backfill.coverage import ALL, Cell, cells_of, filled_cells
+from rearview.backfill.prepare import PreparedRun
+from rearview.backfill.segments import RunRequest, replay_facts, segment_file
 from rearview.backfill.shared_imports import Lead
 from rearview.execute.executor import Task
-from rearview.execute.pool import PendingSegment, Turn
-from rearview.execute.replay_jobs import Replays
-from rearview.execute.status import Post, RecordTail, at_work
+from rearview.execute.pool import Claim
+from rearview.execute.replay_jobs import ReplayJobs
+from rearview.execute.status import StatusFile, active_backfills
 from rearview.model import Segment
-from rearview.model.run import name_of
 from rearview.store.runs import Replay
 
 Cells = Mapping[str, frozenset[Cell]]
 """Cells by the name that is logged there."""
-_KNOWN = 0.5
-"""Seconds for which a backfill that was seen at work is taken to be."""
+_ACTIVE_SECONDS = 0.5
+"""Seconds for which the list of active backfills is not read again."""
 
 
 @dataclass
-class Turns:
-    """Hands out the segments of one backfill beside those of others."""
+class SegmentClaims:
+    """Claims the segments of one plan (the `Claims` of `execute.pool`)."""
 
-    replays: Replays
-    post: Post
-    alike: Collection[Lead] = ()
-    """Beginnings that several segments share."""
+    replays: ReplayJobs
+    status: StatusFile
+    prepared: Mapping[str, PreparedRun]
+    """By run."""
+    segments: Sequence[Segment] = ()
+    shared_leads: Collection[Lead] = ()
+    """Starts that several segments share."""
     planned: dict[str, Segment] = field(default_factory=dict)
-    """By replay: the segment, where it runs as it was planned."""
-    _held: dict[Segment, tuple[object, ...] | None] = field(default_factory=dict)
-    """What was there when all that is left of a segment was claimed by others."""
-    _seen: tuple[float, frozenset[str]] = (0.0, frozenset())
+    """By replay, the segment if it runs just as it was planned."""
+    _held_states: dict[Segment, tuple[object, ...] | None] = field(default_factory=dict)
+    """State of the claims when all that is left of a segment was claimed by others."""
+    _active: tuple[float, frozenset[str]] = (0.0, frozenset())
 
-    def piece(self, one: Prepared, segment: Segment, *, first: bool) -> PendingSegment:
-        """Return a segment as a piece of work that is laid out only when its turn has come."""
-        last = segment.first if segment.last is None else segment.last
-        wanted = range(segment.first, last) if segment.only is None else segment.only
+    def __post_init__(self) -> None:
+        self._first_of_run = {segment.run: segment for segment in reversed(self.segments)}
 
-        def watch(task: Task) -> RecordTail:
-            loop = name_of(segment.loop) if segment.loop is not None else None
-            return RecordTail(self.replays.runs.folder(one.run.id), task.id, loop, wanted)
-
-        return PendingSegment(
-            one.run, segment.seconds, lambda: self._turn(one, segment, first=first), watch
-        )
-
-    def _turn(self, one: Prepared, segment: Segment, *, first: bool) -> Turn:
-        wanted = _cells(one, segment, first=first)
+    def take(self, segment: Segment) -> Claim:
+        """Claim what no other backfill has filled or claimed of a segment, and prepare its replay."""
+        prepared = self.prepared[segment.run]
+        request = prepared.request
+        first = self._first_of_run[segment.run] is segment
+        wanted = _cells_of_segment(request, segment, first=first)
         if not any(wanted.values()):
-            return Turn(self._task(one, segment, first))
-        # before anything is read: what changes meanwhile is seen next time
-        signs = self._signs(one)
-        if signs is not None and self._held.get(segment) == signs:
-            return Turn(None, rest=True)
-        known = self.replays.runs.replays(one.run.id)
-        filled, claimed = self._others(one, known)
-        theirs = _taken(one, [replay for replay in known if self._new(one, replay)])
-        helped = any(wanted[name] & theirs[name] for name in wanted)
+            return Claim(self._task(prepared, request, segment, first=first))
+        # read before the replays are: a change in between is then noticed next time
+        state = self._claims_state(request)
+        if state is not None and self._held_states.get(segment) == state:
+            return Claim(None, rest=True)
+        replays = self.replays.runs.replays(request.run.id)
+        filled, claimed = self._cells_of_others(request, replays)
+        newly_filled = _filled(request, [each for each in replays if self._is_new(prepared, each)])
+        helped = any(wanted[name] & newly_filled[name] for name in wanted)
         left = {name: wanted[name] - filled[name] - claimed[name] for name in wanted}
         rest = any((wanted[name] - filled[name]) & claimed[name] for name in wanted)
         if not any(left.values()):
-            self._held[segment] = signs if rest else None
-            return Turn(None, rest=rest, filled=helped)
+            self._held_states[segment] = state if rest else None
+            return Claim(None, rest=rest, filled=helped)
         if left == wanted:
-            task = self._task(one, segment, first)
+            task = self._task(prepared, request, segment, first=first)
             self.planned[task.id] = segment
         else:
-            task = self._task(*_reduced(one, segment, wanted, left, first=first))
-        if self._beaten(one, task, left):
-            self.replays.abandon(one.run, task, "another backfill was first")
+            reduced, part, first = _reduce(request, segment, wanted, left, first=first)
+            task = self._task(prepared, reduced, part, first=first)
+        if self._lost_race(request, task, left):
+            self.release(segment, task, "another backfill was first")
             self.planned.pop(task.id, None)
-            return Turn(None, rest=True)
-        return Turn(task, rest=rest, filled=helped)
+            return Claim(None, rest=True)
+        return Claim(task, rest=rest, filled=helped)
 
-    def _task(self, one: Prepared, segment: Segment, first: bool) -> Task:
-        wanted = one.wanted(segment, first=first)
-        told = {**one.kept(segment), "crew": self.post.id}
-        imports = one.lead.imports if one.lead is not None and one.lead in self.alike else None
-        return self.replays.prepare(one.run, one.version, wanted, segment, told, imports)
+    def release(self, segment: Segment, task: Task, why: str) -> None:
+        """Give up the claim of a task, so that any backfill may run its segment."""
+        self.replays.abandon(self.prepared[segment.run].run, task, why)
 
-    def _beaten(self, one: Prepared, task: Task, mine: Cells) -> bool:
-        """Say whether another claimed some of the same before us, just now."""
-        known = self.replays.runs.replays(one.run.id)
-        place = next(k for k, replay in enumerate(known) if replay.id == task.id)
-        filled, claimed = self._others(one, known[:place])
-        return any(mine[name] & (filled[name] | claimed[name]) for name in mine)
+    def _task(
+        self, prepared: PreparedRun, request: RunRequest, segment: Segment, *, first: bool
+    ) -> Task:
+        file = segment_file(request, segment, first=first)
+        facts = {**replay_facts(request, segment), "crew": self.status.id}
+        lead = prepared.lead
+        imports = lead.imports if lead is not None and lead in self.shared_leads else None
+        return self.replays.prepare(request.run, request.version, file, segment, facts, imports)
 
-    def _others(self, one: Prepared, known: Iterable[Replay]) -> tuple[Cells, Cells]:
-        """Return the cells that are filled, and those that others have under way."""
-        known = list(known)
-        living = at_work(self.replays.project) - {self.post.id} if known else frozenset()
+    def _lost_race(self, request: RunRequest, task: Task, own: Cells) -> bool:
+        """Return True if another backfill claimed some of the same cells just before this one."""
+        replays = self.replays.runs.replays(request.run.id)
+        position = next(k for k, replay in enumerate(replays) if replay.id == task.id)
+        filled, claimed = self._cells_of_others(request, replays[:position])
+        return any(own[name] & (filled[name] | claimed[name]) for name in own)
+
+    def _cells_of_others(
+        self, request: RunRequest, replays: Sequence[Replay]
+    ) -> tuple[Cells, Cells]:
+        """Return the cells that are filled, and those that other backfills have claimed."""
+        active = active_backfills(self.replays.project) - {self.status.id} if replays else ()
         claims = [
             replace(replay, proved=True)
-            for replay in known
-            if replay.ended is None and replay.facts.get("crew") in living
+            for replay in replays
+            if replay.ended is None and replay.facts.get("crew") in active
         ]
-        return _taken(one, known), _taken(one, claims)
+        return _filled(request, replays), _filled(request, claims)
 
-    def _new(self, one: Prepared, replay: Replay) -> bool:
-        """Say whether another backfill has filled what a replay covers since all was planned."""
-        return replay.id not in one.known and replay.facts.get("crew") != self.post.id
+    def _is_new(self, prepared: PreparedRun, replay: Replay) -> bool:
+        """Return True if another backfill ran a replay since the plan was made."""
+        by_another = replay.facts.get("crew") != self.status.id
+        return replay.id not in prepared.ended_replays and by_another
 
-    def _signs(self, one: Prepared) -> tuple[object, ...] | None:
-        """Return what changes when others begin or end something, or die; it is cheap to ask."""
-        when, living = self._seen
-        if time.monotonic() - when > _KNOWN:
-            living = at_work(self.replays.project)
-            self._seen = time.monotonic(), living
+    def _claims_state(self, request: RunRequest) -> tuple[object, ...] | None:
+        """Return a value, cheap to get, that changes when another backfill starts, ends or dies."""
+        when, active = self._active
+        if time.monotonic() - when > _ACTIVE_SECONDS:
+            active = active_backfills(self.replays.project)
+            self._active = time.monotonic(), active
         try:
-            found = (self.replays.runs.folder(one.run.id) / "replays.jsonl").stat()
+            file = (self.replays.runs.folder(request.run.id) / "replays.jsonl").stat()
         except FileNotFoundError:
             return None
-        return living, found.st_size, found.st_mtime_ns
+        return active, file.st_size, file.st_mtime_ns
 
 
-def _cells(one: Prepared, segment: Segment, *, first: bool) -> Cells:
-    """Return what a segment is to fill."""
+def _cells_of_segment(request: RunRequest, segment: Segment, *, first: bool) -> Cells:
+    """Return the cells that a segment fills."""
     facts: dict[str, Any] = {
         "covered": (segment.first, ALL if segment.last is None else segment.last),
         "only": segment.only,
         "head": first,
         "tail": segment.tail or segment.loop is None,
     }
-    return {name: cells(one.about, one.probes.of(name), facts) for name in one.names}
+    return {
+        name: cells_of(request.coverage, request.probes.of(name), facts) for name in request.names
+    }
 
 
-def _taken(one: Prepared, replays: Iterable[Replay]) -> Cells:
-    same = one.told["same"].__getitem__
-    known = list(replays)
-    return {name: taken(one.about, known, name, one.probes.of(name), same) for name in one.names}
+def _filled(request: RunRequest, replays: Iterable[Replay]) -> Cells:
+    """Return the cells that replays filled."""
+    digest_of = (request.digests or {}).__getitem__
+    some = list(replays)
+    return {
+        name: filled_cells(request.coverage, some, name, request.probes.of(name), digest_of)
+        for name in request.names
+    }
 
 
-def _reduced(
-    one: Prepared, segment: Segment, wanted: Cells, left: Cells, *, first: bool
-) -> tuple[Prepared, Segment, bool]:
-    """Return what is left of a segment: fewer names, fewer iterations, without its ends."""
-    names = tuple(name for name in one.names if left[name])
-    asked = tuple(dict.fromkeys(probe for name in names for probe in one.probes.of(name)))
-    before, now = (frozenset[Cell]().union(*some.values()) for some in (wanted, left))
+def _reduce(
+    request: RunRequest, segment: Segment, wanted: Cells, left: Cells, *, first: bool
+) -> tuple[RunRequest, Segment, bool]:
+    """Return the part of a segment that is left: fewer names, fewer iterations, without its ends.
+
+    The last value says if that part includes what comes before the loop.
+    """
+    names = tuple(name for name in request.names if left[name])
+    probes = tuple(dict.fromkeys(probe for name in names for probe in request.probes.of(name)))
+    before, now = (frozenset[Cell]().union(*cells.values()) for cells in (wanted, left))
     only = tuple(sorted(cell for cell in now if isinstance(cell, int)))
     if segment.loop is not None and only:
-        share = len(only) / sum(isinstance(cell, int) for cell in before)
+        fraction = len(only) / sum(isinstance(cell, int) for cell in before)
         tail = segment.tail and "tail" not in before - now
-        segment = replace(segment, only=only, tail=tail, seconds=share * segment.seconds)
-    return replace(one, names=names, asked=asked), segment, first and "head" not in before - now
+        segment = replace(segment, only=only, tail=tail, seconds=fraction * segment.seconds)
+    reduced = replace(request, names=names, wanted=probes)
+    return reduced, segment, first and "head" not in before - now

@@ -1,8 +1,7 @@
-"""What earlier replays have filled, so that nothing is filled twice and nothing is left out.
+"""Which values earlier replays have filled, so that none is computed twice and none is left out.
 
-Which iterations a predicate on recorded values chooses, of the outermost loop and inside it.
-
-What earlier replays have filled, so that nothing is filled twice and nothing is left out.
+A *cell* is what one replay can fill of a name: an iteration of the main loop, or what is logged before the
+loop (`head`) or after it (`tail`). A replay counts if it was exact and logged the name in the same way.
 """
 
 from __future__ import annotations
@@ -19,224 +18,187 @@ from rearview.source.probes.probe import Position, Probe, Probes
 from rearview.store.runs import Replay
 from rearview.store.tables.tables import IterationRange
 
-Chosen = dict[int, IterationRange]
-"""By iteration of the outermost loop; one whose loops are no more than that is chosen whole."""
+SelectedIterations = dict[int, IterationRange]
+"""By iteration of the outermost loop, what a condition selects in it; a range that names no inner loop
+selects the whole iteration."""
+Cell = int | str
+"""An iteration of the main loop, `head` or `tail`."""
+ALL = 1 << 62
+"""End of a range of iterations that goes on to the end of its loop."""
+DigestOf = Callable[[str], str]
+"""Returns a text for a name that two versions share if they log the name in the same way."""
+
+_SHARED_FACTS = ("limits", "inner", "same", "version")
+"""Facts that two replays of one statement share."""
 
 
-def joined(known: IterationRange | None, more: IterationRange) -> IterationRange:
-    """Return one stretch that holds two of the same iteration.
+def merge_ranges(first: IterationRange | None, second: IterationRange) -> IterationRange:
+    """Return one range that contains two ranges of the same outer iteration.
 
-    >>> joined(IterationRange("r", ("epoch", "step"), 3, 4, 6), IterationRange("r", ("epoch", "step"), 3, 8, 9))
+    >>> a, b, c = (IterationRange("r", ("epoch", "step"), 3, 4, 6),
+    ...            IterationRange("r", ("epoch", "step"), 3, 8, 9),
+    ...            IterationRange("r", ("epoch", "test"), 3, 1, 2))
+    >>> merge_ranges(a, b)
     IterationRange(run='r', loops=('epoch', 'step'), outer=3, first=4, last=9)
-    >>> joined(IterationRange("r", ("epoch", "step"), 3, 4, 6), IterationRange("r", ("epoch", "test"), 3, 1, 2))
+    >>> merge_ranges(a, c)
     IterationRange(run='r', loops=('epoch',), outer=3, first=0, last=None)
     """
-    if known is None:
-        return more._replace(loops=more.loops[:2])
-    if known.loops != more.loops[:2] or len(known.loops) < 2:
-        return IterationRange(known.run, known.loops[:1], known.outer)
-    last = None if known.last is None or more.last is None else max(known.last, more.last)
-    return known._replace(first=min(known.first, more.first), last=last)
+    if first is None:
+        return second._replace(loops=second.loops[:2])
+    if first.loops != second.loops[:2] or len(first.loops) < 2:
+        return IterationRange(first.run, first.loops[:1], first.outer)
+    last = None if first.last is None or second.last is None else max(first.last, second.last)
+    return first._replace(first=min(first.first, second.first), last=last)
 
 
-def within(
-    chosen: Chosen, probes: Probes, names: Sequence[str], loops: Sequence[LoopFacts]
+def inner_spans(
+    selected: SelectedIterations, probes: Probes, names: Sequence[str], loops: Sequence[LoopFacts]
 ) -> Within | None:
-    """Return which inner iterations are chosen, where all of `names` are logged in that loop.
+    """Return the selected iterations of an inner loop, if all of `names` are logged in that loop.
 
-    None: whole iterations of the outermost loop, as where several loops inside it share the name
-    that recorded values tell of. `loops` are the outermost loop of the run and those inside it.
+    None selects whole iterations of the outermost loop; also if several inner loops have the name that
+    the selection uses. `loops` are the outermost loop of the run and those directly inside it.
     """
     main, *inner = (loop.name for loop in loops)
-    told = {one.loops[1] for one in chosen.values() if len(one.loops) > 1}
-    asked = [probe for name in names for probe in probes.of(name)]
-    meant = [loop for loop in inner if name_of(loop) in told]
-    if len(told) != 1 or len(meant) != 1 or not asked:
+    selected_names = {span.loops[1] for span in selected.values() if len(span.loops) > 1}
+    wanted = [probe for name in names for probe in probes.of(name)]
+    matching = [loop for loop in inner if name_of(loop) in selected_names]
+    if len(selected_names) != 1 or len(matching) != 1 or not wanted:
         return None
-    if not all(_inside(probe, main, meant[0]) for probe in asked):
+    if not all(_runs_only_in(probe, main, matching[0]) for probe in wanted):
         return None
     spans: Mapping[int, tuple[int, int | None]] = {
-        index: (one.first, one.last)
-        for index, one in chosen.items()
-        if len(one.loops) > 1 and (one.first, one.last) != (0, None)
+        index: (span.first, span.last)
+        for index, span in selected.items()
+        if len(span.loops) > 1 and (span.first, span.last) != (0, None)
     }
-    return Within(meant[0], spans) if spans else None
+    return Within(matching[0], spans) if spans else None
 
 
-def _inside(probe: Probe, main: str, inner: str) -> bool:
-    """Say whether a statement is executed in the inner loop alone, and needs nothing else to run."""
+def _runs_only_in(probe: Probe, main: str, inner: str) -> bool:
+    """Return True if a statement runs in the inner loop alone and needs no other loop to run."""
     inside = all(path[:2] == (main, inner) for path in probe.paths)
     return bool(probe.paths) and inside and not probe.feeds
 
 
-Cell = int | str
-"""An iteration of the main loop; or `head` or `tail`: what lies before it and after it."""
-ALL = 1 << 62
-"""Where a stretch of iterations ends that goes on as far as its loop does."""
-
-
-_LIMITS = ("limits", "inner", "same", "version")
-"""Facts that two replays of one statement share."""
-
-
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What is asked of one run, as far as it decides what an earlier replay is good for."""
+class CoverageQuery:
+    """The part of a request for one run that decides which earlier replays count."""
 
     version: str
     """The source with the probes in it."""
     main: str | None
-    """The loop that is divided among segments, by its id."""
+    """Id of the loop that is divided among segments."""
     count: int
-    """How many iterations it had."""
+    """How many iterations that loop had."""
     at: tuple[At, ...]
     settled: float = math.inf
-    """When the run recorded its last. What a later replay found nothing to compare with will never
-    be proved, so it counts as filled; `inf`: it does not."""
+    """When the run recorded its last value. A later replay that found nothing to compare with will
+    never be proved, so its values count as filled; `inf`: they do not."""
     within: Within | None = None
-    """Iterations of the inner loop that are asked for, where that is not all of them."""
+    """Iterations of the inner loop that are requested; None: all."""
 
     @property
     def limits(self) -> list[list[Any]]:
-        """Iterations of other loops than the main one, as they are kept with a replay."""
+        """Requested iterations of other loops than the main one, as they are stored with a replay."""
         main = None if self.main is None else name_of(self.main)
         return [[at.loop, at.first, at.last, at.single] for at in self.at if at.loop != main]
 
 
-def narrowed(
-    asked: Asked,
+def missing_values(
+    query: CoverageQuery,
     replays: Sequence[Replay],
     probes: Probes,
     names: tuple[str, ...],
-    same: Callable[[str], str],
-    picked: frozenset[int] | None,
+    digest_of: DigestOf,
+    selected: frozenset[int] | None,
 ) -> tuple[tuple[str, ...], frozenset[int] | None]:
-    """Return which of `names` lack values, and in which iterations of the main loop; None: all.
+    """Return the names that lack values, and the iterations of the main loop that lack them.
 
-    Only what is `picked` counts (None: everything). If nothing lacks, the names stay, with no
-    iterations.
+    None as iterations means all of them. Only `selected` iterations count (None: all). If no value is
+    missing, the names are returned with no iterations.
     """
-    found = {name: lacking(asked, replays, name, probes.of(name), same) for name in names}
-    kept = tuple(
+    missing = {
+        name: missing_iterations(query, replays, name, probes.of(name), digest_of) for name in names
+    }
+    incomplete = tuple(
         name
-        for name, missing in found.items()
-        if missing is None or (missing if picked is None else missing & picked)
+        for name, iterations in missing.items()
+        if iterations is None or (iterations if selected is None else iterations & selected)
     )
-    if names and not kept:
+    if names and not incomplete:
         return names, frozenset()
-    inside = [found[name] for name in kept if _looped(asked, probes.of(name))]
-    if not inside or None in inside:
-        return kept, None
-    return kept, frozenset[int]().union(*(missing for missing in inside if missing))
+    in_main = [missing[name] for name in incomplete if _runs_in_main(query, probes.of(name))]
+    if not in_main or None in in_main:
+        return incomplete, None
+    return incomplete, frozenset[int]().union(*(some for some in in_main if some))
 
 
-def lacking(
-    asked: Asked,
+def missing_iterations(
+    query: CoverageQuery,
     replays: Sequence[Replay],
     name: str,
     probes: Sequence[Probe],
-    same: Callable[[str], str],
+    digest_of: DigestOf,
 ) -> frozenset[int] | None:
     """Return the iterations of the main loop for which no replay that counts filled `name`.
 
-    None: all of it. `same(name)` tells one way of logging it from another.
+    None means all of them.
     """
-    good = [replay for replay in replays if _good(asked, replay, name, same)]
-    if not good:
+    counting = [replay for replay in replays if _counts(query, replay, name, digest_of)]
+    if not counting:
         return None
-    told = [replay for replay in good if "tail" in replay.facts]  # older ones did not say
-    outside = _outside(asked, probes)
-    if told and not all(any(replay.facts[end] for replay in told) for end in outside):
+    # replays of older stores did not record whether they covered the ends
+    with_ends = [replay for replay in counting if "tail" in replay.facts]
+    ends = _ends_of(query, probes)
+    if with_ends and not all(any(replay.facts[end] for replay in with_ends) for end in ends):
         return None
-    if not _looped(asked, probes):
+    if not _runs_in_main(query, probes):
         return frozenset()
-    return frozenset(range(asked.count)).difference(
-        *(_iterations(asked, replay.facts) for replay in good)
+    return frozenset(range(query.count)).difference(
+        *(_covered_iterations(query, replay.facts) for replay in counting)
     )
 
 
-def taken(
-    asked: Asked,
+def filled_cells(
+    query: CoverageQuery,
     replays: Sequence[Replay],
     name: str,
     probes: Sequence[Probe],
-    same: Callable[[str], str],
+    digest_of: DigestOf,
 ) -> frozenset[Cell]:
     """Return the cells of `name` that replays filled which count."""
-    good = (replay for replay in replays if _good(asked, replay, name, same))
-    return frozenset[Cell]().union(*(cells(asked, probes, replay.facts) for replay in good))
+    counting = (replay for replay in replays if _counts(query, replay, name, digest_of))
+    return frozenset[Cell]().union(*(cells_of(query, probes, each.facts) for each in counting))
 
 
-def cells(asked: Asked, probes: Sequence[Probe], facts: Mapping[str, Any]) -> frozenset[Cell]:
-    """Return the cells of what `probes` log that a replay with these facts is to fill."""
-    ends = frozenset[Cell](end for end in _outside(asked, probes) if facts.get(end))
-    return ends | _iterations(asked, facts) if _looped(asked, probes) else ends
+def cells_of(
+    query: CoverageQuery, probes: Sequence[Probe], facts: Mapping[str, Any]
+) -> frozenset[Cell]:
+    """Return the cells of what `probes` log that a replay with these facts fills."""
+    ends = frozenset[Cell](end for end in _ends_of(query, probes) if facts.get(end))
+    return ends | _covered_iterations(query, facts) if _runs_in_main(query, probes) else ends
 
 
-def _iterations(asked: Asked, facts: Mapping[str, Any]) -> frozenset[int]:
-    """Return the iterations of the main loop that a replay covers."""
-    first, last = facts.get("covered", (0, 0))
-    only = facts.get("only")
-    reached = only if only is not None else range(first, min(last, asked.count))
-    return frozenset(index for index in reached if _filled(asked, facts, index))
-
-
-def _outside(asked: Asked, probes: Sequence[Probe]) -> set[str]:
-    """Return the parts of a run, beside its main loop, that statements are executed in."""
-    return {
-        _end(probe, chain)
-        for probe in probes
-        for chain in probe.paths
-        if not chain or chain[0] != asked.main
-    }
-
-
-def _filled(asked: Asked, facts: Mapping[str, Any], index: int) -> bool:
-    """Say whether a replay fills what is asked for inside one iteration of the main loop."""
-    for loop, spans in facts.get("inner", {}).items():
-        span = spans.get(str(index))
-        if span is None:
-            continue
-        if asked.within is None or loop not in (asked.within.loop, name_of(asked.within.loop)):
-            return False
-        low, high = asked.within.hull([index])
-        if low < span[0] or (high is None and span[1] < ALL) or (high or 0) > span[1]:
-            return False
-    return True
-
-
-def _looped(asked: Asked, probes: Sequence[Probe]) -> bool:
-    """Say whether a statement may be executed in the main loop; one that nobody calls may be."""
-    return any(
-        not probe.paths or any(chain and chain[0] == asked.main for chain in probe.paths)
-        for probe in probes
-    )
-
-
-def _end(probe: Probe, chain: tuple[str, ...]) -> str:
-    """Return which part of a run, beside its main loop, a statement is executed in."""
-    return "head" if not chain and probe.place is Position.BEFORE else "tail"
-
-
-def uncompared(replay: Replay) -> bool:
-    """Say whether a replay went well and found nothing recorded to compare itself with."""
+def is_unproved(replay: Replay) -> bool:
+    """Return True if a replay succeeded but the run recorded nothing to compare it with."""
     return replay.proof.verdict is Verdict.UNPROVED
 
 
-def replaced(replay: Replay, replays: Iterable[Replay]) -> bool:
+def is_superseded(replay: Replay, replays: Iterable[Replay]) -> bool:
     """Return True if later exact replays did again all that `replay` was to do."""
-    left = set(_stretches(replay))
+    left = set(_covered_ranges(replay))
     ends = {end for end in ("head", "tail") if replay.facts.get(end)}
     for other in replays:
         if (
             other.started <= replay.started
             or other.proof.verdict is not Verdict.EXACT
             or not set(replay.names) <= set(other.names)
-            or any(other.facts.get(key) != replay.facts.get(key) for key in _LIMITS)
+            or any(other.facts.get(key) != replay.facts.get(key) for key in _SHARED_FACTS)
         ):
             continue
         ends -= {end for end in ends if other.facts.get(end)}
-        for first, last in _stretches(other):
+        for first, last in _covered_ranges(other):
             left = {
                 rest
                 for low, high in left
@@ -246,8 +208,8 @@ def replaced(replay: Replay, replays: Iterable[Replay]) -> bool:
     return not left and not ends
 
 
-def _stretches(replay: Replay) -> list[tuple[int, int]]:
-    """Return the iterations of the main loop that a replay covers, from first to last."""
+def _covered_ranges(replay: Replay) -> list[tuple[int, int]]:
+    """Return the ranges of iterations of the main loop that a replay covers."""
     only = replay.facts.get("only")
     if only is not None:
         return [(index, index + 1) for index in only]
@@ -255,39 +217,81 @@ def _stretches(replay: Replay) -> list[tuple[int, int]]:
     return [(first, last)]
 
 
-def _good(asked: Asked, replay: Replay, name: str, same: Callable[[str], str]) -> bool:
+def _covered_iterations(query: CoverageQuery, facts: Mapping[str, Any]) -> frozenset[int]:
+    """Return the iterations of the main loop of which a replay covers all that is requested."""
+    first, last = facts.get("covered", (0, 0))
+    only = facts.get("only")
+    reached = only if only is not None else range(first, min(last, query.count))
+    return frozenset(index for index in reached if _covers_inside(query, facts, index))
+
+
+def _covers_inside(query: CoverageQuery, facts: Mapping[str, Any], index: int) -> bool:
+    """Return True if a replay covers what is requested inside one iteration of the main loop."""
+    for loop, spans in facts.get("inner", {}).items():
+        span = spans.get(str(index))
+        if span is None:
+            continue
+        if query.within is None or loop not in (query.within.loop, name_of(query.within.loop)):
+            return False
+        low, high = query.within.hull([index])
+        if low < span[0] or (high is None and span[1] < ALL) or (high or 0) > span[1]:
+            return False
+    return True
+
+
+def _runs_in_main(query: CoverageQuery, probes: Sequence[Probe]) -> bool:
+    """Return True if a statement may run in the main loop; it may if no caller is known."""
+    return any(
+        not probe.paths or any(path and path[0] == query.main for path in probe.paths)
+        for probe in probes
+    )
+
+
+def _ends_of(query: CoverageQuery, probes: Sequence[Probe]) -> set[str]:
+    """Return the ends of the run, `head` or `tail`, that statements run in."""
+    return {
+        "head" if not path and probe.place is Position.BEFORE else "tail"
+        for probe in probes
+        for path in probe.paths
+        if not path or path[0] != query.main
+    }
+
+
+def _counts(query: CoverageQuery, replay: Replay, name: str, digest_of: DigestOf) -> bool:
+    """Return True if what a replay filled of `name` answers the query."""
     if name not in replay.names:
         return False
     if replay.proof.verdict is not Verdict.EXACT and (
-        replay.started <= asked.settled or not uncompared(replay)
+        replay.started <= query.settled or not is_unproved(replay)
     ):
         return False
-    kept: Mapping[str, Any] = replay.facts.get("same", {})
-    if replay.version != asked.version and kept.get(name) != same(name):
+    digests: Mapping[str, Any] = replay.facts.get("same", {})
+    if replay.version != query.version and digests.get(name) != digest_of(name):
         return False
-    mine = {at.loop: at for at in asked.at}
-    return all(_within(mine.get(limit[0]), At(*limit)) for limit in replay.facts.get("limits", ()))
+    requested = {at.loop: at for at in query.at}
+    limits = (At(*limit) for limit in replay.facts.get("limits", ()))
+    return all(_contains(limit, requested.get(limit.loop)) for limit in limits)
 
 
-def _within(asked: At | None, filled: At) -> bool:
-    """Say whether all iterations that are asked for are among those that were filled.
+def _contains(filled: At, requested: At | None) -> bool:
+    """Return True if all requested iterations are among those that were filled.
 
-    >>> _within(At("step", 2, 4), At("step", 0, 5)), _within(None, At("step", 0, 5))
+    >>> _contains(At("step", 0, 5), At("step", 2, 4)), _contains(At("step", 0, 5), None)
     (True, False)
-    >>> _within(At("step", 3, single=True), At("step", 0, 5))
+    >>> _contains(At("step", 0, 5), At("step", 3, single=True))
     True
     """
-    if asked is None:
+    if requested is None:
         return False
-    if asked == filled:
+    if requested == filled:
         return True
-    ends = [asked.first, filled.first, *((filled.last,) if filled.last is not None else ())]
+    ends = [requested.first, filled.first, *((filled.last,) if filled.last is not None else ())]
     if filled.single or not all(isinstance(end, int | float) for end in ends if end is not None):
         return False
-    if filled.first is not None and (asked.first is None or asked.first < filled.first):  # type: ignore[operator]
+    if filled.first is not None and (requested.first is None or requested.first < filled.first):  # type: ignore[operator]
         return False
     if filled.last is None:
         return True
-    if asked.single:
-        return asked.first < filled.last  # type: ignore[operator]
-    return asked.last is not None and asked.last <= filled.last  # type: ignore[operator]
+    if requested.single:
+        return requested.first < filled.last  # type: ignore[operator]
+    return requested.last is not None and requested.last <= filled.last  # type: ignore[operator]

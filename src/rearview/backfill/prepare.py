@@ -1,291 +1,262 @@
-"""Whether the work tree has another source than a run that is resumed.
-
-What a run read: whether it is still there, and still the same.
-
-What the source of a run imports: whether it is still installed here.
-
-Say why no probe logs a name: its file lies outside the project, or does not parse.
-
-Make a run ready to be asked: its probes, its facts, and what it lacks of what is asked for.
-
-Whether the work tree has another source than a run that is resumed.
-"""
+"""Prepare a run for a question: its probes, what it measured, and which values it lacks."""
 
 from __future__ import annotations
 
-import ast
-import contextlib
 import math
 import os
-import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
-from importlib.machinery import PathFinder
-from importlib.util import find_spec
-from pathlib import Path, PurePosixPath
+from functools import partial
+from pathlib import Path
 
 from rearview.backfill.calibration import Machines
-from rearview.backfill.coverage import Asked, Chosen, narrowed, uncompared, within
-from rearview.backfill.propagation import WORKTREE, Probing
-from rearview.backfill.segments import Prepared, as_run, run_facts
-from rearview.backfill.shared_imports import lead_of
-from rearview.config import Settings
-from rearview.errors import RearviewError, UsageError
+from rearview.backfill.coverage import (
+    CoverageQuery,
+    SelectedIterations,
+    inner_spans,
+    is_unproved,
+    missing_values,
+)
+from rearview.backfill.obstacles import (
+    logged_in_unparsable_file,
+    logged_outside_project,
+    missing_input,
+    missing_packages,
+    script_is_gone,
+)
+from rearview.backfill.propagation import Probing
+from rearview.backfill.question import Question
+from rearview.backfill.run_facts import run_facts, with_run_loop_ids
+from rearview.backfill.segments import RunRequest
+from rearview.backfill.shared_imports import Lead, lead_of, waited
+from rearview.errors import UsageError
 from rearview.model import Run, Status
-from rearview.model.run import name_of
-from rearview.plan.facts import At, LoopFacts, parse_at
-from rearview.source.log_calls import names_logged
-from rearview.source.probes.probe import Probes, sameness
-from rearview.source.text import try_parse
+from rearview.model.run import columns_of, name_of
+from rearview.plan.facts import At, LoopFacts, RunFacts, RunQuestion, Want, parse_at
+from rearview.source.probes.loop_carried import START
+from rearview.source.probes.probe import Position, Probe, Probes, sameness
 from rearview.store.checkpoints.checkpoints import Checkpoints
-from rearview.store.files import fingerprint
-from rearview.store.project import Project, repository_top
-from rearview.store.runs import Runs
+from rearview.store.project import Project
+from rearview.store.runs import Replay, Runs
 from rearview.store.versions.versions import Versions
 
-
-def _recorded(run: Run, root: Path, kept: Collection[str]) -> Iterator[tuple[Path, list[object]]]:
-    for then, about in run.facts.get("end", {}).get("inputs", {}).items():
-        path = Path(run.now(then, str(root)))
-        if not path.is_relative_to(root) or str(path.relative_to(root)) not in kept:
-            yield path, list(about)
-
-
-def gone(run: Run, root: Path, kept: Collection[str] = ()) -> str:
-    """Return why a run cannot be replayed for want of an input; empty if all are there.
-
-    Files below `root` that were `kept` with the source are there in any case, as they were.
-    """
-    lost = [path for path, _ in _recorded(run, root, kept) if not path.exists()]
-    if not lost:
-        return ""
-    more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
-    return f"its input {lost[0]}{more} is gone; bring it back"
-
-
-def changed(run: Run, root: Path, kept: Collection[str] = ()) -> list[str]:
-    """Return the inputs of a run that are no longer what it read, one sentence each."""
-    found = []
-    for path, about in _recorded(run, root, kept):
-        try:
-            now = fingerprint(path)
-        except OSError:
-            continue  # `gone` says so
-        if list(now) != about and now[2] != about[2]:
-            found.append(f"{path} is not what run {run.id} read")
-    return found
-
-
-def lost(source: Mapping[str, bytes], ran: Collection[str]) -> str:
-    """Return why a run cannot be replayed for want of a package; empty if nothing is missing.
-
-    `source` are the files of its version, `ran` those of them that the run executed. Only what is
-    imported in any case counts: not in a function, not under `try`. A program that changes where
-    modules are looked for is left to find them itself.
-    """
-    files = [source[path] for path in ran if path in source]
-    if any(b"sys.path" in text or b"addsitedir" in text for text in files):
-        return ""
-    own = {part.removesuffix(".py") for path in source for part in PurePosixPath(path).parts}
-    wanted = {name for text in files for name in _imported(text)} - own
-    gone = sorted(name for name in wanted if not _there(name))
-    if not gone:
-        return ""
-    them = "which is" if len(gone) == 1 else "which are"
-    return (
-        f"it imports {', '.join(gone)}, {them} not installed here any more; install what it had "
-        "(`pip install …`), or replay it in the environment it ran in"
-    )
-
-
-@lru_cache(maxsize=512)
-def _imported(text: bytes) -> frozenset[str]:
-    """Return the packages that a file imports as soon as it is executed."""
-    try:
-        body = ast.parse(text).body
-    except (SyntaxError, ValueError):
-        return frozenset()
-    found: set[str] = set()
-    for node in body:
-        if isinstance(node, ast.Import):
-            found |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found.add(node.module.partition(".")[0])
-    return frozenset(found)
-
-
-@lru_cache(maxsize=512)
-def _there(name: str) -> bool:
-    if name in sys.builtin_module_names or name in sys.stdlib_module_names or name in sys.modules:
-        return True
-    with contextlib.suppress(ImportError, ValueError):
-        # the second knows of editable installations; neither imports anything
-        return PathFinder.find_spec(name) is not None or find_spec(name) is not None
-    return False
-
-
-_MOST = 5_000
-"""Python files of the repository that are looked into."""
-_SKIPPED = {"__pycache__", "node_modules", "site-packages", "build", "dist"}
-
-
-def unwatched(name: str, root: Path) -> str:
-    """Return a sentence on a file above the project that logs `name`; empty if there is none.
-
-    Looked at is the git repository that the project lies in.
-    """
-    top = repository_top(root.resolve())
-    if top is None or top == root.resolve():
-        return ""
-    for path in _files(top, root.resolve()):
-        try:
-            text = path.read_text("utf-8")
-        except (OSError, ValueError):
-            continue
-        if name in text and name in names_logged({path.name: text}):
-            return (
-                f" {path} logs it, but lies outside the project {root}, of which only files below "
-                f"it are recorded: set REARVIEW_ROOT={top} and record a run anew."
-            )
-    return ""
-
-
-def unparsed(name: str, files: Mapping[str, str]) -> str:
-    """Return a sentence on a file that mentions `name` and does not parse; empty if there is none."""
-    for path, text in files.items():
-        if name in text:
-            reason = try_parse(text)
-            if isinstance(reason, str):
-                return f" {path} mentions it, but {reason}: correct that first."
-    return ""
-
-
-def _files(top: Path, root: Path) -> Iterator[Path]:
-    count = 0
-    for folder, folders, names in os.walk(top):
-        here = Path(folder)
-        folders[:] = sorted(
-            name
-            for name in folders
-            if not name.startswith(".")
-            and name not in _SKIPPED
-            and here / name != root
-            and not (here / name / "pyvenv.cfg").exists()
-        )
-        for name in sorted(names):
-            if name.endswith(".py"):
-                count += 1
-                if count > _MOST:
-                    return
-                yield here / name
+FORK_SECONDS = 0.04
+"""Seconds that a replay takes to start if it is forked from a process that has its imports."""
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """What is asked of the past."""
+class PreparedRun:
+    """A request for one run with what the planner needs to know of the run."""
 
-    names: tuple[str, ...]
-    runs: tuple[Run, ...]
-    where: str | None = None
-    at: str | None = None
-    workers: int | None = None
-    budget: float | None = None
-    on: str = "local"
-    gpus: float | None = None
-    ordered: bool = False
-    """The runs are named in the order in which they are wanted."""
-    again: bool = False
-    """What is there and could not be proved is to run again."""
+    request: RunRequest
+    facts: RunFacts
+    ended_replays: frozenset[str] = frozenset()
+    """Replays that had ended when the run was prepared."""
+    unproved: tuple[str, ...] = ()
+    """Names that have values which nothing recorded can be compared with."""
+    lead: Lead | None = None
+    """How its replays start, if they can share that with others."""
+    spared: float = 0.0
+    """Seconds that `facts` leave out because the start will be shared."""
+
+    @property
+    def run(self) -> Run:
+        """The run that the request is for."""
+        return self.request.run
+
+    def with_shared_start(self) -> PreparedRun:
+        """Return the run without the seconds of its start that are spared if that is shared."""
+        if self.lead is None:
+            return self
+        imports = min(waited(self.run, self.lead), self.facts.setup)
+        start = min(self.facts.start, FORK_SECONDS)
+        shorter = replace(self.facts, start=start, setup=self.facts.setup - imports)
+        return replace(self, facts=shorter, spared=self.facts.start - start + imports)
+
+    def question(self) -> RunQuestion:
+        """Return the question for the planner."""
+        request = self.request
+        if not request.wanted:
+            return RunQuestion(self.facts, (Want((), self._deepest_loops(), at=request.at),))
+        if not request.main_entered_once and not request.at:
+            return RunQuestion(self.facts, (self._until_the_end(),))
+        wants: list[Want] = []
+        for probe in request.wanted:
+            if not probe.paths:
+                # no caller of its function is known: it may be called after the loops
+                wants.append(self._until_the_end())
+            paths = probe.paths or (self._deepest_loops(),)
+            wants.extend(self._want(probe, path) for path in paths)
+        return RunQuestion(self.facts, tuple(wants))
+
+    def _want(self, probe: Probe, path: tuple[str, ...]) -> Want:
+        """Return what is wanted of a statement in the loops `path`."""
+        request = self.request
+        main = self.facts.loops[0].name if self.facts.loops else None
+        if path and path[0] != main and not (main is None and request.at):
+            # in another loop than the main one, or in a coroutine, which cannot be divided:
+            # run to the end and skip the main loop
+            other = tuple(at for at in request.at if at.loop not in columns_of(path))
+            return self._until_the_end(other)
+        depth = len(path) - len(probe.loops) + probe.depth
+        return Want(
+            names=request.names,
+            loops=path,
+            place=self._position(probe, path),
+            depth=-1 if probe.depth == START else depth,
+            feeds=bool(probe.feeds),
+            at=request.at,
+            missing=request.missing,
+            within=request.coverage.within,
+        )
+
+    def _until_the_end(self, at: tuple[At, ...] = ()) -> Want:
+        """Return a want for values that may be logged anywhere up to the end of the run."""
+        return Want(
+            self.request.names,
+            (),
+            Position.AFTER.value,
+            at=at,
+            missing=self.request.missing,
+            several=True,
+        )
+
+    def _position(self, probe: Probe, path: tuple[str, ...]) -> str:
+        """Return where a statement is among the inner loops.
+
+        Inner loops in functions that its function calls are not seen in the text, but the run had
+        them: the statement may be before or after them.
+        """
+        if probe.place is Position.ALONE and 0 < len(path) < len(self.facts.loops):
+            return Position.BETWEEN.value
+        return probe.place.value
+
+    def _deepest_loops(self) -> tuple[str, ...]:
+        """Return the loops that may be around a statement whose callers are not known."""
+        return tuple(loop.name for loop in self.facts.loops[:2])
 
 
 @dataclass
-class Preparing:
-    """Makes runs of one project ready."""
+class RunPreparer:
+    """Prepares the runs of one project."""
 
     project: Project
     runs: Runs
     versions: Versions
     checkpoints: Checkpoints
     machines: Machines
-    _sameness: dict[tuple[str, str], str] = field(default_factory=dict)
+    _digests: dict[tuple[str, str], str] = field(default_factory=dict)
 
-    def of(
+    def prepare(
         self,
         probing: Probing,
         run: Run,
         names: tuple[str, ...],
-        asked: Question,
-        only: Chosen | None = None,
-    ) -> Prepared:
-        """Return a run with what it lacks of `names`, in the iterations that are chosen."""
-        continued = run.facts.get("continued")
-        if continued:
-            raise UsageError(
-                f"Run {run.id} went on with another source at {continued[0]['point'] or 'its end'}: "
-                "no one source repeats it, so it is not replayed. What it recorded is in the table.",
-                slug="two-sources",
-            )
-        probes = probing.of(run, names)
-        unknown = [name for name in names if not probes.of(name)]
-        if unknown:
-            raise UsageError(
-                f"{', '.join(unknown)}: nothing in the work tree logs this beyond what run "
-                f"{run.id} logged. Add a statement such as rearview.log({unknown[0]!r}, value)."
-                + unparsed(unknown[0], probing.edited)
-                + unwatched(unknown[0], self.project.root),
-                slug="no-probe",
-            )
-        probes = as_run(probes, run)
-        meant = tuple(probe for probe in probes.probes if probe.names)
-        old = self.versions.files(run.version)
-        version, files = self._derived(run, dict(probes.source), old)
+        question: Question,
+        selected: SelectedIterations | None = None,
+    ) -> PreparedRun:
+        """Return a run with what it lacks of `names`, in the `selected` iterations (None: all)."""
+        _refuse_if_two_sources(run)
+        probes = self._probes(probing, run, names)
+        wanted = tuple(probe for probe in probes.probes if probe.names)
+        recorded_files = self.versions.files(run.version)
+        version, files = self._derived_version(run, dict(probes.source), recorded_files)
+        executed = run.facts.get("end", {}).get("files") or [run.script]
         facts = run_facts(
             run,
             version,
             self.checkpoints.of(run.id),
-            blocked=gone(*self.kept(run)) or self._lost(run, old),
+            blocked=missing_input(run, *self.stored_files(run))
+            or missing_packages(recorded_files, executed),
             machine=self.machines.of(run),
         )
-        limits = tuple(parse_at(asked.at)) if asked.at else ()
-        alone = run.facts.get("end", {}).get("main", {}).get("alone", True)
-        loop = facts.loops[0] if facts.loops else None
-        main = loop.name if loop is not None and alone else None
-        about = Asked(
-            version,
-            main=main,
-            count=len(loop.seconds) if loop is not None else 0,
-            at=limits,
-            settled=math.inf if asked.again else self._settled(run),
-            within=within(only, probes, names, facts.loops) if only and main else None,
-        )
-        same = partial(self._same, version, probes)
+        coverage = self._coverage_query(run, version, facts, probes, names, question, selected)
+        digest_of = partial(self._digest, version, probes)
         replays = self.runs.replays(run.id)
-        picked = _picked(limits, loop, only)
-        unproved: tuple[str, ...] = ()
-        if any(map(uncompared, replays)) and about.settled < math.inf:
-            strictly = replace(about, settled=math.inf)
-            unproved = tuple(
-                name
-                for name in names
-                if narrowed(about, replays, probes, (name,), same, picked)
-                != narrowed(strictly, replays, probes, (name,), same, picked)
-            )
-        names, missing = narrowed(about, replays, probes, names, same, picked)
+        iterations = _selected_iterations(
+            coverage.at, facts.loops[0] if facts.loops else None, selected
+        )
+        find_missing = partial(
+            missing_values, replays=replays, probes=probes, digest_of=digest_of, selected=iterations
+        )
+        unproved = self._unproved_names(coverage, replays, names, find_missing)
+        names, missing = find_missing(coverage, names=names)
         if names:
-            meant = tuple(dict.fromkeys(probe for name in names for probe in probes.of(name)))
-        if only is not None:
-            missing = frozenset(only if missing is None else only.keys() & missing)
-        told = {"limits": about.limits, "same": {name: same(name) for name in names}}
-        return Prepared(
-            *(run, version, probes, meant, names, facts, about, missing, limits, told),
-            known=frozenset(replay.id for replay in replays if replay.ended is not None),
+            wanted = tuple(dict.fromkeys(probe for name in names for probe in probes.of(name)))
+        if selected is not None:
+            missing = frozenset(selected if missing is None else selected.keys() & missing)
+        request = RunRequest(
+            *(run, version, probes, wanted, names, coverage, missing),
+            digests={name: digest_of(name) for name in names},
+        )
+        return PreparedRun(
+            request,
+            facts,
+            ended_replays=frozenset(replay.id for replay in replays if replay.ended is not None),
             unproved=unproved,
             lead=lead_of(run, files, run.home(os.path.realpath(self.project.root))),
         )
 
-    def _settled(self, run: Run) -> float:
-        """Return when a run recorded its last, as far as it is not going on."""
+    def _probes(self, probing: Probing, run: Run, names: tuple[str, ...]) -> Probes:
+        """Return the probes for a run; raise if one of `names` is not logged by any."""
+        probes = probing.of(run, names)
+        unknown = [name for name in names if not probes.of(name)]
+        if unknown:
+            text = (
+                f"{', '.join(unknown)}: nothing in the work tree logs this beyond what {{run}} "
+                f"logged. Add a statement such as rearview.log({unknown[0]!r}, value)."
+            ).format
+            hint = script_is_gone(run, self.project.root)
+            hint += logged_in_unparsable_file(unknown[0], probing.edited)
+            hint += logged_outside_project(unknown[0], self.project.root)
+            raise UsageError(
+                text(run=f"run {run.id}") + hint,
+                general=text(run="the run") + hint,
+                slug="no-probe",
+            )
+        return with_run_loop_ids(probes, run)
+
+    def _coverage_query(
+        self,
+        run: Run,
+        version: str,
+        facts: RunFacts,
+        probes: Probes,
+        names: tuple[str, ...],
+        question: Question,
+        selected: SelectedIterations | None,
+    ) -> CoverageQuery:
+        entered_once = run.facts.get("end", {}).get("main", {}).get("alone", True)
+        loop = facts.loops[0] if facts.loops else None
+        main = loop.name if loop is not None and entered_once else None
+        return CoverageQuery(
+            version,
+            main=main,
+            count=len(loop.seconds) if loop is not None else 0,
+            at=tuple(parse_at(question.at)) if question.at else (),
+            settled=math.inf if question.again else self._last_recorded(run),
+            within=inner_spans(selected, probes, names, facts.loops) if selected and main else None,
+        )
+
+    def _unproved_names(
+        self,
+        coverage: CoverageQuery,
+        replays: Sequence[Replay],
+        names: tuple[str, ...],
+        find_missing: partial[tuple[tuple[str, ...], frozenset[int] | None]],
+    ) -> tuple[str, ...]:
+        """Return the names that have values which count only because nothing can prove them."""
+        if coverage.settled == math.inf or not any(map(is_unproved, replays)):
+            return ()
+        strict = replace(coverage, settled=math.inf)
+        return tuple(
+            name
+            for name in names
+            if find_missing(coverage, names=(name,)) != find_missing(strict, names=(name,))
+        )
+
+    def _last_recorded(self, run: Run) -> float:
+        """Return when a run recorded its last value; `inf` if it may still record."""
         if run.status is Status.RUNNING or run.ended is not None:
             return math.inf if run.ended is None else run.ended
         try:
@@ -293,72 +264,52 @@ class Preparing:
         except OSError:
             return math.inf
 
-    def _same(self, version: str, probes: Probes, name: str) -> str:
-        """Return what tells one way of logging a name from another, once per source."""
-        known = self._sameness.get((version, name))
-        if known is None:
-            known = self._sameness[version, name] = sameness(probes, name)
-        return known
+    def _digest(self, version: str, probes: Probes, name: str) -> str:
+        """Return a digest of how `name` is logged, computed once for each version."""
+        digest = self._digests.get((version, name))
+        if digest is None:
+            digest = self._digests[version, name] = sameness(probes, name)
+        return digest
 
-    def _lost(self, run: Run, files: Mapping[str, bytes]) -> str:
-        return lost(files, run.facts.get("end", {}).get("files") or [run.script])
-
-    def _derived(
-        self, run: Run, source: dict[str, str], old: Mapping[str, bytes]
+    def _derived_version(
+        self, run: Run, source: dict[str, str], recorded: Mapping[str, bytes]
     ) -> tuple[str, Mapping[str, bytes]]:
-        """Return the version in which a run's probes stand, and its files."""
+        """Return the version of a run with its probes in it, and its files."""
         changes = {
-            path: text.encode() for path, text in source.items() if old.get(path) != text.encode()
+            path: text.encode()
+            for path, text in source.items()
+            if recorded.get(path) != text.encode()
         }
         if not changes:
-            return run.version, old
-        return self.versions.derive(run.version, changes), {**old, **changes}
+            return run.version, recorded
+        return self.versions.derive(run.version, changes), {**recorded, **changes}
 
-    def kept(self, run: Run) -> tuple[Run, Path, set[str]]:
-        """Return a run with the project's folder, and the files kept with the run's source."""
-        kept = set(self.versions.hashes(run.version)) if run.version else set()
-        return run, self.project.root.resolve(), kept
+    def stored_files(self, run: Run) -> tuple[Path, set[str]]:
+        """Return the project's folder, and the files that are stored with the source of a run."""
+        stored = set(self.versions.hashes(run.version)) if run.version else set()
+        return self.project.root.resolve(), stored
 
 
-def _picked(
-    limits: Sequence[At], loop: LoopFacts | None, only: Chosen | None
+def _refuse_if_two_sources(run: Run) -> None:
+    continued = run.facts.get("continued")
+    if continued:
+        point = continued[0]["point"] or "its end"
+        text = (
+            f"{{run}} went on with another source at {point}: no one source repeats it, so it is not "
+            "replayed. What it recorded is in the table."
+        ).format
+        raise UsageError(text(run=f"Run {run.id}"), general=text(run="The run"), slug="two-sources")
+
+
+def _selected_iterations(
+    at: Sequence[At], loop: LoopFacts | None, selected: SelectedIterations | None
 ) -> frozenset[int] | None:
     """Return the iterations of the main loop that are asked for; None: all."""
-    picked = None if only is None else frozenset(only)
-    for at in limits:
-        if loop is not None and at.loop == name_of(loop.name):
-            meant = frozenset(at.indices(len(loop.seconds), loop.values))
-            # of a number that it does not have, the planner says so
-            picked = meant if picked is None else picked & meant
-            return picked if meant else None
-    return picked
-
-
-def source_of(project: Project, run: Run) -> tuple[str, ...]:
-    """Like `differing_source`, for a project."""
-    return differing_source(Versions(project, Settings.read(project.store)), run)
-
-
-def edited_source(versions: Versions, run: Run) -> dict[str, bytes]:
-    """Return the Python files of the work tree that are not as a run has them."""
-    if not run.source:
-        return {}
-    old, new = versions.files(run.source), versions.files(versions.save(WORKTREE))
-    return {
-        path: text for path, text in new.items() if path.endswith(".py") and old.get(path) != text
-    }
-
-
-def differing_source(versions: Versions, run: Run) -> tuple[str, ...]:
-    """Return one sentence if a run that is resumed has another source than the work tree."""
-    try:
-        edited = sorted(edited_source(versions, run))
-    except RearviewError:  # the work tree cannot be kept; the run goes on all the same
-        return ()
-    if not edited:
-        return ()
-    more = f" and {len(edited) - 1} more" if len(edited) > 1 else ""
-    text = (
-        f"the run goes on with the source that it ran; {edited[0]}{more} differs in the work tree"
-    )
-    return (f"{text} (`rearview resume --source worktree` goes on with that)",)
+    iterations = None if selected is None else frozenset(selected)
+    for each in at:
+        if loop is not None and each.loop == name_of(loop.name):
+            named = frozenset(each.indices(len(loop.seconds), loop.values))
+            iterations = named if iterations is None else iterations & named
+            # the planner refuses iterations that the loop does not have
+            return iterations if named else None
+    return iterations

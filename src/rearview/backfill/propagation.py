@@ -18,10 +18,9 @@ from rearview.backfill.corrections import Correction, Corrections, Identity
 from rearview.errors import ProbeError, SourceError, UsageError
 from rearview.model import Run
 from rearview.source.log_calls import names_logged
+from rearview.source.moved_files import FileNames, renames
 from rearview.source.probes.find import check, find
-from rearview.source.probes.probe import Probe, ProbeKind, Probes, fits, needed
-from rearview.source.propagate.moved_files import FileNames, renames
-from rearview.source.propagate.names import Naming
+from rearview.source.probes.probe import Naming, Probe, ProbeKind, Probes, fits, needed
 from rearview.source.propagate.splice import Apart, apart
 from rearview.source.propagate.statement import SURE
 from rearview.source.propagate.versions import (
@@ -33,7 +32,7 @@ from rearview.source.propagate.versions import (
 )
 from rearview.source.scopes import bound_by
 from rearview.source.trees import blocks_of
-from rearview.store.versions.versions import Versions
+from rearview.store.versions.versions import WORKTREE, Versions
 
 Texts = Mapping[str, str]
 
@@ -128,10 +127,10 @@ class Renaming:
         now = self.newest(version).as_now(self.text(version))
         return replace(place, path=now.get(place.path, place.path))
 
-    def told(self, taken: Iterable[tuple[str, Probes]]) -> list[str]:
-        """Return sentences on the files that are called otherwise in versions that take probes."""
+    def sentences(self, with_probes: Iterable[tuple[str, Probes]]) -> list[str]:
+        """Return a sentence for each file with probes that has another name in some versions."""
         runs: Counter[tuple[str, str]] = Counter()
-        for version, probes in taken:
+        for version, probes in with_probes:
             paths = {probe.path for probe in probes.probes}
             changed = self.now(version, paths).changed
             runs.update((changed[path], path) for path in paths if path in changed)
@@ -139,10 +138,6 @@ class Renaming:
             f"{now} is taken to be what was {then} in {count} run{'s' * (count > 1)}"
             for (now, then), count in sorted(runs.items())
         ]
-
-
-WORKTREE = "worktree"
-"""Stands for the source as it is now, where a run is asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,9 +194,9 @@ class Probing:
     def of(self, run: Run, names: Sequence[str] = ()) -> Probes:
         """Return the probes for `run`: as they stand, or carried back into its version."""
         if not run.version:
+            text = "The source of {run} was not kept, so it cannot be replayed.".format
             raise SourceError(
-                f"The source of run {run.id} was not kept, so it cannot be replayed.",
-                slug="no-source",
+                text(run=f"run {run.id}"), general=text(run="the run"), slug="no-source"
             )
         used = run.facts.get("end", {}).get("files")
         old = self.text(run.version)
@@ -225,10 +220,14 @@ class Probing:
             return found if found is not None else find(old, self.edited, used=used, names=now)
         outcome = self.outcomes[self.chain.index(run.version)]
         if outcome.refused:
-            raise SourceError(
-                f"The statement has no certain place in the source of run {run.id}: "
+            where = "The statement has no certain place in the source of {run}: ".format
+            what = (
                 f"{outcome.reason}. Put it there by hand: `rearview propagate "
-                f"{(names or ('NAME',))[0]} --correct {run.id} FILE:LINE`.",
+                f"{(names or ('NAME',))[0]} --correct {run.id} FILE:LINE`."
+            )
+            raise SourceError(
+                where(run=f"run {run.id}") + what,
+                general=where(run="the run") + what,
                 slug="no-place",
             )
         return find(old, {**old, **outcome.files}, used=used)

@@ -1,4 +1,4 @@
-"""What history answers with: plain values."""
+"""What a plan and a backfill report: what would run, what ran, and how far it can be trusted."""
 
 from __future__ import annotations
 
@@ -7,27 +7,25 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from rearview.backfill.segments import Prepared
+from rearview.backfill.prepare import PreparedRun
 from rearview.execute.replay_jobs import ReplayOutcome
-from rearview.model import Checkpoint, Plan, Run, Verdict
-from rearview.model.environment import Environment
+from rearview.model import Plan, Verdict
 from rearview.model.proof import compared, worst
-from rearview.store.checkpoints.gc import Freed
-from rearview.store.removal import RunRemoval
-from rearview.store.runs import Replay
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A run that cannot be answered, and why."""
+    """A run for which the question cannot be answered, and why."""
 
     run: str
     reason: str
+    general_reason: str = ""
+    """The reason without the id of the run: equal for all runs that have the same problem."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unproved:
-    """Values of a run that are there, and that nothing it recorded can be compared with."""
+    """Names of a run with values that nothing it recorded can be compared with."""
 
     run: str
     names: tuple[str, ...]
@@ -35,33 +33,10 @@ class Unproved:
 
 @dataclass(frozen=True, slots=True)
 class Insertion:
-    """What a backfill puts into the source of some runs."""
+    """The statements that a backfill inserts into the source of some runs, as a diff."""
 
     runs: tuple[str, ...]
     diff: str
-
-
-@dataclass(frozen=True, slots=True)
-class RunReport:
-    """All there is to say of one run."""
-
-    run: Run
-    names: dict[str, int]
-    loops: list[tuple[str, int]]
-    checkpoints: list[Checkpoint]
-    partial: list[str]
-    logical: int
-    stored: int
-    costs: dict[str, Any]
-    replays: list[Replay]
-    exact: str
-    """How far its replays can be trusted: the verdict in words."""
-    verdict: Verdict | None = None
-    """The same as a value; None if it was not replayed."""
-    environment: Environment | None = None
-    """The environment variables that it read; None: it was recorded without them."""
-    environment_differences: list[str] = field(default_factory=list)
-    """Those that differ now and that a replay does not restore, a phrase each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,23 +47,23 @@ class BackfillReport:
     refusals: list[Refusal] = field(default_factory=list)
     seconds: float = 0.0
     recorded_seconds: float = 0.0
-    """What the runs themselves took."""
+    """Seconds that the runs themselves took."""
     elsewhere: int = 0
-    """Segments that another backfill filled meanwhile, wholly or in part."""
+    """Segments that another backfill filled at the same time, wholly or in part."""
     environment_differences: list[str] = field(default_factory=list)
-    """Variables that the runs read, that differ now and were not restored, a phrase each."""
+    """A phrase for each variable that the runs read and that differs now and was not restored."""
     names: tuple[str, ...] = ()
-    """What was to be filled."""
+    """The names that were to get values."""
 
     @property
     def unreached(self) -> list[str]:
-        """Runs in which no statement that logs one of the names was reached: no value came."""
+        """Exactly replayed runs that did not execute any statement that logs one of the names."""
         if not self.names or self.elsewhere:
             return []
         written: dict[str, int] = {}
         for outcome in self.outcomes:
             written[outcome.run] = written.get(outcome.run, 0) + outcome.report.written
-        exact = {one.run for one in self.outcomes if one.proved}
+        exact = {outcome.run for outcome in self.outcomes if outcome.proved}
         return [run for run, count in written.items() if not count and run in exact]
 
     @property
@@ -121,19 +96,19 @@ class BackfillReport:
 
     @property
     def verdict(self) -> Verdict | None:
-        """What is known of all its replays; None if there was none."""
+        """The worst verdict of its replays; None if there was no replay."""
         decisive = worst(outcome.proof for outcome in self.outcomes)
         return decisive.verdict if decisive is not None else None
 
     @property
     def redone(self) -> list[ReplayOutcome]:
-        """Outcomes of second tries, each with the reason why the first did not do."""
+        """Outcomes of segments that ran twice; `redone` says why the first try was not enough."""
         return [outcome for outcome in self.outcomes if outcome.redone]
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """How many cells have no value.
+    """How many cells lack a value.
 
     >>> print(Missing(12), Missing(12, about=True), Missing(1, least=True), sep="; ")
     12 cells; about 12 cells; at least 1 cell
@@ -141,7 +116,7 @@ class Missing:
 
     cells: int
     about: bool = False
-    """Inner loops were not counted all the way: they are taken to have gone on as they were."""
+    """Inner loops were not counted to the end: the rest is extrapolated."""
     least: bool = False
     """Some of the loops around a statement were never counted."""
 
@@ -152,7 +127,7 @@ class Missing:
 
 @dataclass(frozen=True)
 class PlanReport:
-    """What a backfill would run, and what it would cost; nothing has run yet."""
+    """What a backfill would run and what it would cost, before anything runs."""
 
     plan: Plan
     refusals: list[Refusal] = field(default_factory=list)
@@ -160,16 +135,17 @@ class PlanReport:
     """Cells without a value."""
     changed_inputs: list[str] = field(default_factory=list)
     environment_differences: list[str] = field(default_factory=list)
-    """Variables that the runs read, that differ now and are not restored, a phrase each."""
+    """A phrase for each variable that the runs read and that differs now and is not restored."""
     notes: list[str] = field(default_factory=list)
-    """What is to be known besides: files that had other names, what makes predictions doubtful."""
+    """Sentences on what else the user should know: renamed files, what makes predictions doubtful."""
     unproved: list[Unproved] = field(default_factory=list)
-    """What is there already, is asked for, and cannot be proved."""
+    """Requested values that exist already and cannot be proved."""
     explaining: Callable[[], Any] | None = field(default=None, repr=False)
+    """Computes `explained`."""
     insertions: list[Insertion] = field(default_factory=list)
-    """What is put into the source of the runs that run again, as a diff for each version."""
-    prepared: Mapping[str, Prepared] = field(default_factory=dict, repr=False)
-    """Each run with what is wanted of it, for whoever carries the plan out."""
+    """The statements that are inserted into the source of the runs, as a diff for each version."""
+    prepared: Mapping[str, PreparedRun] = field(default_factory=dict, repr=False)
+    """By run, what the plan was made from: used to run it."""
 
     @property
     def nothing(self) -> bool:
@@ -180,22 +156,6 @@ class PlanReport:
     def explained(self) -> Any:
         """Predicted time for several numbers of workers, and what would make it cheaper.
 
-        Found out when asked for: it takes planning anew several times.
+        Computed on first use, because it makes several plans.
         """
         return self.explaining() if self.explaining is not None else None
-
-
-@dataclass(frozen=True)
-class Removal:
-    """What a removal of runs removed, or would remove."""
-
-    runs: tuple[str, ...]
-    """The runs, those whose removal had been interrupted before among them."""
-    removed: list[RunRemoval]
-    freed: Freed
-    """Objects and packs that nothing needs any more."""
-
-    @property
-    def nbytes(self) -> int:
-        """All bytes that it freed, or would free."""
-        return self.freed.nbytes + sum(each.nbytes for each in self.removed)

@@ -1,510 +1,190 @@
-"""From a probe to what has to run again: questions for the planner, segment files for replays.
-
-How often the loops inside a run's outermost one went round, as far as the run counted them.
-
-From a probe to what has to run again: questions for the planner, segment files for replays.
-"""
+"""What is asked of one run, and the segment file that tells a replay its part of it."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
-from rearview.backfill.coverage import ALL, Asked
-from rearview.backfill.shared_imports import Lead, waited
-from rearview.model import Checkpoint, Point, Run, Segment, SegmentFile, Step
-from rearview.model.run import NAMED, columns_of, name_of
-from rearview.plan import facts as planning
-from rearview.plan.facts import At, DeepFacts, LoopFacts, Shown
+from rearview.backfill.coverage import ALL, CoverageQuery
+from rearview.model import Run, Segment, SegmentFile
+from rearview.plan.facts import At
 from rearview.source.probes.loop_carried import START
 from rearview.source.probes.probe import Position, Probe, Probes
 
-Spent = list[tuple[float, int]]
-
-
-def inner_loops(main: Mapping[str, Any], end: Mapping[str, Any], count: int) -> list[LoopFacts]:
-    """Return the loops directly inside the outermost one, which had `count` iterations."""
-    found = []
-    for site, spent in main.get("inner", {}).items():
-        seen = _seen(main, end, site, len(spent), count)
-        padded = _padded(_apart(main, [(s, n) for s, n in spent]), seen, count)
-        most = max((n for _, n in padded), default=0)
-        found.append(
-            LoopFacts(
-                site,
-                [s for s, _ in padded],
-                [n for _, n in padded],
-                values=shown(
-                    main.get("spans", {}).get(site), main.get("helds", {}).get(site), most
-                ),
-                counted=seen,
-                varied=site in main.get("varied", ()),
-            )
-        )
-    return found
-
-
-def deep_loops(
-    main: Mapping[str, Any],
-    end: Mapping[str, Any],
-    count: int,
-    inner: Sequence[LoopFacts],
-) -> dict[tuple[str, ...], DeepFacts]:
-    """Return the loops inside of inner ones by the ids of those and their own, or by names.
-
-    Runs of before told the names alone.
-
-    One that was not watched to its end is taken to have gone round as often each time.
-    """
-    found: dict[tuple[str, ...], DeepFacts] = {}
-    for names, deep in sorted(main.get("deep", {}).items(), key=_levels):
-        chain = tuple(deep.get("path") or names.split("/"))
-        around: LoopFacts | DeepFacts | None = found.get(chain[:-1])
-        if len(chain) == 2:
-            here = (loop for loop in inner if chain[0] in (loop.name, name_of(loop.name)))
-            around = next(here, None)
-        counts = list(deep["counts"])
-        seen = _seen(main, end, deep["site"], len(counts), count)
-        each = sum(counts) / max(1, deep["entries"])
-        counts += [0] * (count - len(counts))
-        if around is not None:
-            counts = [
-                have if k in seen else round(around.counts[k] * each)
-                for k, have in enumerate(counts)
-            ]
-        found[chain] = DeepFacts(counts, seen)
-    return found
-
-
-def _levels(item: tuple[str, Mapping[str, Any]]) -> int:
-    names, deep = item
-    return len(deep.get("path") or names.split("/"))
-
-
-def _seen(
-    main: Mapping[str, Any], end: Mapping[str, Any], site: str, known: int, count: int
-) -> range:
-    """Return the iterations of the outermost loop in which an inner one was counted for certain.
-
-    A loop of short iterations is not watched for ever; the iteration in which that ended may have
-    had more of it. Runs of before counted several iterations together.
-    """
-    quiet = site not in end.get("loops", {})
-    if "counted" not in main:
-        together = quiet or any(many > 1 for many, _ in main["iterations"])
-        return range(0 if together else count)
-    first, last = main["counted"]
-    return range(first, min(last, known - 1) if quiet else min(last, count))
-
-
-def _apart(main: Mapping[str, Any], spent: Spent) -> Spent:
-    """Return what was counted for several iterations together as so much for each of them.
-
-    >>> _apart({"iterations": [(1, 0.1), (2, 0.1)]}, [(0.1, 3), (0.0, 0), (0.2, 6)])
-    [(0.1, 3), (0.1, 3), (0.1, 3)]
-    """
-    if "counted" in main:
-        return spent
-    found: Spent = []
-    for many, _ in main["iterations"]:
-        part = spent[len(found) : len(found) + many]
-        seconds, count = sum(s for s, _ in part), sum(n for _, n in part)
-        found += [(seconds / many, round(count / many))] * len(part)
-    return found
-
-
-def _padded(spent: Spent, seen: range, count: int) -> Spent:
-    """Return seconds and iterations of an inner loop in each iteration around it.
-
-    Where they were not counted, it went on as it was.
-
-    >>> _padded([(0.25, 10), (0.75, 10)], range(1), 3)
-    [(0.25, 10), (0.75, 10), (0.5, 10)]
-    >>> _padded([(0.25, 10)], range(3), 3)
-    [(0.25, 10), (0.0, 0), (0.0, 0)]
-    """
-    known = [(seconds, number) for seconds, number in spent if number]
-    usual = (0.0, 0)
-    if known:
-        usual = (
-            sum(s for s, _ in known) / len(known),
-            round(sum(n for _, n in known) / len(known)),
-        )
-    found = [*spent, *[(0.0, 0)] * (count - len(spent))][:count]
-    return [each if k in seen or each[1] else usual for k, each in enumerate(found)]
-
-
-def shown(
-    span: Sequence[int] | None, held: Sequence[Shown] | None, count: int
-) -> Sequence[Shown] | None:
-    """Return what a loop's target held in `count` iterations, where that is known and no index.
-
-    >>> shown([1, 1], None, 3), shown([0, 1], None, 3), shown(None, None, 3)
-    ([1, 2, 3], None, None)
-    >>> shown(None, ["a", "b", "c"], 2), shown(None, ["a"], 2)
-    (['a', 'b'], None)
-    """
-    if span is not None:
-        return [span[0] + span[1] * k for k in range(count)] if list(span) != [0, 1] else None
-    if held is None or len(held) < count or list(held) == list(range(len(held))):
-        return None
-    return held[:count]
-
-
-FORKED = 0.04
-"""Seconds that it takes to begin if it is forked from a process that has."""
-LIGHTER = 0.5
-"""How long a replay takes to begin, of what the recording took: it loads half as much."""
+_Spans = dict[str, dict[int, tuple[int, int]]]
+"""Id of an inner loop -> iteration of the main loop -> (first, last) iterations of the inner loop."""
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """A run with the probes that are wanted of it, ready to be planned."""
+class RunRequest:
+    """What is asked of one run: which probes, in which iterations."""
 
     run: Run
     version: str
     """Source to execute: the run's own with the probes in it."""
     probes: Probes
-    asked: tuple[Probe, ...]
+    wanted: tuple[Probe, ...]
+    """The probes whose values are asked for; none: a plain replay."""
     names: tuple[str, ...]
-    facts: planning.RunFacts
-    about: Asked
+    coverage: CoverageQuery
     missing: frozenset[int] | None = None
-    """Iterations of the outermost loop without a value; None: all."""
-    at: tuple[At, ...] = ()
-    told: Mapping[str, Any] = field(default_factory=dict)
-    """What is kept with its replays, to know later what they are good for."""
-    known: frozenset[str] = frozenset()
-    """Replays that had ended when this was prepared."""
-    unproved: tuple[str, ...] = ()
-    """Names of which some values are there that nothing recorded can be compared with."""
-    lead: Lead | None = None
-    """How its replays begin, if that is something that can be shared."""
-    spared: float = 0.0
-    """Seconds that were left out of its facts since its start will be shared."""
+    """Iterations of the outermost loop that lack a value; None: all."""
+    digests: Mapping[str, str] | None = None
+    """By name, how it is logged: stored with replays, to know later which edits they answer."""
 
-    def led(self) -> Prepared:
-        """Return it without the part of its start that others will have made already."""
-        if self.lead is None:
-            return self
-        facts = self.facts
-        imports = min(waited(self.run, self.lead), facts.setup)
-        start = min(facts.start, FORKED)
-        shorter = replace(facts, start=start, setup=facts.setup - imports)
-        return replace(self, facts=shorter, spared=facts.start - start + imports)
+    @property
+    def at(self) -> tuple[At, ...]:
+        """Iterations that the user asks for; none: all."""
+        return self.coverage.at
 
-    def question(self) -> planning.RunQuestion:
-        """Return what the planner is to answer."""
-        wanted = []
-        if not self._alone() and self.asked and not self.at:
-            everything = planning.Want(
-                self.names, (), Position.AFTER.value, missing=self.missing, several=True
-            )
-            return planning.RunQuestion(self.facts, (everything,))
-        for probe in self.asked:
-            chains = probe.paths or (self._deepest(),)
-            if not probe.paths:
-                # Nobody is seen to call its function: it may well be called after the loops.
-                after = Position.AFTER.value
-                wanted.append(
-                    planning.Want(self.names, (), after, missing=self.missing, several=True)
-                )
-            for chain in chains:
-                main = self.facts.loops[0].name if self.facts.loops else None
-                if chain and chain[0] != main and not (main is None and self.at):
-                    # Another loop than the main one, or one in a coroutine, which nobody divides:
-                    # run to the end, and pass the main one by.
-                    other = tuple(at for at in self.at if at.loop not in columns_of(chain))
-                    wanted.append(
-                        planning.Want(
-                            *(self.names, (), Position.AFTER.value),
-                            at=other,
-                            missing=self.missing,
-                            several=True,
-                        )
-                    )
-                    continue
-                depth = len(chain) - len(probe.loops) + probe.depth
-                wanted.append(
-                    planning.Want(
-                        names=self.names,
-                        loops=chain,
-                        place=self._place(probe, chain),
-                        depth=-1 if probe.depth == START else depth,
-                        feeds=bool(probe.feeds),
-                        at=self.at,
-                        missing=self.missing,
-                        within=self.about.within,
-                    )
-                )
-        if not self.asked:
-            wanted.append(planning.Want((), self._deepest(), at=self.at))
-        return planning.RunQuestion(self.facts, tuple(wanted))
+    @property
+    def main_entered_once(self) -> bool:
+        """Whether the main loop was entered only once.
 
-    def _place(self, probe: Probe, chain: tuple[str, ...]) -> str:
-        """Return where a statement stands among the inner loops.
-
-        Inner loops in functions that its function calls are not seen in the text, but were in
-        the run: the statement may stand before or after them.
+        Else each entry may hold requested values, and only one of them could be divided.
         """
-        if probe.place is Position.ALONE and 0 < len(chain) < len(self.facts.loops):
-            return Position.BETWEEN.value
-        return probe.place.value
+        return bool(self._main_facts.get("alone", True))
 
-    def _deepest(self) -> tuple[str, ...]:
-        """Return the loops that may be around a statement of which nothing is known."""
-        return tuple(loop.name for loop in self.facts.loops[:2])
-
-    def wanted(self, segment: Segment, *, first: bool = True) -> SegmentFile:
-        """Return the segment file for one segment of the plan; `first` if it is the run's first."""
-        asked = self.asked
-        chains = [list(chain) for probe in asked for chain in (*probe.paths, *probe.fed_by)]
-        everywhere = not asked or any(not probe.paths for probe in asked)
-        # without any path it is not known which loops are around the statement
-        before = bool(asked) and all(
-            probe.place is Position.BEFORE and probe.paths and not any(probe.paths)
-            for probe in asked
-        )
-        to_end = segment.tail or segment.loop is None
-        alone = self._alone()
-        others = any(chain and chain[0] != segment.loop for chain in chains)
-        spans = self._spans(segment)
-        ranges = _ranges(segment, spans) if alone or self.at else {}
-        return SegmentFile(
-            run=self.run.id,
-            replay=f"{self.run.id}.{secrets.token_hex(4)}",
-            report="",
-            names=self.names,
-            chains=chains,
-            everywhere=everywhere,
-            levels=self._levels(),
-            main=segment.loop or "" if ranges else "",
-            ranges=ranges,
-            spans=spans,
-            owed=self._owed(segment, to_end=to_end),
-            after=not before and (to_end or others or not alone),
-            head=first,
-            tail=to_end,
-            until=self._main() if before else None,
-            probes={
-                path: [(line, column, list(drawn)) for (line, column), drawn in places.items()]
-                for path in {probe.path for probe in self.probes.probes}
-                if (places := self.probes.places(path))
-            },
-            ids={
-                path: {line: str(one) for line, one in ids.items()}
-                for path, ids in self.probes.loops.items()
-            },
-        )
-
-    def kept(self, segment: Segment) -> dict[str, Any]:
-        """Return what is kept with the replay of a segment, to know later what it is good for."""
-        return {**self.told, "inner": self._spans(segment)}
-
-    def _spans(self, segment: Segment) -> dict[str, dict[int, tuple[int, int]]]:
-        """Return which iterations of an inner loop are wanted in those of the segment."""
-        within = self.about.within
-        if within is None:
-            return {}
-        last = ALL if segment.last is None else segment.last
-        here = range(segment.first, last) if segment.only is None else segment.only
-        spans = {
-            index: (first, ALL if end is None else end)
-            for index, (first, end) in within.spans.items()
-            if index in here
-        }
-        return {within.loop: spans} if spans else {}
-
-    def _owed(self, segment: Segment, *, to_end: bool) -> dict[str, int]:
-        """Return how often the loops around what is wanted went round in the run, as it counted.
-
-        Only loops of which that is known for certain: those that were watched to their end.
-        """
-        end = self.run.facts.get("end", {})
-        main = end.get("main", {})
-        known = {
-            site: one["iterations"]
-            for site, one in end.get("loops", {}).items()
-            if not one.get("loose", True)  # of a generator, which may run anywhere
-        }
-        if self.at or self.about.within is not None or not self._alone() or not end:
-            return {}
-        first, most = main.get("counted", (0, 0))
-        if first or self.about.count > most or "counts" not in main:
-            return {}  # a part of it ran in another process, or was not counted
-        last = ALL if segment.last is None else segment.last
-        here = range(segment.first, last) if segment.only is None else segment.only
-        owed: dict[str, int] = {}
-        for path in {path for probe in self.asked for path in probe.paths if path}:
-            site = path[-1]
-            if any(loop not in known for loop in path):
-                continue
-            counts = main["counts"].get(site, [])
-            if site == main.get("site"):
-                owed[site] = sum(1 for k in range(self.about.count) if k in here)
-            elif segment.loop is not None:
-                owed[site] = sum(count for k, count in enumerate(counts) if k in here)
-            else:
-                owed[site] = sum(counts)
-            if to_end and site != main.get("site"):
-                owed[site] += known[site] - sum(counts)
-        return owed
-
-    def _alone(self) -> bool:
-        """Return True if the main loop was entered only once.
-
-        If not, each time may hold what is wanted, and only one of them can be divided.
-        """
-        return bool(self.run.facts.get("end", {}).get("main", {}).get("alone", True))
-
-    def _levels(self) -> int:
-        return min(
-            (
-                0 if probe.depth == START else len(chain) - len(probe.loops) + probe.depth
-                for probe in self.asked
-                for chain in probe.paths
-            ),
-            default=99,
-        )
-
-    def _main(self) -> str | None:
-        site = self.run.facts.get("end", {}).get("main", {}).get("site")
+    @property
+    def main_loop(self) -> str | None:
+        """Id of the run's main loop."""
+        site = self._main_facts.get("site")
         return str(site) if site else None
+
+    @property
+    def _main_facts(self) -> Mapping[str, Any]:
+        facts: Mapping[str, Any] = self.run.facts.get("end", {}).get("main", {})
+        return facts
+
+
+def segment_file(request: RunRequest, segment: Segment, *, first: bool = True) -> SegmentFile:
+    """Return the segment file for one segment of the plan; `first` if it is the run's first."""
+    wanted = request.wanted
+    chains = [list(chain) for probe in wanted for chain in (*probe.paths, *probe.fed_by)]
+    # without any path, the loops around the statement are not known
+    before_loops = bool(wanted) and all(
+        probe.place is Position.BEFORE and probe.paths and not any(probe.paths) for probe in wanted
+    )
+    to_end = segment.tail or segment.loop is None
+    other_loops = any(chain and chain[0] != segment.loop for chain in chains)
+    spans = _inner_spans(request, segment)
+    divided = request.main_entered_once or request.at
+    ranges = _ranges(segment, spans) if divided else {}
+    return SegmentFile(
+        run=request.run.id,
+        replay=f"{request.run.id}.{secrets.token_hex(4)}",
+        report="",
+        names=request.names,
+        chains=chains,
+        everywhere=not wanted or any(not probe.paths for probe in wanted),
+        levels=_levels_to_enter(wanted),
+        main=segment.loop or "" if ranges else "",
+        ranges=ranges,
+        spans=spans,
+        owed=_owed_iterations(request, segment, to_end=to_end),
+        after=not before_loops and (to_end or other_loops or not request.main_entered_once),
+        head=first,
+        tail=to_end,
+        until=request.main_loop if before_loops else None,
+        probes={
+            path: [(line, column, list(drawn)) for (line, column), drawn in places.items()]
+            for path in {probe.path for probe in request.probes.probes}
+            if (places := request.probes.places(path))
+        },
+        ids={
+            path: {line: str(loop) for line, loop in ids.items()}
+            for path, ids in request.probes.loops.items()
+        },
+    )
+
+
+def replay_facts(request: RunRequest, segment: Segment) -> dict[str, Any]:
+    """Return the facts that are stored with the replay of a segment, to know later what it covers."""
+    return {
+        "limits": request.coverage.limits,
+        "same": dict(request.digests or {}),
+        "inner": _inner_spans(request, segment),
+    }
+
+
+def _segment_iterations(segment: Segment) -> Sequence[int]:
+    last = ALL if segment.last is None else segment.last
+    return range(segment.first, last) if segment.only is None else segment.only
+
+
+def _inner_spans(request: RunRequest, segment: Segment) -> _Spans:
+    """Return the requested iterations of an inner loop, for the iterations of the segment."""
+    within = request.coverage.within
+    if within is None:
+        return {}
+    iterations = _segment_iterations(segment)
+    spans = {
+        index: (first, ALL if end is None else end)
+        for index, (first, end) in within.spans.items()
+        if index in iterations
+    }
+    return {within.loop: spans} if spans else {}
 
 
 def _ranges(segment: Segment, inner: Iterable[str]) -> dict[str, list[tuple[int, int]]]:
-    found = {loop: [(0, ALL)] for loop in inner}
+    """Return the iterations that the segment runs of the main loop and of loops inside it, by id."""
+    ranges = {loop: [(0, ALL)] for loop in inner}
     if segment.loop is not None:
         if segment.only is not None:
-            found[segment.loop] = [(k, k + 1) for k in segment.only]
+            ranges[segment.loop] = [(k, k + 1) for k in segment.only]
         else:
-            found[segment.loop] = [(segment.first, ALL if segment.last is None else segment.last)]
+            ranges[segment.loop] = [(segment.first, ALL if segment.last is None else segment.last)]
     for loop, first, last in segment.inner:
-        found[loop] = [(first, ALL if last is None else last)]
-    return found
+        ranges[loop] = [(first, ALL if last is None else last)]
+    return ranges
 
 
-def as_run(probes: Probes, run: Run) -> Probes:
-    """Return the probes with the loops around them as the run calls them.
+def _levels_to_enter(wanted: Sequence[Probe]) -> int:
+    """Return how many loops, counted from the outermost, may be entered in the middle."""
+    return min(
+        (
+            0 if probe.depth == START else len(chain) - len(probe.loops) + probe.depth
+            for probe in wanted
+            for chain in probe.paths
+        ),
+        default=99,
+    )
 
-    A loop over `rearview.loop` goes by the name that the program gave it, wherever it stands.
+
+def _owed_iterations(request: RunRequest, segment: Segment, *, to_end: bool) -> dict[str, int]:
+    """Return how many iterations the loops around the probes had in the run, by loop id.
+
+    Only loops that the run counted to the end are included. A replay that executes fewer iterations
+    of one lacks values.
     """
-    known = run.facts.get("end", {}).get("loops", {})
-
-    def renamed(path: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(
-            named if (named := NAMED + name_of(loop)) in known and loop not in known else loop
-            for loop in path
-        )
-
-    changed = (
-        replace(
-            probe,
-            paths=tuple(map(renamed, probe.paths)),
-            fed_by=tuple(map(renamed, probe.fed_by)),
-        )
-        for probe in probes.probes
-    )
-    return replace(probes, probes=tuple(changed))
-
-
-def run_facts(
-    run: Run,
-    version: str,
-    checkpoints: Sequence[Checkpoint],
-    *,
-    blocked: str = "",
-    machine: planning.Machine | None = None,
-) -> planning.RunFacts:
-    """Return what a run measured about itself, as the planner takes it."""
-    end = run.facts.get("end", {})
-    main: dict[str, Any] = end.get("main") or _from_checkpoints(checkpoints)
-    began = float(main.get("start", 0.0)) * LIGHTER
-    if "site" not in main:
-        seconds = float(end.get("seconds", 0.0))
-        return planning.RunFacts(
-            run.id,
-            version,
-            start=began,
-            setup=seconds,
-            finished=bool(end),
-            blocked=blocked,
-            machine=machine,
-        )
-    iterations = [each for count, each in main["iterations"] for _ in range(count)]
-    values = _values(main, len(iterations))
-    inner = inner_loops(main, end, len(iterations))
-    whole = float(end.get("seconds", 0.0))
-    return planning.RunFacts(
-        run.id,
-        version,
-        loops=(planning.LoopFacts(main["site"], iterations, values=values), *inner),
-        deep=deep_loops(main, end, len(iterations), inner),
-        start=began,
-        setup=float(main["entered"]),
-        after=max(0.0, whole - float(main["left"])) if whole else 0.0,
-        checkpoints=tuple(_of_main(main["site"], checkpoints)),
-        finished=bool(end),
-        blocked=blocked,
-        machine=machine,
-    )
-
-
-def _values(main: dict[str, Any], count: int) -> Sequence[planning.Shown] | None:
-    """Return what the target held in each iteration, where that is not the index."""
-    span = main.get("span")
-    if span is None and isinstance(main.get("range"), list):  # of runs before inner loops had one
-        span = main["range"][::2]
-    return shown(span, main.get("held"), count)
-
-
-def _of_main(site: str, checkpoints: Iterable[Checkpoint]) -> Iterable[planning.CheckpointFacts]:
-    """Yield those of the main loop, with the bytes that a replay on its way through them reads.
-
-    What stayed the same since the last one of the same kind is in memory already. That is known by
-    what was stored meanwhile, unless another run had stored it before.
-    """
-    sized = [(one, one.nbytes) for one in checkpoints]
-    first = sum(one.stored + one.shrunk for one, _ in sized) >= max(
-        (size for _, size in sized), default=0
-    )
-    stored = 0
-    before: dict[tuple[str, int], int] = {}
-    for one, size in sized:
-        stored += one.stored + one.shrunk
-        if one.meta.get("path", [[None]])[0][0] == site:
-            kind = (one.edge, len(one.point.steps))
-            nbytes = min(size, stored - before.get(kind, 0)) if first else size
-            before[kind] = stored
-            steps = tuple(Step(str(loop), int(index)) for loop, _, index in one.meta["path"])
-            yield planning.CheckpointFacts(
-                one.id, Point(steps), one.edge, complete=one.complete, nbytes=nbytes
-            )
-
-
-def _from_checkpoints(checkpoints: Sequence[Checkpoint]) -> dict[str, Any]:
-    """Return the main loop of a run that never said how it ended, as its checkpoints tell."""
-    known = [one for one in checkpoints if "path" in one.meta]
-    if not known:
+    end = request.run.facts.get("end", {})
+    main = end.get("main", {})
+    coverage = request.coverage
+    counted = {
+        site: loop["iterations"]
+        for site, loop in end.get("loops", {}).items()
+        if not loop.get("loose", True)  # of a generator, which may run anywhere
+    }
+    if request.at or coverage.within is not None or not request.main_entered_once or not end:
         return {}
-    last = known[-1]
-    site = last.meta["path"][0][0]
-    mine = [one for one in known if one.meta["path"][0][0] == site]
-    places = {one.meta["path"][0][2]: float(one.meta.get("seconds", 0.0)) for one in mine}
-    low, high = min(places), max(places)
-    each = (places[high] - places[low]) / (high - low) if high > low else places[high]
-    inner = {
-        one.meta["path"][1][0]: [(each, int(one.meta["path"][1][2]) or 1)] * (high + 1)
-        for one in mine
-        if len(one.meta["path"]) > 1
-    }
-    return {
-        "site": site,
-        "name": name_of(site),
-        "entered": max(0.0, places[low] - each * max(1, low)),
-        "left": places[high],
-        "iterations": [(high + 1, each)],
-        "inner": inner,
-    }
+    first, most = main.get("counted", (0, 0))
+    if first or coverage.count > most or "counts" not in main:
+        return {}  # a part of it ran in another process, or was not counted
+    iterations = _segment_iterations(segment)
+    owed: dict[str, int] = {}
+    for path in {path for probe in request.wanted for path in probe.paths if path}:
+        site = path[-1]
+        if any(loop not in counted for loop in path):
+            continue
+        counts = main["counts"].get(site, [])
+        if site == main.get("site"):
+            owed[site] = sum(1 for k in range(coverage.count) if k in iterations)
+        elif segment.loop is not None:
+            owed[site] = sum(count for k, count in enumerate(counts) if k in iterations)
+        else:
+            owed[site] = sum(counts)
+        if to_end and site != main.get("site"):
+            owed[site] += counted[site] - sum(counts)
+    return owed

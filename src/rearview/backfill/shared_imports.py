@@ -1,8 +1,8 @@
-"""Which runs begin alike, so that their replays can share a start, and what that spares.
+"""The imports that a program starts with: replays that start with the same ones can share them.
 
-The imports that a program begins with: what segments of many versions have in common.
-
-Which runs begin alike, so that their replays can share a start, and what that spares.
+Importing a library such as torch takes seconds. One process imports the leading imports of several
+replays once and is then forked for each of them. That is done only for imports that come before anything
+else that the program does, and only for libraries that are known to tolerate it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LIBRARIES = frozenset(
         *("transformers", "tokenizers", "tqdm", "yaml"),
     }
 )
-"""Installed libraries that a process may have imported from which another is forked."""
+"""Installed libraries that a process may import before it is forked."""
 _LAZY = {
     "torch": (
         b"optim",
@@ -32,54 +32,54 @@ _LAZY = {
         "import torch._dynamo",
     )
 }
-"""By library: the word that stands for using it so that it imports more, words that speak against
-having that imported earlier, and the import."""
-_ALWAYS = "rearview"
-_MOST = 8
-"""Files of the project that are followed into one another."""
+"""By library: a word in the source which shows that the library will import more when it is used, words
+after which that import must not come earlier, and the import."""
+_IMPORTED_BY_US = "rearview"
+_MAX_FILES = 8
+"""Files of the project that are followed from import to import."""
 
 
-def leading(
+def leading_imports(
     files: Mapping[str, bytes],
     entry: str,
     *,
     module: bool = False,
     ran: Collection[str] | None = None,
 ) -> tuple[str, ...]:
-    r"""Return the imports of installed libraries that come before all else a program does.
+    r"""Return the imports of installed libraries that come before anything else a program does.
 
-    `entry` is the path of its script among `files`, or the name of its module; `ran` are those of
-    them that the run executed, if that is known. Nothing of the program has been executed when these are, so whoever executes them first changes nothing.
-    They end where something else stands: a library that is not known to be harmless, or any
-    statement that could make an import mean something else.
+    `entry` is the path of its script among `files`, or the name of its module; `ran` are the files
+    that the run executed, if that is known. The program has executed nothing before these imports, so
+    executing them earlier changes nothing. They end at the first import of a library that is not known
+    to tolerate this, and at any statement that could change the meaning of an import.
 
     >>> text = b"'''Train.'''\nimport os, torch\nfrom torch import nn\nRATE = 0.1\nimport jax, numpy"
-    >>> leading({"train.py": text}, "train.py")
+    >>> leading_imports({"train.py": text}, "train.py")
     ('import torch', 'from torch import nn')
-    >>> leading({"train.py": b"import os\nos.nice(1)\nimport torch"}, "train.py")
+    >>> leading_imports({"train.py": b"import os\nos.nice(1)\nimport torch"}, "train.py")
     ()
     """
     search = "" if module else str(PurePosixPath(entry).parent)
     reader = _ImportReader(files, "" if search == "." else search)
-    taken = []
+    statements = []
     for path in reader.packages(entry) if module else [entry]:
-        found, whole = reader.read(path)
-        taken += found
-        if not whole:
+        imports, only_imports = reader.read(path)
+        statements += imports
+        if not only_imports:
             break
     texts = [files[path] for path in ran if path in files] if ran else list(files.values())
-    return (*dict.fromkeys(taken), *_later(taken, texts))
+    return (*dict.fromkeys(statements), *_lazy_imports(statements, texts))
 
 
-def _later(taken: Collection[str], texts: Collection[bytes]) -> Iterator[str]:
-    """Yield what libraries import by themselves as soon as they are used.
+def _lazy_imports(statements: Collection[str], texts: Collection[bytes]) -> Iterator[str]:
+    """Yield what imported libraries will import by themselves when they are used.
 
-    The program may have done something by then that such an import heeds: there it is left out.
+    Left out if the program may do something before that which changes what the import does.
     """
-    libraries = {text.split()[1].partition(".")[0] for text in taken}
-    for library, (word, others, statement) in _LAZY.items():
-        heeded = any(other in text for text in texts for other in others)
-        if library in libraries and any(word in text for text in texts) and not heeded:
+    libraries = {statement.split()[1].partition(".")[0] for statement in statements}
+    for library, (sign, obstacles, statement) in _LAZY.items():
+        changed = any(obstacle in text for text in texts for obstacle in obstacles)
+        if library in libraries and any(sign in text for text in texts) and not changed:
             yield statement
 
 
@@ -106,36 +106,36 @@ class _ImportReader:
                 return
 
     def read(self, path: str) -> tuple[list[str], bool]:
-        """Return the leading imports of a file, and whether it consists of nothing else."""
-        if path in self._seen or len(self._seen) >= _MOST or path not in self._files:
+        """Return the leading imports of a file, and True if it contains nothing else."""
+        if path in self._seen or len(self._seen) >= _MAX_FILES or path not in self._files:
             return [], False
         self._seen.add(path)
-        taken: list[str] = []
-        for text in _beginning(self._files[path]):
-            if text is None:
-                return taken, False
-            name = text.split()[1]
+        statements: list[str] = []
+        for statement in _first_imports(self._files[path]):
+            if statement is None:
+                return statements, False
+            name = statement.split()[1]
             top = name.partition(".")[0]
             if self._is_own(top):
-                return taken + self._follow(name), False
+                return statements + self._follow(name), False
             if top in LIBRARIES:
-                taken.append(text)
-            elif top not in sys.stdlib_module_names and top != _ALWAYS:
-                return taken, False
-        return taken, True
+                statements.append(statement)
+            elif top not in sys.stdlib_module_names and top != _IMPORTED_BY_US:
+                return statements, False
+        return statements, True
 
     def _follow(self, name: str) -> list[str]:
         """Return the leading imports of a module of the project, which is executed next."""
-        taken: list[str] = []
+        statements: list[str] = []
         for path in self.packages(name):
-            found, whole = self.read(path)
-            taken += found
-            if not whole:
+            imports, only_imports = self.read(path)
+            statements += imports
+            if not only_imports:
                 break
-        return taken
+        return statements
 
     def _is_own(self, name: str) -> bool:
-        """Say whether the project has a module of that name where it is looked for first."""
+        """Return True if the project has a module of that name, which Python would find first."""
         folder = self._path(name) + "/"
         return self._path(f"{name}.py") in self._files or any(
             path.startswith(folder) for path in self._files
@@ -146,40 +146,42 @@ class _ImportReader:
 
 
 @lru_cache(maxsize=1024)
-def _beginning(text: bytes) -> tuple[str | None, ...]:
-    """Return the import statements that a file begins with, and None last if it then goes on.
+def _first_imports(text: bytes) -> tuple[str | None, ...]:
+    """Return the import statements that a file starts with; None at the end if other code follows.
 
-    What only gives names to constants in between is passed by.
+    Assignments of constants in between are skipped.
     """
     try:
         body = ast.parse(text).body
     except (SyntaxError, ValueError):
         return (None,)
-    found: list[str | None] = []
+    statements: list[str | None] = []
     for node in body:
         if isinstance(node, ast.Import):
-            found += [ast.unparse(ast.Import([alias])) for alias in node.names]
+            statements += [ast.unparse(ast.Import([alias])) for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found.append(ast.unparse(node))
+            statements.append(ast.unparse(node))
         elif not _does_nothing(node):
-            return (*found, None)
-    return tuple(found)
+            return (*statements, None)
+    return tuple(statements)
 
 
 def _does_nothing(node: ast.stmt) -> bool:
-    """Say whether a statement changes nothing but the program's own names."""
+    """Return True if a statement is a docstring or binds names of the program to constants."""
     if isinstance(node, ast.Expr):
         return isinstance(node.value, ast.Constant)
     return (
         isinstance(node, ast.Assign)
         and isinstance(node.value, ast.Constant)
-        and all(isinstance(one, ast.Name) and not one.id.startswith("__") for one in node.targets)
+        and all(
+            isinstance(each, ast.Name) and not each.id.startswith("__") for each in node.targets
+        )
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """How the replays of a run begin. Those of two runs with the same lead can share it."""
+    """How the replays of a run start; replays of two runs with equal leads can share their start."""
 
     imports: tuple[str, ...] = ()
     hash_seed: str = ""
@@ -187,41 +189,43 @@ class Lead:
 
 
 def lead_of(run: Run, files: Mapping[str, bytes], home: str) -> Lead | None:
-    """Return how replays of a run begin that execute `files`; None if they can share nothing.
+    """Return how replays of a run that execute `files` start; None if they can share nothing.
 
-    `home` is where the project was when it ran.
+    `home` is the folder of the project when the run was recorded.
     """
     facts = run.facts
     if not facts.get("watched", True):
         return None
     module = bool(facts.get("module"))
     entry = str(facts.get("target", "")) if module else script_of(run, home)
-    found = leading(files, entry, module=module, ran=facts.get("end", {}).get("files"))
+    imports = leading_imports(files, entry, module=module, ran=facts.get("end", {}).get("files"))
     threads = tuple(sorted(facts.get("threads", {}).items()))
-    return Lead(found, str(facts.get("hash_seed")), threads)
+    return Lead(imports, str(facts.get("hash_seed")), threads)
 
 
 def waited(run: Run, lead: Lead) -> float:
-    """Return how many seconds a run waited for the imports that its replays can share."""
+    """Return how many seconds the imports took in the run that its replays can share."""
     modules = [f"{statement.split()[1]}." for statement in lead.imports]
-    took: Mapping[str, float] = run.facts.get("end", {}).get("imports", {})
+    seconds: Mapping[str, float] = run.facts.get("end", {}).get("imports", {})
     return sum(
-        each for name, each in took.items() if any(one.startswith(f"{name}.") for one in modules)
+        spent
+        for name, spent in seconds.items()
+        if any(module.startswith(f"{name}.") for module in modules)
     )
 
 
-def following(leads: Mapping[str, Lead | None]) -> set[str]:
-    """Return the runs that begin like one before them.
+def runs_with_earlier_lead(leads: Mapping[str, Lead | None]) -> set[str]:
+    """Return the runs whose lead an earlier run has too.
 
     >>> same = Lead(("import torch",))
-    >>> following({"a": same, "b": None, "c": same, "d": Lead(("import numpy",))})
+    >>> runs_with_earlier_lead({"a": same, "b": None, "c": same, "d": Lead(("import numpy",))})
     {'c'}
     """
     seen: set[Lead] = set()
-    found: set[str] = set()
+    followers: set[str] = set()
     for run, lead in leads.items():
         if lead in seen:
-            found.add(run)
+            followers.add(run)
         elif lead is not None:
             seen.add(lead)
-    return found
+    return followers

@@ -60,8 +60,8 @@ def _settings() -> Settings:
 
 
 def _session() -> Any:
-    api = sys.modules.get("rearview.runtime.api")
-    return getattr(api, "_session", None)
+    sessions = sys.modules.get("rearview.runtime.session")  # not loaded: nothing is recorded
+    return None if sessions is None else sessions.current_session()
 
 
 def _is_replay() -> bool:

@@ -66,6 +66,11 @@ class Imported:
     is_new: bool
 
 
+def project_at(folder: Path) -> Project:
+    """Return the project that a folder lies in, made there if there is none."""
+    return Project.find(folder) or Project.create(folder)
+
+
 def import_runs(project: Project, tracked_runs: Iterable[TrackedRun]) -> list[Imported]:
     """Store runs of another tracker; those that are there get what is new of them."""
     runs = Runs(project)

@@ -1,289 +1,53 @@
-"""Commands that run the past again: replay, backfill.
-
-The command that shows backfills under way and changes how many workers they have: workers.
-
-A plan for people: what would run again, from where, for how long, and what would be cheaper.
-
-Commands that run the past again: replay, backfill.
-"""
+"""Commands that run the past again: backfill, replay; and workers, which changes a running backfill."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-import click
-
-from rearview.cli.options import asked, json_option
-from rearview.cli.terminal import output
-from rearview.cli.terminal.output import duration, moment, plural
-
-if TYPE_CHECKING:
-    from rearview._history import Crew
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from rearview.cli.terminal.output import size
-from rearview.model.run import name_of
-
-if TYPE_CHECKING:
-    from rearview._history import PlanReport, Refusal, Unproved
-    from rearview.model import Plan, Segment
-import sys
+import click
 
 from rearview.cli.options import (
     TakesRuns,
     at_option,
+    json_option,
     one_run,
+    open_history,
     quiet_option,
     some_names,
     some_runs,
     span,
 )
+from rearview.cli.terminal import output
+from rearview.cli.terminal.output import duration, moment, plural, size
 from rearview.cli.terminal.progress import Bar, Lines, waiting
+from rearview.errors import UsageError
 from rearview.model.proof import WITHHELD
+from rearview.model.run import name_of
 
 if TYPE_CHECKING:
-    from rearview._history import BackfillReport, ReplayOutcome
-
-
-@click.command()
-@click.argument("count", metavar="[N]", type=click.IntRange(1), required=False)
-@click.option(
-    "--of", "which", metavar="ID", help="The backfill that is meant, if there are several."
-)
-@json_option
-def workers(count: int | None, which: str | None, as_json: bool) -> int:
-    """Show backfills under way and their workers, or give them N workers from now on.
-
-    More start at once. Fewer: a segment that is nearly done may end; one that would take long is
-    handed back, and another worker does it. Exit code 1: no backfill is under way.
-    """
-    past = asked()
-    if count is not None:
-        changed = past.employ(count, of=which)
-        if not as_json:
-            names = ", ".join(changed.names)
-            output.out(f"{changed.id} ({names}): {plural(count, 'worker')} from now on")
-            return 0
-    found = [crew for crew in past.crews() if which is None or which in crew.id]
-    if as_json:
-        output.json_document([_workers_as_json(crew) for crew in found])
-    elif found:
-        output.table(
-            ["backfill", "fills", "started", "workers", "busy", "segments", "left"],
-            [_workers_row(crew) for crew in found],
-            right=[False, False, False, True, True, True, True],
-        )
-    else:
-        output.note("No backfill is under way here.")
-    return 0 if found else 1
-
-
-def _workers_as_json(crew: Crew) -> dict[str, object]:
-    told = {name: getattr(crew, name) for name in crew.__struct_fields__}
-    return {name: value for name, value in told.items() if name not in {"format", "heartbeat"}}
-
-
-def _workers_row(crew: Crew) -> list[str]:
-    return [
-        crew.id,
-        ", ".join(crew.names) or "a replay",
-        moment(crew.started),
-        str(crew.workers),
-        str(crew.busy),
-        f"{crew.ended} of {crew.segments}",
-        duration(crew.left),
-    ]
-
-
-FEW = 3
-"""Runs that are named one by one."""
-SCREEN = 60
-"""Segments that are listed; more are counted."""
-
-
-def summary(plan: PlanReport) -> dict[str, Any]:
-    """Return the numbers of a plan."""
-    told: dict[str, Any] = {
-        "nothing": plan.nothing,
-        "missing": plan.missing.cells,
-        "missing_about": plan.missing.about,
-        "missing_at_least": plan.missing.least,
-        "segments": len(plan.plan.segments),
-        "runs": len({segment.run for segment in plan.plan.segments}),
-        "seconds": plan.plan.seconds,
-        "low": sum(segment.low for segment in plan.plan.segments),
-        "high": sum(segment.high for segment in plan.plan.segments),
-        "refusals": plan.refusals,
-        "changed_inputs": plan.changed_inputs,
-        "environment_differences": plan.environment_differences,
-        "notes": plan.notes,
-        "unproved": plan.unproved,
-        "insertions": plan.insertions,
-    }
-    if plan.explained is not None:
-        told |= {
-            "bytes_written": plan.explained.nbytes_written,
-            "bytes_read": plan.explained.nbytes_read,
-            "workers": plan.explained.workers,
-            "cheaper": plan.explained.cheaper,
-        }
-    return told
-
-
-def show_plan_briefly(plan: PlanReport) -> None:
-    """Say on stderr what will run."""
-    if _remarks(plan, output.note):
-        output.note(_sum(plan))
-
-
-def show_plan(plan: PlanReport) -> None:
-    """Print all there is to know about a plan before it runs."""
-    if not _remarks(plan, output.out):
-        return
-    for one in plan.insertions:
-        output.out(output.paint(f"goes into {_who(one.runs)}:", output.BOLD))
-        output.diff(one.diff)
-        output.out()
-    segments = plan.plan.segments
-    output.table(
-        ["run", "operator", "iterations", "from", "predicted", "between"],
-        [_segment_row(segment) for segment in segments[:SCREEN]],
-        right=[False, False, False, False, True, False],
+    from rearview._history import (
+        BackfillReport,
+        BackfillStatus,
+        PlanReport,
+        Refusal,
+        ReplayOutcome,
+        Unproved,
     )
-    if len(segments) > SCREEN:
-        output.out(f"… and {plural(len(segments) - SCREEN, 'segment')} more")
-    output.out()
-    output.out(_sum(plan))
-    told = plan.explained
-    if told is None:
-        return
-    output.out(
-        f"{plan.missing} to fill, about {size(told.nbytes_written)} to write, "
-        f"{size(told.nbytes_read)} of checkpoints to read"
-    )
-    output.out(
-        f"{duration(told.startup)} to start and set up, {duration(told.restoring)} to restore, "
-        f"{duration(told.running)} to run"
-        + (f" ({duration(told.wasted)} only to get there)" if told.wasted > 0.5 else "")
-    )
-    output.out()
-    output.table(
-        ["workers", "done after", "segments"],
-        [[str(on.workers), duration(on.seconds), str(on.segments)] for on in told.workers],
-        right=[True, True, True],
-    )
-    if told.cheaper:
-        output.out()
-    for one in told.cheaper:
-        output.out(f"cheaper by {duration(one.saves)}: {one.text}")
-
-
-def _remarks(plan: PlanReport, say: Callable[[str], None]) -> bool:
-    """Say what has to be known first; return whether there is anything to run."""
-    for changed in plan.changed_inputs:
-        say(f"changed since: {changed}; the replay reads what is there now")
-    for text in environment_lines(plan.environment_differences):
-        say(text)
-    for remark in plan.notes:
-        say(f"note: {remark}")
-    for text in refused(plan.refusals):
-        say(text)
-    for text in _unproved(plan.unproved):
-        say(text)
-    if plan.nothing:
-        say("Nothing to run." if plan.refusals else "Nothing is missing.")
-    return not plan.nothing
-
-
-def environment_lines(differences: Sequence[str]) -> list[str]:
-    """Return one line on environment variables that differ and are not restored, or none."""
-    if not differences:
-        return []
-    return [f"environment, not restored: {'; '.join(differences)} (docs/environment.md)"]
-
-
-def _unproved(found: Sequence[Unproved]) -> list[str]:
-    """Return a line for each set of names of which values are there that cannot be proved."""
-    runs: dict[tuple[str, ...], list[str]] = {}
-    for one in found:
-        runs.setdefault(one.names, []).append(one.run)
-    return [
-        f"not proved: {', '.join(names)} of {_who(those)} is there, but was computed where the run "
-        "recorded nothing to compare with; `--again` runs it again"
-        for names, those in runs.items()
-    ]
-
-
-def _who(runs: Sequence[str]) -> str:
-    return ", ".join(runs) if len(runs) <= FEW else f"{len(runs)} runs, such as {runs[-1]}"
-
-
-def refused(refusals: Sequence[Refusal]) -> list[str]:
-    """Return a line for each reason; one that several runs share is told once."""
-    runs: dict[str, list[str]] = {}
-    for refusal in refusals:
-        reason = refusal.reason.replace(f"run {refusal.run}", "the run")
-        runs.setdefault(reason, []).append(refusal.run)
-    return [f"refused: {_who(found)}: {reason}" for reason, found in runs.items()]
-
-
-def _sum(plan: PlanReport) -> str:
-    segments = plan.plan.segments
-    runs = len({segment.run for segment in segments})
-    low, high = (sum(getattr(s, side) for s in segments) for side in ("low", "high"))
-    span = f" ({duration(low)} to {duration(high)})" if high > low else ""
-    return (
-        f"{plural(len(segments), 'segment')} of {plural(runs, 'run')}, "
-        f"about {duration(plan.plan.seconds)} of computing{span}"
-    )
-
-
-def _segment_row(segment: Segment) -> list[str]:
-    return [
-        segment.run,
-        segment.operator.value,
-        _iterations(segment),
-        segment.start or "the start",
-        duration(segment.seconds),
-        f"{duration(segment.low)} to {duration(segment.high)}",
-    ]
-
-
-def _iterations(segment: Segment) -> str:
-    if segment.loop is None:
-        return ""
-    last = "" if segment.last is None else segment.last
-    some = f" ({len(segment.only)} of them)" if segment.only is not None else ""
-    inner = "".join(
-        f"/{name_of(loop)}={first}:{'' if end is None else end}"
-        for loop, first, end in segment.inner
-    )
-    return f"{name_of(segment.loop)}={segment.first}:{last}{some}{inner}"
-
-
-def by_name(plan: Plan) -> Plan:
-    """Return a plan in which loops go by what people call them."""
-    return replace(
-        plan,
-        segments=tuple(
-            replace(
-                one,
-                loop=None if one.loop is None else name_of(one.loop),
-                inner=tuple((name_of(loop), first, last) for loop, first, last in one.inner),
-            )
-            for one in plan.segments
-        ),
-    )
-
+    from rearview.model import Plan, Segment
 
 ASK_ABOVE = 60.0
 """Predicted seconds above which a person at a terminal is asked first."""
+FEW_RUNS = 3
+"""Up to this many runs are named; more are counted."""
+MAX_SEGMENTS = 60
+"""Segments that are listed; more are counted."""
 
 
 @click.command(cls=TakesRuns)
-@some_names(required=True)
+@some_names(required=False)
 @click.option("--where", metavar="SQL", help="Only runs or rows for which this holds: 'acc < 0.9'.")
 @some_runs
 @at_option
@@ -330,17 +94,24 @@ def backfill(
     it runs. Exit code 0: filled and proved (or nothing was missing); 1: something was refused or
     is unproved, also of what was there before.
     """
-    past = asked()
-    chosen: dict[str, Any] = {
-        "runs": list(which) or None,
-        "where": where,
-        "at": at,
-        "workers": workers,
-        "budget": budget,
-        "again": again,
-    }
+    from rearview._history import BackfillReport, Question
+
+    past = open_history()
+    if not names:
+        raise _no_name_asked(past.empty(past.names()))
+    question = Question(
+        names,
+        runs=which or None,
+        where=where,
+        at=at,
+        workers=workers,
+        budget=budget,
+        on=on,
+        gpus=gpus,
+        again=again,
+    )
     with waiting("planning", quiet=quiet):
-        plan = past.plan(list(names), **chosen)
+        plan = past.plan(question)
     if explain:
         if as_json:
             output.json_document({**summary(plan), "plan": by_name(plan.plan)})
@@ -353,21 +124,29 @@ def backfill(
         show_plan_briefly(plan)
     if plan.nothing:
         if as_json:
-            from rearview._history import BackfillReport
-
             output.json_line({"event": "done", **_verdict(BackfillReport(refusals=plan.refusals))})
         return 1 if plan.refusals or plan.unproved else 0
-    if not yes and not agreed(plan.plan.seconds):
+    if not yes and not confirmed(plan.plan.seconds):
         output.note("Nothing was run.")
         return 1
     with Lines() if as_json else Bar(quiet=quiet) as watching:
-        report = past.backfill(
-            list(names), on=on, gpus=gpus, progress=watching, plan=plan, **chosen
-        )
+        report = past.backfill(question, progress=watching, plan=plan)
     if as_json:
         output.json_line({"event": "done", **_verdict(report)})
         return _code(report) or int(bool(plan.unproved))
     return finish(report, as_json=False) or int(bool(plan.unproved))
+
+
+def _no_name_asked(unfilled: list[str]) -> UsageError:
+    """Return the error for a backfill that names nothing: it offers what can be filled."""
+    if unfilled:
+        text = f"Say which names to fill: `rearview backfill {' '.join(unfilled)}`."
+    else:
+        text = (
+            "Say which names to fill. Everything that the newest source logs has values: add a "
+            'statement such as rearview.log("grad_norm", value), then `rearview backfill grad_norm`.'
+        )
+    return UsageError(text, slug="no-names")
 
 
 @click.command(cls=TakesRuns)
@@ -382,15 +161,15 @@ def replay(which: str, at: str | None, quiet: bool, as_json: bool) -> int:
     user's files are not touched. Exit code 0: exact; 1: it is not, and where it first differs.
     """
     with Bar(quiet=quiet) as bar:
-        report = asked().replay(which, at=at, progress=bar)
+        report = open_history().replay(which, at=at, progress=bar)
     if not as_json and not quiet:
         for text in environment_lines(report.environment_differences):
             output.note(text)
     return finish(report, as_json=as_json)
 
 
-def agreed(seconds: float) -> bool:
-    """Ask a person at a terminal whether something long may run; elsewhere it may."""
+def confirmed(seconds: float) -> bool:
+    """Return True if a plan may run; a person at a terminal is asked if it takes long."""
     if seconds < ASK_ABOVE or not (sys.stdin.isatty() and sys.stderr.isatty()):
         return True
     return click.confirm(f"That takes about {duration(seconds)}. Go on?", default=True, err=True)
@@ -402,12 +181,12 @@ def _code(report: BackfillReport) -> int:
 
 
 def _verdict(report: BackfillReport) -> dict[str, Any]:
-    """Return how a backfill ended; of its segments those that were not proved."""
+    """Return how a backfill ended, with the segments that were not proved."""
     return {
         "exact": report.proved,
         "verdict": report.verdict,
         "redone": [
-            {"run": one.run, "replay": one.replay, "why": one.redone} for one in report.redone
+            {"run": each.run, "replay": each.replay, "why": each.redone} for each in report.redone
         ],
         "written": report.written,
         "seconds": report.seconds,
@@ -420,7 +199,7 @@ def _verdict(report: BackfillReport) -> dict[str, Any]:
         "unproved": [
             _outcome_as_json(outcome) for outcome in report.outcomes if not outcome.proved
         ],
-        "refusals": report.refusals,
+        "refusals": _refusals_as_json(report.refusals),
         "environment_differences": report.environment_differences,
     }
 
@@ -429,8 +208,8 @@ def finish(report: BackfillReport, *, as_json: bool) -> int:
     """Print how it went and return the exit code."""
     code = _code(report)
     if as_json:
-        all_of_it = [_outcome_as_json(outcome) for outcome in report.outcomes]
-        output.json_document({**_verdict(report), "segments": all_of_it})
+        segments = [_outcome_as_json(outcome) for outcome in report.outcomes]
+        output.json_document({**_verdict(report), "segments": segments})
         return code
     for text in refused(report.refusals):
         output.out(text)
@@ -455,7 +234,9 @@ def finish(report: BackfillReport, *, as_json: bool) -> int:
             f"execute a statement that logs {' or '.join(report.names)}: it stands in a branch, or in a "
             "function, that was not entered"
         )
-    withheld = sum(one.report.written for one in report.outcomes if one.proof.origin in WITHHELD)
+    withheld = sum(
+        outcome.report.written for outcome in report.outcomes if outcome.proof.origin in WITHHELD
+    )
     if withheld:
         output.out(
             f"{plural(withheld, 'record')} of what was written is not exact and is left out of "
@@ -475,8 +256,237 @@ def _compared(report: BackfillReport) -> str:
 
 
 def _outcome_as_json(outcome: ReplayOutcome) -> dict[str, Any]:
-    told = {name: getattr(outcome.report, name) for name in outcome.report.__struct_fields__}
+    report = {name: getattr(outcome.report, name) for name in outcome.report.__struct_fields__}
     proof = outcome.proof
     head = {"run": outcome.run, "replay": outcome.replay, "proved": outcome.proved}
     head |= {"verdict": proof.verdict, "why": proof.why, "redone": outcome.redone or None}
-    return {**head, **told, "log": outcome.log, "tree": outcome.tree}
+    return {**head, **report, "log": outcome.log, "tree": outcome.tree}
+
+
+def summary(plan: PlanReport) -> dict[str, Any]:
+    """Return the numbers of a plan."""
+    numbers: dict[str, Any] = {
+        "nothing": plan.nothing,
+        "missing": plan.missing.cells,
+        "missing_about": plan.missing.about,
+        "missing_at_least": plan.missing.least,
+        "segments": len(plan.plan.segments),
+        "runs": len({segment.run for segment in plan.plan.segments}),
+        "seconds": plan.plan.seconds,
+        "low": sum(segment.low for segment in plan.plan.segments),
+        "high": sum(segment.high for segment in plan.plan.segments),
+        "refusals": _refusals_as_json(plan.refusals),
+        "changed_inputs": plan.changed_inputs,
+        "environment_differences": plan.environment_differences,
+        "notes": plan.notes,
+        "unproved": plan.unproved,
+        "insertions": plan.insertions,
+    }
+    if plan.explained is not None:
+        numbers |= {
+            "bytes_written": plan.explained.nbytes_written,
+            "bytes_read": plan.explained.nbytes_read,
+            "workers": plan.explained.workers,
+            "cheaper": plan.explained.cheaper,
+        }
+    return numbers
+
+
+def show_plan_briefly(plan: PlanReport) -> None:
+    """Print on stderr what will run."""
+    if _remarks(plan, output.note):
+        output.note(_sum(plan))
+
+
+def show_plan(plan: PlanReport) -> None:
+    """Print all there is to know about a plan before it runs."""
+    if not _remarks(plan, output.out):
+        return
+    for insertion in plan.insertions:
+        output.out(output.paint(f"goes into {_who(insertion.runs)}:", output.BOLD))
+        output.diff(insertion.diff)
+        output.out()
+    segments = plan.plan.segments
+    output.table(
+        ["run", "operator", "iterations", "from", "predicted", "between"],
+        [_segment_row(segment) for segment in segments[:MAX_SEGMENTS]],
+        right=[False, False, False, False, True, False],
+    )
+    if len(segments) > MAX_SEGMENTS:
+        output.out(f"… and {plural(len(segments) - MAX_SEGMENTS, 'segment')} more")
+    output.out()
+    output.out(_sum(plan))
+    explained = plan.explained
+    if explained is None:
+        return
+    output.out(
+        f"{plan.missing} to fill, about {size(explained.nbytes_written)} to write, "
+        f"{size(explained.nbytes_read)} of checkpoints to read"
+    )
+    output.out(
+        f"{duration(explained.startup)} to start and set up, {duration(explained.restoring)} to restore, "
+        f"{duration(explained.running)} to run"
+        + (f" ({duration(explained.wasted)} only to get there)" if explained.wasted > 0.5 else "")
+    )
+    output.out()
+    output.table(
+        ["workers", "done after", "segments"],
+        [[str(on.workers), duration(on.seconds), str(on.segments)] for on in explained.workers],
+        right=[True, True, True],
+    )
+    if explained.cheaper:
+        output.out()
+    for option in explained.cheaper:
+        output.out(f"cheaper by {duration(option.saves)}: {option.text}")
+
+
+def _remarks(plan: PlanReport, say: Callable[[str], None]) -> bool:
+    """Print what the user should know first; return True if there is anything to run."""
+    for changed in plan.changed_inputs:
+        say(f"changed since: {changed}; the replay reads what is there now")
+    for text in environment_lines(plan.environment_differences):
+        say(text)
+    for remark in plan.notes:
+        say(f"note: {remark}")
+    for text in refused(plan.refusals):
+        say(text)
+    for text in _unproved(plan.unproved):
+        say(text)
+    if plan.nothing:
+        say("Nothing to run." if plan.refusals else "Nothing is missing.")
+    return not plan.nothing
+
+
+def environment_lines(differences: Sequence[str]) -> list[str]:
+    """Return one line on environment variables that differ and are not restored, or none."""
+    if not differences:
+        return []
+    return [f"environment, not restored: {'; '.join(differences)} (docs/environment.md)"]
+
+
+def _unproved(unproved: Sequence[Unproved]) -> list[str]:
+    """Return a line for each set of names whose values cannot be proved."""
+    runs: dict[tuple[str, ...], list[str]] = {}
+    for each in unproved:
+        runs.setdefault(each.names, []).append(each.run)
+    return [
+        f"not proved: {', '.join(names)} of {_who(those)} is there, but was computed where the run "
+        "recorded nothing to compare with; `--again` runs it again"
+        for names, those in runs.items()
+    ]
+
+
+def _who(runs: Sequence[str]) -> str:
+    return ", ".join(runs) if len(runs) <= FEW_RUNS else f"{len(runs)} runs, such as {runs[-1]}"
+
+
+def refused(refusals: Sequence[Refusal]) -> list[str]:
+    """Return a line for each reason; runs with the same reason share a line."""
+    runs: dict[str, list[str]] = {}
+    for refusal in refusals:
+        reason = refusal.general_reason or refusal.reason
+        runs.setdefault(reason, []).append(refusal.run)
+    return [f"refused: {_who(those)}: {reason}" for reason, those in runs.items()]
+
+
+def _refusals_as_json(refusals: Sequence[Refusal]) -> list[dict[str, str]]:
+    return [{"run": refusal.run, "reason": refusal.reason} for refusal in refusals]
+
+
+def _sum(plan: PlanReport) -> str:
+    segments = plan.plan.segments
+    runs = len({segment.run for segment in segments})
+    low, high = (sum(getattr(s, side) for s in segments) for side in ("low", "high"))
+    span = f" ({duration(low)} to {duration(high)})" if high > low else ""
+    return (
+        f"{plural(len(segments), 'segment')} of {plural(runs, 'run')}, "
+        f"about {duration(plan.plan.seconds)} of computing{span}"
+    )
+
+
+def _segment_row(segment: Segment) -> list[str]:
+    return [
+        segment.run,
+        segment.operator.value,
+        _iterations(segment),
+        segment.start or "the start",
+        duration(segment.seconds),
+        f"{duration(segment.low)} to {duration(segment.high)}",
+    ]
+
+
+def _iterations(segment: Segment) -> str:
+    if segment.loop is None:
+        return ""
+    last = "" if segment.last is None else segment.last
+    some = f" ({len(segment.only)} of them)" if segment.only is not None else ""
+    inner = "".join(
+        f"/{name_of(loop)}={first}:{'' if end is None else end}"
+        for loop, first, end in segment.inner
+    )
+    return f"{name_of(segment.loop)}={segment.first}:{last}{some}{inner}"
+
+
+def by_name(plan: Plan) -> Plan:
+    """Return a plan with the names of loops instead of their ids."""
+    return replace(
+        plan,
+        segments=tuple(
+            replace(
+                segment,
+                loop=None if segment.loop is None else name_of(segment.loop),
+                inner=tuple((name_of(loop), first, last) for loop, first, last in segment.inner),
+            )
+            for segment in plan.segments
+        ),
+    )
+
+
+@click.command()
+@click.argument("count", metavar="[N]", type=click.IntRange(1), required=False)
+@click.option(
+    "--of", "which", metavar="ID", help="The backfill that is meant, if there are several."
+)
+@json_option
+def workers(count: int | None, which: str | None, as_json: bool) -> int:
+    """Show backfills under way and their workers, or give them N workers from now on.
+
+    More start at once. Fewer: a segment that is nearly done may end; one that would take long is
+    handed back, and another worker does it. Exit code 1: no backfill is under way.
+    """
+    past = open_history()
+    if count is not None:
+        changed = past.set_workers(count, of=which)
+        if not as_json:
+            names = ", ".join(changed.names)
+            output.out(f"{changed.id} ({names}): {plural(count, 'worker')} from now on")
+            return 0
+    running = [each for each in past.running_backfills() if which is None or which in each.id]
+    if as_json:
+        output.json_document([_status_as_json(each) for each in running])
+    elif running:
+        output.table(
+            ["backfill", "fills", "started", "workers", "busy", "segments", "left"],
+            [_status_row(each) for each in running],
+            right=[False, False, False, True, True, True, True],
+        )
+    else:
+        output.note("No backfill is under way here.")
+    return 0 if running else 1
+
+
+def _status_as_json(status: BackfillStatus) -> dict[str, object]:
+    hidden = {"format", "heartbeat"}
+    return {name: getattr(status, name) for name in status.__struct_fields__ if name not in hidden}
+
+
+def _status_row(status: BackfillStatus) -> list[str]:
+    return [
+        status.id,
+        ", ".join(status.names) or "a replay",
+        moment(status.started),
+        str(status.workers),
+        str(status.busy),
+        f"{status.ended} of {status.segments}",
+        duration(status.left),
+    ]

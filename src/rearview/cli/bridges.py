@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rearview.cli.options import asked
+from rearview.cli.options import open_history
 from rearview.cli.terminal import output
 from rearview.cli.terminal.output import plural
 from rearview.errors import UsageError
@@ -31,11 +31,9 @@ def import_(tracker: str, path: str) -> int:
     PATH is a folder of event files, MLflow's database, mlruns folder or server, or a folder with
     offline runs of W&B. Parameters become arguments. Importing again adds only what is new.
     """
-    from rearview.bridges.imported_runs import import_runs
-    from rearview.store.project import Project
+    from rearview.bridges.imported_runs import import_runs, project_at
 
-    start = Path(os.environ.get("REARVIEW_ROOT") or Path.cwd())
-    project = Project.find(start) or Project.create(start)
+    project = project_at(Path(os.environ.get("REARVIEW_ROOT") or Path.cwd()))
     done = import_runs(project, _tracked(tracker, path))
     for each in done:
         what = "imported" if each.is_new else "added" if each.records else "up to date"
@@ -82,7 +80,7 @@ def export_runs(
     if not words:
         raise click.UsageError(f"Say where to: `rearview export {tracker} PLACE`.")
     place, *names = words
-    past = asked()
+    past = open_history()
     unknown = [name for name in names if name not in past.names()]
     if unknown:
         raise UsageError(
@@ -126,5 +124,5 @@ def mcp(allow_replay: bool) -> int:
     """
     from rearview.bridges.mcp_server import serve
 
-    serve(asked(), allow_replay=allow_replay)
+    serve(open_history(), allow_replay=allow_replay)
     return 0

@@ -1,9 +1,4 @@
-"""The command files: what a run wrote, listed and fetched.
-
-The command export: a table as a file.
-
-The command files: what a run wrote, listed and fetched.
-"""
+"""Commands that write files: export (a table as a file), and files (what a run wrote)."""
 
 from __future__ import annotations
 
@@ -15,18 +10,22 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rearview.cli.bridges import TABLES, TRACKERS, export_runs
-from rearview.cli.options import TakesRuns, asked, some_names, some_runs
+from rearview.cli.options import (
+    TakesRuns,
+    json_option,
+    one_run,
+    open_history,
+    some_names,
+    some_runs,
+)
 from rearview.cli.query import tell_damage
 from rearview.cli.terminal import output
-from rearview.cli.terminal.output import plural
+from rearview.cli.terminal.output import plain, plural, size
 from rearview.cli.terminal.progress import waiting
 from rearview.errors import UsageError
 
 if TYPE_CHECKING:
-    from rearview.store.tables.result_table import Table
-from rearview.cli.options import json_option, one_run
-from rearview.cli.terminal import output as show
-from rearview.cli.terminal.output import plain, size
+    from rearview._history import Table
 
 
 def _object_lines(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]:
@@ -76,7 +75,7 @@ def export(
             f"{str(file)!r} does not say how to write it. End it with one of {known}.",
             param_hint="FILE",
         )
-    past = asked()
+    past = open_history()
     with waiting("writing the table"):
         found = past.table(*names, where=where, runs=list(which) or None, unproved=unproved)
         aside = file.with_name(f".{file.name}.{os.getpid()}")
@@ -109,28 +108,30 @@ def _write(table: Table, file: Path, lines: Lines, end: str) -> None:
 @click.option("--get", metavar="PATH", help="Fetch this file.")
 @click.option("--at", metavar="POINT", help="As it was at a checkpoint: epoch=3.")
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path), metavar="FILE",
+    "-o", "--output", "destination", type=click.Path(path_type=Path), metavar="FILE",
     help="Where to put what is fetched; its own name in this folder by default.",
 )  # fmt: skip
 @json_option
-def files(which: str, get: str | None, at: str | None, output: Path | None, as_json: bool) -> None:
+def files(
+    which: str, get: str | None, at: str | None, destination: Path | None, as_json: bool
+) -> None:
     """List the files that a run wrote, and fetch them.
 
     A file is fetched from the project if it is as the run left it, else from the last checkpoint that
     holds it; --at takes an earlier one. A file that is there is never overwritten.
     """
-    past = asked()
+    past = open_history()
     if get is not None:
-        _fetch(which, get, at, output)
+        _fetch(which, get, at, destination)
         return
-    if at is not None or output is not None:
+    if at is not None or destination is not None:
         raise click.UsageError("--at and --output go with --get PATH: which file is to be fetched?")
     found = past.files(which)
     if as_json:
-        show.json_document(plain(found))
+        output.json_document(plain(found))
         return
     if not found:
-        show.note("The run wrote no files that Rearview saw.")
+        output.note("The run wrote no files that Rearview saw.")
         return
     rows = [
         [
@@ -145,12 +146,12 @@ def files(which: str, get: str | None, at: str | None, output: Path | None, as_j
         ]
         for file in found
     ]
-    show.table(["file", "size", "now", "kept at"], rows, right=[False, True, False, False])
+    output.table(["file", "size", "now", "kept at"], rows, right=[False, True, False, False])
 
 
-def _fetch(which: str, path: str, at: str | None, output: Path | None) -> None:
-    data, where = asked().fetch_file(which, path, at=at)
-    target = output or Path(Path(path).name)
+def _fetch(which: str, path: str, at: str | None, destination: Path | None) -> None:
+    data, where = open_history().fetch_file(which, path, at=at)
+    target = destination or Path(Path(path).name)
     try:
         fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         with open(fd, "wb") as file:  # noqa: PTH123 - made by us alone
@@ -167,4 +168,4 @@ def _fetch(which: str, path: str, at: str | None, output: Path | None) -> None:
             "there and that you may write to.",
             slug="file-unwritable",
         ) from exc
-    show.out(f"wrote {size(len(data))} to {target}, {where}")
+    output.out(f"wrote {size(len(data))} to {target}, {where}")

@@ -1,8 +1,7 @@
-"""Commands about power: energy now, energy report.
+"""Green power: `rearview run --green`, and the commands energy now and energy report.
 
-`rearview run --green`: start, pause and go on by the power in the grid.
-
-Commands about power: energy now, energy report.
+A green run starts, pauses and resumes with the power in the grid. It pauses by saving and leaving with
+exit code 85; the supervisor here waits for green power and starts it again.
 """
 
 from __future__ import annotations
@@ -22,22 +21,24 @@ from typing import TYPE_CHECKING, Any, Self
 
 import click
 
-from rearview.cli.options import here, not_started, span
+from rearview.cli.options import (
+    TakesRuns,
+    here,
+    json_option,
+    not_started,
+    one_run,
+    open_history,
+    span,
+)
 from rearview.cli.terminal import output
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from rearview._history import Start
-    from rearview.energy import Gate, GridDecision, Rule
-from typing import TYPE_CHECKING
-
-from rearview.cli.options import TakesRuns, asked, json_option, one_run
 from rearview.cli.terminal.output import duration, plain
 from rearview.errors import UsageError
 
 if TYPE_CHECKING:
-    from rearview.energy import EnergyReport, Forecast, GridDecision
+    from pathlib import Path
+
+    from rearview._history import StartCommand
+    from rearview.energy import EnergyReport, Forecast, Gate, GridDecision, Rule
 
 
 PAUSED = 85
@@ -151,24 +152,24 @@ def clock(time_: float) -> str:
 
 
 def run_green(
-    begin: Callable[[], Start], green: Green, signals: tuple[int, ...], *, quiet: bool
+    start: Callable[[], StartCommand], green: Green, signals: tuple[int, ...], *, quiet: bool
 ) -> int:
-    """Run the program that `begin` starts while power is green; return its exit code.
+    """Run the program that `start` returns the command of while power is green; return its exit code.
 
     The program pauses by saving and leaving, so that a paused one holds no memory and no card; it
     is then started again, as the same run. The grid is asked from here, never from the program.
     """
+    from rearview._history import ACCOUNT
     from rearview.energy import Account, Gate, open_source
-    from rearview.store.runs import ACCOUNT
 
     source = open_source(green.source)
     say = _nothing if quiet else output.said
     word = "recording"
     with Supervisor(signals) as supervisor:
         while True:
-            begun = begin()
-            assert begun.kept is not None
-            account = Account(begun.kept / ACCOUNT)
+            command = start()
+            assert command.run_folder is not None
+            account = Account(command.run_folder / ACCOUNT)
             asked = account.report().asked
             rule = green.rule(time.time() if asked is None else asked)
             gate = Gate(source, rule, account=account, meter=None, sleep=supervisor.sleep)
@@ -177,7 +178,7 @@ def run_green(
             supervisor.leave_if_asked()
             say(f"{word}: {gate.decision.reason}")
             word = "going on"
-            code = supervisor.run(begun, gate, say)
+            code = supervisor.run(command, gate, say)
             if code != PAUSED or supervisor.asked or green.leaves:
                 return code
 
@@ -260,13 +261,13 @@ class Supervisor:
         if self._came:
             raise KeyboardInterrupt
 
-    def run(self, begun: Start, gate: Gate, say: Callable[[str], None]) -> int:
+    def run(self, command: StartCommand, gate: Gate, say: Callable[[str], None]) -> int:
         """Run the program to its end or its pause; return the code to exit with."""
         # one that comes while the program is being started waits until it listens
         self._running = True
         held = signal.pthread_sigmask(signal.SIG_BLOCK, self.signals)
         try:
-            child = _started(begun, self.signals[0])
+            child = _started(command, self.signals[0])
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, held)
         code = self._watch(child, gate, say)
@@ -313,7 +314,7 @@ class Supervisor:
                 pass
 
 
-def _started(begun: Start, number: int) -> subprocess.Popen[bytes]:
+def _started(command: StartCommand, number: int) -> subprocess.Popen[bytes]:
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
     def leave_with_parent() -> None:
@@ -325,19 +326,19 @@ def _started(begun: Start, number: int) -> subprocess.Popen[bytes]:
     sys.stderr.flush()
     try:
         return subprocess.Popen(
-            begun.command,
-            env=begun.environment,
-            cwd=begun.folder,
+            command.command,
+            env=command.environment,
+            cwd=command.folder,
             preexec_fn=leave_with_parent,  # noqa: PLW1509  there are no threads here
         )
     except OSError as exc:
-        raise not_started(begun, exc) from exc
+        raise not_started(command, exc) from exc
 
 
 def last_time(kept: Path) -> float | None:
     """Return the hours that the run of that folder was on, if it kept account."""
+    from rearview._history import ACCOUNT
     from rearview.energy import Account
-    from rearview.store.runs import ACCOUNT
 
     seconds = Account(kept / ACCOUNT).report().seconds
     return seconds / 3600 if seconds else None
@@ -345,8 +346,8 @@ def last_time(kept: Path) -> float | None:
 
 def grid_setting() -> str:
     """Return who is asked about the grid, as the project or the environment says."""
+    from rearview._history import Project
     from rearview.config import Settings
-    from rearview.store.project import Project
 
     project = Project.find(here())
     return Settings.read(project.store if project is not None else None).grid
@@ -443,10 +444,10 @@ def report(which: str, grid: str | None, offline: bool, as_json: bool) -> None:
     Energy is measured (RAPL, NVML) where the machine lets us, else a stated estimate. CO2 is that
     of the hours it ran in, against as many hours from when it was asked for.
     """
+    from rearview._history import ACCOUNT
     from rearview.energy import Account
-    from rearview.store.runs import ACCOUNT
 
-    past = asked()
+    past = open_history()
     run = past.run(which)
     account = Account(past.project.runs / run.id / ACCOUNT)
     noted = account.report()

@@ -72,7 +72,7 @@ COMMANDS = {
         "Show backfills under way and their workers, or give them N workers from now on.",
     ),
     "propagate": ("source", "Show where the statements that log NAMES go in past versions."),
-    "resume": ("run", "Go on with a run that was stopped."),
+    "resume": ("run", "Resume a run that was stopped."),
     "submit": ("submit", "Write the job file for a script that a batch system runs to its end."),
     "energy": ("green", "Show the power in the grid, and what a run used of it."),
     "verify": ("maintenance", "Check everything in the store; repair what can be rebuilt."),

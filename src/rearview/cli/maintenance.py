@@ -1,10 +1,6 @@
-"""Commands that look after the store: verify, trust, gc.
+"""Commands that look after the store and the machine: doctor, verify, trust, gc.
 
-The command doctor: what on this machine or in this project is not well, and what to do.
-
-What `rearview doctor` looks at; each check returns what it found and never raises.
-
-Commands that look after the store: verify, trust, gc.
+`doctor` runs checks; each check yields what it found and never raises.
 """
 
 from __future__ import annotations
@@ -26,23 +22,23 @@ from typing import TYPE_CHECKING
 import click
 
 import rearview
-from rearview.cli.options import here, json_option
+from rearview._history import FOLDER, Project, cores, history, repair_format
+from rearview.cli.options import (
+    TakesRuns,
+    a_run,
+    complete_run,
+    here,
+    json_option,
+    nbytes,
+    open_history,
+)
 from rearview.cli.terminal import output
-from rearview.cli.terminal.output import plural, size
-from rearview.errors import RearviewError
-from rearview.store import machine as hardware
-from rearview.store.project import FOLDER, Project
-
-if TYPE_CHECKING:
-    from rearview._history import Machine
-from rearview.cli.options import TakesRuns, a_run, asked, complete_run, nbytes
-from rearview.cli.terminal.output import plain
+from rearview.cli.terminal.output import plain, plural, size
 from rearview.cli.terminal.progress import waiting
-from rearview.errors import StoreError
+from rearview.errors import RearviewError, StoreError
 
 if TYPE_CHECKING:
-    from rearview._history import History
-    from rearview.store.verify import Problem
+    from rearview._history import History, Machine, Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,8 +221,6 @@ def store(folder: Path) -> Iterator[Check]:
     if project is None:
         yield Check("ok", "store", f"no {FOLDER} here yet; `rearview run` makes it")
         return
-    from rearview._history import history
-
     past = history(folder)
     runs = past.runs()
     dead = [run.id for run in runs if run.status.value == "dead"]
@@ -256,19 +250,19 @@ def speed(machine: Machine) -> Check:
 
 def threads() -> Iterator[Check]:
     """Check what decides how many threads compute: other counts may give other bits."""
-    cores = hardware.cores()
+    count = cores()
     fixed = [f"{name}={os.environ[name]}" for name in THREADS if name in os.environ]
     text = ", ".join(fixed) or "thread counts follow the number of cores"
     quota = cpu_quota(_read(Path("/sys/fs/cgroup/cpu.max")))
-    if quota is not None and cores and quota < cores and not fixed:
+    if quota is not None and count and quota < count and not fixed:
         yield Check(
             "warn",
             "threads",
-            f"{cores} cores are seen but only {quota:g} may be used",
+            f"{count} cores are seen but only {quota:g} may be used",
             f"Set OMP_NUM_THREADS={max(1, int(quota))}: training gets faster and repeats elsewhere.",
         )
         return
-    yield Check("ok", "threads", f"{cores} cores; {text}")
+    yield Check("ok", "threads", f"{count} cores; {text}")
 
 
 def cpu_quota(text: str) -> float | None:
@@ -351,18 +345,12 @@ def verify(repair: bool, as_json: bool) -> int:
 def _opened(*, repair: bool) -> History:
     """Return the history; a store whose format file is unreadable is mended first if asked."""
     try:
-        return asked()
+        return open_history()
     except StoreError as exc:
         if exc.slug != "store-unreadable" or not repair:
             raise
-        from rearview.store.project import FOLDER, Project
-        from rearview.store.verify import verify as check
-
-        start = here().resolve()
-        root = next(p for p in (start, *start.parents) if (p / FOLDER / "format").exists())
-        check(Project(root), repair=True)
-        output.note(f"{root / FOLDER / 'format'} was written anew.")
-        return asked()
+        output.note(f"{repair_format(here())} was written anew.")
+        return open_history()
 
 
 def _problem(problem: Problem) -> None:
@@ -385,7 +373,7 @@ def trust() -> None:
     they refuse one that was copied, unpacked, or made by another user or on another machine. Say
     this once, if you know where it comes from. Stores that you record yourself need it never.
     """
-    past = asked(trusting=True)
+    past = open_history(trusting=True)
     before = past.trusted
     file = past.trust()
     hosts = sorted({run.host for run in past.runs() if run.host})
@@ -422,7 +410,7 @@ def gc(
     checkpoints are thinned evenly over each run, so that every run can still be replayed. Records
     and sources always stay, and so do checkpoints of runs that are going on.
     """
-    past = asked()
+    past = open_history()
     promised = [past.run(which).id for which in kept]
     if keep:
         promised += [run.id for run in past.runs()[-keep:]]

@@ -16,7 +16,7 @@ from rearview.errors import UsageError
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    from rearview._history import History, Start
+    from rearview._history import History, StartCommand
 
 SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 BYTES = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12} | {
@@ -95,6 +95,8 @@ class TakesRuns(click.Command):
         words = [_MARK + word if re.fullmatch(r"-\d+", word) else word for word in args]
         try:
             return super().parse_args(ctx, words)
+        except click.MissingParameter:
+            raise
         except click.BadParameter as exc:
             plain = exc.message.replace(repr(_MARK)[1:-1], "")
             raise click.BadParameter(plain, exc.ctx, exc.param, exc.param_hint) from exc
@@ -106,7 +108,7 @@ def complete_run(_ctx: Any, _param: Any, incomplete: str) -> list[CompletionItem
 
     found: list[tuple[str, str]] = [("latest", "the newest run")]
     with contextlib.suppress(Exception):
-        runs = reversed(asked().runs())
+        runs = reversed(open_history().runs())
         for run in runs:
             found += [(run.name, f"run {run.id}")] if run.name else []
             found.append((run.id, f"{run.status.value} {run.script}"))
@@ -118,7 +120,9 @@ def complete_name(_ctx: Any, _param: Any, incomplete: str) -> list[CompletionIte
     from click.shell_completion import CompletionItem
 
     with contextlib.suppress(Exception):
-        return [CompletionItem(name) for name in asked().names() if name.startswith(incomplete)]
+        return [
+            CompletionItem(name) for name in open_history().names() if name.startswith(incomplete)
+        ]
     return []
 
 
@@ -127,13 +131,12 @@ def here() -> Path:
     return Path(os.environ.get("REARVIEW_ROOT") or Path.cwd())
 
 
-def asked(*, trusting: bool = False) -> History:
+def open_history(*, trusting: bool = False) -> History:
     """Return the history of the project that is meant here.
 
     One that is `trusting` is there to be trusted, wherever links in its store lead.
     """
-    from rearview._history import History, history
-    from rearview.store.project import Project
+    from rearview._history import History, Project, history
 
     project = Project.find(here()) if trusting else None
     return history() if project is None else History(project)
@@ -191,10 +194,10 @@ def some_names(*, required: bool) -> Decorator:
     return click.argument("names", nargs=-1, required=required, shell_complete=complete_name)
 
 
-def not_started(begun: Start, exc: OSError) -> UsageError:
+def not_started(command: StartCommand, exc: OSError) -> UsageError:
     """Return the error of a program that cannot be started at all."""
     return UsageError(
-        f"{begun.command[0]} cannot be started in {begun.folder}: {exc.strerror or exc}. "
+        f"{command.command[0]} cannot be started in {command.folder}: {exc.strerror or exc}. "
         "Check that the folder and the interpreter are there.",
         slug="no-start",
     )

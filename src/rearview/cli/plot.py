@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rearview.cli.options import TakesRuns, asked, some_names, some_runs
-from rearview.cli.terminal import output as show
+from rearview.cli.options import TakesRuns, open_history, some_names, some_runs
+from rearview.cli.terminal import output
 from rearview.cli.terminal.chart import COLORS, ChartLine, braille, frame_of, svg
 from rearview.cli.terminal.progress import waiting
 from rearview.errors import UsageError
@@ -18,7 +18,7 @@ from rearview.errors import UsageError
 if TYPE_CHECKING:
     from rearview._history import History
 
-INK = (show.CYAN, show.RED, show.GREEN, show.YELLOW)
+INK = (output.CYAN, output.RED, output.GREEN, output.YELLOW)
 """Colours of lines on a terminal, in turn."""
 LEGEND = 12
 """Lines that the legend in a terminal names; more are counted."""
@@ -29,23 +29,23 @@ LEGEND = 12
 @some_runs
 @click.option("--where", metavar="SQL", help="Only rows for which this holds: 'epoch > 10'.")
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+    "-o", "--output", "destination", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
     help="Write a picture instead: .svg, or .png if matplotlib is installed.",
 )  # fmt: skip
 def plot(
-    names: tuple[str, ...], which: tuple[str, ...], where: str | None, output: Path | None
+    names: tuple[str, ...], which: tuple[str, ...], where: str | None, destination: Path | None
 ) -> None:
     """Plot logged values, all runs in one picture, a line per run and name.
 
     Across is the loop that the values were logged in; for values of nested loops, how many had been
     logged before. Values that are no numbers are left out, and a line breaks at NaN.
     """
-    if output is not None and output.suffix.lower() not in {".svg", ".png"}:
+    if destination is not None and destination.suffix.lower() not in {".svg", ".png"}:
         raise click.BadParameter(
-            f"{str(output)!r} does not say how to draw it. End it with .svg or .png.",
+            f"{str(destination)!r} does not say how to draw it. End it with .svg or .png.",
             param_hint="--output",
         )
-    past = asked()
+    past = open_history()
     with waiting("reading records"):
         lines, across = lines_of(past, names, where, list(which) or None)
     if frame_of(lines) is None:
@@ -54,21 +54,21 @@ def plot(
             f"`rearview table {names[0]}` shows what there is.",
             slug="nothing-to-plot",
         )
-    if output is None:
+    if destination is None:
         _draw(lines, across)
         return
     try:
-        if output.suffix.lower() == ".svg":
-            output.write_text(svg(lines, ", ".join(names), across), "utf-8")
+        if destination.suffix.lower() == ".svg":
+            destination.write_text(svg(lines, ", ".join(names), across), "utf-8")
         else:
-            _png(lines, ", ".join(names), across, output)
+            _png(lines, ", ".join(names), across, destination)
     except OSError as exc:
         raise UsageError(
-            f"{output} cannot be written: {exc.strerror or exc}. Name a file in a folder that is "
+            f"{destination} cannot be written: {exc.strerror or exc}. Name a file in a folder that is "
             "there and that you may write to.",
             slug="file-unwritable",
         ) from exc
-    show.out(f"wrote {output}")
+    output.out(f"wrote {destination}")
 
 
 def lines_of(
@@ -105,20 +105,20 @@ def _draw(lines: list[ChartLine], across: str) -> None:
     assert frame is not None
     top, bottom = f"{frame.y1:.4g}", f"{frame.y0:.4g}"
     margin = max(len(top), len(bottom))
-    width = max(20, min(show.width(), 120) - margin - 2)
+    width = max(20, min(output.width(), 120) - margin - 2)
     height = max(6, min(20, shutil.get_terminal_size((80, 24)).lines - 6))
     rows = braille(lines, width, height)
     for k, row in enumerate(rows):
         label = top if k == 0 else bottom if k == height - 1 else ""
-        cells = [show.paint(c, INK[n % len(INK)]) if n >= 0 else c for c, n in row]
-        show.out(f"{label:>{margin}} │{''.join(cells)}".rstrip())
+        cells = [output.paint(c, INK[n % len(INK)]) if n >= 0 else c for c, n in row]
+        output.out(f"{label:>{margin}} │{''.join(cells)}".rstrip())
     first, last = f"{frame.x0:.6g}", f"{frame.x1:.6g}"
-    show.out(f"{'':>{margin}} └{'─' * width}")
-    show.out(f"{'':>{margin}}  {first}{across:^{max(1, width - len(first) - len(last))}}{last}")
+    output.out(f"{'':>{margin}} └{'─' * width}")
+    output.out(f"{'':>{margin}}  {first}{across:^{max(1, width - len(first) - len(last))}}{last}")
     for k, line in enumerate(lines[:LEGEND]):
-        show.out(f"  {show.paint('━━', INK[k % len(INK)])} {line.label}")
+        output.out(f"  {output.paint('━━', INK[k % len(INK)])} {line.label}")
     if len(lines) > LEGEND:
-        show.out(f"  … and {len(lines) - LEGEND} more; `--runs` chooses, `-o plot.svg` shows all")
+        output.out(f"  … and {len(lines) - LEGEND} more; `--runs` chooses, `-o plot.svg` shows all")
 
 
 def _png(lines: list[ChartLine], title: str, across: str, file: Path) -> None:

@@ -12,14 +12,13 @@ import click
 from rearview.cli.options import (
     TakesRuns,
     a_run,
-    asked,
     complete_run,
     json_option,
+    open_history,
     some_names,
     some_runs,
 )
 from rearview.cli.terminal import output
-from rearview.cli.terminal import output as shown
 from rearview.cli.terminal.output import duration, moment, plural, size
 from rearview.cli.terminal.progress import waiting
 from rearview.errors import RearviewError
@@ -27,9 +26,7 @@ from rearview.model import Run, Verdict
 from rearview.model.environment import is_restored
 
 if TYPE_CHECKING:
-    from rearview._history import History, RunReport
-    from rearview.store.runs import Replay
-    from rearview.store.tables.result_table import Table
+    from rearview._history import History, Replay, RunReport, Table
 
 SCREEN = 200
 """Rows of a table for people; more are counted, not shown."""
@@ -38,11 +35,11 @@ LEGEND = f"{SIGN} unproved: the run recorded nothing to compare it with, or its 
 VARIABLES = 12
 """Environment variables that are named; more are counted."""
 STATUS = {
-    "finished": shown.GREEN,
-    "failed": shown.RED,
-    "dead": shown.RED,
-    "running": shown.CYAN,
-    "paused": shown.YELLOW,
+    "finished": output.GREEN,
+    "failed": output.RED,
+    "dead": output.RED,
+    "running": output.CYAN,
+    "paused": output.YELLOW,
 }
 
 
@@ -62,20 +59,20 @@ def runs(limit: int | None, where: str | None, wide: bool, as_json: bool) -> Non
 
     Lines fit the terminal, or 80 columns elsewhere: long commands, names and tags are cut.
     """
-    found = asked().runs() if where is None else asked().runs(where)
+    found = open_history().runs() if where is None else open_history().runs(where)
     for run in found:
         if "damaged" in run.facts:
-            shown.note(f"damaged: {run.facts['damaged']}")
+            output.note(f"damaged: {run.facts['damaged']}")
     if limit is not None:
         found = found[-limit:]
     if as_json:
-        shown.json_document([_about(run) for run in found])
+        output.json_document([_about(run) for run in found])
         return
     if not found and where is not None:
-        shown.note(f"No run fits {where!r}.")
+        output.note(f"No run fits {where!r}.")
         return
     if not found:
-        shown.note("No run has been recorded here yet: `rearview run train.py`.")
+        output.note("No run has been recorded here yet: `rearview run train.py`.")
         return
     _list(found, wide=wide)
 
@@ -101,10 +98,10 @@ def _list(found: list[Run], *, wide: bool) -> None:
     keep = [k for k, name in enumerate(columns) if name not in {"name", "tags"} or _any(rows, k)]
     columns, rows = [columns[k] for k in keep], [[row[k] for k in keep] for row in rows]
     if not wide:
-        rows = output.fitted(columns, rows, shown.room(len(columns)), shrink=len(columns) - 4)
+        rows = output.fitted(columns, rows, output.room(len(columns)), shrink=len(columns) - 4)
     for row in rows:
-        row[1] = shown.paint(row[1], STATUS[row[1]])
-    shown.table(columns, rows, right=[name == "took" for name in columns])
+        row[1] = output.paint(row[1], STATUS[row[1]])
+    output.table(columns, rows, right=[name == "took" for name in columns])
 
 
 def _any(rows: list[list[str]], column: int) -> bool:
@@ -155,17 +152,17 @@ def show(words: tuple[str, ...], printed: bool, folder: Path | None, as_json: bo
     if printed:
         _printed(which, as_json=as_json)
         return
-    past = asked()
+    past = open_history()
     report = past.show(which)
     if as_json:
-        shown.json_document({**output.plain(report), "replays": list(map(_told, report.replays))})
+        output.json_document({**output.plain(report), "replays": list(map(_told, report.replays))})
     else:
         _show(report)
     tell_damage(past)
 
 
 def _save(words: tuple[str, ...], folder: Path, *, as_json: bool) -> None:
-    past = asked()
+    past = open_history()
     which, names = "latest", words
     if words and words[0] not in past.names():
         which, names = words[0], words[1:]
@@ -176,23 +173,23 @@ def _save(words: tuple[str, ...], folder: Path, *, as_json: bool) -> None:
     with waiting("reading values"):
         saved = past.save_values(which, folder, names)
     if as_json:
-        shown.json_document([{**output.plain(one), "path": str(one.path)} for one in saved])
+        output.json_document([{**output.plain(one), "path": str(one.path)} for one in saved])
         return
     for one in saved:
         there = "" if one.written else " (was there already)"
-        shown.out(f"{one.path}  {one.what}{there}")
+        output.out(f"{one.path}  {one.what}{there}")
     if not saved:
         what = f"nothing as {', '.join(names)}" if names else "no array, tensor, image or histogram"
-        shown.note(f"Nothing to save: run {past.run(which).id} logged {what}.")
+        output.note(f"Nothing to save: run {past.run(which).id} logged {what}.")
 
 
 def _printed(which: str, *, as_json: bool) -> None:
-    lines = asked().printed(which)
+    lines = open_history().printed(which)
     if as_json:
-        shown.json_document(lines)
+        output.json_document(lines)
         return
     for line in lines:
-        shown.out(f"[{line.where}] {line.text}" if line.stream else f"({line.text})")
+        output.out(f"[{line.where}] {line.text}" if line.stream else f"({line.text})")
 
 
 def _show(report: RunReport) -> None:
@@ -202,11 +199,11 @@ def _show(report: RunReport) -> None:
     loops = ", ".join(f"{name} ({plural(count, 'iteration')})" for name, count in report.loops)
     names = [f"{name} ({plural(count, 'record')})" for name, count in report.names.items()]
     lines = [
-        ("run", shown.paint(run.id, shown.BOLD)),
+        ("run", output.paint(run.id, output.BOLD)),
         ("name", run.name),
         ("tags", ", ".join(run.tags)),
         ("note", run.note),
-        ("status", shown.paint(run.status.value, STATUS[run.status.value]) + code),
+        ("status", output.paint(run.status.value, STATUS[run.status.value]) + code),
         ("command", " ".join((run.script, *run.argv))),
         ("started", f"{moment(run.started)} on {run.host}{took}"),
         ("version", run.version[:12] + "".join(_continued(run))),
@@ -220,7 +217,7 @@ def _show(report: RunReport) -> None:
         ("replays", "\n".join(_replay(replay) for replay in report.replays)),
         ("exact", report.exact),
     ]
-    shown.block((label, text) for label, text in lines if text)
+    output.block((label, text) for label, text in lines if text)
 
 
 def _continued(run: Run) -> list[str]:
@@ -351,7 +348,7 @@ def table(
     Values of replays that were not exact are left out. Those that could not be proved carry a `*`;
     in csv and json the column `unproved` names them.
     """
-    past = asked()
+    past = open_history()
     chosen = list(which) or None
     with waiting("reading records"):
         found = past.table(*names, where=where, runs=chosen, limit=limit, unproved=unproved)
@@ -368,13 +365,13 @@ def _tell_missing(past: History, name: str, where: str | None, which: list[str] 
         with waiting("counting what is missing"):
             plan = past.plan([name], where=where, runs=which)
     except RearviewError as exc:
-        shown.note(f"{name}: no values yet, and none can be filled: {exc}")
+        output.note(f"{name}: no values yet, and none can be filled: {exc}")
         return
     refused = f"; {plural(len(plan.refusals), 'run')} refused" if plan.refusals else ""
     if plan.nothing:
-        shown.note(f"{name}: no values yet{refused}.")
+        output.note(f"{name}: no values yet{refused}.")
         return
-    shown.note(
+    output.note(
         f"{name}: {plan.missing} missing, about {duration(plan.plan.seconds)} of "
         f"computing to fill{refused}: `rearview backfill {shlex.quote(name)}`."
     )
@@ -391,7 +388,7 @@ def sql(query: str, unproved: bool, form: str) -> None:
     max(acc) from full_pivot group by run"`. EXPLAIN, DESCRIBE, SHOW and SUMMARIZE work too;
     nothing can be written.
     """
-    past = asked()
+    past = open_history()
     with waiting("asking"):
         found = past.sql(query, unproved=unproved)
     emit(found, form)
@@ -401,7 +398,7 @@ def sql(query: str, unproved: bool, form: str) -> None:
 def tell_damage(past: History) -> None:
     """Say on stderr which files are damaged, and so are left out of an answer."""
     for text in past.problems():
-        shown.note(f"damaged: {text}")
+        output.note(f"damaged: {text}")
 
 
 class Marks:
@@ -435,7 +432,7 @@ def _tell_unproved(found: Table, marks: Marks) -> None:
     names = sorted(marks.names) if found.mark else found.unproved
     if names:
         some = "are" if found.mark else "may be"
-        shown.note(
+        output.note(
             f"unproved: values of {', '.join(names)} {some} among these that were not found equal to "
             "the run; `rearview show` says why, `rearview backfill --again` runs them again."
         )
@@ -455,16 +452,16 @@ def emit(found: Table, form: str) -> None:
             "csv": output.csv_lines,
             "markdown": output.markdown_lines,
         }[form]
-        say = shown.out if form == "markdown" else shown.data
+        say = output.out if form == "markdown" else output.data
         for line in lines(columns, rows):
             say(line)
         if form == "markdown" and marks.names:
-            shown.out(f"\n{LEGEND}")
+            output.out(f"\n{LEGEND}")
         _tell_unproved(found, marks)
         return
     if columns == ["explain_key", "explain_value"]:  # a drawing, not a cell
         for _, plan in rows:
-            shown.out(plan)
+            output.out(plan)
         return
     every = found.described()
     first = list(islice(every, SCREEN))
@@ -472,18 +469,18 @@ def emit(found: Table, form: str) -> None:
     head = [[row[column] for column in columns] for row in first]
     right = [output.numeric(column) for column in zip(*head, strict=True)] if head else []
     cells = [[output.cell(value) for column, value in marks.signed(row).items()] for row in first]
-    shown.table(columns, cells, right=right or [False] * len(columns))
+    output.table(columns, cells, right=right or [False] * len(columns))
     if marks.names:
-        shown.out(LEGEND)
+        output.out(LEGEND)
     more = sum(1 for _ in map(marks.seen, every))
     _tell_unproved(found, marks)
     if more:
-        shown.note(
+        output.note(
             f"… and {plural(more, 'row')} more. Narrow it with --where or --runs, "
             "or take all of it with --format csv."
         )
     elif not head:
-        shown.note("No rows.")
+        output.note("No rows.")
 
 
 @click.command(cls=TakesRuns)
@@ -506,27 +503,27 @@ def diff(first: str, second: str, *, statements: bool, as_json: bool) -> int:
         return _statements(first, second, as_json=as_json)
     if as_json:
         raise click.UsageError("--json belongs to --statements.")
-    text = asked().diff(first, second)
-    shown.diff(text)
+    text = open_history().diff(first, second)
+    output.diff(text)
     return 1 if text else 0
 
 
 def _statements(first: str, second: str, *, as_json: bool) -> int:
-    changes = asked().statement_diff(first, second)
+    changes = open_history().statement_diff(first, second)
     other = [one for one in changes if one.edit != "same"]
     if as_json:
-        shown.json_document(changes)
+        output.json_document(changes)
         return 1 if other else 0
     path = ""
     for one in other:
         if one.path != path:
             path = one.path
-            shown.out(shown.paint(path, shown.BOLD))
+            output.out(output.paint(path, output.BOLD))
         lines = f"{one.old_line or ''} → {one.new_line or ''}".strip()
         text = one.new_text if one.old_text in {"", one.new_text} else one.old_text
         if one.new_text and text != one.new_text:
             text += f"  →  {one.new_text}"
-        shown.out(f"  {one.edit.value:<8} {lines:<12} {text}")
+        output.out(f"  {one.edit.value:<8} {lines:<12} {text}")
     same = len(changes) - len(other)
-    shown.out(f"{same} statement{'s' * (same != 1)} the same, {len(other)} not")
+    output.out(f"{same} statement{'s' * (same != 1)} the same, {len(other)} not")
     return 1 if other else 0

@@ -1,11 +1,8 @@
 """Commands that start the user's program: run, resume.
 
-What a command line means that names an interpreter, a shell script, a notebook or a launcher.
-
-People put `rearview run` in front of what they type anyway. Where that is `python train.py`, it is
-understood; where it cannot be recorded as it stands, the message is the command to type instead.
-
-Commands that start the user's program: run, resume.
+People put `rearview run` in front of what they type anyway: an interpreter, a shell script, a launcher
+such as torchrun. `program_of` finds the script or module in that; where the command cannot be recorded as
+it is, the error is the command to type instead.
 """
 
 from __future__ import annotations
@@ -24,13 +21,20 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rearview.cli.green import Green, green_options, grid_setting, last_time, moment, run_green
-from rearview.cli.options import TakesRuns, asked, not_started, one_run, pair, quiet_option, span
+from rearview.cli.options import (
+    TakesRuns,
+    not_started,
+    one_run,
+    open_history,
+    pair,
+    quiet_option,
+    span,
+)
 from rearview.cli.terminal import output
 from rearview.errors import UsageError
 
 if TYPE_CHECKING:
-    from rearview._history import Preempt
-    from rearview.execute.start import Start
+    from rearview._history import Preemption, StartCommand
 
 
 _PYTHON = re.compile(r"(python|pypy)(\d+(\.\d+)*)?t?\Z")
@@ -59,7 +63,7 @@ _SHELL = re.compile(rb"#!.*\b(ba|da|z|k|fi)?sh\b")
 
 
 @dataclass(frozen=True, slots=True)
-class Meant:
+class ProgramCall:
     """The program that a command line means."""
 
     target: str
@@ -69,12 +73,12 @@ class Meant:
     """Variables to set for it."""
 
 
-def meant(words: Sequence[str]) -> Meant:
+def program_of(words: Sequence[str]) -> ProgramCall:
     """Return the script or module that `words` start; raise with what to type where none is.
 
-    >>> meant([sys.executable, "-u", "train.py", "--lr", "1"])
-    Meant(target='train.py', args=('--lr', '1'), module=False, environment={'PYTHONUNBUFFERED': '1'})
-    >>> meant([sys.executable, "-m", "pkg.train"]).module
+    >>> program_of([sys.executable, "-u", "train.py", "--lr", "1"])
+    ProgramCall(target='train.py', args=('--lr', '1'), module=False, environment={'PYTHONUNBUFFERED': '1'})
+    >>> program_of([sys.executable, "-m", "pkg.train"]).module
     True
     """
     first, *rest = words
@@ -94,13 +98,13 @@ def meant(words: Sequence[str]) -> Meant:
             raise UsageError(_wrapper(words), slug="launcher")
         if found := shutil.which(first):
             raise UsageError(_command(first, Path(found), rest), slug="launcher")
-        return Meant(first, tuple(rest))
+        return ProgramCall(first, tuple(rest))
     if not name.endswith(".py") and _is_shell(Path(first)):
         raise UsageError(_shell_script(Path(first)), slug="launcher")
-    return Meant(first, tuple(rest))
+    return ProgramCall(first, tuple(rest))
 
 
-def _python(first: str, rest: list[str]) -> Meant:
+def _python(first: str, rest: list[str]) -> ProgramCall:
     _check_interpreter(first)
     environment: dict[str, str] = {}
     words = list(rest)
@@ -109,7 +113,7 @@ def _python(first: str, rest: list[str]) -> Meant:
         if word == "-m" or (word.startswith("-m") and len(word) > 2):
             target = word[2:] or (words.pop(0) if words else "")
             if target:
-                return Meant(target, tuple(words), module=True, environment=environment)
+                return ProgramCall(target, tuple(words), module=True, environment=environment)
             break
         if word in _FLAGS:
             environment |= _FLAGS[word]
@@ -126,7 +130,7 @@ def _python(first: str, rest: list[str]) -> Meant:
             "Which script? `rearview run train.py`, or `rearview run -m package.train`.",
             slug="no-script",
         )
-    return Meant(words[0], tuple(words[1:]), environment=environment)
+    return ProgramCall(words[0], tuple(words[1:]), environment=environment)
 
 
 def _check_interpreter(first: str) -> None:
@@ -294,7 +298,7 @@ class Program(click.Command):
     type=click.IntRange(0),
     default=1000,
     show_default=True,
-    help="With --preemptible: how often one run is gone on with.",
+    help="With --preemptible: how often one run is resumed.",
 )
 @click.option(
     "--exit-every",
@@ -336,63 +340,67 @@ def run(
             "Which script? `rearview run train.py`, or `rearview run -m package.train`.",
             click.get_current_context(),
         )
-    understood = meant(program) if module is None else Meant(module, program, module=True)
+    understood = (
+        program_of(program) if module is None else ProgramCall(module, program, module=True)
+    )
     target, rest = understood.target, list(understood.args)
     if not understood.module:
         check_script(Path(target))
     os.environ.update(understood.environment)
-    from rearview._history import begin
+    from rearview._history import start_run
 
     settings: dict[str, Any] = {
         "epsilon": epsilon,
         "every": every or None,
         "autolog": autolog or None,
     }
-    preempt = None
+    preemption = None
     if not green and (exit_when_paused or {by, hours, share, grams} != {None}):
         raise click.UsageError(
             "--by, --hours, --share, --grams and --exit-when-paused go with --green.",
             click.get_current_context(),
         )
     if preemptible or green or remote is not None:
-        preempt = replace(_preempt(signals, remote, retries), exit_every=exit_every, waits=green)
+        preemption = replace(
+            _preemption(signals, remote, retries), exit_every=exit_every, waits=green
+        )
     options: dict[str, Any] = {
         "module": understood.module,
         "given": dict(given),
         "settings": {name: value for name, value in settings.items() if value is not None},
-        "preempt": preempt,
+        "preemption": preemption,
     }
-    if green and preempt is not None:
+    if green and preemption is not None:
         told = Green(grid_setting(), by, hours, share, grams, leaves=exit_when_paused)
         if by is not None:
             moment(by, 0.0)  # a slip is told now, not when power is green
             if hours is None:
                 told = replace(told, hours=_last_time(target, rest, options["module"], quiet=quiet))
 
-        def start() -> Start:
-            begun = begin(target, rest, **options)
+        def start() -> StartCommand:
+            command = start_run(target, rest, **options)
             if not quiet:
-                tell_notes(begun)
-            return begun
+                tell_notes(command)
+            return command
 
-        return run_green(start, told, preempt.signals, quiet=quiet)
-    if preempt is not None:
+        return run_green(start, told, preemption.signals, quiet=quiet)
+    if preemption is not None:
         # One that comes while the program is still being started waits for it to listen.
-        signal.pthread_sigmask(signal.SIG_BLOCK, preempt.signals)
-    begun = begin(target, rest, **options)
+        signal.pthread_sigmask(signal.SIG_BLOCK, preemption.signals)
+    command = start_run(target, rest, **options)
     if not quiet:
         output.said(f"recording {'-m ' if understood.module else ''}{target}")
-    if not quiet and preempt is not None:
-        tell_notes(begun)  # it may go on with one that was stopped
-    become(begun)
+    if not quiet and preemption is not None:
+        tell_notes(command)  # it may go on with one that was stopped
+    become(command)
     return None
 
 
 def _last_time(target: str, args: list[str], module: bool, *, quiet: bool) -> float | None:
     """Return the hours that the program took last time, and say so."""
-    from rearview._history import usual
+    from rearview._history import similar_run
 
-    found = usual(target, args, module=module)
+    found = similar_run(target, args, module=module)
     hours = last_time(found[1]) if found is not None else None
     if not quiet and found is not None and hours is not None:
         output.said(f"it takes {hours:.2g} h, as run {found[0].id} did (--hours says otherwise)")
@@ -403,8 +411,8 @@ def _last_time(target: str, args: list[str], module: bool, *, quiet: bool) -> fl
     return hours
 
 
-def _preempt(signals: tuple[str, ...], remote: str | None, retries: int) -> Preempt:
-    from rearview._history import Preempt
+def _preemption(signals: tuple[str, ...], remote: str | None, retries: int) -> Preemption:
+    from rearview._history import Preemption
 
     try:
         numbers = tuple(
@@ -415,7 +423,7 @@ def _preempt(signals: tuple[str, ...], remote: str | None, retries: int) -> Pree
             f"There is no signal {exc.args[0]!r}. Give a name such as TERM, USR1 or INT.",
             slug="no-signal",
         ) from exc
-    plain = Preempt(remote=remote, retries=retries)
+    plain = Preemption(remote=remote, retries=retries)
     return replace(plain, signals=numbers) if numbers else plain
 
 
@@ -454,7 +462,7 @@ def check_script(script: Path) -> None:
 )
 @quiet_option
 def resume(which: str, source: str, remote: str | None, quiet: bool) -> None:
-    """Go on with a run that was stopped.
+    """Resume a run that was stopped.
 
     It continues from its last checkpoint, with the source, arguments and random state it had,
     as the same run. With --source worktree it goes on with the source as it is now, if nothing that
@@ -462,35 +470,35 @@ def resume(which: str, source: str, remote: str | None, quiet: bool) -> None:
     -2 for the one before. With --remote, also in an empty folder: source files that are missing here
     are written.
     """
-    preempt = None
+    preemption = None
     if remote is not None:
-        from rearview._history import fetch
+        from rearview._history import fetch_run
 
-        run, written = fetch(remote, which)
+        run, written = fetch_run(remote, which)
         which = run.id
         if written and not quiet:
             output.said(f"wrote {len(written)} source files that were missing here")
-        preempt = _preempt((), remote, 0)
-        signal.pthread_sigmask(signal.SIG_BLOCK, preempt.signals)
-    begun = asked().resume(which, preempt, source=source)
+        preemption = _preemption((), remote, 0)
+        signal.pthread_sigmask(signal.SIG_BLOCK, preemption.signals)
+    command = open_history().resume(which, preemption, source=source)
     if not quiet:
         output.said(f"resuming {which}")
-        tell_notes(begun)
-    become(begun)
+        tell_notes(command)
+    become(command)
 
 
-def tell_notes(begun: Start) -> None:
+def tell_notes(command: StartCommand) -> None:
     """Say what is to be known before a program starts."""
-    for text in begun.notes:
+    for text in command.notes:
         output.said(text)
 
 
-def become(begun: Start) -> None:
+def become(command: StartCommand) -> None:
     """Turn this process into the user's program, so that all it does is its own."""
     sys.stdout.flush()
     sys.stderr.flush()
     try:
-        os.chdir(begun.folder)
-        os.execve(begun.command[0], begun.command, begun.environment)  # noqa: S606 - no shell
+        os.chdir(command.folder)
+        os.execve(command.command[0], command.command, command.environment)  # noqa: S606 - no shell
     except OSError as exc:
-        raise not_started(begun, exc) from exc
+        raise not_started(command, exc) from exc

@@ -1,29 +1,20 @@
-"""Commands that label runs and remove them: name, tag, note, rm.
-
-The command compare: two runs side by side.
-
-Commands that label runs and remove them: name, tag, note, rm.
-"""
+"""Commands about whole runs: compare, name, tag, note, rm."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import click
 
-from rearview.cli.options import TakesRuns, a_run, asked, complete_run, json_option
+from rearview.cli.options import TakesRuns, a_run, complete_run, json_option, open_history
 from rearview.cli.terminal import output
+from rearview.cli.terminal.output import plain, plural, size
 from rearview.cli.terminal.progress import waiting
 
 if TYPE_CHECKING:
-    from rearview._history.compare_runs import Comparison, Row
-import sys
-from collections.abc import Iterator
-
-from rearview.cli.terminal.output import plain, plural, size
-
-if TYPE_CHECKING:
-    from rearview.backfill.reports import Removal
+    from rearview._history import Comparison, Removal, Row
 
 
 @click.command(cls=TakesRuns)
@@ -39,7 +30,7 @@ def compare(a: str, b: str, every: bool, as_json: bool) -> int:
     alike in all of it, 1: they differ.
     """
     with waiting("comparing", quiet=as_json):
-        found = asked().compare(a, b)
+        found = open_history().compare(a, b)
     if as_json:
         output.json_document(
             {
@@ -113,7 +104,7 @@ def name(which: str, new: str | None, remove: bool) -> None:
     """
     if remove == (new is not None):
         raise click.UsageError("Give either a NAME or --remove: `rearview name latest baseline`.")
-    run = asked().name(which, new)
+    run = open_history().name(which, new)
     output.out(f"{run.id} is called {run.name}" if run.name else f"{run.id} has no name now")
 
 
@@ -126,7 +117,7 @@ def tag(which: str, tags: tuple[str, ...], remove: bool) -> None:
 
     `rearview runs --where "tag = 'baseline'"` lists the runs that have a tag.
     """
-    past = asked()
+    past = open_history()
     run = past.untag(which, *tags) if remove else past.tag(which, *tags)
     output.out(
         f"{run.id} has the tags {', '.join(run.tags)}" if run.tags else f"{run.id} has no tags"
@@ -143,7 +134,7 @@ def note(which: str, text: tuple[str, ...], remove: bool) -> None:
     Each note is a line after the ones before; `show` and the column `note` of the table `runs` have
     all of them. Without TEXT, print what is there.
     """
-    past = asked()
+    past = open_history()
     if remove and text:
         raise click.UsageError("Give either a TEXT or --remove, not both.")
     if remove:
@@ -169,7 +160,7 @@ def rm(which: tuple[str, ...], yes: bool, dry_run: bool, as_json: bool) -> int |
     is running is refused, and so is one that other runs came from. On a terminal it asks first;
     elsewhere it needs --yes. A removal that was interrupted is completed by saying it again.
     """
-    past = asked()
+    past = open_history()
     if not dry_run and not yes:
         if not sys.stdin.isatty():
             raise click.UsageError(

@@ -1,36 +1,26 @@
-"""The command inspect: what Rearview sees in a script before anything runs.
-
-The command that shows where a statement goes in past versions: propagate.
-
-The command inspect: what Rearview sees in a script before anything runs.
-"""
+"""Commands about source: inspect (what Rearview sees in a script), propagate (a statement in old versions)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from rearview.cli.options import (
     TakesRuns,
     a_run,
-    asked,
     complete_run,
     json_option,
+    open_history,
     pair,
     some_names,
 )
 from rearview.cli.terminal import output
-
-if TYPE_CHECKING:
-    from rearview._history import Correction, History, Propagated
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
 from rearview.cli.terminal.output import plural
 
 if TYPE_CHECKING:
-    from rearview._history import Inspection
+    from rearview._history import Correction, History, Inspection, Propagated
 
 
 @click.command(cls=TakesRuns)
@@ -96,7 +86,7 @@ def propagate(
     statement, and serves no other name. `--corrections` and `--undo` work with or without NAMES;
     exit code 1: there is nothing to undo.
     """
-    past = asked()
+    past = open_history()
     if correct is None and (after or renames or statement):
         raise click.UsageError("--after, --rename and --statement belong to --correct.")
     if past.correction_note:

@@ -12,7 +12,7 @@ import click
 
 from rearview.cli.options import pair, quiet_option
 from rearview.cli.run import Program, check_script, run
-from rearview.cli.terminal import output as show
+from rearview.cli.terminal import output
 from rearview.errors import SiteError, UsageError
 
 _OWN = {"preemptible", "quiet"}
@@ -42,7 +42,11 @@ class Submit(Program):
 @click.option("--condor", "site", flag_value="condor", help="For HTCondor: a submit file.")
 @click.option("--slurm", "site", flag_value="slurm", help="For Slurm: a batch script.")
 @click.option(
-    "-o", "--output", metavar="FILE", help="Where to write it (default SCRIPT.sub, SCRIPT.sbatch)."
+    "-o",
+    "--output",
+    "destination",
+    metavar="FILE",
+    help="Where to write it (default SCRIPT.sub, SCRIPT.sbatch).",
 )
 @click.option("--submit", "hand_in", is_flag=True, help="Submit it too.")
 @click.option(
@@ -81,7 +85,7 @@ def submit(
     program: tuple[str, ...],
     module: str | None,
     site: str | None,
-    output: str | None,
+    destination: str | None,
     hand_in: bool,
     lines: tuple[tuple[str, str], ...],
     inputs: tuple[str, ...],
@@ -114,7 +118,7 @@ def submit(
             )
         target = str(Path(target).resolve().relative_to(here)) if site == "condor" else target
     name = Path(target).stem if module is None else target
-    file = Path(output or f"{name}.{'sub' if site == 'condor' else 'sbatch'}")
+    file = Path(destination or f"{name}.{'sub' if site == 'condor' else 'sbatch'}")
     rest = program if module is not None else (target, *program[1:])
     job = BatchJob(
         name=name,
@@ -142,9 +146,9 @@ def submit(
     if hand_in:
         _hand_in(command)
     elif not quiet:
-        show.said(f"wrote {file}; submit it with `{shlex.join(command)}`")
+        output.said(f"wrote {file}; submit it with `{shlex.join(command)}`")
     if site == "condor" and not quiet:
-        show.said(f"what it makes comes to {home}")
+        output.said(f"what it makes comes to {home}")
 
 
 def _options(ctx: click.Context, *, condor: bool) -> list[str]:
@@ -211,4 +215,4 @@ def _hand_in(command: list[str]) -> None:
             "what it says, with --set NAME=VALUE for a line of its own.",
             slug="refused",
         )
-    show.out(done.stdout.strip())
+    output.out(done.stdout.strip())

@@ -1,236 +1,257 @@
-"""Run segments on an executor: as many at once as it has slots, each until it has an answer."""
+"""Run segments on an executor: as many at once as it has slots, each until it has an outcome.
+
+A segment may be started more than once: its worker was lost or taken away, or the outcome was doubtful
+and a replay from the start of the run settles it. Other backfills may work on the same segments, so each
+is claimed just before it starts (`Claims`).
+"""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from rearview.execute.executor import Executor, Job, Task
-from rearview.execute.replay_jobs import ReplayOutcome, Replays, doubtful
-from rearview.execute.status import Eta, Event, Post, Progress, RecordTail, UnderWay
-from rearview.model import Run
-from rearview.model.plan import PROBE_RAISED
+from rearview.execute.replay_jobs import ReplayJobs, ReplayOutcome, needs_rerun
+from rearview.execute.status import Eta, Event, Progress, RecordTail, SegmentProgress, StatusFile
+from rearview.model import Run, Segment
+from rearview.model.plan import ReplayFailure
+from rearview.model.run import name_of
 
-LOST = 3
-"""How often a segment is started again whose process was killed under it."""
+MAX_LOSSES = 3
+"""How often a segment whose process was killed is started again."""
 LONG = 60.0
-"""Seconds that a segment may still take when its worker is taken away."""
-_PAUSE = 0.05
-_LOOK = 0.5
-"""Seconds between looks at the records of a segment, and at what others have under way."""
+"""A segment with more seconds to go than this is stopped when its worker is taken away."""
+_POLL = 0.05
+"""Seconds between looks at the running processes."""
+_READ_EVERY = 0.5
+"""Seconds between reads of a segment's records, and of the claims of other backfills."""
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """What there is to do of a piece when its turn has come."""
+class Claim:
+    """What `Claims.take` grants of a segment."""
 
     task: Task | None
-    """None: nothing."""
+    """The part that is ours to run now; None: nothing."""
     rest: bool = False
-    """Another backfill has some of it under way: it is to be asked again later."""
+    """Another backfill is running a part of the segment: take it again later."""
     filled: bool = False
-    """Another backfill has filled some of it, or all."""
+    """Another backfill has filled a part of the segment, or all of it."""
 
 
-@dataclass(frozen=True, slots=True)
-class PendingSegment:
-    """One segment that is made ready only when its turn has come."""
+class Claims(Protocol):
+    """Divides segments among the backfills that run at the same time."""
 
-    run: Run
-    seconds: float
-    """Predicted."""
-    turn: Callable[[], Turn]
-    """Asked again as long as there is a rest."""
-    watch: Callable[[Task], RecordTail] | None = None
-    """Follows how far it is."""
+    def take(self, segment: Segment) -> Claim:
+        """Claim what no other backfill has filled or claimed of a segment."""
+        ...
+
+    def release(self, segment: Segment, task: Task, why: str) -> None:
+        """Give up the claim of a task that did not end; `why` is stored with the replay."""
+        ...
 
 
 @dataclass(slots=True)
-class _Running:
+class _RunningSegment:
     number: int
     job: Job
-    begun: float
-    pace: Eta
-    watch: RecordTail | None = None
-    looked: float = 0.0
-    leaving: bool = False
-    """Its worker was taken away; it may end."""
+    started: float
+    eta: Eta
+    records: RecordTail | None = None
+    last_read: float = 0.0
+    surplus: bool = False
+    """Its worker was taken away; it may run to its end."""
 
     @property
     def rows(self) -> int:
-        return self.watch.rows if self.watch is not None else 0
+        return self.records.rows if self.records is not None else 0
 
     @property
     def reached(self) -> float | None:
-        return self.watch.reached if self.watch is not None else None
+        return self.records.reached if self.records is not None else None
 
 
 @dataclass
 class Pool:
-    """Carries out pieces in their order."""
+    """Runs the segments of one plan in their order."""
 
-    replays: Replays
+    replays: ReplayJobs
     executor: Executor
+    claims: Claims
     progress: Progress | None = None
-    post: Post | None = None
-    """Where more or fewer workers are asked for."""
-    elsewhere: set[int] = field(default_factory=set)
-    """Numbers of the pieces that another backfill has filled, wholly or in part."""
-    _lost: dict[int, int] = field(default_factory=dict)
-    _again: dict[int, str] = field(default_factory=dict)
-    """Why segments run from the start, by number."""
-    _alone: bool = False
-    """Segments share nothing any more: one that did was lost, or came out otherwise."""
-    _raised: bool = False
-    """The added statement raises without a shared start, too: others need not be asked twice."""
+    status: StatusFile | None = None
+    """Where other terminals ask for more or fewer workers."""
+    filled_elsewhere: set[int] = field(default_factory=set)
+    """Numbers of the segments that another backfill filled, wholly or in part."""
+    _losses: dict[int, int] = field(default_factory=dict)
+    """How often the process of a segment was killed, by number."""
+    _rerun_reasons: dict[int, str] = field(default_factory=dict)
+    """Why segments run from the start of the run, by number."""
+    _unshared: bool = False
+    """Segments no longer share a start: one that did was lost, or came out different."""
+    _probe_raises: bool = False
+    """The added statement raised without a shared start too: other segments are not run twice."""
     _slots: int = 0
-    _real: float = 0.0
-    """Seconds that segments took which were predicted to take `_planned`."""
-    _planned: float = 0.0
+    _real_seconds: float = 0.0
+    """Seconds that segments took which were predicted to take `_predicted_seconds`."""
+    _predicted_seconds: float = 0.0
 
-    def carry_out(self, pieces: Sequence[PendingSegment]) -> list[ReplayOutcome]:
-        """Return what became of the pieces, in their order.
+    def run(self, segments: Sequence[Segment], runs: Mapping[str, Run]) -> list[ReplayOutcome]:
+        """Return the outcomes of the segments, in their order.
 
-        Of a piece that another backfill filled there is nothing to tell.
+        `runs` has the run of each segment by its id. A segment that another backfill filled has no
+        outcome.
         """
-        self._pieces = pieces
-        self._waiting: deque[tuple[int, Task | None]] = deque((k, None) for k in range(len(pieces)))
-        self._running: dict[int, _Running] = {}
+        self._segments = segments
+        self._runs = [runs[segment.run] for segment in segments]
+        self._waiting: deque[tuple[int, Task | None]] = deque(
+            (number, None) for number in range(len(segments))
+        )
+        self._running: dict[int, _RunningSegment] = {}
         self._outcomes: dict[int, list[ReplayOutcome]] = {}
-        self._rests: set[int] = set()
-        self._later: list[int] = []
-        self._next_look = 0.0
+        self._partly_claimed: set[int] = set()
+        self._claimed_elsewhere: list[int] = []
+        self._next_claim = 0.0
         self._ended: set[int] = set()
-        self._total = sum(piece.seconds for piece in pieces) or 1.0
+        self._total = sum(segment.seconds for segment in segments) or 1.0
         self._done = 0.0
         self._slots = self.executor.slots
         try:
-            while self._waiting or self._running or self._later:
-                self._staff()
-                self._look_again()
+            while self._waiting or self._running or self._claimed_elsewhere:
+                self._resize()
+                self._reclaim()
                 while self._waiting and len(self._running) < self._slots:
-                    self._take()
+                    self._take_next()
                 if not self._running:
-                    time.sleep(_PAUSE)
-                for slot, one in list(self._running.items()):
-                    code = one.job.wait(_PAUSE / len(self._running))
-                    self._look(slot, one)
+                    time.sleep(_POLL)
+                for slot, running in list(self._running.items()):
+                    code = running.job.wait(_POLL / len(self._running))
+                    self._read_records(slot, running)
                     if code is not None:
-                        self._end(slot, one, code)
-                self._tell_left()
+                        self._end(slot, running, code)
+                self._report_progress()
         finally:
-            for one in self._running.values():
-                one.job.stop()
-                self.replays.interrupt(self._pieces[one.number].run, one.job.task)
+            for running in self._running.values():
+                running.job.stop()
+                self.replays.interrupt(self._runs[running.number], running.job.task)
             self.executor.close()
-        return [one for number in sorted(self._outcomes) for one in self._outcomes[number]]
+        return [outcome for number in sorted(self._outcomes) for outcome in self._outcomes[number]]
 
-    def _staff(self) -> None:
-        """See how many workers there are now; they may come and go while we run."""
-        asked = self.post.asked() if self.post is not None else None
-        if asked is not None:
-            self.executor.resize(asked)
+    def _resize(self) -> None:
+        """Adapt to the number of workers, which may change while segments run."""
+        requested = self.status.requested_workers() if self.status is not None else None
+        if requested is not None:
+            self.executor.resize(requested)
         slots = max(1, self.executor.slots)
         if slots != self._slots:
             self._slots = slots
-            self._tell("workers", 0)
-        # a cluster that has shrunk says itself whose segments are lost
-        surplus = 0 if asked is None else len(self._running) - asked
-        for slot in sorted(self._running, key=lambda slot: -self._running[slot].begun):
-            one = self._running[slot]
+            self._report("workers", 0)
+        # a cluster that has shrunk reports by itself which segments are lost
+        surplus = 0 if requested is None else len(self._running) - requested
+        for slot in sorted(self._running, key=lambda slot: -self._running[slot].started):
+            running = self._running[slot]
             if surplus <= 0:
-                one.leaving = False
+                running.surplus = False
                 continue
             surplus -= 1
-            if not one.leaving:
-                one.leaving = True
-                self._dismiss(slot, one)
+            if not running.surplus:
+                running.surplus = True
+                self._stop_if_long(slot, running)
 
-    def _dismiss(self, slot: int, one: _Running) -> None:
-        """Hand a segment back that would take long; a short or nearly done one may end."""
+    def _stop_if_long(self, slot: int, running: _RunningSegment) -> None:
+        """Stop a segment that would take long and queue it again; let a short one end."""
         now = time.monotonic()
-        left = one.pace.left(now, one.reached, self._factor)
-        if left < max(LONG, now - one.begun):
+        left = running.eta.left(now, running.reached, self._slowdown)
+        if left < max(LONG, now - running.started):
             return
-        one.job.stop()
+        running.job.stop()
         del self._running[slot]
-        self._tell("returned", one.number, worker=slot)
-        self._put_back(one, "its worker was taken away")
+        self._report("returned", running.number, worker=slot)
+        self._queue_again(running, "its worker was taken away")
 
-    def _look_again(self) -> None:
-        """Once there is nothing else to start, ask again for what others had under way."""
+    def _reclaim(self) -> None:
+        """Queue the segments that other backfills had claimed, once nothing else is waiting."""
         now = time.monotonic()
-        if self._later and not self._waiting and now >= self._next_look:
-            self._waiting.extend((number, None) for number in self._later)
-            self._later.clear()
-            self._next_look = now + _LOOK
+        if self._claimed_elsewhere and not self._waiting and now >= self._next_claim:
+            self._waiting.extend((number, None) for number in self._claimed_elsewhere)
+            self._claimed_elsewhere.clear()
+            self._next_claim = now + _READ_EVERY
 
-    def _take(self) -> None:
-        """Start the next piece, or what others leave of it."""
+    def _take_next(self) -> None:
+        """Claim the next segment and start what is granted of it."""
         number, task = self._waiting.popleft()
-        piece = self._pieces[number]
         if task is None:
-            turn = piece.turn()
-            if turn.filled:
-                self.elsewhere.add(number)
-            if turn.task is None:
-                self._leave(number, rest=turn.rest)
+            segment, run = self._segments[number], self._runs[number]
+            claim = self.claims.take(segment)
+            if claim.filled:
+                self.filled_elsewhere.add(number)
+            if claim.task is None:
+                self._skip(number, rest=claim.rest)
                 return
-            if turn.rest:
-                self._rests.add(number)
-            task = turn.task
-            if number in self._again:
-                self.replays.abandon(piece.run, task, "it runs from the start")
-                task = self.replays.from_the_start(piece.run, task, self._again[number])
+            if claim.rest:
+                self._partly_claimed.add(number)
+            task = claim.task
+            if number in self._rerun_reasons:
+                self.claims.release(segment, task, "it runs from the start")
+                task = self.replays.from_the_start(run, task, self._rerun_reasons[number])
         self._start(number, task)
 
-    def _leave(self, number: int, *, rest: bool) -> None:
-        """Leave a piece to others: until they are done with it, or for good."""
+    def _skip(self, number: int, *, rest: bool) -> None:
+        """Leave a segment to another backfill: until that one ends, or for good."""
         if rest:
-            self._later.append(number)
+            self._claimed_elsewhere.append(number)
             return
         self._ended.add(number)
-        self._done += self._pieces[number].seconds
-        self._tell("filled", number)
+        self._done += self._segments[number].seconds
+        self._report("filled", number)
 
     def _start(self, number: int, task: Task) -> None:
-        piece = self._pieces[number]
+        segment = self._segments[number]
         slot = next(k for k in range(len(self._running) + 1) if k not in self._running)
-        job = self.executor.start(replace(task, imports=None) if self._alone else task, slot)
+        job = self.executor.start(replace(task, imports=None) if self._unshared else task, slot)
         now = time.monotonic()
-        watch = piece.watch(job.task) if piece.watch is not None and self.progress else None
-        self._running[slot] = _Running(number, job, now, Eta(piece.seconds, now), watch)
-        self._tell("started", number, seconds=piece.seconds, worker=slot)
+        records = self._records_of(number, job.task) if self.progress else None
+        eta = Eta(segment.seconds, now)
+        self._running[slot] = _RunningSegment(number, job, now, eta, records)
+        self._report("started", number, seconds=segment.seconds, worker=slot)
 
-    def _look(self, slot: int, one: _Running) -> None:
+    def _records_of(self, number: int, task: Task) -> RecordTail:
+        segment = self._segments[number]
+        last = segment.first if segment.last is None else segment.last
+        iterations = range(segment.first, last) if segment.only is None else segment.only
+        loop = name_of(segment.loop) if segment.loop is not None else None
+        return RecordTail(self.replays.run_folder(segment.run), task.id, loop, iterations)
+
+    def _read_records(self, slot: int, running: _RunningSegment) -> None:
         now = time.monotonic()
-        if one.watch is None or now - one.looked < _LOOK:
+        if running.records is None or now - running.last_read < _READ_EVERY:
             return
-        one.looked = now
-        if one.watch.look():
-            self._tell("rows", one.number, worker=slot, rows=one.rows)
+        running.last_read = now
+        if running.records.read():
+            self._report("rows", running.number, worker=slot, rows=running.rows)
 
-    def _end(self, slot: int, one: _Running, code: int) -> None:
+    def _end(self, slot: int, running: _RunningSegment, code: int) -> None:
         del self._running[slot]
-        spent = time.monotonic() - one.begun
-        if not self._settled(slot, one, code, spent):
+        spent = time.monotonic() - running.started
+        if not self._settle(slot, running, code, spent):
             return
-        outcome = self._outcomes[one.number][-1]
+        outcome = self._outcomes[running.number][-1]
         report = outcome.report
-        if one.number in self._rests:
-            self._rests.remove(one.number)
-            self._later.append(one.number)
+        if running.number in self._partly_claimed:
+            self._partly_claimed.remove(running.number)
+            self._claimed_elsewhere.append(running.number)
         else:
-            planned = self._pieces[one.number].seconds
-            self._ended.add(one.number)
-            self._done += planned
-            self._real += spent
-            self._planned += planned
-        self._tell(
+            predicted = self._segments[running.number].seconds
+            self._ended.add(running.number)
+            self._done += predicted
+            self._real_seconds += spent
+            self._predicted_seconds += predicted
+        self._report(
             "proved" if outcome.proved else "failed",
-            one.number,
+            running.number,
             seconds=spent,
             worker=slot,
             rows=report.written,
@@ -239,44 +260,44 @@ class Pool:
             or ", ".join(report.lacking or report.differing),
         )
 
-    def _settled(self, slot: int, one: _Running, code: int, spent: float) -> bool:
-        """Keep the outcome; if it settles nothing, put the segment back and say so."""
-        task, run = one.job.task, self._pieces[one.number].run
-        if code < 0 and not task.report.exists() and self._lost.get(one.number, 0) < LOST:
-            self._lost[one.number] = self._lost.get(one.number, 0) + 1
-            self._alone = self._alone or task.imports is not None
-            self._tell("lost", one.number, worker=slot, message=f"it ended with {code}")
-            self._put_back(one, "its worker was lost")
+    def _settle(self, slot: int, running: _RunningSegment, code: int, spent: float) -> bool:
+        """Store the outcome and return True; or queue the segment again and return False."""
+        task, run, number = running.job.task, self._runs[running.number], running.number
+        if code < 0 and not task.report.exists() and self._losses.get(number, 0) < MAX_LOSSES:
+            self._losses[number] = self._losses.get(number, 0) + 1
+            self._unshared = self._unshared or task.imports is not None
+            self._report("lost", number, worker=slot, message=f"it ended with {code}")
+            self._queue_again(running, "its worker was lost")
             return False
-        outcome = self.replays.judge(run, task, code, spent, self._again.get(one.number, ""))
-        pinned = task.threads is not None
-        raised = (outcome.report.error or "").startswith(PROBE_RAISED)
-        shared = task.imports is not None and not (raised and self._raised)
-        doubt = doubtful(outcome.report, pinned=pinned, shared=shared)
-        if doubt and one.number not in self._again:
-            why = self._again[one.number] = outcome.proof.why
-            self._tell("again", one.number, seconds=spent, worker=slot, message=why)
-            again = self.replays.from_the_start(run, task, why)
-            self._waiting.appendleft((one.number, again))
+        outcome = self.replays.judge(run, task, code, spent, self._rerun_reasons.get(number, ""))
+        raised = outcome.report.failure is ReplayFailure.PROBE_RAISED
+        shared = task.imports is not None and not (raised and self._probe_raises)
+        doubtful = needs_rerun(outcome.report, pinned=task.threads is not None, shared=shared)
+        if doubtful and number not in self._rerun_reasons:
+            why = self._rerun_reasons[number] = outcome.proof.why
+            self._report("again", number, seconds=spent, worker=slot, message=why)
+            self._waiting.appendleft((number, self.replays.from_the_start(run, task, why)))
             return False
-        if one.number in self._again:
-            self._alone = self._alone or outcome.proved  # perhaps that was it
-            self._raised = self._raised or raised
-        self._outcomes.setdefault(one.number, []).append(outcome)
+        if number in self._rerun_reasons:
+            self._unshared = self._unshared or outcome.proved  # the shared start may be the reason
+            self._probe_raises = self._probe_raises or raised
+        self._outcomes.setdefault(number, []).append(outcome)
         return True
 
-    def _put_back(self, one: _Running, why: str) -> None:
-        """Let the next free worker do what one had begun and did not end."""
-        self.replays.abandon(self._pieces[one.number].run, one.job.task, why)
-        self._rests.discard(one.number)
-        self._waiting.appendleft((one.number, None))
+    def _queue_again(self, running: _RunningSegment, why: str) -> None:
+        """Let the next free worker run a segment that did not end."""
+        self.claims.release(self._segments[running.number], running.job.task, why)
+        self._partly_claimed.discard(running.number)
+        self._waiting.appendleft((running.number, None))
 
     @property
-    def _factor(self) -> float:
-        """How much longer than predicted things take, as far as that was seen."""
-        return self._real / self._planned if self._planned > 0 else 1.0
+    def _slowdown(self) -> float:
+        """Real seconds per predicted second, from the segments that have ended."""
+        if self._predicted_seconds <= 0:
+            return 1.0
+        return self._real_seconds / self._predicted_seconds
 
-    def _tell(
+    def _report(
         self,
         kind: str,
         number: int,
@@ -292,8 +313,8 @@ class Pool:
             Event(
                 kind,
                 number,
-                len(self._pieces),
-                self._pieces[number].run.id,
+                len(self._segments),
+                self._segments[number].run,
                 self._done / self._total,
                 seconds,
                 message=message,
@@ -303,48 +324,52 @@ class Pool:
             )
         )
 
-    def _tell_left(self) -> None:
-        """Say how far the segments under way are, as predicted and as they go."""
-        now, factor = time.monotonic(), self._factor
+    def _report_progress(self) -> None:
+        """Report how far the running segments are, and how long all of them will take."""
+        now, slowdown = time.monotonic(), self._slowdown
         under_way = tuple(
-            self._under_way(slot, one, now, factor) for slot, one in self._running.items()
+            self._segment_progress(slot, running, now, slowdown)
+            for slot, running in self._running.items()
         )
-        numbers = [*(number for number, _ in self._waiting), *self._later]
-        waiting = sum(self._pieces[number].seconds for number in numbers) * factor
+        numbers = [*(number for number, _ in self._waiting), *self._claimed_elsewhere]
+        waiting = sum(self._segments[number].seconds for number in numbers) * slowdown
         left = max(
-            (sum(one.left for one in under_way) + waiting) / self._slots,
-            max((one.left for one in under_way), default=0.0),
+            (sum(each.left for each in under_way) + waiting) / self._slots,
+            max((each.left for each in under_way), default=0.0),
         )
-        if self.post is not None:
-            self.post.say(
+        if self.status is not None:
+            self.status.update(
                 workers=self._slots,
                 busy=len(under_way),
-                segments=len(self._pieces),
+                segments=len(self._segments),
                 ended=len(self._ended),
                 left=left,
             )
-        if self.progress is None or not (under_way or self._later):
+        if self.progress is None or not (under_way or self._claimed_elsewhere):
             return
-        share = sum(one.done * self._pieces[one.segment].seconds for one in under_way)
-        done = min(1.0, (self._done + share) / self._total)
-        first = under_way[0].segment if under_way else self._later[0]
+        partly = sum(each.done * self._segments[each.segment].seconds for each in under_way)
+        first = under_way[0].segment if under_way else self._claimed_elsewhere[0]
         self.progress(
             Event(
                 "progress",
                 first,
-                len(self._pieces),
-                self._pieces[first].run.id,
-                done,
+                len(self._segments),
+                self._segments[first].run,
+                min(1.0, (self._done + partly) / self._total),
                 left=left,
                 workers=self._slots,
                 under_way=under_way,
-                held=len(self._later),
+                held=len(self._claimed_elsewhere),
             )
         )
 
-    def _under_way(self, slot: int, one: _Running, now: float, factor: float) -> UnderWay:
-        piece, spent = self._pieces[one.number], now - one.begun
-        left = one.pace.left(now, one.reached, factor)
+    def _segment_progress(
+        self, slot: int, running: _RunningSegment, now: float, slowdown: float
+    ) -> SegmentProgress:
+        segment, spent = self._segments[running.number], now - running.started
+        left = running.eta.left(now, running.reached, slowdown)
         done = spent / (spent + left) if spent + left > 0 else 0.0
-        predicted = max(0.0, piece.seconds - spent)
-        return UnderWay(slot, one.number, piece.run.id, done, spent, predicted, left, one.rows)
+        predicted = max(0.0, segment.seconds - spent)
+        return SegmentProgress(
+            slot, running.number, segment.run, done, spent, predicted, left, running.rows
+        )

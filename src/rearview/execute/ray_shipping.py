@@ -30,7 +30,7 @@ import msgspec
 from rearview.errors import SiteError
 from rearview.execute import ray_node
 from rearview.execute.executor import Task
-from rearview.execute.replay_jobs import texts_of
+from rearview.execute.scratch_tree import recorded_texts
 from rearview.model import Checkpoint, Control, Origin, ReplayReport, Run, SegmentFile
 from rearview.model.plan import VARIABLE, may_hold
 from rearview.store.checkpoints.checkpoints import Checkpoints
@@ -220,7 +220,7 @@ def pack(task: Task, checkpoints: Checkpoints) -> Cargo:
     wanted = msgspec.json.decode(segment.read_bytes(), type=SegmentFile)
     run = Runs(project).get(wanted.run)
     tree = Path(wanted.tree)
-    own = [_entry(segment), *_tree(tree), *_tree(texts_of(tree))]
+    own = [_entry(segment), *_tree(tree), *_tree(recorded_texts(tree))]
     linked = [Path(one.link) for one in own if one.link and one.link.startswith(os.sep)]
     shared = {entry.path: entry for entry in _inside(project.root, linked)}
     needed, spared = _parts(checkpoints, touched(wanted, checkpoints.of(run.id)))

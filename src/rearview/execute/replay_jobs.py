@@ -1,18 +1,17 @@
-"""Carry out replays: make each segment ready, run them on an executor, judge what comes back.
+"""Prepare each replay, and judge what it reports when it ends.
 
-Lay out the tree a replay runs in: the version's source, and links to the run's inputs.
-
-Carry out replays: make each segment ready, run them on an executor, judge what comes back.
+`ReplayJobs.prepare` makes the scratch tree and the segment file of a replay and returns the task that an
+executor starts; `ReplayJobs.judge` reads its report and stores the verdict with the run.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,12 @@ import msgspec
 
 from rearview.execute.executor import Task
 from rearview.execute.local import seen_of, threads_of
-from rearview.execute.start import arguments, given_of, start
+from rearview.execute.scratch_tree import (
+    keep_recorded_texts,
+    make_tree,
+    remove_links_and_source,
+)
+from rearview.execute.start_command import arg_values_of, arguments_of, start_command
 from rearview.model import (
     Control,
     Proof,
@@ -32,128 +36,23 @@ from rearview.model import (
     Verdict,
     proof_of,
 )
-from rearview.model.plan import PROBE_RAISED, TEXTS, VARIABLE
-from rearview.store.files import close_to_others, make_folder
-from rearview.store.project import FOLDER, Project, publish
+from rearview.model.plan import VARIABLE, ReplayFailure
+from rearview.store.files import caused_by_full_disk, make_folder
+from rearview.store.project import Project, publish
 from rearview.store.recorded_inputs import environment_of
 from rearview.store.records import count_records
 from rearview.store.runs import Runs
 from rearview.store.versions.versions import Versions
 
-_NOT_INPUTS = {FOLDER, ".git", ".hg", "__pycache__", "node_modules", ".venv", ".tox"}
-
-
-def lay_out(
-    root: Path,
-    versions: Versions,
-    version: str,
-    before: float,
-    tree: Path,
-    made: tuple[Collection[str], Collection[str]] = ((), ()),
-) -> None:
-    """Make `tree` look like the project at `root` when a run started at time `before`.
-
-    A file that has not been touched since is linked: neither the run nor anybody later wrote it.
-    What the run wrote itself is not there, as it was not there then: `made` names the files and the
-    folders that it made, whatever time they carry (those of an archive carry that of its maker).
-    """
-    files, folders = made
-    make_folder(tree)
-    versions.export(version, tree)
-    exported = {relative for _, entries in _folders(tree) for relative, _ in entries}
-    home = os.path.realpath(root)
-    for prefix, entries in _folders(root):
-        targets = [
-            (relative, _link_target(entry, home, tree))
-            for relative, entry in entries
-            if relative not in exported
-            and relative not in files
-            and not _is_below(relative, folders)
-            and _is_older(entry, before)
-        ]
-        if targets:
-            make_folder(tree / prefix)
-        for relative, target in targets:
-            os.symlink(target, f"{tree}{os.sep}{relative}")  # noqa: PTH211 - one of many thousands
-
-
-def keep_texts(versions: Versions, recorded: str, version: str, tree: Path) -> None:
-    """Keep, beside the tree of `version`, the text of files as it was `recorded`.
-
-    A program that reads its own source, to log it with its results, must not find the probes.
-    """
-    if not recorded or recorded == version:
-        return
-    then = versions.hashes(recorded)
-    for path, name in versions.hashes(version).items():
-        if then.get(path, name) != name:
-            target = texts_of(tree) / path
-            make_folder(target.parent)
-            target.write_bytes(versions.read(recorded, path))
-            close_to_others(target)
-
-
-def texts_of(tree: Path) -> Path:
-    """Return the folder of recorded texts of a tree."""
-    return tree.parent / TEXTS
-
-
-def _is_below(relative: str, folders: Collection[str]) -> bool:
-    return bool(folders) and any(str(above) in folders for above in Path(relative).parents)
-
-
-def _is_older(entry: os.DirEntry[str], before: float) -> bool:
-    """Return True if a file was there, as it is, at time `before`.
-
-    Of a link to a folder, the time of the link itself counts. A dangling link is no input.
-    """
-    if entry.stat(follow_symlinks=False).st_mtime > before:
-        return False
-    if not entry.is_symlink():
-        return True
-    try:
-        return entry.is_dir() or entry.stat().st_mtime <= before
-    except OSError:
-        return False
-
-
-def _link_target(entry: os.DirEntry[str], home: str, tree: Path) -> str:
-    """Return what to link to: for a link from folder to folder within the project, that of the tree."""
-    if entry.is_symlink() and entry.is_dir():
-        target = os.path.realpath(entry.path)
-        if target.startswith(home + os.sep):
-            return str(tree / target[len(home) + 1 :])
-    return entry.path
-
-
-def _folders(root: Path) -> Iterator[tuple[str, list[tuple[str, os.DirEntry[str]]]]]:
-    """Yield each folder below `root`, relative to it, with its files: their paths and entries."""
-    remaining = [(str(root), "")]
-    while remaining:
-        folder, prefix = remaining.pop()
-        try:
-            entries = list(os.scandir(folder))
-        except OSError:
-            continue
-        if any(entry.name == "pyvenv.cfg" for entry in entries):
-            continue
-        files = []
-        for entry in entries:
-            relative = f"{prefix}{entry.name}"
-            if not entry.is_dir(follow_symlinks=False):
-                files.append((relative, entry))
-            elif entry.name not in _NOT_INPUTS:
-                remaining.append((entry.path, relative + os.sep))
-        yield prefix, files
-
-
-_KEPT = frozenset(
+_INHERITED_FACTS = frozenset(
     ("covered", "only", "operator", "head", "tail", "limits", "inner", "same", "crew")
 )
-"""What a replay from the start takes over from the one that it stands in for."""
+"""Facts that a replay from the start takes over from the replay that it repeats."""
 
 _OWN_ERROR = re.compile(r"rearview\.errors\.(?:State|Replay)Error: (.+)")
 """The last line of a traceback if a replay itself stopped the program."""
+_TRIAL_BYTES = 64 << 10
+"""Bytes that are written to see if the disk is full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +67,9 @@ class ReplayOutcome:
     tree: Path
     """Where it ran, with the files it wrote."""
     seconds: float = 0.0
-    """From its start to its end, the interpreter's included."""
+    """From its start to its end, the start of the interpreter included."""
     redone: str = ""
-    """Why a first try was run again from the start of the run; empty: it was not."""
+    """Why a first try was run again from the start of the run; empty: there was one try."""
 
     @property
     def proof(self) -> Proof:
@@ -183,27 +82,31 @@ class ReplayOutcome:
         return self.proof.verdict is Verdict.EXACT
 
 
-def doubtful(report: ReplayReport, *, pinned: bool = False, shared: bool = False) -> bool:
-    """Say whether a run from the start, alone and free to use every core, would tell more.
+def needs_rerun(report: ReplayReport, *, pinned: bool = False, shared: bool = False) -> bool:
+    """Return True if a replay from the start, alone and free to use every core, would tell more.
 
-    >>> doubtful(ReplayReport(retry=True)), doubtful(ReplayReport(difference="w", restored=0))
-    (True, False)
-    >>> doubtful(ReplayReport(difference="w"), pinned=True), doubtful(ReplayReport(error="e"), shared=True)
-    (True, True)
+    >>> needs_rerun(ReplayReport(retry=True))
+    True
+    >>> needs_rerun(ReplayReport(difference="w", restored=0))
+    False
+    >>> needs_rerun(ReplayReport(difference="w"), pinned=True)
+    True
+    >>> needs_rerun(ReplayReport(error="e"), shared=True)
+    True
     """
     differs = report.difference is not None
     wrong = differs or bool(report.lacking) or report.error is not None
-    begun = wrong or bool(report.differing) or not report.finished
+    suspicious = wrong or bool(report.differing) or not report.finished
     return (
         report.retry
         or (wrong and report.restored > 0)
         or (differs and pinned)
-        or (begun and shared)
+        or (suspicious and shared)
     )
 
 
 @dataclass
-class Replays:
+class ReplayJobs:
     """The replays of one project."""
 
     project: Project
@@ -211,98 +114,106 @@ class Replays:
     runs: Runs
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
+    def run_folder(self, run: str) -> Path:
+        """Return the folder with the records of a run and of its replays."""
+        return self.runs.folder(run)
+
     def prepare(
         self,
         run: Run,
         version: str,
-        wanted: SegmentFile,
+        segment_file: SegmentFile,
         segment: Segment,
-        told: Mapping[str, Any] | None = None,
+        extra_facts: Mapping[str, Any] | None = None,
         imports: tuple[str, ...] | None = None,
     ) -> Task:
-        """Return a task that replays what is wanted of `run` with the source `version`.
+        """Return a task that replays one segment of `run` with the source `version`.
 
-        What is `told` besides is kept with the replay. That it has started is said first: others
-        then leave what it covers to it. It may share its leading `imports`, if they are given.
+        `extra_facts` are stored with the replay. Its start is announced first, so that other
+        backfills skip its iterations. `imports` are the leading imports that it may share.
         """
-        covered = [segment.first, (1 << 62) if segment.last is None else segment.last]
-        about: dict[str, Any] = {
+        facts: dict[str, Any] = {
             "version": version,
-            "names": wanted.names,
+            "names": segment_file.names,
             "operator": segment.operator.value,
+            "covered": [segment.first, (1 << 62) if segment.last is None else segment.last],
+            "only": segment.only,
+            "predicted": segment.seconds,
+            "head": segment_file.head,
+            "tail": segment_file.tail,
+            **(extra_facts or {}),
         }
-        about |= {"covered": covered, "only": segment.only, "predicted": segment.seconds}
-        about |= {"head": wanted.head, "tail": wanted.tail, **(told or {})}
-        self.runs.start_replay(run.id, wanted.replay, about)
-        folder = self.project.replays / wanted.replay
+        self.runs.start_replay(run.id, segment_file.replay, facts)
+        folder = self.project.replays / segment_file.replay
         tree = folder / "tree"
-        self._lay_out(run, version, tree)
-        wanted = msgspec.structs.replace(wanted, tree=str(tree), report=str(folder / "report.json"))
+        self._make_tree(run, version, tree)
+        segment_file = msgspec.structs.replace(
+            segment_file, tree=str(tree), report=str(folder / "report.json")
+        )
         file = folder / "segment.json"
-        publish(file, msgspec.json.encode(wanted), durable=False)
-        facts = run.facts
+        publish(file, msgspec.json.encode(segment_file), durable=False)
         control = Control(
             root=str(self.project.root),
-            target=str(facts.get("target", run.script)),
-            module=bool(facts.get("module")),
-            args=arguments(run),
+            target=str(run.facts.get("target", run.script)),
+            module=bool(run.facts.get("module")),
+            args=arguments_of(run),
             segment=str(file),
-            given=given_of(run),
+            given=arg_values_of(run),
         )
         home = run.home(os.path.realpath(self.project.root))
         relative = os.path.relpath(run.cwd or home, home)
         inside = not relative.startswith("..")
-        how = start(
+        command = start_command(
             control,
             environment_of(run, self.runs.folder(run.id), self.environment),
             tree / relative if inside else Path(run.cwd),
-            hash_seed=str(facts.get("hash_seed", "0")),
+            hash_seed=str(run.facts.get("hash_seed", "0")),
         )
-        make_folder(how.folder)
+        make_folder(command.folder)
         return Task(
-            id=wanted.replay,
-            command=how.command,
-            environment=how.environment,
-            folder=how.folder,
+            id=segment_file.replay,
+            command=command.command,
+            environment=command.environment,
+            folder=command.folder,
             log=folder / "output.txt",
             report=folder / "report.json",
             seconds=segment.seconds,
             threads=threads_of(
-                facts.get("threads", {}), facts.get("end", {}).get("surroundings", ())
+                run.facts.get("threads", {}), run.facts.get("end", {}).get("surroundings", ())
             ),
-            accelerators=seen_of(facts.get("hardware", {})),
+            accelerators=seen_of(run.facts.get("hardware", {})),
             imports=imports,
-            beside=how.folder if control.module else (tree / script_of(run, home)).parent,
+            beside=command.folder if control.module else (tree / script_of(run, home)).parent,
         )
 
-    def _lay_out(self, run: Run, version: str, tree: Path) -> None:
-        made = self.runs.made(run.id)
-        lay_out(self.project.root, self.versions, version, run.started, tree, made)
-        keep_texts(self.versions, run.version, version, tree)
+    def _make_tree(self, run: Run, version: str, tree: Path) -> None:
+        written = self.runs.made(run.id)
+        make_tree(self.project.root, self.versions, version, run.started, tree, written)
+        keep_recorded_texts(self.versions, run.version, version, tree)
 
     def from_the_start(self, run: Run, task: Task, because: str) -> Task:
-        """Return a task that replays the same without trusting any checkpoint.
+        """Return a task that repeats a replay from the start of the run, without any checkpoint.
 
-        `because` says why; it is kept with the replay.
+        `because` says why; it is stored with the replay.
         """
         old = self.project.replays / task.id
-        wanted = msgspec.json.decode((old / "segment.json").read_bytes(), type=SegmentFile)
+        segment_file = msgspec.json.decode((old / "segment.json").read_bytes(), type=SegmentFile)
         folder = self.project.replays / f"{task.id}-again"
-        about = next(one for one in self.runs.replays(run.id) if one.id == task.id)
-        told = {k: v for k, v in about.facts.items() if k in _KEPT}
-        told |= {"version": about.version, "names": list(about.names)}
-        told |= {"redoes": task.id, "because": because}
-        self.runs.start_replay(run.id, folder.name, told)
-        tree = folder / "tree"  # not that of the first: it holds what that one wrote
-        self._lay_out(run, about.version, tree)
-        wanted = msgspec.structs.replace(
-            wanted,
+        first = next(replay for replay in self.runs.replays(run.id) if replay.id == task.id)
+        facts = {key: fact for key, fact in first.facts.items() if key in _INHERITED_FACTS}
+        facts |= {"version": first.version, "names": list(first.names)}
+        facts |= {"redoes": task.id, "because": because}
+        self.runs.start_replay(run.id, folder.name, facts)
+        tree = folder / "tree"  # a new one: the first tree holds what the first replay wrote
+        self._make_tree(run, first.version, tree)
+        segment_file = msgspec.structs.replace(
+            segment_file,
             replay=folder.name,
             tree=str(tree),
             report=str(folder / "report.json"),
             jump=False,
         )
-        publish(folder / "segment.json", msgspec.json.encode(wanted), durable=False)
+        publish(folder / "segment.json", msgspec.json.encode(segment_file), durable=False)
         control = msgspec.json.decode(task.environment[VARIABLE], type=Control)
         control = msgspec.structs.replace(control, segment=str(folder / "segment.json"))
         return replace(
@@ -312,15 +223,15 @@ class Replays:
             environment={**task.environment, VARIABLE: msgspec.json.encode(control).decode()},
             log=folder / "output.txt",
             report=folder / "report.json",
-            threads=None,  # its cores are not to blame then
-            imports=None,  # nor what it shared with others
+            threads=None,  # not pinned, so that its cores are not the reason
+            imports=None,  # not forked, so that a shared start is not the reason
         )
 
     def abandon(self, run: Run, task: Task, why: str) -> None:
-        """Keep it that a task was ended in the middle, so that another does its work anew.
+        """Store that a task did not end and that another replay does its work.
 
-        That one has a name and a tree of its own: of two replays of one name all records would
-        count, and what this one wrote to files is not what the run found.
+        The other replay has its own name and tree: the records of both would count if they shared a
+        name, and the files that this one wrote are not what the run found.
         """
         report = msgspec.to_builtins(ReplayReport(error=why))
         self.runs.end_replay(run.id, task.id, proved=False, facts={"report": report})
@@ -328,43 +239,53 @@ class Replays:
             shutil.rmtree(self.project.replays / task.id / part, ignore_errors=True)
 
     def interrupt(self, run: Run, task: Task) -> None:
-        """Keep it that a task was stopped in the middle; what it logged so far stays."""
-        report = msgspec.to_builtins(ReplayReport(written=self._logged(run, task)))
+        """Store that a task was stopped by the user; what it logged so far stays."""
+        report = msgspec.to_builtins(ReplayReport(written=self._count_records(run, task)))
         self.runs.end_replay(run.id, task.id, proved=False, facts={"report": report})
 
-    def _logged(self, run: Run, task: Task) -> int:
-        """Return how many records a task left, its child processes included."""
+    def _count_records(self, run: Run, task: Task) -> int:
+        """Return how many records a task left, those of its child processes included."""
         return sum(count_records(self.runs.folder(run.id), task.id).values())
 
     def judge(
         self, run: Run, task: Task, code: int, seconds: float, redone: str = ""
     ) -> ReplayOutcome:
-        """Read what a task reports and keep the verdict with the run."""
+        """Read what a task reports and store the verdict with the run.
+
+        Raise OSError if the disk is full: every further replay would fail as well.
+        """
         try:
             report = msgspec.json.decode(task.report.read_bytes(), type=ReplayReport)
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             report = ReplayReport(error=f"the replay ended with exit code {code} and said nothing")
-        if report.error and not report.error.startswith(PROBE_RAISED) and task.log.is_file():
+            self._try_disk()
+        if report.failure is ReplayFailure.DISK_FULL:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.project.store))
+        told_all = report.failure is ReplayFailure.PROBE_RAISED
+        if report.error and not told_all and task.log.is_file():
             report.error = _explain(report.error, task.log.read_text("utf-8", "replace"))
-        self._check_room(report)
-        report.written = max(report.written, self._logged(run, task))
+        report.written = max(report.written, self._count_records(run, task))
         outcome = ReplayOutcome(run.id, task.id, report, task.log, task.folder, seconds, redone)
         if outcome.proved:
-            tidy(self.project.replays / task.id / "tree")
+            remove_links_and_source(self.project.replays / task.id / "tree")
         self.runs.end_replay(
             run.id, task.id, proved=outcome.proved, facts={"report": msgspec.to_builtins(report)}
         )
         return outcome
 
-    def _check_room(self, report: ReplayReport) -> None:
-        """Stop everything if a replay failed since the disk is full: the next would fail too."""
-        for number in (errno.ENOSPC, errno.EDQUOT):
-            if report.error and os.strerror(number) in report.error:
-                raise OSError(number, os.strerror(number), str(self.project.store))
+    def _try_disk(self) -> None:
+        """Raise OSError if the disk of the store is full: a replay then cannot write its report."""
+        try:
+            with tempfile.TemporaryFile(dir=self.project.replays) as file:
+                file.write(os.urandom(_TRIAL_BYTES))
+                file.flush()
+        except OSError as exc:
+            if caused_by_full_disk(exc):
+                raise
 
 
 def _explain(error: str, log: str) -> str:
-    r"""Return `error` with the last lines of the log, or alone what our own exception says there.
+    r"""Return `error` with the last lines of the log, or only the message of our own exception there.
 
     >>> _explain("exit code 1", "File a.py, line 3\n    f(x)\n    ^^^^\nValueError: x is 0")
     'exit code 1: File a.py, line 3 / f(x) / ValueError: x is 0'
@@ -384,30 +305,9 @@ def script_of(run: Run, home: str) -> str:
 
 
 def _moved(path: Path, old: Path, new: Path) -> Path:
+    """Return a folder below `old` as the same folder below `new`, which is created."""
     if not path.is_relative_to(old):
         return path
     moved = new / path.relative_to(old)
     make_folder(moved)
     return moved
-
-
-def tidy(tree: Path) -> None:
-    """Leave of a scratch tree only what the replay wrote itself."""
-    try:
-        begun = (tree.parent / "output.txt").stat().st_ctime
-        laid = (tree.parent / "segment.json").stat().st_mtime
-    except OSError:
-        return
-    _remove_unwritten(str(tree), min(begun, laid))
-
-
-def _remove_unwritten(folder: str, begun: float) -> None:
-    """Remove the links below a folder, the files not written since `begun`, and what is then empty."""
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                _remove_unwritten(entry.path, begun)
-            elif entry.is_symlink() or entry.stat().st_mtime <= begun:
-                os.unlink(entry.path)  # noqa: PTH108 - one of many thousands
-    with contextlib.suppress(OSError):
-        Path(folder).rmdir()

@@ -1,13 +1,8 @@
-"""How far a replay is, read from the records that it has written so far.
+"""How a running backfill is getting on: its status file, its events, and how far each replay is.
 
-Workers that come and go: a backfill under way says how it is, and is told how many to use.
-
-Both are small files in `.rearview/backfills`, so that any terminal that sees the store can look and
-tell: `<id>.json` is the backfill's own, `<id>.workers` holds the number that is asked for.
-
-Signs of progress, for whoever watches a backfill.
-
-How far a replay is, read from the records that it has written so far.
+A backfill publishes its status in `.rearview/backfills/<id>.json`, and any terminal that sees the store
+may write the number of workers it should use to `<id>.workers`. The process that runs the backfill also
+passes events to a listener; how far a replay is, it reads from the records that the replay has written.
 """
 
 from __future__ import annotations
@@ -27,80 +22,82 @@ from rearview.store.files import make_folder
 from rearview.store.machine import alive, identity
 from rearview.store.project import Project, publish
 
-EVERY = 0.5
-"""Seconds between looks at what is asked for."""
-BEAT = 5.0
-"""Seconds between signs of life."""
+READ_EVERY = 0.5
+"""Seconds between reads of the requested number of workers."""
+HEARTBEAT = 5.0
+"""Seconds between updates of an unchanged status file."""
 SILENT = 60.0
-"""Seconds without one after which nobody waits for what a backfill has under way."""
+"""Seconds without an update after which other backfills ignore the claims of a backfill."""
 FORMAT = 1
 
 
-class Crew(msgspec.Struct, frozen=True):
-    """A backfill under way, as it says itself."""
+class BackfillStatus(msgspec.Struct, frozen=True):
+    """The status that a running backfill publishes about itself."""
 
     id: str
     names: tuple[str, ...]
     started: float
     workers: int
-    """How many segments run at once now, at most."""
+    """How many segments may run at once now."""
     busy: int
+    """How many segments run now."""
     segments: int
     ended: int
     left: float | None = None
+    """Predicted seconds until all segments have ended."""
     on: str = "local"
     process: dict[str, Any] = {}
-    heartbeat: float = BEAT
+    heartbeat: float = HEARTBEAT
     format: int = FORMAT
 
 
 def folder_of(project: Project) -> Path:
-    """Return where backfills say how they are."""
+    """Return the folder with the status files of backfills."""
     return project.store / "backfills"
 
 
-def under_way(project: Project) -> list[Crew]:
-    """Return the backfills that run now, oldest first; what dead ones left is removed."""
-    found = []
+def running_backfills(project: Project) -> list[BackfillStatus]:
+    """Return the backfills that run now, oldest first; remove the files that dead ones left."""
+    running = []
     for file in sorted(folder_of(project).glob("*.json")):
         try:
-            crew = msgspec.json.decode(file.read_bytes(), type=Crew)
+            status = msgspec.json.decode(file.read_bytes(), type=BackfillStatus)
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
             continue
-        if crew.format == FORMAT and alive({**crew.process, "heartbeat": BEAT}, file):
-            found.append(crew)
+        if status.format == FORMAT and alive({**status.process, "heartbeat": HEARTBEAT}, file):
+            running.append(status)
         else:
             _remove(file)
-    return sorted(found, key=lambda crew: crew.started)
+    return sorted(running, key=lambda status: status.started)
 
 
-def at_work(project: Project) -> frozenset[str]:
-    """Return the ids of backfills that live and go on; one that is suspended does not."""
-    found = set()
-    for crew in under_way(project):
+def active_backfills(project: Project) -> frozenset[str]:
+    """Return the ids of the backfills that run and are not suspended."""
+    active = set()
+    for status in running_backfills(project):
         with contextlib.suppress(OSError):
-            said = (folder_of(project) / f"{crew.id}.json").stat().st_mtime
-            if time.time() - said < SILENT:
-                found.add(crew.id)
-    return frozenset(found)
+            updated = (folder_of(project) / f"{status.id}.json").stat().st_mtime
+            if time.time() - updated < SILENT:
+                active.add(status.id)
+    return frozenset(active)
 
 
-def ask_for(project: Project, crew: str, workers: int) -> None:
-    """Tell a backfill how many workers to use from now on."""
-    publish(folder_of(project) / f"{crew}.workers", b"%d\n" % workers, durable=False)
+def request_workers(project: Project, backfill: str, workers: int) -> None:
+    """Tell a running backfill how many workers to use from now on."""
+    publish(folder_of(project) / f"{backfill}.workers", b"%d\n" % workers, durable=False)
 
 
 @dataclass
-class Post:
-    """Where one backfill says how it is and hears what is asked of it."""
+class StatusFile:
+    """Publishes the status of one backfill and reads how many workers it should use."""
 
     project: Project
     names: Sequence[str]
     on: str = "local"
-    _asked: int | None = None
-    _looked: float = 0.0
-    _said: float = 0.0
-    _last: tuple[int, int, int] | None = None
+    _requested: int | None = None
+    _last_read: float = 0.0
+    _last_write: float = 0.0
+    _last_counts: tuple[int, int, int] | None = None
 
     def __post_init__(self) -> None:
         self._started = time.time()
@@ -108,35 +105,35 @@ class Post:
         self._file = folder_of(self.project) / f"{self.id}.json"
 
     @contextlib.contextmanager
-    def open(self) -> Iterator[Post]:
-        """Say that a backfill is under way as long as the body runs.
+    def open(self) -> Iterator[StatusFile]:
+        """Publish the status as long as the body runs.
 
-        At once: what it claims counts only while it is known to live.
+        It is published at once, because claims of a backfill count only while its status is there.
         """
-        self.say(workers=0, busy=0, segments=0, ended=0, left=None)
+        self.update(workers=0, busy=0, segments=0, ended=0, left=None)
         try:
             yield self
         finally:
             _remove(self._file)
 
-    def asked(self) -> int | None:
-        """Return how many workers are asked for; None: as many as at the beginning."""
+    def requested_workers(self) -> int | None:
+        """Return how many workers the backfill should use; None: nobody has asked for a number."""
         now = time.monotonic()
-        if now - self._looked >= EVERY:
-            self._looked = now
+        if now - self._last_read >= READ_EVERY:
+            self._last_read = now
             with contextlib.suppress(OSError, ValueError):
-                self._asked = max(1, int(self._file.with_suffix(".workers").read_text("ascii")))
-        return self._asked
+                self._requested = max(1, int(self._file.with_suffix(".workers").read_text("ascii")))
+        return self._requested
 
-    def say(
+    def update(
         self, *, workers: int, busy: int, segments: int, ended: int, left: float | None
     ) -> None:
-        """Tell how it is; at once when that has changed, else now and then."""
-        now, what = time.monotonic(), (workers, busy, ended)
-        if what == self._last and now - self._said < BEAT:
+        """Publish the status: at once if the counts have changed, else every few seconds."""
+        now, counts = time.monotonic(), (workers, busy, ended)
+        if counts == self._last_counts and now - self._last_write < HEARTBEAT:
             return
-        self._last, self._said = what, now
-        crew = Crew(
+        self._last_counts, self._last_write = counts, now
+        status = BackfillStatus(
             id=self.id,
             names=tuple(self.names),
             started=self._started,
@@ -148,64 +145,65 @@ class Post:
             on=self.on,
             process=identity(),
         )
-        # nobody can look at it then, and it goes on
+        # without a status file the backfill still runs; other terminals just do not see it
         with contextlib.suppress(OSError):
             make_folder(self._file.parent)
-            publish(self._file, msgspec.json.encode(crew), durable=False)
+            publish(self._file, msgspec.json.encode(status), durable=False)
 
 
 def _remove(file: Path) -> None:
-    for one in (file, file.with_suffix(".workers")):
+    for path in (file, file.with_suffix(".workers")):
         with contextlib.suppress(OSError):
-            one.unlink()
+            path.unlink()
 
 
 @dataclass(frozen=True, slots=True)
-class UnderWay:
-    """What one worker does now."""
+class SegmentProgress:
+    """How far one running segment is."""
 
     worker: int
     segment: int
     run: str
     done: float
-    """Share of the segment: what its records show where they do, else what was predicted."""
+    """Fraction of the segment that is done, from its records if there are any, else predicted."""
     spent: float
-    """Seconds since it began."""
+    """Seconds since it started."""
     predicted: float
-    """Seconds that were to be left by the plan."""
+    """Seconds left according to the plan."""
     left: float
-    """Seconds that are left by how it really goes."""
+    """Seconds left according to its real speed."""
     rows: int = 0
+    """Records that it has written so far."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A sign of progress."""
+    """Something that happened to a segment of a running backfill."""
 
     kind: str
-    """`started`; `progress`, several times a second; `rows`, when records have come; then one of
-    `proved` and `failed`, or `filled`: another backfill has done it. Also `again`: it differed or
-    could not be restored, and runs once more from the start of the run; `lost`: its worker is gone;
+    """`started`; `progress`, several times a second; `rows`, when there are new records; at the end
+    `proved`, `failed`, or `filled` (by another backfill). Also `again`: it differed or could not be
+    restored, and runs once more from the start of the run; `lost`: its process was killed;
     `returned`: its worker was taken away; `workers`: their number has changed."""
     segment: int
     total: int
     """How many segments there are."""
     run: str
     done: float = 0.0
-    """Share of all predicted seconds that is done."""
+    """Fraction of all predicted seconds that is done."""
     seconds: float = 0.0
-    """What it took, once it has ended; predicted when it starts."""
+    """Predicted seconds when a segment starts; real seconds when it has ended."""
     left: float | None = None
-    """Seconds until all is done."""
+    """Predicted seconds until all segments have ended."""
     message: str = ""
     worker: int | None = None
     rows: int = 0
     """Records that it has written so far."""
     workers: int = 0
-    under_way: tuple[UnderWay, ...] = ()
-    """With `progress`: one for each worker that is busy."""
+    under_way: tuple[SegmentProgress, ...] = ()
+    """With `progress`: one for each running segment."""
     held: int = 0
-    """With `progress`: segments that wait for what another backfill has under way."""
+    """With `progress`: segments that wait because another backfill has claimed them."""
 
 
 Progress = Callable[[Event], None]
@@ -214,111 +212,111 @@ ENDED = frozenset({"proved", "failed", "filled"})
 """Kinds of events that end a segment."""
 
 
-_LONGER = 0.1
-"""Share of the time so far that is taken to be left at least."""
-_MOST = 1 << 20
+_LEAST_LEFT = 0.1
+"""A running segment has at least this fraction of its seconds so far left."""
+_MAX_READ = 1 << 20
 """Bytes that are read at once."""
 
 
-class _Head(msgspec.Struct):
+class _FileHead(msgspec.Struct):
     origin: str = ""
 
 
-class _Where(msgspec.Struct):
+class _RecordPoint(msgspec.Struct):
     l: list[str] = []  # noqa: E741 - as the record files spell it
     i: list[int] = []
 
 
 @dataclass
 class RecordTail:
-    """Follows the record files of one replay; its memory does not grow with them."""
+    """Reads the record files of one replay as they grow, in constant memory."""
 
     folder: Path
-    """Of the run."""
+    """Folder of the run."""
     replay: str
     loop: str | None = None
-    wanted: Sequence[int] = ()
-    """Iterations of `loop` that the replay is to run, in order."""
+    iterations: Sequence[int] = ()
+    """Iterations of `loop` that the replay runs, in order."""
     rows: int = 0
-    """Lines that were written: log calls."""
+    """Lines that were written: one for each log call."""
     reached: float | None = None
-    """Share of the wanted iterations that records were seen of; None before the first."""
-    _others: set[str] = field(default_factory=set)
+    """Fraction of `iterations` up to the last record; None before the first record."""
+    _other_files: set[str] = field(default_factory=set)
     _files: dict[str, int] = field(default_factory=dict)
     """Name -> bytes that were read."""
 
-    def look(self) -> bool:
-        """Read what is new; say whether there was anything."""
+    def read(self) -> bool:
+        """Read what is new; return True if there are new records."""
         before = self.rows
         with contextlib.suppress(OSError):
-            self._discover()
+            self._find_files()
             for name in self._files:
                 self._read(name)
         return self.rows > before
 
-    def _discover(self) -> None:
+    def _find_files(self) -> None:
         with os.scandir(self.folder) as entries:
             names = [e.name for e in entries if e.name.startswith("records-")]
         for name in names:
-            if name in self._others or name in self._files or not name.endswith(".jsonl"):
+            if name in self._other_files or name in self._files or not name.endswith(".jsonl"):
                 continue
             with (self.folder / name).open("rb") as file:
-                head = file.readline(_MOST)
+                head = file.readline(_MAX_READ)
             if not head.endswith(b"\n"):
-                continue  # it is being written
+                continue  # its first line is still being written
             try:
-                mine = msgspec.json.decode(head, type=_Head).origin == self.replay
+                own = msgspec.json.decode(head, type=_FileHead).origin == self.replay
             except (msgspec.MsgspecError, UnicodeDecodeError):
-                mine = False
-            if mine:
+                own = False
+            if own:
                 self._files[name] = len(head)
             else:
-                self._others.add(name)
+                self._other_files.add(name)
 
     def _read(self, name: str) -> None:
         with (self.folder / name).open("rb") as file:
             file.seek(self._files[name])
-            data = file.read(_MOST)
+            data = file.read(_MAX_READ)
         whole = data[: data.rfind(b"\n") + 1]
         self._files[name] += len(whole)
         lines = [line for line in whole.splitlines() if not line.startswith(b'{"end"')]
         self.rows += len(lines)
         for line in reversed(lines):
             try:
-                at = msgspec.json.decode(line, type=_Where)
+                point = msgspec.json.decode(line, type=_RecordPoint)
             except (msgspec.MsgspecError, UnicodeDecodeError):
                 continue
-            if at.l and at.l[0] == self.loop and self.wanted:
-                place = bisect_left(self.wanted, at.i[0])
-                share = min(place + 0.5, len(self.wanted)) / len(self.wanted)
-                self.reached = max(share, self.reached or 0.0)
+            if point.l and point.l[0] == self.loop and self.iterations:
+                position = bisect_left(self.iterations, point.i[0])
+                fraction = min(position + 0.5, len(self.iterations)) / len(self.iterations)
+                self.reached = max(fraction, self.reached or 0.0)
                 return
 
 
 @dataclass(slots=True)
 class Eta:
-    """How long something takes that is under way, by what was predicted and by how it goes.
+    """How many seconds a running segment has left, from the prediction and from its real speed.
 
-    >>> pace = Eta(predicted=100.0, begun=0.0)
-    >>> pace.left(30.0, None), pace.left(40.0, 0.25), pace.left(60.0, 0.5)
+    >>> eta = Eta(predicted=100.0, started=0.0)
+    >>> eta.left(30.0, None), eta.left(40.0, 0.25), eta.left(60.0, 0.5)
     (70.0, 60.0, 40.0)
     """
 
     predicted: float
-    begun: float
+    started: float
     _first: tuple[float, float] | None = None
-    """When the first iteration was seen, and which share: before it lies the set-up."""
+    """When the first record was seen, and the fraction then: the set-up comes before it."""
 
-    def left(self, now: float, reached: float | None, factor: float = 1.0) -> float:
-        """Return the seconds left; `factor`: how much longer than predicted others took."""
-        spent = now - self.begun
-        # what takes longer than predicted is not over for that
-        by_plan = max(_LONGER * spent, self.predicted * factor - spent)
+    def left(self, now: float, reached: float | None, slowdown: float = 1.0) -> float:
+        """Return the seconds left; `slowdown`: real seconds per predicted second of other segments."""
+        spent = now - self.started
+        # a segment that takes longer than predicted is not at its end yet
+        by_plan = max(_LEAST_LEFT * spent, self.predicted * slowdown - spent)
         if reached is None:
             return by_plan
         if self._first is None:
             self._first = (now, reached)
-        when, share = self._first
-        if reached <= share or now <= when:
+        when, fraction = self._first
+        if reached <= fraction or now <= when:
             return by_plan
-        return (1.0 - reached) * (now - when) / (reached - share)
+        return (1.0 - reached) * (now - when) / (reached - fraction)

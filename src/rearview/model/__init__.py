@@ -1,6 +1,6 @@
 """The words: frozen values without I/O that every room speaks in."""
 
-from rearview.model.checkpoint import Checkpoint, ObjectRef, Part
+from rearview.model.checkpoint import Checkpoint, Edge, MissingPart, ObjectRef, Part, Snapshot
 from rearview.model.plan import Control, Operator, Plan, ReplayReport, Segment, SegmentFile
 from rearview.model.proof import Proof, Verdict, proof_of
 from rearview.model.run import Origin, Point, Record, Run, Status, Step
@@ -8,6 +8,8 @@ from rearview.model.run import Origin, Point, Record, Run, Status, Step
 __all__ = [
     "Checkpoint",
     "Control",
+    "Edge",
+    "MissingPart",
     "ObjectRef",
     "Operator",
     "Origin",
@@ -20,6 +22,7 @@ __all__ = [
     "Run",
     "Segment",
     "SegmentFile",
+    "Snapshot",
     "Status",
     "Step",
     "Verdict",

@@ -168,8 +168,6 @@ class Death(msgspec.Struct, frozen=True, tag=True):
 
 DEEPEST = 8
 """Loops on a stack beyond which recursion is not followed in the text of a program."""
-PROBE_RAISED = "the added statement at"
-"""How the report of a replay begins that was ended by a probe; all is said there."""
 TEXTS = "recorded"
 """Folder beside a replay's tree: the text of probed files as it was recorded."""
 
@@ -239,6 +237,15 @@ def _chainless(site: str) -> bool:
     return not path.endswith(".py") or rest.split(":")[-2].startswith("+")
 
 
+class ReplayFailure(StrEnum):
+    """Why a replay failed, where code acts on it; `ReplayReport.error` says it in words."""
+
+    PROBE_RAISED = "probe-raised"
+    """The added statement raised an exception, and that ended the program."""
+    DISK_FULL = "disk-full"
+    """A write failed because the disk, or the user's quota on it, is full."""
+
+
 class ReplayReport(msgspec.Struct, omit_defaults=True):
     """What a replay did and whether it was exact."""
 
@@ -266,6 +273,8 @@ class ReplayReport(msgspec.Struct, omit_defaults=True):
     surroundings: list[str] = msgspec.field(default_factory=list)
     """What the program stands on and is not as it was: versions of libraries, thread counts."""
     error: str | None = None
+    failure: ReplayFailure | None = None
+    """What kind of error it is; None: no error, or one of another kind."""
     seconds: float = 0.0
     restoring: float = 0.0
     setup: float = 0.0

@@ -15,6 +15,8 @@ from enum import StrEnum
 from typing import Any
 
 Value = int | str | float | None
+EXIT_PAUSED = 85
+"""Exit code of a program that has saved its state and is to be started again."""
 NAMED = "loop:"
 """How the id of a loop begins that the program names itself, by `rearview.loop`."""
 

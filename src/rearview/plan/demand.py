@@ -206,7 +206,7 @@ class Needs:
                 return ""
             if not self.facts.finished:
                 return (
-                    f"run {self.facts.run} never finished, so what follows "
+                    f"the run never finished, so what follows "
                     f"its loop `{name_of(self.axis.name)}` was never reached"
                 )
             self.after = True
@@ -220,7 +220,7 @@ class Needs:
         axis = self.axis
         if axis.name != wanted.loops[0]:
             return (
-                f"run {self.facts.run} has no loop `{name_of(wanted.loops[0])}` "
+                f"the run has no loop `{name_of(wanted.loops[0])}` "
                 f"(its outermost loop is `{name_of(axis.name or '')}`)"
             )
         shown = columns_of(wanted.loops)
@@ -230,10 +230,7 @@ class Needs:
             values = self.facts.loops[0].values
             chosen = outer.indices(axis.count, values)
             if not chosen:
-                return (
-                    f"run {self.facts.run} has no iteration {outer}: "
-                    f"it has {axis.count}{_listed(values)}"
-                )
+                return f"the run has no iteration {outer}: it has {axis.count}{_listed(values)}"
         if wanted.missing is not None:
             chosen = [k for k in chosen if k in wanted.missing]
         strange = [at.loop for at in wanted.at if at.loop not in shown]
@@ -328,7 +325,7 @@ class Needs:
                 self._limit(loop, (low, bound))
         if not (met or at is None or any(at.indices(n, values) for n in set(self.axis.counts))):
             return (
-                f"run {self.facts.run} has no iteration {at}: "
+                f"the run has no iteration {at}: "
                 f"`{shown[1]}` has at most {most} in each `{shown[0]}`{_listed(values)}"
             )
         return ""
@@ -341,7 +338,9 @@ class Needs:
 
 
 def _elsewhere(wanted: Want, loop: str) -> str:
-    return f"`{wanted.names[0]}` is not logged in a loop `{loop}`"
+    loops = [f"`{name_of(each)}`" for each in wanted.loops]
+    around = f"only in {' and '.join(loops)}" if loops else "but outside all loops"
+    return f"`{wanted.names[0]}` is not logged in a loop `{loop}`, {around}"
 
 
 def _listed(values: Sequence[Shown] | None) -> str:

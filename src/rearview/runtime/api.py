@@ -1,7 +1,7 @@
 """What a script may call: log, arg, params, loop, checkpointing.
 
-Under `rearview run` these speak to the session that is there; in a script started with plain
-`python` the first call starts one.
+Under `rearview run` these use the session that was started with the program; in a script started
+with plain `python` the first call starts one.
 """
 
 from __future__ import annotations
@@ -15,33 +15,25 @@ from typing import Any, TypeVar, overload
 
 from rearview.errors import StoreError, UsageError
 from rearview.model.wording import printable
-from rearview.runtime.session import Explicit, Session
+from rearview.runtime.session import NamedLoop, Session, current_session, use_session
 
 T = TypeVar("T")
 V = TypeVar("V", bound="int | float | str | bool | None")
 
-_session: Session | None = None
-
 
 def current() -> Session:
     """Return this process's session, starting one if the script runs under plain `python`."""
-    global _session  # noqa: PLW0603 - one session per process is the point
-    if _session is None:
-        from rearview.runtime.start_recording import attach
+    session = current_session()
+    if session is None:
+        # recording is not loaded before a script needs it
+        from rearview.runtime.start_recording import attach, go_unrecorded
 
         try:
-            _session = attach()
+            session = attach()
         except (StoreError, OSError) as exc:
-            from rearview.runtime.start_recording import go_unrecorded
-
-            _session = go_unrecorded(Path.cwd(), {}, exc)
-    return _session
-
-
-def use(session: Session | None) -> None:
-    """Make `session` the one that the functions here speak to."""
-    global _session  # noqa: PLW0603
-    _session = session
+            session = go_unrecorded(Path.cwd(), {}, exc)
+        use_session(session)
+    return session
 
 
 @overload
@@ -54,7 +46,7 @@ def log(name: str | Mapping[str, Any], value: Any = None) -> Any:
     Scalars and strings are kept as they are; arrays, tensors, images and histograms as objects;
     a mapping keeps each of its items. Once the call returns, a kill does not lose it.
     """
-    session = _session or current()
+    session = current()
     if type(name) is str:
         if name in _KNOWN or _is_name(name):
             session.log({name: value})
@@ -138,7 +130,7 @@ def arg(name: str, default: V) -> V:
     `--lr 0.1`, `--lr=0.1` and `lr=0.1` on the script's command line all set `lr`, and so does
     `rearview run --arg lr=0.1 train.py`. The value takes the type of the default and is recorded.
     """
-    session = _session or current()
+    session = current()
     text = session.given.get(name)
     if text is None:
         text = given_on(sys.argv[1:], name)
@@ -153,7 +145,7 @@ def params(values: Mapping[str, Any]) -> None:
     They become arguments: columns that a condition may name. A later value of a name wins.
     """
     if values:
-        (_session or current()).argument({str(name): value for name, value in values.items()})
+        current().argument({str(name): value for name, value in values.items()})
 
 
 def given_on(argv: list[str], name: str) -> str | None:
@@ -198,7 +190,7 @@ def converted(name: str, text: str, default: Any) -> Any:
 
 def loop(name: str, iterable: Iterable[T]) -> Iterable[T]:
     """Return `iterable`, its iterations known under `name`: they name points and can be replayed."""
-    explicit: Iterable[T] = Explicit(_session or current(), name, iterable)
+    explicit: Iterable[T] = NamedLoop(current(), name, iterable)
     return explicit
 
 
@@ -209,7 +201,7 @@ def checkpointing(**objects: Any) -> Iterator[None]:
     Recording executes the loops and memoizes what they change; replay skips those that hold
     nothing asked for and restores what they changed.
     """
-    session = _session or current()
+    session = current()
     before = dict(session.declared)
     session.declared.update(objects)
     session.checkpointing += 1

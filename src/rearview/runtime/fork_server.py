@@ -1,9 +1,9 @@
-"""Be the process that segments with the same imports are forked from.
+"""Fork server: import the libraries once, then fork a process per segment.
 
-It imports what their programs begin with, once, with the hooks of a replay in place, and then waits
-to be asked. A child is a segment from its first moment on: what it does after the fork is what a
-fresh process does. A child for which the shared start is not right becomes a fresh process itself.
-See docs/decisions/shared-start.md for what makes this sound.
+The server imports what the programs of its segments begin with, with the patches of a replay in
+place, and then waits for requests. After the fork, a child does what a fresh process does. A child
+for which the shared start is not right starts a fresh process itself. See
+docs/decisions/shared-start.md for why this is sound.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from rearview.model import Control
 from rearview.model.plan import LAUNCHER, VARIABLE, Birth, Death, Nursery, Ready
 from rearview.runtime.frames import LOOPS
 from rearview.runtime.measurements import age
-from rearview.runtime.sandbox.entropy import FIRST, Chance
-from rearview.runtime.start_replay import Hooks, Shared
+from rearview.runtime.sandbox.entropy import FIRST, Randomness
+from rearview.runtime.start_replay import ReplayPatches, SharedStart
 from rearview.state.codecs.rng import read_global
 from rearview.store.files import open_file
 
@@ -72,7 +72,7 @@ class _Loaded:
     """Why not after one more."""
 
 
-def attend(control: Control) -> tuple[Control, Shared]:
+def attend(control: Control) -> tuple[Control, SharedStart]:
     """Import what is shared, then fork a child for every segment that is asked for.
 
     Returns in these children only, with what the child is told.
@@ -80,7 +80,7 @@ def attend(control: Control) -> tuple[Control, Shared]:
     told = control.nursery
     assert told is not None
     variables = dict(os.environ)
-    hooks = Hooks.install()
+    hooks = ReplayPatches.install()
     loaded = _load(told.imports, hooks)
     if loaded.unfit:
         # nothing that was imported can be taken back, so begin again with less
@@ -89,10 +89,10 @@ def attend(control: Control) -> tuple[Control, Shared]:
         _start_fresh({**variables, **control.lent, VARIABLE: again})
     seconds = age() - told.tried
     asked = _serve(told.channel, Ready(seconds, told.left_out))
-    return _become(asked, loaded), Shared(hooks, max(0.0, seconds - asked.waited))
+    return _become(asked, loaded), SharedStart(hooks, max(0.0, seconds - asked.waited))
 
 
-def _load(statements: Sequence[str], hooks: Hooks) -> _Loaded:
+def _load(statements: Sequence[str], hooks: ReplayPatches) -> _Loaded:
     """Execute import statements as long as a process that has can be forked."""
     modules, variables, files = set(sys.modules), dict(os.environ), _open_files()
     sys.modules["__main__"] = ModuleType("__main__")  # which becomes that of the program
@@ -116,18 +116,18 @@ def _load(statements: Sequence[str], hooks: Hooks) -> _Loaded:
     return _Loaded(names, changed, fit, unfit)
 
 
-def _reason(hooks: Hooks, files: set[str]) -> str:
+def _reason(hooks: ReplayPatches, files: set[str]) -> str:
     """Say why a child would not be what a fresh process is; empty if it would."""
     assert hooks.clock is not None
-    assert hooks.chance is not None
+    assert hooks.randomness is not None
     watched = LOOPS.keys() & sys.modules.keys()
     clocked = hooks.clock.readers - _CLOCKED
-    drawing = hooks.chance.loaded.keys() - _DRAWING
+    drawing = hooks.randomness.loaded.keys() - _DRAWING
     if watched:
         return f"loops of {min(watched)} are watched"
     if clocked:
         return f"{min(clocked)} looks at the clock when it is imported"
-    if drawing or hooks.chance.stream.drawn != FIRST or not _steady(hooks.chance):
+    if drawing or hooks.randomness.stream.drawn != FIRST or not _steady(hooks.randomness):
         return f"{min(drawing, default='something')} draws when it is imported"
     if files:
         return f"{min(files)} was left open"
@@ -139,8 +139,8 @@ def _reason(hooks: Hooks, files: set[str]) -> str:
     return f"a thread was left behind: {min(threads)}" if threads else ""
 
 
-def _steady(chance: Chance) -> bool:
-    """Say whether global generators that are seeded again are where they are now.
+def _steady(randomness: Randomness) -> bool:
+    """Return True if global generators that are seeded again are where they are now.
 
     Libraries that draw from Python's own to name something have to be known; it is then moved on.
     """
@@ -148,8 +148,8 @@ def _steady(chance: Chance) -> bool:
     words = before["random"][1][-1] % _WORDS
     if words and not _SHAKING & sys.modules.keys():
         return False
-    chance.words = words
-    chance.follow(chance.stream.key)
+    randomness.words = words
+    randomness.follow(randomness.stream.key)
     return pickle.dumps(before) == pickle.dumps(read_global())
 
 
@@ -227,7 +227,7 @@ def _start_fresh(environment: Mapping[str, str]) -> NoReturn:
 
 
 def _hidden(folder: str, names: frozenset[str]) -> bool:
-    """Say whether a program in `folder` would have imported something of its own instead."""
+    """Return True if a program in `folder` would have imported something of its own instead."""
     own = {name.partition(".")[0] for name in os.listdir(folder)}  # noqa: PTH208 - names alone
     read = {library for file, library in _CONFIGURATION.items() if file in own}
     return bool((own | read) & names)

@@ -43,6 +43,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from rearview.source.instrument import PART, TURN
 from rearview.source.loops import walk_loops
+from rearview.state.codecs.iterators import assign_locals
 
 Names = Mapping[str, tuple[str, ...] | Mapping[str, str]]
 """By function: the name of each of its loops in the order of the text; an empty one is left alone.
@@ -343,20 +344,7 @@ def rebind(values: Mapping[str, Any], before: Mapping[str, Any], frames: list[Fr
             vars(sys.modules[place]).pop(name, None)
     for depth, names in by_frame.items():
         if depth < len(frames):
-            assign(frames[depth], names)
-
-
-def assign(frame: FrameType, values: Mapping[str, Any]) -> None:
-    """Give local variables of a running function new values."""
-    space = frame.f_locals
-    changed = {k: v for k, v in values.items() if space.get(k, _ABSENT) is not v}
-    if not changed:
-        return
-    for name, value in changed.items():
-        space[name] = value
-    if sys.version_info < (3, 13):
-        # Before PEP 667 `f_locals` is a copy; this writes it back, as debuggers do.
-        ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
+            assign_locals(frames[depth], names)
 
 
 def position(frame: FrameType) -> tuple[int | None, int | None]:

@@ -1,15 +1,12 @@
-"""Load the project's modules with their loops instrumented, and everything else as ever.
+"""Import hook: load the project's modules with their loops instrumented.
 
-How long a program waits for installed libraries: replays that begin alike need not wait again.
+Instrumented code calls functions of Rearview by names that are builtins, so that the globals of a
+program are what it wrote. But joblib, Ray and Dask send functions of `__main__` to other processes
+as bytecode, together with the globals that they name. So once such a library is loaded, the names
+are put into the globals of instrumented modules too, and they are pickled as what plain Python would
+do: Rearview is not needed in those processes.
 
-Make what instrumented code calls known to it by name, here and wherever that code is sent.
-
-The names are builtins, so that a program's globals are what it wrote. But joblib, Ray and Dask send
-functions of `__main__` to other processes as bytecode, together with the globals that it names. So once
-a library is loaded that can do that, the names stand in the globals of instrumented modules too, and
-what they stand for is pickled as what plain Python would have done: nothing of Rearview is needed there.
-
-Load the project's modules with their loops instrumented, and everything else as ever.
+`Loading` measures how long a program waits for installed libraries.
 """
 
 from __future__ import annotations
@@ -34,9 +31,9 @@ from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from rearview.runtime.frames import LOOPS, loops_of
-from rearview.runtime.loops import Habit, untouched
+from rearview.runtime.loops import LoopHistory, untouched
 from rearview.runtime.sandbox.entropy import after_import
-from rearview.runtime.sandbox.file_view import PathUse, View
+from rearview.runtime.sandbox.file_view import FileView, PathUse
 from rearview.source.instrument import HOOK, ITER, PARTS, WALK, instrument, without_targets
 from rearview.source.wrap_probes import CALM, SHIELD, TRACK, Places, shield_tree
 from rearview.state.anchors import letting_go
@@ -138,9 +135,9 @@ def offer(name: str, call: Callable[..., Any], **attributes: Any) -> None:
     lend(name, named)
 
 
-def lend(name: str, call: Callable[..., Any]) -> None:
-    """Let instrumented code call by `name` what can be pickled as it is."""
-    _known[name] = builtins.__dict__[name] = call
+def lend(name: str, value: Any) -> None:
+    """Let instrumented code use by `name` what can be pickled as it is."""
+    _known[name] = builtins.__dict__[name] = value
     if _senders:
         _furnish()
 
@@ -206,7 +203,7 @@ class Compiler:
     """Per file: where probes stand, which are shielded."""
     sources: Mapping[str, bytes] = field(default_factory=dict)
     """Text of files as it was recorded, where that is what has to run."""
-    view: View | None = None
+    view: FileView | None = None
     """Where a replay's files seem to be; None when recording."""
     loading: Loading | None = None
     """Times the imports of libraries, when recording."""
@@ -222,7 +219,7 @@ class Compiler:
         if self.watched:
             ids = self.ids.get(relative)
             for site in instrument(tree, relative, ids=ids, autolog=self.autolog):
-                self.session.habits.setdefault(site.id, Habit(site))
+                self.session.histories.setdefault(site.id, LoopHistory(site))
         if self.view is not None or relative in self.sources:
             # Tracebacks show the text that runs, which is not the one in the user's tree.
             lines = importlib.util.decode_source(data).splitlines(keepends=True)
@@ -235,7 +232,7 @@ class Compiler:
         tree = ast.parse(data, path)
         if self.watched:
             for site in instrument(tree, module, ids=loops_of(module, tree), only=True):
-                self.session.habits.setdefault(site.id, Habit(site))
+                self.session.histories.setdefault(site.id, LoopHistory(site))
             self.session.loop_files.add(path)
         code: CodeType = compile(tree, path, "exec", dont_inherit=True)
         return without_targets(code) if self.watched else code
@@ -382,27 +379,27 @@ def _hook(session: Session, compiling: Callable[[], bool]) -> None:
 
     While `torch.compile` traces a function, its loops are left alone.
     """
-    quiet = session.quiet
+    unwatched = session.unwatched
 
     def fast(site: str, items: Any) -> Any:
-        if site in quiet:
+        if site in unwatched:
             return itertools.repeat(None) if items is None else untouched(items)
         return session.hook(site, items, sys._getframe(1))
 
     def careful(site: str, items: Any) -> Any:
         if compiling():
             return itertools.repeat(None) if items is None else items
-        if site in quiet:
+        if site in unwatched:
             return itertools.repeat(None) if items is None else untouched(items)
         return session.hook(site, items, sys._getframe(1))
 
     def fast_parts(site: str, numbers: Any) -> Any:
-        if site in quiet:
+        if site in unwatched:
             return (numbers,)
         return session.parts(site, numbers, sys._getframe(1))
 
     def careful_parts(site: str, numbers: Any) -> Any:
-        if compiling() or site in quiet:
+        if compiling() or site in unwatched:
             return (numbers,)
         return session.parts(site, numbers, sys._getframe(1))
 

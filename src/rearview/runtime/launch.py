@@ -1,7 +1,7 @@
 """Run the user's script or module as `python` would, with a session around it.
 
-Started by `process/start.py`; what to do stands in one environment variable, so that the script's own
-command line stays its own.
+Started by `process/start.py`. One environment variable tells what to do, so that the command line of
+the script stays its own.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from rearview.model.plan import VARIABLE, Control
 from rearview.model.wording import printable
 from rearview.runtime.frames import run_at_bottom
 from rearview.runtime.importer import furnish, retire
-from rearview.runtime.saving.writer import hide_background_threads
+from rearview.runtime.saving.background_threads import hide_background_threads
 from rearview.state.codecs.functions import Standin
 
 if TYPE_CHECKING:
-    from rearview.runtime.start_replay import Shared
+    from rearview.runtime.start_replay import SharedStart
 
 _INTERRUPTED = 130
 _KILLED = object()
@@ -72,7 +72,7 @@ def _give_back(control: Control) -> None:
         os.environ.pop(name, None)  # it has done its work, and children are none of ours
 
 
-def _begin(control: Control, shared: Shared | None) -> Any:
+def _begin(control: Control, shared: SharedStart | None) -> Any:
     if control.segment is not None:
         from rearview.runtime.start_replay import replay
 
@@ -129,6 +129,7 @@ def run(control: Control, session: Any, plain: frozenset[str] | None = None) -> 
     else:
         session.code = 0
         return 0
+    session.note_failure(failure)
     interrupted = type(failure) is KeyboardInterrupt
     session.code = show(failure, _INTERRUPTED if interrupted else 1)
     if interrupted and session.code == _INTERRUPTED:

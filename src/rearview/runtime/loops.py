@@ -1,7 +1,7 @@
-"""Iterate the user's loops, and let the session act between iterations.
+"""Iterate the user's loops, and call the session between iterations.
 
-Short iterations are handed to C iterators in slices, so that a loop costs next to nothing; the
-index within a slice is read from a counter when somebody asks.
+Short iterations are handed to C iterators in slices, so that a loop costs next to nothing; the index
+within a slice is read from a counter when it is needed.
 """
 
 from __future__ import annotations
@@ -14,15 +14,12 @@ from itertools import chain, compress, repeat
 from operator import length_hint
 from time import perf_counter
 from types import FrameType, GeneratorType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from rearview.model import Step
 from rearview.runtime.frames import position
 from rearview.source.instrument import LoopSite
 from rearview.state.codecs.iterators import Walk, drawn
-
-if TYPE_CHECKING:
-    from rearview.runtime.session import Session
 
 SLICE = 0.002
 """Seconds that a slice of short iterations should take: boundaries stay this close together."""
@@ -39,18 +36,18 @@ _PYTHON_CLASS = 1 << 9
 
 
 @dataclass(slots=True)
-class Habit:
+class LoopHistory:
     """What is known of a site from its iterations so far."""
 
     site: LoopSite
     entries: int = 0
     iterations: int = 0
     seconds: float = 0.0
-    loud: bool = False
+    logs: bool = False
     """Something was logged inside it."""
     outermost: bool = False
     """It was entered outside all other loops."""
-    quiet: bool = False
+    unwatched: bool = False
     """Not wrapped any more: its iterations are short and hold no record."""
 
     def facts(self) -> dict[str, Any]:
@@ -68,7 +65,7 @@ class Habit:
 class LoopEntry:
     """One loop being executed."""
 
-    habit: Habit
+    history: LoopHistory
     ordinal: int
     """How often its site was entered before within the same iteration of the loop around it."""
     frame: int
@@ -100,7 +97,7 @@ class LoopEntry:
     @property
     def site(self) -> LoopSite:
         """The loop in the program text."""
-        return self.habit.site
+        return self.history.site
 
     @property
     def now(self) -> int:
@@ -177,7 +174,38 @@ class LoopEntry:
         return Step(self.site.name, index, self.label(index))
 
 
-def iterate(session: Session, entry: LoopEntry, items: Any) -> Generator[Iterable[Any], None, None]:
+class LoopSession(Protocol):
+    """What a loop calls between its iterations: the session that records or replays."""
+
+    stack: list[LoopEntry]
+    """Loops being executed, outermost first."""
+    stride: float
+    """Seconds between boundaries of short iterations."""
+
+    def push(self, entry: LoopEntry) -> None:
+        """Put a loop on the stack: its first iteration is about to begin."""
+
+    def boundary(self, entry: LoopEntry, index: int, frame: FrameType) -> int | None:
+        """Act before iteration `index`; return the iteration to continue with, None to end."""
+
+    def advance(
+        self, entry: LoopEntry, source: Iterator[Any], index: int, target: int, frame: FrameType
+    ) -> int:
+        """Bring the loop from iteration `index` to `target` without running those in between."""
+
+    def slice(self, entry: LoopEntry, size: int) -> int:
+        """Return how many iterations may pass unobserved, at most `size`."""
+
+    def exhausted(self, entry: LoopEntry, index: int, frame: FrameType) -> bool:
+        """Act when the iterator has no more items."""
+
+    def leave(self, entry: LoopEntry, frame: FrameType | None, *, ended: bool) -> None:
+        """Take a loop off the stack, however it was left."""
+
+
+def iterate(
+    session: LoopSession, entry: LoopEntry, items: Any
+) -> Generator[Iterable[Any], None, None]:
     """Yield the items of a loop in slices; the session acts before each.
 
     `items` is the iterator that the loop draws from, or the `range` it runs over, or None for a
@@ -231,7 +259,7 @@ def iterate(session: Session, entry: LoopEntry, items: Any) -> Generator[Iterabl
                     ended = session.exhausted(entry, index, sys._getframe(1))
                 return
             now = perf_counter()
-            size = _next_size(size, now - last, session.apart)
+            size = _next_size(size, now - last, session.stride)
             last = now
     finally:
         session.leave(entry, sys._getframe(1), ended=ended)
@@ -256,7 +284,7 @@ def untouched(source: Any) -> Any:
 
 
 def suspended(
-    session: Session, entry: LoopEntry, walk: Walk
+    session: LoopSession, entry: LoopEntry, walk: Walk
 ) -> Generator[Iterable[Any], None, None]:
     """Yield a loop in a generator or coroutine, which counts its items itself, as one slice."""
     entry.walk = walk
@@ -269,15 +297,15 @@ def suspended(
         session.leave(entry, None, ended=True)
 
 
-def _next_size(size: int, seconds: float, apart: float = SLICE) -> int:
+def _next_size(size: int, seconds: float, stride: float = SLICE) -> int:
     """Return how many iterations should make the next slice, after `size` took `seconds`.
 
     >>> _next_size(1, 0.01), _next_size(4, 0.0001), _next_size(64, 0.02)
     (1, 8, 6)
     """
-    if seconds > apart:
-        return max(1, int(size * apart / seconds))
-    if seconds * 2 < apart:
+    if seconds > stride:
+        return max(1, int(size * stride / seconds))
+    if seconds * 2 < stride:
         return min(size * 2, _LARGEST)
     return size
 
@@ -333,7 +361,7 @@ def _held(items: list[Any] | tuple[Any, ...], begun: int = 0) -> list[Any] | Non
 
 
 def untried(entry: LoopEntry, frame: FrameType | None) -> bool:
-    """Say whether a `while` loop ended at its test, so that the last turn had no body."""
+    """Return True if a `while` loop ended at its test, so that the last turn had no body."""
     if frame is None or id(frame) != entry.frame:
         return False
     here = position(frame)

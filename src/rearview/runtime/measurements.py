@@ -1,10 +1,7 @@
-"""What a run's loops took, iteration by iteration: the facts that planning rests on.
+"""What a run measured for planning: loop timings, library versions, thread counts.
 
-What a run stood on: versions of the libraries it loaded, and how many threads they use.
-
-Other versions or thread counts may give other bits. A replay that differs names them first.
-
-What a run's loops took, iteration by iteration: the facts that planning rests on.
+Other versions of libraries or other thread counts may give other bits: a replay that differs from
+the recording names them first.
 """
 
 from __future__ import annotations
@@ -91,7 +88,7 @@ _COUNTED = 1 << 16
 
 
 @dataclass(slots=True)
-class Stretches:
+class Durations:
     """Durations in order, as (count, seconds each).
 
     >>> s = Stretches()
@@ -115,7 +112,7 @@ def _merged(*pairs: tuple[int, float]) -> tuple[int, float]:
 
 
 @dataclass(slots=True)
-class Deep:
+class DeepLoop:
     """A loop inside two others or more."""
 
     path: list[str]
@@ -126,7 +123,7 @@ class Deep:
 
 
 @dataclass(slots=True)
-class NestTimings:
+class LoopTimings:
     """One outermost loop, and the loops inside it."""
 
     site: str
@@ -134,10 +131,10 @@ class NestTimings:
     entered: float
     """Seconds after the program began."""
     left: float = 0.0
-    iterations: Stretches = field(default_factory=Stretches)
+    iterations: Durations = field(default_factory=Durations)
     inner: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
     """By site: seconds and iterations of inner loops in each iteration of this one."""
-    deep: dict[str, Deep] = field(default_factory=dict)
+    deep: dict[str, DeepLoop] = field(default_factory=dict)
     """By the ids of the loops from the inner one down: loops inside of those."""
     counts: dict[str, list[int]] = field(default_factory=dict)
     """By site: iterations of a loop in each iteration of this one, however deep it lies."""
@@ -162,12 +159,12 @@ class Timeline:
     def __init__(self) -> None:
         self.began = perf_counter()
         self.start = age()
-        self.nests: list[NestTimings] = []
+        self.nests: list[LoopTimings] = []
 
     def enter(self, site: str, name: str) -> None:
         """Note that an outermost loop begins."""
         now = perf_counter()
-        self.nests.append(NestTimings(site, name, now - self.began, now=now))
+        self.nests.append(LoopTimings(site, name, now - self.began, now=now))
 
     def turn(self, index: int, waited: float) -> None:
         """Note that iteration `index` of the outermost loop begins; `waited` seconds were ours."""
@@ -219,7 +216,7 @@ class Timeline:
     def below(self, path: list[str], index: int, count: int) -> None:
         """Note that a loop inside of inner loops has ended, `path` telling which."""
         if self.nests and 0 <= index < _COUNTED:
-            deep = self.nests[-1].deep.setdefault(" > ".join(path), Deep(path))
+            deep = self.nests[-1].deep.setdefault(" > ".join(path), DeepLoop(path))
             deep.entries += 1
             deep.counts += [0] * (index + 1 - len(deep.counts))
             deep.counts[index] += count

@@ -1,16 +1,14 @@
-"""Run a probe without leaving a trace in the program: chance goes on as if it had not run.
+"""Run a probe without a trace in the program, and silence trackers during a replay.
 
-Other people's trackers in a replay: nothing reaches TensorBoard, W&B or MLflow.
-
-What a probe tells them lands in our table; what the program itself tells them was told when it was
-recorded, and is not told again: no file of theirs is written and no server is asked.
-
-Run a probe without leaving a trace in the program: chance goes on as if it had not run.
+Random state, and everything else that a probe might disturb, is put back after it has run. Nothing
+reaches TensorBoard, W&B or MLflow during a replay: values that a probe logs there go to Rearview's
+table, and values that the program itself logs were sent when it was recorded.
 """
 
 from __future__ import annotations
 
 import copy
+import importlib
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,10 +16,10 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
-from rearview.runtime.importer import offer
+from rearview.runtime.importer import lend, offer
 from rearview.runtime.sandbox.entropy import after_import
 from rearview.source.log_calls import MANY, OPTIONS
-from rearview.source.wrap_probes import CALM, SHIELD, TRACK
+from rearview.source.wrap_probes import CALM, OURS, SHIELD, TRACK
 from rearview.state.codecs.rng import read_global, write_global
 
 if TYPE_CHECKING:
@@ -85,7 +83,7 @@ def silence(folder: Path) -> None:
     after_import("wandb", lambda module: _silence_wandb(module, folder))
 
 
-class Quiet:
+class SilentWriter:
     """Stands where a file writer of TensorBoard or tensorboardX would; each names the folder its way."""
 
     def __init__(self, *args: Any, **given: Any) -> None:
@@ -107,7 +105,7 @@ def _nothing(*args: Any, **given: Any) -> None:
 
 
 def _silence_writer(module: ModuleType) -> None:
-    vars(module)["FileWriter"] = Quiet
+    vars(module)["FileWriter"] = SilentWriter
     module.SummaryWriter.add_embedding = _nothing  # the one that writes files of its own
 
 
@@ -131,7 +129,7 @@ def _silence_wandb(module: ModuleType, folder: Path) -> None:
 
 
 def install(session: Replayer) -> None:
-    """Make the context manager that shielded code names known to it."""
+    """Make known to probes what they name: the context manager around them, and Rearview itself."""
 
     @contextmanager
     def shield(line: int, *generators: Any) -> Iterator[None]:
@@ -144,7 +142,7 @@ def install(session: Replayer) -> None:
             yield
         except Exception as exc:
             here = exc.__traceback__  # where this generator stands; the statement comes after
-            session.note_raised(exc, here and here.tb_next)
+            session.note_probe_error(exc, here and here.tb_next)
             raise
         finally:
             session.probing -= 1
@@ -154,19 +152,20 @@ def install(session: Replayer) -> None:
             for one, state in own:
                 _put_back(one, state)
 
-    calm = _Calm(session)
+    light_guard = _LightGuard(session)
 
     def track(method: str, *args: Any, **given: Any) -> None:
         session.log({name: plain(value) for name, value in told(method, args, given).items()})
 
-    def calmly(line: int) -> _Calm:
+    def calmly(line: int) -> _LightGuard:
         del line
-        return calm
+        return light_guard
 
     offer(SHIELD, shield, **{CALM: calmly, TRACK: track})
+    lend(OURS, importlib.import_module(OURS))  # a probe may use it without importing it
 
 
-class _Calm:
+class _LightGuard:
     """The shield of a probe that draws nothing: it only says that a probe is at work."""
 
     __slots__ = ("session",)
@@ -181,7 +180,7 @@ class _Calm:
         self, kind: object, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(exc, Exception):
-            self.session.note_raised(exc, trace)
+            self.session.note_probe_error(exc, trace)
         self.session.probing -= 1
 
 

@@ -1,8 +1,7 @@
-"""Record a run: take checkpoints where the policy says they pay, keep records, never interfere.
+"""Record a run: append records, and save checkpoints where the policy decides that they pay.
 
-Points as records spell them, without building each.
-
-Record a run: take checkpoints where the policy says they pay, keep records, never interfere.
+Recording never breaks or changes training: a failure of our own becomes one warning, and the program
+continues unrecorded.
 """
 
 from __future__ import annotations
@@ -24,19 +23,20 @@ import msgspec
 from rearview.checkpointer.signals import Signals, leave_at_once
 from rearview.energy import Used
 from rearview.errors import UsageError
-from rearview.model import Point, Step
+from rearview.model import Edge, Point, Snapshot, Step
+from rearview.model.run import EXIT_PAUSED
 from rearview.model.wording import printable
 from rearview.runtime.frames import position, qualified, unobserved
 from rearview.runtime.loops import SLICE, STRIDE, LoopEntry, untried
 from rearview.runtime.measurements import Timeline, surroundings
 from rearview.runtime.sandbox.clock import Clock
-from rearview.runtime.sandbox.file_log import Inputs
+from rearview.runtime.sandbox.file_log import InputFiles
 from rearview.runtime.sandbox.outputs import Outputs
-from rearview.runtime.sandbox.printed_lines import Printing
+from rearview.runtime.sandbox.printed_lines import PrintedLines
 from rearview.runtime.saving.changes import CopyHints
 from rearview.runtime.saving.overhead import Overhead
-from rearview.runtime.saving.policy import INNER_LEAST
-from rearview.runtime.saving.remote_copy import Bringer
+from rearview.runtime.saving.policy import INNER_LEAST, Reason
+from rearview.runtime.saving.remote_copy import RemoteCopy
 from rearview.runtime.saving.writer import Writer
 from rearview.runtime.session import Session
 from rearview.state.capture import capture
@@ -45,7 +45,7 @@ from rearview.store.records import RecordFile, encode_point
 from rearview.store.runs import Runs
 
 
-class Prefixes:
+class PointEncoder:
     """What records at the points of one run begin with."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Prefixes:
         for entry, index in zip(stack, indices, strict=True):
             if entry.label(index) is not None:
                 return encode_point(session.point())
-        names = tuple([entry.habit.site.name for entry in stack])
+        names = tuple([entry.history.site.name for entry in stack])
         head = self._heads.get(names)
         if head is None:
             zeros = encode_point(Point(tuple(Step(name, 0) for name in names)))
@@ -70,10 +70,6 @@ class Prefixes:
         return b"%b%b]," % (head, ",".join(map(str, indices)).encode())
 
 
-START = "start"
-END = "end"
-PAUSED = 85
-"""Exit code that says: state is saved, start me again."""
 _WALKING = 0.01
 """Share of the time so far that walking anchors may take."""
 _FIRST = 0.1
@@ -93,30 +89,30 @@ class Recorder(Session):
     runs: Runs = field(kw_only=True)
     records: RecordFile = field(kw_only=True)
     writer: Writer = field(kw_only=True)
-    pulse: Overhead = field(kw_only=True)
+    overhead: Overhead = field(kw_only=True)
     script: str = ""
     clock: Clock | None = None
     """What the program was told of the time."""
-    inputs: Inputs | None = None
+    inputs: InputFiles | None = None
     signals: Signals | None = None
     """Notices when somebody asks the program to leave; None: nobody may."""
-    bring: Bringer | None = None
+    remote_copy: RemoteCopy | None = None
     """Brings what was saved to another place."""
     outputs: Outputs | None = None
     """The files that the program writes, which are part of its state."""
-    used: Used | None = None
+    energy: Used | None = None
     """The account of the energy used."""
-    printing: Printing = field(default_factory=Printing)
+    printing: PrintedLines = field(default_factory=PrintedLines)
     """The lines that it prints."""
     joins: bool = False
     """This process is a child of the one that the run is about."""
-    only: frozenset[str] | None = None
+    only_names: frozenset[str] | None = None
     """Names to log, where the rest was logged before."""
     seq: int = 0
     due: dict[str, float] = field(default_factory=dict)
     """Before which time no checkpoint is considered inside a loop, or after one, by its site."""
     failed: bool = False
-    turned: float = 0.0
+    iteration_began: float = 0.0
     """When the iteration of the outermost loop began."""
     last: float = 0.0
     """When a boundary was last saved that a replay could start from."""
@@ -125,10 +121,10 @@ class Recorder(Session):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.began = perf_counter()
-        self.apart = SLICE if self.settings.every else STRIDE
-        self.walked = 0.0
+        self.stride = SLICE if self.settings.every else STRIDE
+        self.walk_seconds = 0.0
         self.timeline = Timeline()
-        self._prefixes = Prefixes()
+        self._prefixes = PointEncoder()
 
     def push(self, entry: LoopEntry) -> None:
         """Note when an outermost loop begins."""
@@ -140,7 +136,7 @@ class Recorder(Session):
         """Note what a loop took."""
         outermost = self.nest is not None and self.nest.entry is entry
         if outermost and not ended and not untried(entry, frame):
-            self.timeline.turn(entry.now + 1, self.pulse.waited)
+            self.timeline.turn(entry.now + 1, self.overhead.waited)
         super().leave(entry, frame, ended=ended)
         if outermost:
             self.timeline.leave(entry.span, entry.values())
@@ -170,32 +166,34 @@ class Recorder(Session):
             self.leave_program(entry, index, frame)
         try:
             if nest.entry is entry:
-                self.timeline.turn(index, self.pulse.waited)
+                self.timeline.turn(index, self.overhead.waited)
                 if index:
-                    self.pulse.turn(entry.site.id + START, perf_counter() - self.turned)
-                self.turned = perf_counter()
+                    self.overhead.end_iteration(
+                        entry.site.id + Edge.START, perf_counter() - self.iteration_began
+                    )
+                self.iteration_began = perf_counter()
                 self.printing.turn()
             elif len(self.stack) == 2:
-                self.pulse.step(entry.site.id, index, self.writer.written)
+                self.overhead.begin_step(entry.site.id, index, self.writer.background_seconds)
             if nest.anchors is None:
                 if nest.entry is entry and self._may_walk(entry):
                     anchors = self.anchor(nest, index, self.roots(frame)[0])
-                    self.walked += nest.seconds
-                    self.pulse.enter(nest.seconds, memory_of(anchors.alive()))
-                    self.writer.prepare(self.pulse.nbytes)
-            elif index and (nest.entry is entry or self._long_since(entry)):
-                self.consider(entry, index, START, frame)
+                    self.walk_seconds += nest.seconds
+                    self.overhead.enter_loop(nest.seconds, memory_of(anchors.alive()))
+                    self.writer.prepare(self.overhead.nbytes)
+            elif index and (nest.entry is entry or self._inner_boundary_is_due(entry)):
+                self.consider(entry, index, Edge.START, frame)
             if nest.entry is entry:
-                self.pulse.paid(self.writer.settle())
+                self.overhead.add_wait(self.writer.training_resumes())
         except Exception as exc:
             self.fail(exc)
         return index
 
-    def _long_since(self, entry: LoopEntry) -> bool:
-        """Say whether to ask about an inner boundary: asking takes a tenth of a millisecond."""
+    def _inner_boundary_is_due(self, entry: LoopEntry) -> bool:
+        """Return True if to ask about an inner boundary: asking takes a tenth of a millisecond."""
         now = perf_counter()
         since = now - max(entry.started, self.last)
-        return since >= INNER_LEAST and now >= self.due.get(START, 0.0)
+        return since >= INNER_LEAST and now >= self.due.get(Edge.START, 0.0)
 
     def leave_program(self, entry: LoopEntry, index: int, frame: FrameType) -> None:
         """Save here and end with exit code 85, as somebody asked; the run is to be continued.
@@ -209,7 +207,10 @@ class Recorder(Session):
         self.signals.absorb()
         if nest.anchors is not None and index:
             try:
-                if not self.save(entry, index, START, frame, wait=True) and nest.entry is not entry:
+                if (
+                    not self.save(entry, index, Edge.START, frame, wait=True)
+                    and nest.entry is not entry
+                ):
                     self.signals.heed()
                     return
             except Exception as exc:
@@ -218,8 +219,8 @@ class Recorder(Session):
             self.signals.heed()
             return
         self.signals.settle()
-        self.code = PAUSED
-        self.finish(PAUSED)
+        self.code = EXIT_PAUSED
+        self.finish(EXIT_PAUSED)
         leave_at_once(self.code)
 
     def _may_walk(self, entry: LoopEntry) -> bool:
@@ -227,20 +228,20 @@ class Recorder(Session):
             return False  # nothing will be saved
         now = perf_counter()
         allowed = _FIRST + _WALKING * (now - self.began)
-        return self.walked <= allowed or now - entry.started > 20 * self.walked
+        return self.walk_seconds <= allowed or now - entry.started > 20 * self.walk_seconds
 
     def exhausted(self, entry: LoopEntry, index: int, frame: FrameType) -> bool:
         """Consider a checkpoint after the loop."""
-        self.ended(entry, index, frame)
+        self.after_loop(entry, index, frame)
         return True
 
     def broken(self, entry: LoopEntry, frame: FrameType) -> None:
         """Consider a checkpoint after a loop that was left by `break`."""
         if position(frame) in entry.site.breaks:
-            self.ended(entry, entry.now, frame)
+            self.after_loop(entry, entry.now, frame)
 
     @unobserved
-    def ended(self, entry: LoopEntry, index: int, frame: FrameType) -> None:
+    def after_loop(self, entry: LoopEntry, index: int, frame: FrameType) -> None:
         """Consider a checkpoint after a loop that ended where its exhaustion would lead."""
         nest = self.nest
         if not self.checkpointing or self.failed or entry.site.loose or nest is None:
@@ -249,39 +250,39 @@ class Recorder(Session):
             now = perf_counter()
             early = now - entry.started < _BRIEF or now < self.due.get(entry.site.id, 0.0)
             if nest.anchors is not None and (nest.entry is entry or not early):
-                self.consider(entry, index, END, frame)
+                self.consider(entry, index, Edge.END, frame)
         except Exception as exc:
             self.fail(exc)
 
-    def consider(self, entry: LoopEntry, index: int, edge: str, frame: FrameType) -> None:
+    def consider(self, entry: LoopEntry, index: int, edge: Edge, frame: FrameType) -> None:
         """Save if the policy finds that it pays."""
         depth = len(self.stack) - 1
-        ends = edge == END and depth == 1  # what an iteration leaves to be skipped to
+        ends = edge is Edge.END and depth == 1  # what an iteration leaves to be skipped to
         begun = perf_counter()
-        since = begun - (entry.started if edge == END else max(entry.started, self.last))
-        decision = self.pulse.decide(entry.site.id + edge, since, depth * (not ends), ends=ends)
+        since = begun - (entry.started if edge is Edge.END else max(entry.started, self.last))
+        decision = self.overhead.decide(entry.site.id + edge, since, depth * (not ends), ends=ends)
         if not decision.save and not self._last_chance(entry, edge):
-            self.due[START if edge == START else entry.site.id] = begun + _PATIENCE
-            self.pulse.paid(perf_counter() - begun)
+            self.due[Edge.START if edge is Edge.START else entry.site.id] = begun + _PATIENCE
+            self.overhead.add_wait(perf_counter() - begun)
             return
-        refusal = "" if self.settings.every else self.writer.refusal()
-        if refusal:
-            self.pulse.refused(refusal)
+        refusal = None if self.settings.every else self.writer.refusal()
+        if refusal is not None:
+            self.overhead.refusals[refusal] += 1
             return
         took = self.save(entry, index, edge, frame)
-        if took and edge == START:
+        if took and edge is Edge.START:
             self.last = perf_counter()
-        self.pulse.paid(perf_counter() - begun)
+        self.overhead.add_wait(perf_counter() - begun)
 
-    def _last_chance(self, entry: LoopEntry, edge: str) -> bool:
-        """Say whether to save after an outermost loop, so that a replay has something to equal."""
+    def _last_chance(self, entry: LoopEntry, edge: Edge) -> bool:
+        """Return True if to save after an outermost loop, so that a replay has something to equal."""
         nest = self.nest
-        if edge != END or nest is None or nest.entry is not entry:
+        if edge is not Edge.END or nest is None or nest.entry is not entry:
             return False
-        return self.pulse.affords(entry.site.id + END)
+        return self.overhead.affords(entry.site.id + Edge.END)
 
     def save(
-        self, entry: LoopEntry, index: int, edge: str, frame: FrameType, *, wait: bool = False
+        self, entry: LoopEntry, index: int, edge: Edge, frame: FrameType, *, wait: bool = False
     ) -> bool:
         """Take a checkpoint here; say whether it was taken, and with `wait` whether it is whole."""
         nest = self.nest
@@ -290,13 +291,13 @@ class Recorder(Session):
         begun = perf_counter()
         found, frames = self.roots(frame)
         captured = capture(nest.anchors, found)
-        if not nest.told:
+        if not nest.encoded:
             anchors = {"names": nest.names, "signature": nest.anchors.signature}
-            nest.told = msgspec.json.encode(anchors)
+            nest.encoded = msgspec.json.encode(anchors)
         places = {"names": list(found), "frames": [qualified(one.f_code) for one in frames]}
         files, outputs = self.outputs.parts() if self.outputs is not None else ({}, {})
         buffers: dict[str, Any] = {
-            "anchors": nest.told,
+            "anchors": nest.encoded,
             "roots": msgspec.json.encode(places),
             **captured.buffers,
             **files,
@@ -304,36 +305,35 @@ class Recorder(Session):
         if self.clock is not None:
             self.clock.flush()
         self.seq += 1
-        self.pulse.saving(self.seq, entry.site.id + edge, perf_counter() - begun)
-        taken = self.writer.submit(
+        self.overhead.begin_save(self.seq, entry.site.id + edge, perf_counter() - begun)
+        path = self.path(entry, index)
+        snapshot = Snapshot(
             self.run,
             self.seq,
-            self.place(entry, index),
+            self.point_of(entry, index),
             edge,
             captured.skeleton,
             buffers,
             meta={
-                "path": (path := self.path(entry, index)),
+                "path": path,
                 "anchored": nest.at,
                 "records": self.records.position,
                 "seconds": begun - self.began,
                 **({"outputs": outputs} if outputs else {}),
             },
-            complete=not captured.missing,
             missing=tuple(captured.missing),
-            wait=wait or self.settings.every,
-            # after an inner loop the boundary around it is not far
-            outlook=CopyHints(
-                soon=edge == END and len(path) > 1,
-                still=captured.still,
-                roomy=self.pulse.crowded < _CROWDED,
-            ),
         )
+        hints = CopyHints(
+            recapture=edge is Edge.END and len(path) > 1,  # at the boundary around this loop
+            likely_unchanged=captured.likely_unchanged,
+            free_core=self.overhead.crowded < _CROWDED,
+        )
+        taken = self.writer.submit(snapshot, wait=wait or self.settings.every, hints=hints)
         if not taken:
-            self.pulse.skipped(self.seq, self.writer.reason)
+            self.overhead.skip_save(self.seq, self.writer.reason or Reason.FAILED)
         return taken and not (wait and captured.missing)
 
-    def place(self, entry: LoopEntry, index: int) -> Point:
+    def point_of(self, entry: LoopEntry, index: int) -> Point:
         """Return the point whose start or end a checkpoint of `entry` marks."""
         steps = [other.step() for other in self.stack]
         known = entry.sequence[index] if entry.sequence and index < len(entry.sequence) else None
@@ -345,10 +345,10 @@ class Recorder(Session):
         try:
             if self.finished:
                 return
-            if self.only is not None:
-                items = {name: value for name, value in items.items() if name in self.only}
-            if self.loose or not (self.stack and self.stack[-1].habit.loud):
-                self.loudly()
+            if self.only_names is not None:
+                items = {name: value for name, value in items.items() if name in self.only_names}
+            if self.loose or not (self.stack and self.stack[-1].history.logs):
+                self.mark_logging()
             self.records.append(self._prefixes.of(self), list(items.items()))
         except Exception as exc:
             self.fail(exc)
@@ -404,30 +404,30 @@ class Recorder(Session):
             self.printing.close()
             if self.joins:
                 return
-            if self.used is not None:
-                self.used.note()
-            self.pulse.keep()
+            if self.energy is not None:
+                self.energy.note()
+            self.overhead.close()
             if self.outputs is not None:
                 self.outputs.ended(well=not final)
             self.runs.end(self.run, final or 0, self.summary())
         except Exception as exc:
             self.fail(exc)
-        self._bring_last()
+        self._push_end()
 
-    def _bring_last(self) -> None:
+    def _push_end(self) -> None:
         """Bring the run's end to the remote, or say that it is not there."""
-        if self.bring is None or self.joins:
+        if self.remote_copy is None or self.joins:
             return
         try:
-            self.bring.finish()
+            self.remote_copy.finish()
         except Exception as exc:
-            if self.code == PAUSED:
+            if self.code == EXIT_PAUSED:
                 self.code = 1  # who continues it elsewhere would not find it
             sys.stderr.write(
                 f"rearview: saved, but not brought to the remote: {printable(str(exc))}\n"
             )
 
-    def _made(self) -> frozenset[str]:
+    def _created_files(self) -> frozenset[str]:
         """Return the files that the run made, also those that C code wrote."""
         traces = self.outputs.traces if self.outputs is not None else None
         return frozenset(traces.absent() if traces is not None else ())
@@ -440,12 +440,14 @@ class Recorder(Session):
         return {
             "seconds": perf_counter() - self.began,
             "cpu": process_time(),
-            "costs": self.pulse.report(self.writer.costs),
+            "costs": self.overhead.report(self.writer.costs),
             "main": self.timeline.facts(),
             "imports": loading.facts() if (loading := self.compiler.loading) is not None else {},
             "surroundings": surroundings(),
-            "inputs": self.inputs.facts(self._made()) if self.inputs is not None else {},
-            "loops": {k: h.facts() for k, h in self.habits.items() if h.entries and not h.quiet},
+            "inputs": self.inputs.facts(self._created_files()) if self.inputs is not None else {},
+            "loops": {
+                k: h.facts() for k, h in self.histories.items() if h.entries and not h.unwatched
+            },
             "files": sorted({os.path.relpath(file, self.root) for file in files}),
         }
 

@@ -1,4 +1,4 @@
-"""What recording and replaying have in common: the stack of loops, points and records."""
+"""Common base of recording and replaying: the stack of loops, points, roots of the state."""
 
 from __future__ import annotations
 
@@ -15,9 +15,25 @@ from typing import Any
 from rearview.config import Settings
 from rearview.model import Point
 from rearview.model.run import NAMED
-from rearview.runtime.frames import Modules, library_roots, project_frames, resolved, roots, settle
-from rearview.runtime.loops import SLICE, Habit, LoopEntry, iterate, suspended, untouched, watched
-from rearview.runtime.sandbox.file_view import PathUse, View
+from rearview.runtime.frames import (
+    LOOPS,
+    Modules,
+    library_roots,
+    project_frames,
+    resolved,
+    roots,
+    settle,
+)
+from rearview.runtime.loops import (
+    SLICE,
+    LoopEntry,
+    LoopHistory,
+    iterate,
+    suspended,
+    untouched,
+    watched,
+)
+from rearview.runtime.sandbox.file_view import FileView, PathUse
 from rearview.source.instrument import LoopSite
 from rearview.state.anchors import Anchors
 from rearview.state.codecs.iterators import Walk, feeding
@@ -33,22 +49,36 @@ BRIEF = 20e-6
 """Iterations shorter than this, without a record, are not worth looking at either."""
 
 
-class Explicit:
+_current: Session | None = None
+
+
+def current_session() -> Session | None:
+    """Return the session of this process, None before one has started."""
+    return _current
+
+
+def use_session(session: Session | None) -> None:
+    """Make `session` the one that `rearview.log` and the like speak to."""
+    global _current  # noqa: PLW0603 - one session per process is the point
+    _current = session
+
+
+class NamedLoop:
     """A loop that the user named: `for epoch in rearview.loop("epoch", range(10))`."""
 
-    __slots__ = ("habit", "iterable", "session")
+    __slots__ = ("history", "iterable", "session")
 
     def __init__(self, session: Session, name: str, iterable: Iterable[Any]) -> None:
         self.session = session
-        self.habit = session.named(name)
+        self.history = session.named_loop(name)
         self.iterable = iterable
 
     def __iter__(self) -> Iterator[Any]:
         items = iter(self.iterable)
-        if not self.session.in_sight():
+        if not self.session.is_watching():
             return items
         numbers = self.iterable if type(self.iterable) is range else items
-        return self.session.enter(self.habit, numbers, sys._getframe(1))
+        return self.session.enter(self.history, numbers, sys._getframe(1))
 
     def __len__(self) -> int:
         return len(self.iterable)  # type: ignore[arg-type]  # as the iterable itself would say
@@ -64,7 +94,7 @@ class LoopNest:
     """Iteration of the outermost loop at whose start the anchors were walked."""
     names: tuple[str, ...] = ()
     """Roots of that walk."""
-    told: bytes = b""
+    encoded: bytes = b""
     """Both, as every checkpoint of the nest holds them."""
     feeds: list[Any] | None = None
     """Generators and iterators of loaders that the outermost loop draws from."""
@@ -82,7 +112,7 @@ class Session:
     """Above 0, checkpoints are taken: always under `rearview run`, else inside `checkpointing`."""
     declared: dict[str, Any] = field(default_factory=dict)
     """Objects given to `checkpointing`, by name."""
-    habits: dict[str, Habit] = field(default_factory=dict)
+    histories: dict[str, LoopHistory] = field(default_factory=dict)
     stack: list[LoopEntry] = field(default_factory=list)
     nest: LoopNest | None = None
     ordinals: dict[str, int] = field(default_factory=dict)
@@ -90,11 +120,11 @@ class Session:
     given: dict[str, str] = field(default_factory=dict)
     """Values for `arg` from `rearview run --arg`."""
     compiler: Any = None
-    view: View | None = None
+    view: FileView | None = None
     """Where a replay's files seem to be; None when recording."""
     code: int | None = None
     """Exit code, once the program has ended."""
-    quiet: set[str] = field(default_factory=set)
+    unwatched: set[str] = field(default_factory=set)
     """Sites of loops that are left alone from now on."""
     watching: bool = True
     """False in threads and forked children, where loops are left alone."""
@@ -102,7 +132,7 @@ class Session:
     """Loops in generators and coroutines: suspended and resumed in any order, so not stacked."""
     loop_files: set[str] = field(default_factory=set)
     """Files of libraries whose training loops are watched."""
-    apart: float = SLICE
+    stride: float = SLICE
     """Seconds that boundaries of short iterations are apart."""
     shared: frozenset[str] = frozenset()
     """Files that others have written since the run stopped: they stay as they are."""
@@ -118,7 +148,7 @@ class Session:
         self.modules = Modules(self.belongs)
 
     def belongs(self, file: str) -> bool:
-        """Say whether a file is the project's own: under its root, and not an installed library."""
+        """Return True if a file is the project's own: under its root, and not an installed library."""
         known = self._belongs.get(file)
         if known is None:
             path = resolved(file)
@@ -136,32 +166,32 @@ class Session:
 
     def hook(self, site: str, items: Any, frame: FrameType) -> Any:
         """Stand in for the iterator that a loop in `frame` draws from; None: it is a `while`."""
-        habit = self._watched(site)
-        if habit is None:
+        history = self._watched(site)
+        if history is None:
             return repeat(None) if items is None else untouched(items)
         if watched(items):  # the loop that the user named
             return items
-        return self.enter(habit, items, frame)
+        return self.enter(history, items, frame)
 
     def parts(self, site: str, numbers: Any, frame: FrameType) -> Iterable[Any]:
         """Return the numbers of a loop in `frame` in parts, each to be iterated on its own.
 
         They are no numbers where a program has given the name `range` to something else.
         """
-        habit = self._watched(site)
-        if habit is None:
+        history = self._watched(site)
+        if history is None:
             return (numbers,)
         if type(numbers) is not range:
             return (self.hook(site, iter(numbers), frame),)
-        return self._entered(habit, numbers, frame)
+        return self._entered(history, numbers, frame)
 
-    def _watched(self, site: str) -> Habit | None:
-        habit = self.habits.get(site)
-        if habit is None or habit.quiet or not self.in_sight():
+    def _watched(self, site: str) -> LoopHistory | None:
+        history = self.histories.get(site)
+        if history is None or history.unwatched or not self.is_watching():
             return None
-        return habit
+        return history
 
-    def in_sight(self) -> bool:
+    def is_watching(self) -> bool:
         """Return True if loops that are entered now are watched: not in other threads or children."""
         return self.watching and threading.get_ident() == self.thread
 
@@ -175,37 +205,37 @@ class Session:
         if type(value) in (int, float, bool) and threading.get_ident() == self.thread:
             self.log({name: value})
 
-    def named(self, name: str) -> Habit:
+    def named_loop(self, name: str) -> LoopHistory:
         """Return what is known of the loop that the user named `name`."""
         key = NAMED + name
-        habit = self.habits.get(key)
-        if habit is None:
+        history = self.histories.get(key)
+        if history is None:
             site = LoopSite(
                 key, name, "", 0, talks=True, loose=False, breaks=frozenset(), inner=False
             )
-            habit = self.habits[key] = Habit(site, loud=True)
-        return habit
+            history = self.histories[key] = LoopHistory(site, logs=True)
+        return history
 
-    def enter(self, habit: Habit, items: Any, frame: FrameType) -> Iterator[Any]:
+    def enter(self, history: LoopHistory, items: Any, frame: FrameType) -> Iterator[Any]:
         """Return an iterator over `items`, as `iterate` takes them, that tells this session of each."""
-        if habit.site.loose:
-            entry = LoopEntry(habit, 0, id(frame))
-            habit.entries += 1
+        if history.site.loose:
+            entry = LoopEntry(history, 0, id(frame))
+            history.entries += 1
             walk = items if type(items) is Walk else Walk(items)
             return chain.from_iterable(suspended(self, entry, walk))
-        return chain.from_iterable(self._entered(habit, items, frame))
+        return chain.from_iterable(self._entered(history, items, frame))
 
     def _entered(
-        self, habit: Habit, items: Any, frame: FrameType
+        self, history: LoopHistory, items: Any, frame: FrameType
     ) -> Generator[Iterable[Any], None, None]:
         """Return the slices of a loop that is being entered."""
         if self.loop_files:
             self._forget_interrupted()
         counts = self.stack[-1].inside() if self.stack else self.ordinals
-        ordinal = counts.get(habit.site.id, 0)
-        counts[habit.site.id] = ordinal + 1
-        entry = LoopEntry(habit, ordinal, id(frame))
-        habit.entries += 1
+        ordinal = counts.get(history.site.id, 0)
+        counts[history.site.id] = ordinal + 1
+        entry = LoopEntry(history, ordinal, id(frame))
+        history.entries += 1
         return iterate(self, entry, items)
 
     def _forget_interrupted(self) -> None:
@@ -222,7 +252,7 @@ class Session:
             return
         if not self.stack:
             self.nest = LoopNest(entry)
-            entry.habit.outermost = True
+            entry.history.outermost = True
         self.stack.append(entry)
 
     def leave(self, entry: LoopEntry, frame: FrameType | None, *, ended: bool) -> None:
@@ -245,22 +275,22 @@ class Session:
 
     def learn(self, entry: LoopEntry) -> None:
         """Take in what a loop took; one that is brief and says nothing is left alone from now on."""
-        habit = entry.habit
+        history = entry.history
         seconds = perf_counter() - entry.started
         count = max(entry.now + 1, 0)
-        habit.seconds += seconds
-        habit.iterations += count
-        if not habit.loud and not habit.site.talks:
+        history.seconds += seconds
+        history.iterations += count
+        if not history.logs and not history.site.talks:
             limit = (SHORT_OUTSIDE, SHORT, SHORT_DEEP)[min(len(self.stack), 2)]
-            habit.quiet = brief = seconds < limit or (count > 100 and seconds < BRIEF * count)
+            history.unwatched = brief = seconds < limit or (count > 100 and seconds < BRIEF * count)
             if brief:
-                self.quiet.add(habit.site.id)
+                self.unwatched.add(history.site.id)
 
     def slice(self, entry: LoopEntry, size: int) -> int:
         """Return how many iterations may pass unobserved, `size` at the most."""
         if entry.site.loose:
             return 1
-        if (entry.habit.loud or entry.site.talks) and entry.sequence is None:
+        if (entry.history.logs or entry.site.talks) and entry.sequence is None:
             return 1
         return size
 
@@ -276,7 +306,7 @@ class Session:
             point = self.point()
             return point.loops, point.indices
         stack = self.stack
-        return tuple([one.habit.site.name for one in stack]), tuple([one.now for one in stack])
+        return tuple([one.history.site.name for one in stack]), tuple([one.now for one in stack])
 
     def running(self) -> list[LoopEntry]:
         """Return the loops around the statement being executed, outermost first."""
@@ -325,23 +355,25 @@ class Session:
     ) -> Anchors:
         """Walk the objects that exist now; later checkpoints of this nest refer to them."""
         begun = perf_counter()
-        nest.anchors = Anchors.walk(found, project=self.is_project_module, signature=signature)
-        nest.names, nest.told = tuple(found), b""
+        nest.anchors = Anchors.walk(
+            found, project=self.is_project_module, loop_modules=LOOPS, signature=signature
+        )
+        nest.names, nest.encoded = tuple(found), b""
         nest.at = index
         nest.seconds = perf_counter() - begun
         return nest.anchors
 
     def is_project_module(self, module: Any) -> bool:
-        """Say whether a module, or the module of that name, is the project's."""
+        """Return True if a module, or the module of that name, is the project's."""
         if isinstance(module, str):
             module = sys.modules.get(module)
         file = getattr(module, "__file__", None)
         return isinstance(file, str) and self.belongs(file)
 
-    def loudly(self) -> None:
+    def mark_logging(self) -> None:
         """Remember that something was logged in the loops being executed."""
         for entry in self.running():
-            entry.habit.loud = True
+            entry.history.logs = True
 
     # What recording and replaying do differently.
 
@@ -369,6 +401,9 @@ class Session:
     def argument(self, values: Mapping[str, Any]) -> None:
         """Keep hyper-parameters of the run."""
         raise AssertionError
+
+    def note_failure(self, exc: BaseException) -> None:
+        """Take note of the exception that ends the program."""
 
     def finish(self, code: int | None) -> None:
         """Bring the run to its end; nothing follows."""

@@ -1,8 +1,6 @@
-"""A session that records nothing: the program runs where its store cannot be written.
+"""Set up a session that records: a new run, a resumed run, or a child process of a run.
 
-Begin a session that records: a new run, or one that stopped and goes on.
-
-A session that records nothing: the program runs where its store cannot be written.
+If the store cannot be written, the program runs with an `Unrecorded` session.
 """
 
 from __future__ import annotations
@@ -29,25 +27,25 @@ from rearview.model import Checkpoint, Control, Run
 from rearview.model.secrets import redact_value, redact_words
 from rearview.model.wording import printable
 from rearview.remote.base import open_remote
-from rearview.runtime import api, importer, start_replay
-from rearview.runtime.checkpoint_index import Jumps
+from rearview.runtime import importer, start_replay
+from rearview.runtime.checkpoint_index import CheckpointIndex
 from rearview.runtime.importer import Loading
-from rearview.runtime.loops import Habit
+from rearview.runtime.loops import LoopHistory
 from rearview.runtime.recorder import Recorder
-from rearview.runtime.resumer import Mending, Resumer, Retreat, last_usable
+from rearview.runtime.resumer import Restart, Resumer, SourceChange, last_usable
 from rearview.runtime.sandbox import clock, entropy
 from rearview.runtime.sandbox.clock import Clock
 from rearview.runtime.sandbox.environment import EnvironmentReads
-from rearview.runtime.sandbox.file_log import Inputs
+from rearview.runtime.sandbox.file_log import InputFiles
 from rearview.runtime.sandbox.outputs import Outputs
-from rearview.runtime.sandbox.overwritten_files import Traces, allow_again
-from rearview.runtime.sandbox.printed_lines import Printing
+from rearview.runtime.sandbox.overwritten_files import OverwrittenFiles, allow_again
+from rearview.runtime.sandbox.printed_lines import PrintedLines
 from rearview.runtime.saving.overhead import Overhead
-from rearview.runtime.saving.remote_copy import Bringer
+from rearview.runtime.saving.remote_copy import RemoteCopy
 from rearview.runtime.saving.writer import Writer
-from rearview.runtime.session import Session
-from rearview.source.mended_source import mend
-from rearview.state.rebuild import REFUSING
+from rearview.runtime.session import Session, use_session
+from rearview.source.probes.mended_source import mend
+from rearview.state.rebuild import REFUSAL_HANDLERS
 from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.checkpoints.compression import Worth
 from rearview.store.machine import hardware
@@ -76,9 +74,9 @@ def begin(control: Control) -> Session:
     if control.remote is not None:
         key, known = command_key(control.target, control.args), dict[str, object]()
         remote = open_remote(control.remote)
-        bring = functools.partial(push, session.project, session.run, remote, key, known)
-        session.bring = Bringer(bring, share=session.settings.epsilon, warn=_warn)
-        session.writer.saved = session.bring.saved
+        remote_copy = functools.partial(push, session.project, session.run, remote, key, known)
+        session.remote_copy = RemoteCopy(remote_copy, share=session.settings.epsilon, warn=_warn)
+        session.writer.on_saved = session.remote_copy.saved
     return session
 
 
@@ -110,7 +108,7 @@ def attach() -> Session:
     return session
 
 
-def _join(replaying: start_replay.Replaying) -> Session:
+def _join(replaying: start_replay.ParentReplay) -> Session:
     project = Project.open(Path(replaying.root))
     settings = Settings.read(project.store)
     runs, checkpoints = Runs(project), Checkpoints(project)
@@ -124,12 +122,12 @@ def _join(replaying: start_replay.Replaying) -> Session:
         settings,
         runs=runs,
         joins=True,
-        only=frozenset(replaying.names),
+        only_names=frozenset(replaying.names),
         records=records,
         writer=Writer(checkpoints, settings, warn=_warn),
-        pulse=Overhead.begin(settings, project, replaying.run, ""),
+        overhead=Overhead.begin(settings, project, replaying.run, ""),
     )
-    api.use(session)
+    use_session(session)
     atexit.register(lambda: session.finish(None))
     return session
 
@@ -151,7 +149,7 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
             reads.read_all()  # what it has read so far is not known
         os.environ[RUN_VARIABLE] = run
     checkpoints = Checkpoints(project, Worth.of(settings.compress))
-    pulse = Overhead.begin(settings, project, run, control.target)
+    overhead = Overhead.begin(settings, project, run, control.target)
     session = Recorder(
         project,
         run,
@@ -162,11 +160,11 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
         script="" if control.module else os.path.abspath(control.target),  # noqa: PTH100
         joins=joins,
         records=RecordFile(runs.folder(run), run, put=checkpoints.objects.put),
-        writer=Writer(checkpoints, settings, warn=_warn, ended=pulse.ended),
-        pulse=pulse,
+        writer=Writer(checkpoints, settings, warn=_warn, on_end=overhead.end_save),
+        overhead=overhead,
     )
     session.compiler = importer.Compiler(session, autolog=settings.autolog, loading=Loading())
-    api.use(session)
+    use_session(session)
     os.register_at_fork(after_in_child=session.forked)
     if watched:
         session.declared[entropy.ROOT] = entropy.install(key).stream.place
@@ -175,13 +173,13 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
             session.declared[clock.ROOT] = session.clock.place
             session.clock.in_loop = lambda: bool(session.stack)
             session.clock.install()
-        session.inputs = Inputs()
+        session.inputs = InputFiles()
         _watch_arguments(session)
-        traces = None if joins else _traces(session)
-        session.outputs = Outputs(session.root, session.deleted, traces)
+        overwritten = None if joins else _overwritten_files(session)
+        session.outputs = Outputs(session.root, session.deleted, overwritten)
         session.outputs.install()
         if not joins:
-            session.printing = Printing(runs.folder(run), session.where)
+            session.printing = PrintedLines(runs.folder(run), session.where)
             session.printing.install()
     if not joins:
         _beat(runs, session)
@@ -190,7 +188,7 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
 
 def _resume(control: Control) -> Resumer:
     assert control.resume is not None
-    retreat = Retreat(control)
+    restart = Restart(control)
     project = Project.open(Path(control.root))
     runs = Runs(project)
     run = runs.get(control.resume)
@@ -200,7 +198,7 @@ def _resume(control: Control) -> Resumer:
     saved = checkpoints.of(run.id)
     usable = [one for one in saved if _deep(one) <= (control.depth or 0)]
     target = last_usable(saved if control.depth is None else usable)
-    pulse = Overhead.begin(settings, project, run.id, control.target)
+    overhead = Overhead.begin(settings, project, run.id, control.target)
     since = int(target.meta["records"]) if target is not None else 0
     attempt = 1 + int(run.facts.get("attempts", 0))
     folder = runs.folder(run.id)
@@ -222,34 +220,34 @@ def _resume(control: Control) -> Resumer:
         given=dict(control.given),
         runs=runs,
         records=RecordFile(folder, run.id, put=put, attempt=attempt, since=since),
-        writer=Writer(checkpoints, settings, warn=_warn, ended=pulse.ended),
-        pulse=pulse,
+        writer=Writer(checkpoints, settings, warn=_warn, on_end=overhead.end_save),
+        overhead=overhead,
         seq=max((one.seq for one in saved), default=0),
         target=target,
-        retreat=None if control.source else retreat,
+        restart=None if control.source else restart,
     )
-    session.jumps = Jumps.of(session, checkpoints, run.id, control.depth)
-    REFUSING.append(session.refusing)
+    session.checkpoint_index = CheckpointIndex.of(session, checkpoints, run.id, control.depth)
+    REFUSAL_HANDLERS.append(session.on_refusal)
     session.compiler = importer.Compiler(session, autolog=settings.autolog)
     _use_source(session, run, control.source, Versions(project, settings))
-    api.use(session)
+    use_session(session)
     os.register_at_fork(after_in_child=session.forked)
-    chance = entropy.install(bytes.fromhex(run.facts["entropy"]))
-    session.declared[entropy.ROOT] = chance.stream.place
+    randomness = entropy.install(bytes.fromhex(run.facts["entropy"]))
+    session.declared[entropy.ROOT] = randomness.stream.place
     rule = int(run.facts.get("clock", 1))
     session.clock = Clock(folder / clock.FILE, replays=target is not None, rule=rule)
     session.declared[clock.ROOT] = session.clock.place
     session.clock.in_loop = lambda: bool(session.stack)
     session.clock.install()
-    traces = _traces(session)
+    overwritten = _overwritten_files(session)
     afresh = target is None or control.afresh
-    allow_again(traces.take_away(data=afresh, lived=lived), session.root)
-    if not afresh and traces.data():
-        session.afresh = retreat.afresh
-    session.shared = frozenset(traces.shared)
-    session.outputs = Outputs(session.root, session.deleted, traces)
+    allow_again(overwritten.take_away(data=afresh, lived=lived), session.root)
+    if not afresh and overwritten.data():
+        session.afresh = restart.afresh
+    session.shared = frozenset(overwritten.shared)
+    session.outputs = Outputs(session.root, session.deleted, overwritten)
     session.outputs.install()
-    session.printing = Printing(folder, session.where)
+    session.printing = PrintedLines(folder, session.where)
     session.printing.install()
     _beat(runs, session)
     return session
@@ -271,15 +269,15 @@ def _use_source(session: Resumer, run: Run, source: str | None, versions: Versio
     if source and session.target is not None:
         leave = functools.partial(_refuse_source, session, run)
         session.continues = source
-        session.mending = Mending(change, session.root, str(session.target.point), leave)
-        session.mending.start()
+        session.source_change = SourceChange(change, session.root, str(session.target.point), leave)
+        session.source_change.start()
 
 
 def _refuse_source(session: Resumer, run: Run, why: str) -> NoReturn:
     """Say why a run does not go on with a mended source, and leave it as it was found."""
     session.finished = True
-    if session.mending is not None:
-        session.mending.stop()
+    if session.source_change is not None:
+        session.source_change.stop()
     session.writer.close()
     session.records.close()
     session.printing.close()
@@ -317,8 +315,10 @@ def _settings_of(run: Run, control: Control, project: Project) -> Settings:
     return replace(settings, autolog=bool(run.facts.get("autolog", settings.autolog)))
 
 
-def _traces(session: Recorder) -> Traces:
-    return Traces.of(session.runs.folder(session.run), session.root, lambda: bool(session.stack))
+def _overwritten_files(session: Recorder) -> OverwrittenFiles:
+    return OverwrittenFiles.of(
+        session.runs.folder(session.run), session.root, lambda: bool(session.stack)
+    )
 
 
 def facts(
@@ -364,13 +364,13 @@ def _beat(runs: Runs, session: Recorder) -> None:
     The same thread writes down what the run uses, for `rearview energy report`.
     """
     run, seconds = session.run, session.settings.heartbeat
-    session.used = used = Used(Account(runs.folder(run) / ACCOUNT))
+    session.energy = energy = Used(Account(runs.folder(run) / ACCOUNT))
 
     def beat() -> None:
         while not ended.wait(seconds):
             try:
                 runs.heartbeat(run)
-                used.beat()
+                energy.beat()
             except OSError:
                 return
 
@@ -437,7 +437,7 @@ class Unrecorded(Session):
         code: CodeType = compile(data, path, "exec", dont_inherit=True)
         return code
 
-    def enter(self, habit: Habit, iterable: Any, frame: FrameType) -> Iterator[Any]:
+    def enter(self, history: LoopHistory, iterable: Any, frame: FrameType) -> Iterator[Any]:
         """Iterate over what the program iterates over."""
         return iter(iterable)
 
@@ -459,5 +459,5 @@ def go_unrecorded(root: Path, given: Mapping[str, str], why: Exception) -> Unrec
         f"(docs/errors.md#{slug})\n"
     )
     session = Unrecorded(Project(root), "", Settings(), given=dict(given))
-    api.use(session)
+    use_session(session)
     return session

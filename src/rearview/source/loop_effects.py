@@ -10,9 +10,9 @@ import ast
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from rearview.source import mutations
 from rearview.source.log_calls import log_call
 from rearview.source.loops import FUNCTIONS, LOOPS, MODULE, Loop, LoopId, loop_ids
-from rearview.source.probes import mutations
 from rearview.source.scopes import bound_by
 from rearview.source.text import blocks, parse
 

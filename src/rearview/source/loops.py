@@ -1,20 +1,14 @@
-"""Which loops may be running when a function is entered, as far as the text tells.
+"""The loops of a program: their names and ids, and which of them may be running around a function.
 
-The loops of a program: what they are called, and which one is which after an edit.
-
-Which loops may be running when a function is entered, as far as the text tells.
+`loop_ids` names each loop of one text; `recorded_loop_ids` finds the same loops in an edited text.
+`paths` follows calls by name and says through which loops a function may be entered.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from rearview.source.probes.align import StatementComparison
-from collections.abc import Iterable, Mapping
 
 from rearview.model.plan import DEEPEST
 from rearview.model.run import name_of
@@ -54,9 +48,9 @@ def loop_name(node: Loop, function: str) -> str:
     'main'
     """
     if not isinstance(node, ast.While):
-        given = _given(node.iter)
-        if given is not None:
-            return given
+        name = _name_argument(node.iter)
+        if name is not None:
+            return name
         for name in _target_names(node.target):
             if name.strip("_"):
                 return name
@@ -64,7 +58,8 @@ def loop_name(node: Loop, function: str) -> str:
     return "main" if last == MODULE else last
 
 
-def _given(iterable: ast.expr) -> str | None:
+def _name_argument(iterable: ast.expr) -> str | None:
+    """Return the name in `rearview.loop("name", …)`; None for another iterable."""
     if not isinstance(iterable, ast.Call) or not iterable.args:
         return None
     func = iterable.func
@@ -120,32 +115,32 @@ def unique_name(name: str, around: tuple[str, ...]) -> str:
     return f"{name}_{count}"
 
 
-def loop_ids(
-    tree: ast.Module, path: str = "", *, recorded: StatementComparison | None = None
-) -> dict[int, LoopId]:
+def loop_ids(tree: ast.Module, path: str = "") -> dict[int, LoopId]:
     r"""Return the id of each loop by the line it begins on.
-
-    With `recorded`, the comparison of the recorded text with this one, each recorded loop has
-    the id it had when it was recorded, and the loops of probes have none.
 
     >>> tree = ast.parse("for epoch in range(3):\n  for x in data: pass")
     >>> [str(i) for i in loop_ids(tree, "t.py").values()]
     ['t.py:<module>:0:epoch', 't.py:<module>:1:x']
     """
-    if recorded is not None:
-        before = loop_ids(recorded.old, path)
-        return {
-            new.lineno: before[old.lineno]
-            for old, new in recorded.matched
-            if isinstance(old, LOOPS)
-        }
     counts: dict[str, int] = {}
-    found: dict[int, LoopId] = {}
+    ids: dict[int, LoopId] = {}
     for node, function, chain in walk_loops(tree):
         ordinal = counts.get(function, 0)
         counts[function] = ordinal + 1
-        found[node.lineno] = LoopId(path, function, ordinal, chain[-1])
-    return found
+        ids[node.lineno] = LoopId(path, function, ordinal, chain[-1])
+    return ids
+
+
+def recorded_loop_ids(
+    recorded: ast.Module, pairs: Iterable[tuple[ast.stmt, ast.stmt]], path: str = ""
+) -> dict[int, LoopId]:
+    """Return the id of each recorded loop by the line it begins on in an edited text.
+
+    `pairs` are the recorded statements and what they are in the edited text. The loops that only the
+    edited text has are left out.
+    """
+    ids = loop_ids(recorded, path)
+    return {edited.lineno: ids[old.lineno] for old, edited in pairs if isinstance(old, LOOPS)}
 
 
 def enclosing(parents: tuple[ast.AST, ...]) -> tuple[str, tuple[str, ...]]:
@@ -171,27 +166,28 @@ def chains(trees: Mapping[str, ast.Module], *, limit: int = 64) -> Chains:
     r"""Return, for each (path, function), the loops that may be running when it is entered.
 
     Calls are followed by name: `fit(...)` and `anything.fit(...)` may both mean any function
-    called `fit`. A function that nobody calls by name (a callback, `forward`) is not listed, nor
-    is one that is also handed on as a value (`opt.step(closure)`), nor a generator, whose body runs
-    inside whichever loop draws from it, nor what such functions call: nothing is known about them.
+    called `fit`. Some functions are left out, because the text does not say what runs around them:
+    those that no call names (a callback, `forward`), those that are also passed as a value
+    (`opt.step(closure)`), generators (the loop that draws from one may be anywhere), and the
+    functions that any of these call.
 
     >>> text = "def step(): pass\ndef fit():\n  for i in x: step()\nfor epoch in y: fit()"
     >>> chains({"t.py": ast.parse(text)})["t.py", "step"]
     (('epoch', 'i'),)
     """
-    return {key: names_of(found) for key, found in paths(trees, limit=limit).items()}
+    return {key: names_of(stacks) for key, stacks in paths(trees, limit=limit).items()}
 
 
-def names_of(found: Iterable[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
-    """Return the names of the loops of some paths, each stack of names once."""
-    return tuple(sorted({tuple(map(name_of, path)) for path in found}))
+def names_of(stacks: Iterable[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
+    """Return the names of the loops in stacks of loop ids, each stack of names once."""
+    return tuple(sorted({tuple(map(name_of, stack)) for stack in stacks}))
 
 
 def paths(trees: Mapping[str, ast.Module], *, limit: int = 64) -> Chains:
-    r"""Return the same by the ids of the loops: two loops of one name are two loops.
+    r"""Like `chains`, with the ids of the loops instead of their names, which may be shared.
 
-    A function is not listed either if more stacks lead to it than `limit`. Of a stack that is deeper
-    than recursion is followed, the outermost loops are given.
+    A function that more than `limit` stacks lead to is left out, too. A stack deeper than `DEEPEST`
+    is cut off: its outermost loops are returned.
 
     >>> text = "def f():\n  for i in x: g()\nfor i in y: f()\ndef g(): pass"
     >>> paths({"t.py": ast.parse(text)})["t.py", "g"]
@@ -200,49 +196,61 @@ def paths(trees: Mapping[str, ast.Module], *, limit: int = 64) -> Chains:
     calls: dict[str, set[tuple[str, str, tuple[str, ...]]]] = {}
     functions: set[tuple[str, str]] = set()
     for path, tree in trees.items():
-        finder = _Finder({line: str(one) for line, one in loop_ids(tree, path).items()})
-        functions |= {(path, function) for function in (MODULE, *finder.functions(tree))}
-        for name, function, around in finder.calls(tree, MODULE, "", ()):
+        collector = _CallCollector({line: str(loop) for line, loop in loop_ids(tree, path).items()})
+        functions |= {(path, function) for function in (MODULE, *collector.functions(tree))}
+        for name, function, around in collector.calls(tree, MODULE, "", ()):
             calls.setdefault(name, set()).add((path, function, around))
-    known: dict[tuple[str, str], set[tuple[str, ...]]] = {
-        key: {()} for key in functions if key[1] == MODULE
-    }
-    endless: set[tuple[str, str]] = set()
-    changed = True
-    while changed:
-        changed = False
-        for key in functions:
-            mine = known.get(key, set())
-            for path, caller, around in calls.get(_called_as(key[1]), ()):
-                for chain in known.get((path, caller), ()):
-                    longer = (chain + around)[:DEEPEST]
-                    if longer in mine:
-                        continue
-                    if len(mine) >= limit:
-                        endless.add(key)
-                        continue
-                    mine = mine | {longer}
-                    changed = True
-            if mine:
-                known[key] = mine
-    unknown = {key for key in functions if key not in known} | endless
-    unknown |= _handed_on(trees, functions) | set(_generators(trees))
+    stacks, unlimited = _follow_calls(functions, calls, limit)
+    unknown = {key for key in functions if key not in stacks} | unlimited
+    unknown |= _passed_as_values(trees, functions) | set(_generators(trees))
     grown = True
     while grown:
-        more = {
+        callees = {
             key
             for key in functions - unknown
             if any((path, by) in unknown for path, by, _ in calls.get(_called_as(key[1]), ()))
         }
-        grown = bool(more)
-        unknown |= more
-    return {key: tuple(sorted(found)) for key, found in known.items() if key not in unknown}
+        grown = bool(callees)
+        unknown |= callees
+    return {key: tuple(sorted(found)) for key, found in stacks.items() if key not in unknown}
 
 
-def _handed_on(
-    trees: Mapping[str, ast.Module], functions: set[tuple[str, str]]
-) -> set[tuple[str, str]]:
-    """Return the functions that are used other than by a call, so that anybody may call them."""
+_Function = tuple[str, str]
+"""(path, qualified name)."""
+_Calls = Mapping[str, set[tuple[str, str, tuple[str, ...]]]]
+"""Name called -> (path, calling function, loops of that function around the call)."""
+
+
+def _follow_calls(
+    functions: set[_Function], calls: _Calls, limit: int
+) -> tuple[dict[_Function, set[tuple[str, ...]]], set[_Function]]:
+    """Return the stacks of loops that lead to each function, and the functions with too many."""
+    stacks: dict[_Function, set[tuple[str, ...]]] = {
+        key: {()} for key in functions if key[1] == MODULE
+    }
+    unlimited: set[_Function] = set()
+    changed = True
+    while changed:
+        changed = False
+        for key in functions:
+            own = stacks.get(key, set())
+            for path, caller, around in calls.get(_called_as(key[1]), ()):
+                for stack in stacks.get((path, caller), ()):
+                    longer = (stack + around)[:DEEPEST]
+                    if longer in own:
+                        continue
+                    if len(own) >= limit:
+                        unlimited.add(key)
+                        continue
+                    own = own | {longer}
+                    changed = True
+            if own:
+                stacks[key] = own
+    return stacks, unlimited
+
+
+def _passed_as_values(trees: Mapping[str, ast.Module], functions: set[_Function]) -> set[_Function]:
+    """Return the functions that are used other than in a call, so that any code may call them."""
     names: set[str] = set()
     attributes: set[str] = set()
     of_modules: set[str] = set()
@@ -264,13 +272,13 @@ def _handed_on(
                 attributes.add(node.attr)
                 if getattr(node.value, "id", None) in modules:
                     of_modules.add(node.attr)
-    found = set()
+    passed = set()
     for path, function in functions:
         *outer, name = function.split(".")
         method = bool(outer) and outer[-1] != "<locals>"
         if name in attributes if method else name in names or name in of_modules:
-            found.add((path, function))
-    return found - {key for key in found if key[1] == MODULE}
+            passed.add((path, function))
+    return {key for key in passed if key[1] != MODULE}
 
 
 def _generators(trees: Mapping[str, ast.Module]) -> Iterator[tuple[str, str]]:
@@ -313,7 +321,7 @@ def loopers(trees: Mapping[str, ast.Module]) -> frozenset[str]:
         for node in ast.walk(tree):
             if isinstance(node, FUNCTIONS):
                 bodies.setdefault(node.name, []).append(node)
-    found = {
+    looping = {
         name
         for name, nodes in bodies.items()
         if any(isinstance(sub, LOOPS) for node in nodes for sub in ast.walk(node))
@@ -324,14 +332,16 @@ def loopers(trees: Mapping[str, ast.Module]) -> frozenset[str]:
     }
     grown = True
     while grown:
-        more = {name for name, called in calls.items() if name not in found and called & found}
-        grown = bool(more)
-        found |= more
-    return frozenset(found)
+        callers = {
+            name for name, called in calls.items() if name not in looping and called & looping
+        }
+        grown = bool(callers)
+        looping |= callers
+    return frozenset(looping)
 
 
 def called_name(node: ast.AST) -> str:
-    """Return the name that a call calls something by; nothing for other nodes."""
+    """Return the last word of what a call calls: `fit` for `trainer.fit()`; "" for other nodes."""
     if not isinstance(node, ast.Call):
         return ""
     func = node.func
@@ -343,7 +353,9 @@ def _called_as(function: str) -> str:
     return parts[-2] if parts[-1] == "__init__" and len(parts) > 1 else parts[-1]
 
 
-class _Finder:
+class _CallCollector:
+    """Lists the functions of a text and the calls in it, with the loops around each call."""
+
     def __init__(self, ids: Mapping[int, str]) -> None:
         self.ids = ids
 

@@ -1,14 +1,14 @@
-"""Lines, newlines and encodings of program text, kept so that every byte can be given back.
+"""Program text: its lines, line ends and encoding, its syntax tree and the blocks in it.
 
-A text as a tree, and the blocks of statements in it.
-
-Lines, newlines and encodings of program text, kept so that every byte can be given back.
+`decode` and `encode` keep every byte. `parse` raises for text that is not Python; `try_parse` returns
+the reason instead, and also reads Python 2 lines that have a Python 3 form.
 """
 
 from __future__ import annotations
 
 import ast
 import codecs
+import contextlib
 import re
 import warnings
 from dataclasses import dataclass
@@ -19,27 +19,26 @@ BODIES = ("body", "orelse", "finalbody")
 
 
 def parse(text: str, path: str) -> ast.Module:
-    """Return the tree of `text`, or raise naming the line that does not parse."""
+    """Return the tree of `text`; raise an error that names the line if it is not Python."""
     try:
-        return ast.parse(text, filename=path)
-    except (SyntaxError, ValueError) as exc:
-        line = getattr(exc, "lineno", None) or 1
+        return _tree(text)
+    except _UnreadableError as exc:
         raise SourceError(
-            f"{path}:{line} is not Python that this interpreter can read ({exc}). "
-            f"Correct the file and ask again.",
+            f"{path}:{exc.line or 1} is not Python that this interpreter can read ({exc.reason}). "
+            f"Correct the file and run the command again.",
             slug="source-syntax",
         ) from exc
 
 
 def blocks(node: ast.AST) -> list[list[ast.stmt]]:
     """Return the statement lists directly inside `node`, in the order of the text."""
-    found: list[list[ast.stmt]] = []
+    lists: list[list[ast.stmt]] = []
     for name, value in ast.iter_fields(node):
         if name in BODIES and isinstance(value, list):
-            found.append(value)
+            lists.append(value)
         elif name in {"handlers", "cases"}:
-            found.extend(part.body for part in value)
-    return found
+            lists.extend(part.body for part in value)
+    return lists
 
 
 def effective(block: list[ast.stmt]) -> list[ast.stmt]:
@@ -70,13 +69,15 @@ _REPAIRS = (
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A text with its lines and its tree; `repaired` where Python 2 forms were read as Python 3."""
+    """A text with its lines and its tree."""
 
     text: str
     lines: tuple[str, ...]
     tree: ast.Module
-    code_lines: tuple[str, ...]  # what the tree was read from: the mark and odd characters replaced
+    code_lines: tuple[str, ...]
+    """The lines that the tree was read from: without byte order mark and undecodable characters."""
     repaired: bool = False
+    """Python 2 lines were read in their Python 3 form."""
 
 
 def split(text: str) -> list[str]:
@@ -93,8 +94,8 @@ def newline(lines: list[str] | tuple[str, ...], near: int) -> str:
     order = sorted(
         range(max(0, near - 50), min(len(lines), near + 50)), key=lambda i: abs(i - near)
     )
-    for at in order:
-        line = lines[at]
+    for number in order:
+        line = lines[number]
         for end in ("\r\n", "\n", "\r"):
             if line.endswith(end):
                 return end
@@ -131,7 +132,7 @@ def encoding_of(data: bytes) -> str:
 
 
 def try_parse(text: str) -> Parsed | str:
-    """Return the parsed text, or the sentence that says why it cannot be parsed.
+    """Return the parsed text, or a sentence that says why it cannot be parsed.
 
     >>> try_parse("print 'loss', loss").repaired
     True
@@ -141,28 +142,40 @@ def try_parse(text: str) -> Parsed | str:
     lines = tuple(split(text))
     code = _SURROGATE.sub("?", text)
     code = code.removeprefix("\ufeff")
-    tree = _tree(code)
-    if isinstance(tree, ast.Module):
-        return Parsed(text, lines, tree, tuple(split(code)))
-    again = "".join(_repair(line) for line in split(code))
-    if again != code:
-        second = _tree(again)
-        if isinstance(second, ast.Module):
-            return Parsed(text, lines, second, tuple(split(again)), repaired=True)
-    return tree
+    try:
+        return Parsed(text, lines, _tree(code), tuple(split(code)))
+    except _UnreadableError as exc:
+        problem = str(exc)
+    repaired = "".join(_repair(line) for line in split(code))
+    if repaired != code:
+        with contextlib.suppress(_UnreadableError):
+            return Parsed(text, lines, _tree(repaired), tuple(split(repaired)), repaired=True)
+    return problem
 
 
-def _tree(code: str) -> ast.Module | str:
+class _UnreadableError(Exception):
+    """A text does not parse: `line` and `reason`, and a sentence of both."""
+
+    def __init__(self, sentence: str, reason: str, line: int | None = None) -> None:
+        super().__init__(sentence)
+        self.reason = reason
+        self.line = line
+
+
+def _tree(code: str) -> ast.Module:
+    """Return the syntax tree of `code`. Every parse of a whole text goes through here."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes in the user's own strings
             return ast.parse(code)
     except SyntaxError as exc:
-        return f"line {exc.lineno} does not parse ({exc.msg})"
+        sentence = f"line {exc.lineno} does not parse ({exc.msg})"
+        raise _UnreadableError(sentence, exc.msg, exc.lineno) from exc
     except ValueError as exc:
-        return f"it does not parse ({exc})"
-    except (RecursionError, MemoryError):
-        return "it is nested too deeply to parse"
+        raise _UnreadableError(f"it does not parse ({exc})", str(exc)) from exc
+    except (RecursionError, MemoryError) as exc:
+        reason = "it is nested too deeply to parse"
+        raise _UnreadableError(reason, reason) from exc
 
 
 def _repair(line: str) -> str:

@@ -1,8 +1,7 @@
-"""The way to an object that is not an anchor, looked up only when something has to be said of it.
+"""Anchors: the objects that exist when a loop is entered, numbered by a walk in fixed order.
 
-Anchors: the objects that existed when a loop was entered, named by a walk in fixed order.
-
-The way to an object that is not an anchor, looked up only when something has to be said of it.
+A replay runs the same set-up code, walks the same way and gets the same numbers. `find_path` returns
+the path to an object that is not an anchor, for messages.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import sys
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rearview.errors import StateError
@@ -35,7 +34,7 @@ class Anchors:
     What can be held weakly is: recording must not keep alive what the program lets go.
     """
 
-    def __init__(self, project: Project) -> None:
+    def __init__(self, project: Project, loop_modules: Collection[str] = ()) -> None:
         self.signature: list[str] = []
         """What each anchor is, in order: replay must find the same again."""
         self.kinds: list[Kind] = []
@@ -46,7 +45,7 @@ class Anchors:
         """Identity of a live anchor to its number; rebuilt by `alive`."""
         self.block_keys: dict[tuple[int, int], str] = {}
         """Keys of buffers in the last capture, by address."""
-        self.look = WalkRules(project, self._is_value)
+        self.rules = WalkRules(project, self._is_value, loop_modules)
         self.reducers: dict[type, Any] = {}
         """How objects born later are pickled, by type; filled by capture."""
         self.shares_arrays = False
@@ -85,15 +84,17 @@ class Anchors:
         roots: Mapping[str, object],
         *,
         project: Project,
+        loop_modules: Collection[str] = (),
         signature: Sequence[str] | None = None,
     ) -> Anchors:
         """Return the anchors reachable from `roots`, numbered breadth first.
 
-        `project` says whether a module, or the name of one, is the user's own: class attributes
-        and function attributes are state there and nowhere else. On replay, `signature` is the
-        recorded one; closure variables that only a probe uses are then left out.
+        `project` returns True for a module, or its name, that is the user's own: only there are
+        attributes of classes and functions part of the state. `loop_modules` are library modules
+        whose training loops are watched. On replay, `signature` is the recorded one; closure
+        variables that only a probe uses are then left out.
         """
-        anchors = cls(project)
+        anchors = cls(project, loop_modules)
         with plain_access():
             anchors._walk(roots, signature)
         return anchors
@@ -112,7 +113,7 @@ class Anchors:
         t = type(obj)
         found = self._by_type.get(t)
         if found is None:
-            found = kind_of(obj, self.look.project)
+            found = kind_of(obj, self.rules.project)
             if not isinstance(obj, type):
                 self._by_type[t] = found
         return found
@@ -123,7 +124,7 @@ class Anchors:
         through: dict[int, object] = {}
         by_type = self._by_type
         index = self.index
-        look = self.look
+        rules = self.rules
 
         places = self._steps
 
@@ -152,14 +153,14 @@ class Anchors:
         while queue or late:
             obj, place, kind = queue.popleft() if queue else late.popleft()
             if kind is THROUGH:
-                children: Iterable[PathStep] = inside(obj, look)
+                children: Iterable[PathStep] = inside(obj, rules)
             elif kind.unordered and queue:
                 # Sets may iterate in another order next time: look at all else first.
                 late.append((obj, place, kind))
                 continue
             else:
-                look.recorded = self._recorded(obj, signature)
-                children = kind.children(obj, look)
+                rules.recorded = self._recorded(obj, signature)
+                children = kind.children(obj, rules)
             try:
                 for step in children:
                     meet(place, step)
@@ -168,7 +169,7 @@ class Anchors:
                 continue
 
     def _expects(self, label: str, signature: Sequence[str] | None) -> bool:
-        """Say whether that comes next, as far as it is known what was recorded."""
+        """Return True if that comes next, as far as it is known what was recorded."""
         if signature is None:
             return True
         number = len(self._refs)
@@ -199,7 +200,7 @@ class Anchors:
         self._path_of.append(place)
         if isinstance(obj, type):
             self.classes.append(number)
-        if type(obj) is set and len(obj) > 1 and self.look.boring(obj):
+        if type(obj) is set and len(obj) > 1 and self.rules.boring(obj):
             self.set_orders[id(obj)] = list(obj)
         if kind.name == "array" and owns_memory(obj):
             self.unheld[id(obj)] = (number, form_of(obj))
@@ -258,12 +259,12 @@ class Anchors:
         return list(self._by_kind.values())
 
     def _find_unheld(self, roots: Mapping[str, object], found: list[Any]) -> None:
-        again = Anchors(self.look.project)
+        again = Anchors(self.rules.project, self.rules.loop_modules)
         again._wanted, again._collected = self.unheld, found
         again._walk(roots, self.signature)
 
     def same_graph(self, tensor: Any) -> bool:
-        """Say whether a tensor with a history has the one it had when the loop was entered."""
+        """Return True if a tensor with a history has the one it had when the loop was entered."""
         number = self.index.get(id(tensor), -1)
         return bool(self._graphs.get(number) == tensor._version)
 
@@ -324,7 +325,7 @@ def letting_go(*objects: object) -> Iterator[None]:
             refs[number] = weakref.ref(obj)
 
 
-def inside(obj: Any, look: WalkRules) -> Iterable[PathStep]:
+def inside(obj: Any, rules: WalkRules) -> Iterable[PathStep]:
     """Yield what stands inside an immutable object."""
     import functools
 
@@ -342,10 +343,10 @@ def inside(obj: Any, look: WalkRules) -> Iterable[PathStep]:
         yield from steps(
             ".", zip(("start", "stop", "step"), (obj.start, obj.stop, obj.step), strict=True)
         )
-    elif not look.boring(obj):
+    elif not rules.boring(obj):
         style = "{" if isinstance(obj, frozenset) else "["
         yield from steps(style, enumerate(obj))
-    if look.is_local(type(obj)):
+    if rules.is_local(type(obj)):
         yield PathStep("<", "class", type(obj))
     yield from steps(".", list(getattr(obj, "__dict__", {}).items()))
 
@@ -402,7 +403,7 @@ _LIMIT = 100_000
 
 def find_path(anchors: Anchors, roots: Mapping[str, object], wanted: object) -> str | None:
     """Return how a person would spell the way to `wanted`, or None when it is too far away."""
-    anchors.look.recorded = None
+    anchors.rules.recorded = None
     queue: deque[tuple[Any, str]] = deque()
     seen: set[int] = set()
     for name, value in roots.items():
@@ -425,8 +426,8 @@ def _children(anchors: Anchors, obj: Any) -> Iterable[PathStep]:
         return []
     try:
         if kind is THROUGH:
-            return list(inside(obj, anchors.look))
-        return list(kind.children(obj, anchors.look))
+            return list(inside(obj, anchors.rules))
+        return list(kind.children(obj, anchors.rules))
     except Exception:
         return []
 

@@ -1,8 +1,7 @@
-"""Capture: the state of the live object graph at an iteration boundary, without copying tensors.
+"""Capture the state of the live objects at a boundary: a skeleton and buffers.
 
-One capture under way: the pickler, the memory met, and what could not be kept.
-
-Capture: the state of the live object graph at an iteration boundary, without copying tensors.
+The skeleton holds everything small as a pickle in which anchors are referred to by number; the
+buffers are views of large memory, which is not copied here.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from rearview.errors import StateError
-from rearview.state.anchors import Anchors
-from rearview.state.codecs import arrays
+from rearview.model import MissingPart
+from rearview.state.anchors import Anchors, find_path
 from rearview.state.codecs.containers import set_recipe
 from rearview.state.codecs.python_objects import CellKind
 from rearview.state.codecs.rng import read_global
 from rearview.state.codecs.tensors import PlainReader, plain_access, plain_reader
 from rearview.state.kinds import Kind
-from rearview.state.memory import SMALL, Blocks
+from rearview.state.memory import SMALL, Blocks, extent
 from rearview.state.object_ids import Marked, marked, numbers_in
 from rearview.state.pickling import Unpicklable, reducer_for
 from rearview.state.rebuild import BUILDERS
@@ -46,21 +45,21 @@ class StatePickler(pickle.Pickler):
     the numbers and strings in a long list.
     """
 
-    def __init__(self, out: io.BytesIO, reading: Capture) -> None:
-        super().__init__(out, protocol=5, buffer_callback=reading.take_buffer)
-        self.reading = reading
-        self.reducers = reading.anchors.reducers
+    def __init__(self, out: io.BytesIO, capturing: Capture) -> None:
+        super().__init__(out, protocol=5, buffer_callback=capturing.take_buffer)
+        self.capturing = capturing
+        self.reducers = capturing.anchors.reducers
 
     def reducer_override(self, obj: Any) -> Any:
         """Return how to rebuild an object that plain pickling would get wrong."""
         t = type(obj)
         how = self.reducers.get(t)
         if how is None:
-            how = reducer_for(obj, self.reading) or PLAIN
+            how = reducer_for(obj, self.capturing) or PLAIN
             self.reducers[t] = how
         if how is PLAIN:
             return NotImplemented
-        return how(obj, self.reading)
+        return how(obj, self.capturing)
 
 
 class Capture:
@@ -80,7 +79,7 @@ class Capture:
         """Arrays that others are views of."""
         self.roots = roots
         self.blocks = Blocks(anchors.block_keys)
-        self.missing: list[str] = []
+        self.missing: list[MissingPart] = []
         self.lost: dict[int, Any] = {}
         self.oob: list[str] = []
         self.cells: list[types.CellType] = []
@@ -101,10 +100,10 @@ class Capture:
         """Note that the capture is partial because of `obj`."""
         if id(obj) not in self.lost:
             self.lost[id(obj)] = obj
-            self.missing.append(f"{self.path(obj)}: {reason}")
+            self.missing.append(MissingPart(self.path(obj), reason))
 
     def is_running(self, function: str, name: str, cell: types.CellType) -> bool:
-        """Say whether the closure variable `name` of `function` is one of a function on the stack.
+        """Return True if the closure variable `name` of `function` is one of a function on the stack.
 
         Python does not tell; one of an earlier call that holds the very same object is taken for
         one too, which is the safe side.
@@ -126,12 +125,10 @@ class Capture:
         number = self.anchors.index.get(id(obj))
         if number is not None:
             return self.anchors.path(number)
-        from rearview.state.anchors import find_path
-
         return find_path(self.anchors, self.roots, obj) or f"a {type(obj).__name__}"
 
     def take_buffer(self, buffer: pickle.PickleBuffer) -> bool:
-        """Say whether a buffer from an object's own pickling stays in the skeleton."""
+        """Return True if a buffer from an object's own pickling stays in the skeleton."""
         raw = buffer.raw()
         if raw.nbytes <= SMALL:
             return True
@@ -220,14 +217,14 @@ class Capture:
             held.clear()
 
     def shared(self) -> bool:
-        """Say whether an array that was taken to stand alone shares its memory after all."""
+        """Return True if an array that was taken to stand alone shares its memory after all."""
         if not self.loose:
             return False
         if not self.loose.keys().isdisjoint(self.viewed):
             return True
         sizes = {nbytes for _, nbytes in self.blocks.index}
         return any(
-            arrays.extent(array)[:2] in self.blocks.index
+            extent(array)[:2] in self.blocks.index
             for array in self.loose.values()
             if array.nbytes in sizes
         )
@@ -308,9 +305,9 @@ class Captured:
 
     skeleton: bytes
     buffers: dict[str, Any]
-    missing: list[str]
-    """Why the capture is partial: where and what, one reason each; empty when complete."""
-    still: Collection[str] = ()
+    missing: list[MissingPart]
+    """What could not be captured; empty if the capture is complete."""
+    likely_unchanged: Collection[str] = ()
     """Keys of buffers that are not likely to change."""
     owners: Sequence[Any] = ()
     """What the buffers are views of: it lives as long as this."""
@@ -336,21 +333,23 @@ def capture(anchors: Anchors, roots: Mapping[str, object], *, rng: bool = True) 
 
 
 def _capture(anchors: Anchors, roots: Mapping[str, object], *, rng: bool) -> Captured:
-    reading, stream = _read(anchors, roots, rng=rng)
-    reading.release()
-    blocks = reading.blocks
+    capturing, stream = _read(anchors, roots, rng=rng)
+    capturing.release()
+    blocks = capturing.blocks
     anchors.block_keys = blocks.keys
     header = pickle.dumps(
         {
             "anchors": len(anchors),
             "classes": anchors.classes,
             "blocks": blocks.table,
-            "outside": reading.oob,
+            "outside": capturing.oob,
         },
         protocol=5,
     )
     skeleton = b"".join((MAGIC, _LENGTH.pack(len(header)), header, *stream))
-    return Captured(skeleton, blocks.buffers, reading.missing, blocks.still, blocks.owners)
+    return Captured(
+        skeleton, blocks.buffers, capturing.missing, blocks.likely_unchanged, blocks.owners
+    )
 
 
 def _read(
@@ -358,16 +357,16 @@ def _read(
 ) -> tuple[Capture, tuple[bytes, bytes]]:
     state = read_global() if rng else None
     while True:
-        reading = Capture(anchors, roots, careful=anchors.shares_arrays)
-        body = (dict(roots), reading.contents(), reading.changed_classes(), state)
+        capturing = Capture(anchors, roots, careful=anchors.shares_arrays)
+        body = (dict(roots), capturing.contents(), capturing.changed_classes(), state)
         try:
-            stream = reading.dump(body)
+            stream = capturing.dump(body)
         except Exception:
-            reading = reading.again()
-            body = (dict(roots), reading.contents(), reading.changed_classes(), state)
-            stream = reading.dump(reading.prune(body))
-        if anchors.shares_arrays or not reading.shared():
-            return reading, stream
+            capturing = capturing.again()
+            body = (dict(roots), capturing.contents(), capturing.changed_classes(), state)
+            stream = capturing.dump(capturing.prune(body))
+        if anchors.shares_arrays or not capturing.shared():
+            return capturing, stream
         anchors.shares_arrays = True
 
 

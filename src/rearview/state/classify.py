@@ -1,4 +1,9 @@
-"""Which kind an object is of: a value, a thing to look through, an anchor, or one to be replaced."""
+"""Choose the codec (`Kind`) for an object.
+
+Besides the codecs there are four answers: a value (immutable, pickled wherever it occurs), an
+immutable object that leads to anchors, an object that only its own pickling can read, and an object
+that is kept by reference only.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +23,12 @@ import uuid
 import weakref
 from typing import Any
 
+from rearview.state.codecs.arrays import ArrayKind
 from rearview.state.codecs.containers import (
     CONTAINERS,
     PLAIN_DICT,
     PROXY,
     WEAK_CONTAINERS,
-    AttributedKind,
 )
 from rearview.state.codecs.context import hidden_kind
 from rearview.state.codecs.data_loaders import LOADER, is_loader_iterator
@@ -33,6 +38,7 @@ from rearview.state.codecs.open_files import ARCHIVE, ROWS, THREAD, UNKEPT, stre
 from rearview.state.codecs.python_objects import (
     COMPILED,
     COMPILER,
+    AttributedKind,
     CellKind,
     ClassKind,
     EnumKind,
@@ -41,8 +47,10 @@ from rearview.state.codecs.python_objects import (
     has_functions,
 )
 from rearview.state.codecs.rng import random_kind
+from rearview.state.codecs.tensors import TensorKind
 from rearview.state.exclusions import BY_REFERENCE, unkept
 from rearview.state.kinds import REF, Kind, layout_of
+from rearview.state.memory import is_array, is_tensor
 
 VALUE = Kind()
 """Immutable: pickled wherever it stands, never an anchor."""
@@ -155,12 +163,10 @@ def _library_value(obj: Any) -> bool:
 
 
 def _tensor_or_array(obj: Any) -> Kind | None:
-    from rearview.state.codecs import arrays, tensors
-
-    if tensors.is_tensor(obj):
-        return tensors.TensorKind()
-    if arrays.is_array(obj):
-        return arrays.ArrayKind()
+    if is_tensor(obj):
+        return TensorKind()
+    if is_array(obj):
+        return ArrayKind()
     return None
 
 
@@ -215,7 +221,7 @@ def _by_layout(obj: Any) -> Kind:
 
 
 def keeps_itself(obj: Any) -> bool:
-    """Say whether only the class's own pickling can tell what the object is.
+    """Return True if only the class's own pickling can tell what the object is.
 
     A booster of XGBoost is a Python object around a pointer, a frame of polars one around a Rust
     object: attributes that cannot be kept, and methods that know how to.
@@ -246,7 +252,7 @@ def _is_handle(value: Any) -> bool:
 
 
 def can_pickle(obj: Any) -> bool:
-    """Say whether the object's own pickling works at all."""
+    """Return True if the object's own pickling works at all."""
     try:
         obj.__reduce_ex__(5)
     except Exception:

@@ -1,19 +1,20 @@
-"""Compare: the first place where two states differ, exactly, by what they mean.
+"""Compare two states and describe where they differ.
 
-Short texts for people: what an object in a state is, and where memory differs.
-
-Compare: the first place where two states differ, exactly, by what they mean.
+States are equal if the program could not tell them apart: values bit by bit, identity where it can
+matter, memory where a tensor or array uses it.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from rearview.model import MissingPart
 from rearview.state.anchors import Anchors, spell, tidy
 from rearview.state.capture import Captured, split
+from rearview.state.codecs.open_files import UNKNOWN_POSITION
 from rearview.state.exclusions import holds_for_others, only_watches, uncompared
 from rearview.state.skeleton import (
     CONTENT_FIELDS,
@@ -156,16 +157,25 @@ def compare(
     skeleton_then: bytes,
     buffers_then: Callable[[str], Any],
     *,
+    missing_then: Collection[MissingPart] = (),
     same: Callable[[str, str], bool] | None = None,
     ignore: Callable[[str], bool] | None = None,
 ) -> Difference | None:
     """Return the first difference between the state now and a recorded one, or None.
 
-    `same` may answer, from hashes, whether the buffer named first (then) equals the one named
-    second (now), so that it need not be read. `ignore` says which paths do not count.
+    `missing_then` is what the recorded state lacks: a file whose position one of the two sides
+    could not tell does not count as a difference. `same(then, now)` may tell from hashes that two
+    buffers are equal, so that they need not be read. `ignore` returns True for paths that do not
+    count.
     """
     found = differences(
-        anchors, captured_now, skeleton_then, buffers_then, same=same, ignore=ignore
+        anchors,
+        captured_now,
+        skeleton_then,
+        buffers_then,
+        missing_then=missing_then,
+        same=same,
+        ignore=ignore,
     )
     return next(found, None)
 
@@ -176,10 +186,11 @@ def differences(
     skeleton_then: bytes,
     buffers_then: Callable[[str], Any],
     *,
+    missing_then: Collection[MissingPart] = (),
     same: Callable[[str, str], bool] | None = None,
     ignore: Callable[[str], bool] | None = None,
 ) -> Iterator[Difference]:
-    """Yield every difference, outermost variables first."""
+    """Yield every difference, outermost variables first; the arguments are those of `compare`."""
     if _plainly_equal(captured_now, skeleton_then, buffers_then, same):
         return
     comparison = _Comparison(
@@ -188,6 +199,8 @@ def differences(
         Skeleton(captured_now.skeleton),
         buffers_then,
         captured_now.buffers.__getitem__,
+        missing_then=missing_then,
+        missing_now=captured_now.missing,
         same=same,
     )
     for difference in comparison.run():
@@ -201,7 +214,7 @@ def _plainly_equal(
     buffers_then: Callable[[str], Any],
     same: Callable[[str, str], bool] | None,
 ) -> bool:
-    """Say whether the very bytes agree, as they mostly do; if not, the states may still be equal."""
+    """Return True if the very bytes agree, as they mostly do; if not, the states may still be equal."""
     head_then, stream_then = split(skeleton_then)
     head_now, stream_now = split(now.skeleton)
     if len(head_then["blocks"]) != len(head_now["blocks"]) or stream_then != stream_now:
@@ -231,9 +244,13 @@ class _Comparison:
         buffers_then: Callable[[str], Any],
         buffers_now: Callable[[str], Any],
         *,
+        missing_then: Collection[MissingPart],
+        missing_now: Collection[MissingPart],
         same: Callable[[str, str], bool] | None,
     ) -> None:
         self.anchors = anchors
+        self.missing_then = {part.path for part in missing_then}
+        self.missing_now = {part.path for part in missing_now}
         self.then, self.now = then, now
         self.buffers_then, self.buffers_now = buffers_then, buffers_now
         self.same = same
@@ -422,6 +439,9 @@ class _Comparison:
             self._stack.append((parts_a, parts_b, path))
             held = {name: one for name, one in b.state.items() if name in recorded}
             return self._dicts(recorded, held, path)
+        if a.label == b.label == "build file":
+            if self._unknown_position(parts_a[0], parts_b[0], path):
+                return None
         if a.label in NODE_FIELDS:
             return self._fields(parts_a, parts_b, path, NODE_FIELDS[a.label])
         self._stack.append((parts_a, parts_b, path))
@@ -497,10 +517,26 @@ class _Comparison:
             right = with_closure_of(left, right)
         if kind == "generator":
             right = as_suspended(left, right)
+        if kind == "file" and self._unknown_position(left, right, path):
+            return None
         if left is not None and right is not None and kind in CONTENT_FIELDS:
             return self._fields(left, right, path, CONTENT_FIELDS[kind])
         self._stack.append((left, right, path))
         return None
+
+    def _unknown_position(self, then: Any, now: Any, path: Path) -> bool:
+        """Return True if one side could not tell the position of an open file, and said so.
+
+        A text file cannot tell its position while it is iterated over, and can once it is
+        exhausted; whether a boundary lies before or after that depends on how many iterations are
+        drawn at once.
+        """
+        if then is None or now is None:  # closed on one side
+            return False
+        where = render(path)
+        return (then == UNKNOWN_POSITION and where in self.missing_then) or (
+            now == UNKNOWN_POSITION and where in self.missing_now
+        )
 
     def _pieces(self, a: MemoryPiece, b: MemoryPiece, path: Path) -> Difference | None:
         met = self._partner.get(id(a))

@@ -1,4 +1,7 @@
-"""Memory that arrays and tensors stand on, each piece once, however many views it has."""
+"""Memory below arrays and tensors: each block once, however many views it has.
+
+`Blocks` collects the blocks of one capture, `Memory` provides them to one restore.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +35,57 @@ def view_of(address: int, nbytes: int) -> Any:
     return _memory()[address - 1 : address - 1 + nbytes]
 
 
+def is_tensor(obj: object) -> bool:
+    """Return True if it is a tensor, without importing torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(obj, torch.Tensor)
+
+
+def is_array(obj: object) -> bool:
+    """Return True if it is an array, without importing NumPy."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(obj, numpy.ndarray)
+
+
+def bytes_of(storage: Any) -> Any:
+    """Return the bytes of a CPU storage as a NumPy array, without copying."""
+    import torch
+
+    return torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+
+
+def root_of(array: Any) -> Any:
+    """Return the array at the bottom of a chain of views."""
+    import numpy as np
+
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+def extent(array: Any) -> tuple[int, int, Any]:
+    """Return address and size of the memory under an array, and the array that spans it."""
+    root = root_of(array)
+    address = root.__array_interface__["data"][0]
+    flags = root.flags
+    if flags.c_contiguous or flags.f_contiguous:
+        return address, root.nbytes, root
+    low = high = 0
+    for size, stride in zip(root.shape, root.strides, strict=True):
+        reach = (size - 1) * stride
+        low, high = (low + reach, high) if reach < 0 else (low, high + reach)
+    return address + low, high - low + root.itemsize, root
+
+
+def bytes_at(address: int, nbytes: int, owner: object) -> Any:
+    """Return live memory as an array of bytes; `owner` is kept alive by it."""
+    import numpy as np
+
+    raw = (ctypes.c_ubyte * nbytes).from_address(address)
+    raw.owner = owner  # type: ignore[attr-defined]
+    return np.frombuffer(raw, np.uint8)
+
+
 class Block(NamedTuple):
     """One piece of memory in a skeleton."""
 
@@ -58,7 +112,7 @@ class Blocks:
         self.table: list[Row] = []
         """The fields of a Block each; plain tuples, since there are thousands."""
         self.buffers: dict[str, Any] = {}
-        self.still: set[str] = set()
+        self.likely_unchanged: set[str] = set()
         """Keys of memory that is not likely to change: frozen weights, data."""
         self.owners: list[Any] = []
         """What keeps memory alive of which a buffer is only a view."""
@@ -78,7 +132,7 @@ class Blocks:
         *,
         home: int,
         device: str = "cpu",
-        still: bool = False,
+        likely_unchanged: bool = False,
     ) -> int:
         """Return the number of a new piece; `view` gives its bytes as a buffer when it is big."""
         number = len(self.table)
@@ -91,17 +145,19 @@ class Blocks:
             self.table.append((None, nbytes, MEMORY[address : address + nbytes], home, device))
             return number
         self._name(place, number, view(), home, device)
-        if still:
-            self.still.add(self.keys[place])
+        if likely_unchanged:
+            self.likely_unchanged.add(self.keys[place])
         return number
 
-    def add_host(self, place: tuple[int, int], owner: object, home: int, *, still: bool) -> int:
+    def add_host(
+        self, place: tuple[int, int], owner: object, home: int, *, likely_unchanged: bool
+    ) -> int:
         """Return the number of a new big piece of host memory that lives as long as `owner`."""
         number = self.index[place] = len(self.table)
         self._name(place, number, view_of(*place), home, "cpu")
         self.owners.append(owner)
-        if still:
-            self.still.add(self.keys[place])
+        if likely_unchanged:
+            self.likely_unchanged.add(self.keys[place])
         return number
 
     def _name(
@@ -163,22 +219,20 @@ class Memory:
                     self._fill(number, block)
 
     def _claim(self, number: int, block: Block) -> None:
-        from rearview.state.codecs import arrays, tensors
-
         anchor = self._live(block.home)
         if anchor is None:
             return
-        if tensors.is_tensor(anchor):
+        if is_tensor(anchor):
             storage = anchor.untyped_storage()
             fits = storage.nbytes() == block.nbytes and str(storage.device) == block.device
             if fits and storage.data_ptr() not in self._claimed:
                 self._claimed.add(storage.data_ptr())
                 self._storages[number] = storage
         else:
-            address, nbytes, _ = arrays.extent(anchor)
+            address, nbytes, _ = extent(anchor)
             if nbytes == block.nbytes and address not in self._claimed:
                 self._claimed.add(address)
-                self._arrays[number] = arrays.bytes_at(address, nbytes, anchor)
+                self._arrays[number] = bytes_at(address, nbytes, anchor)
 
     def storage(self, number: int) -> Any:
         """Return the piece as a torch storage."""
@@ -200,9 +254,7 @@ class Memory:
         if number not in self._arrays:
             block = self.table[number]
             if number in self._storages:
-                from rearview.state.codecs import tensors
-
-                self._arrays[number] = tensors.bytes_of(self._storages[number])
+                self._arrays[number] = bytes_of(self._storages[number])
             else:
                 self._arrays[number] = np.empty(block.nbytes, np.uint8)
                 self._fill(number, block)

@@ -1,7 +1,8 @@
-"""Numbers in a state that are the `id` of an object in it: others in every process.
+"""Numbers in a state that are the `id` of an object, which differs in every process.
 
-A class that remembers what it has seen by `id` would, restored with the old numbers, no longer know
-any of it, and a replay from the start would never equal what was recorded.
+A class that remembers objects by their `id` would not recognise them after a restore with the old
+numbers, and a replay from the start would never equal the recording. So such numbers are stored as
+references to the objects.
 """
 
 from __future__ import annotations
@@ -10,14 +11,12 @@ import re
 import types
 import weakref
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rearview.state.codecs.containers import Address, AttributedKind
-from rearview.state.codecs.python_objects import ObjectKind
+from rearview.state.codecs.containers import Address
+from rearview.state.codecs.python_objects import AttributedKind, ObjectKind
+from rearview.state.kinds import Capturing
 from rearview.state.rebuild import NAMES
-
-if TYPE_CHECKING:
-    from rearview.state.capture import Capture
 
 # How pickle writes a number of five to seven bytes; one that begins in another is found too.
 _NUMBER = re.compile(rb"\x8a(?=\x05.{4}[^\x00]|[\x06\x07])", re.DOTALL)
@@ -51,13 +50,13 @@ def numbers_in(stream: bytes) -> set[int]:
     return found
 
 
-def marked(memo: Mapping[int, tuple[int, Any]], numbers: set[int], reading: Capture) -> Marked:
+def marked(memo: Mapping[int, tuple[int, Any]], numbers: set[int], capturing: Capturing) -> Marked:
     """Return what was pickled with addresses of other pickled objects in it, those marked.
 
     `memo` is the pickler's: what it pickled, by `id`. Looked at are lists, dicts, sets, attributes,
     and tuples in them.
     """
-    ours = {id(one) for one in reading.stand_ins}
+    ours = {id(one) for one in capturing.stand_ins}
     targets = {
         number: memo[number][1]
         for number in numbers & memo.keys()
@@ -69,12 +68,12 @@ def marked(memo: Mapping[int, tuple[int, Any]], numbers: set[int], reading: Capt
     targets |= {n: _SINGLETONS[n] for n in numbers & _SINGLETONS.keys()}
     if not targets:
         return []
-    first_born = len(NAMES) + len(reading.anchors)
+    first_born = len(NAMES) + len(capturing.anchors)
     mark = _Mark(targets)
     found: Marked = []
     for number, obj in memo.values():
         if number >= first_born:  # what anchors hold was copied, and the copies are here too
-            content = _content(obj, mark, reading)
+            content = _content(obj, mark, capturing)
             if content is not None:
                 found.append((obj, content))
     return found
@@ -134,7 +133,7 @@ class _Mark:
         return self.one(content)
 
 
-def _content(obj: Any, mark: _Mark, reading: Capture) -> Any:
+def _content(obj: Any, mark: _Mark, capturing: Capturing) -> Any:
     """Return the marked content of one object born after the walk, or None."""
     cls = type(obj)
     if cls is dict:
@@ -143,22 +142,24 @@ def _content(obj: Any, mark: _Mark, reading: Capture) -> Any:
         return mark.all(obj)
     if cls in _VALUES or isinstance(obj, type):
         return None
-    kind = reading.anchors.kind(obj)
+    kind = capturing.anchors.kind(obj)
     if not isinstance(kind, (ObjectKind, AttributedKind)):
         return None
     try:
-        return _attributes(obj, kind, mark, reading)
+        return _attributes(obj, kind, mark, capturing)
     except Exception:  # it cannot be read, and was pickled in a way of its own
         return None
 
 
-def _attributes(obj: Any, kind: ObjectKind | AttributedKind, mark: _Mark, reading: Capture) -> Any:
+def _attributes(
+    obj: Any, kind: ObjectKind | AttributedKind, mark: _Mark, capturing: Capturing
+) -> Any:
     if isinstance(kind, ObjectKind):
         attributes = obj.__dict__ if kind.has_dict else {}
         if not kind.slots and mark.all(attributes.values()) is None:
             return None
         kind = kind.whole()
-    content = kind.read([obj], reading)[0]
+    content = kind.read([obj], capturing)[0]
     after = mark.read(content)
     return None if after is content else after
 

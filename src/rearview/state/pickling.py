@@ -1,4 +1,4 @@
-"""How an object born after the walk goes into the skeleton, by its type."""
+"""Reducers: how an object created after the walk is pickled into the skeleton, by its type."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import types
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rearview.state.codecs import arrays, data_loaders, functions, iterators, tensors
-from rearview.state.codecs.containers import READ_ONLY, WEAK_CONTAINERS, Address, AttributedKind
+from rearview.state.codecs.containers import READ_ONLY, WEAK_CONTAINERS, Address
 from rearview.state.codecs.context import CHILD, runs
 from rearview.state.codecs.open_files import (
     ROWS,
@@ -24,15 +24,12 @@ from rearview.state.codecs.open_files import (
     unkept_reason,
 )
 from rearview.state.codecs.open_files import stream_kind as stream
-from rearview.state.codecs.python_objects import ObjectKind
-from rearview.state.kinds import REF, layout_of
-from rearview.state.memory import SMALL
+from rearview.state.codecs.python_objects import AttributedKind, ObjectKind
+from rearview.state.kinds import REF, Capturing, layout_of
+from rearview.state.memory import SMALL, is_array, is_tensor, root_of
 from rearview.state.rebuild import BUILDERS, LOST_CLASS, Lost, reason_of
 
-if TYPE_CHECKING:
-    from rearview.state.capture import Capture
-
-Reducer = Callable[[Any, "Capture"], Any]
+Reducer = Callable[[Any, Capturing], Any]
 
 _SMALL_ARRAY = BUILDERS["small_array"]
 _TENSOR = BUILDERS["tensor"]
@@ -42,20 +39,20 @@ _REWRAPPED = {"torchmetrics.metric.Metric"}
 _VIEWS = {type({}.keys()): "keys", type({}.values()): "values", type({}.items()): "items"}
 
 
-def lose(obj: Any, reading: Capture, reason: str) -> Any:
+def lose(obj: Any, capturing: Capturing, reason: str) -> Any:
     """Put a mark in place of an object that cannot be kept, and say so."""
-    reading.miss(obj, reason)
+    capturing.miss(obj, reason)
     return BUILDERS["lost"], (f"{type(obj).__name__}: {reason}",)
 
 
-def reducer_for(obj: Any, reading: Capture) -> Reducer | None:
+def reducer_for(obj: Any, capturing: Capturing) -> Reducer | None:
     """Return how objects of that type are reduced, or None when C pickling is right and safe."""
     cls = type(obj)
     if cls in weakref.ProxyTypes:
         return _proxy
-    if tensors.is_tensor(obj):
+    if is_tensor(obj):
         return _tensor
-    if arrays.is_array(obj):
+    if is_array(obj):
         return _array if _plain_array(obj) else _own
     for known, reducer in _BY_TYPE.items():
         if isinstance(obj, known):
@@ -74,7 +71,7 @@ def reducer_for(obj: Any, reading: Capture) -> Reducer | None:
         return _torch_generator
     if isinstance(stream(obj), FileKind):
         return _file
-    kind = reading.anchors.kind(obj)
+    kind = capturing.anchors.kind(obj)
     if any(f"{base.__module__}.{base.__qualname__}" in _REWRAPPED for base in cls.__mro__):
         return _own
     if isinstance(kind, ObjectKind):
@@ -92,18 +89,18 @@ def reducer_for(obj: Any, reading: Capture) -> Reducer | None:
     return _by_name if kind in {REF, ROWS} else _own
 
 
-def _unkept(obj: Any, reading: Capture) -> Any:
-    return lose(obj, reading, unkept_reason(obj))
+def _unkept(obj: Any, capturing: Capturing) -> Any:
+    return lose(obj, capturing, unkept_reason(obj))
 
 
-def _lost(obj: Lost, reading: Capture) -> Any:
-    reading.miss(obj, reason_of(obj))
+def _lost(obj: Lost, capturing: Capturing) -> Any:
+    capturing.miss(obj, reason_of(obj))
     return BUILDERS["lost"], (reason_of(obj),)
 
 
-def _child(obj: Any, reading: Capture) -> Any:
+def _child(obj: Any, capturing: Capturing) -> Any:
     if runs(obj):
-        reading.miss(obj, unkept_reason(obj))
+        capturing.miss(obj, unkept_reason(obj))
     # When it ends is a matter of timing, and its number another one each time: neither is compared.
     return BUILDERS["lost"], ("a process that was started in the loop",)
 
@@ -128,32 +125,32 @@ def _customised(cls: type) -> bool:
     )
 
 
-def _own(obj: Any, reading: Capture) -> Any:
+def _own(obj: Any, capturing: Capturing) -> Any:
     try:
         registered = copyreg.dispatch_table.get(type(obj))
         return registered(obj) if registered is not None else obj.__reduce_ex__(5)
     except Exception as exc:
-        return lose(obj, reading, f"its own pickling fails ({exc})")
+        return lose(obj, capturing, f"its own pickling fails ({exc})")
 
 
-def _by_name(obj: Any, reading: Capture) -> Any:
+def _by_name(obj: Any, capturing: Capturing) -> Any:
     module = type(obj).__module__
     name = functions.named(obj, module)
-    return _own(obj, reading) if name is None else (BUILDERS["named"], (module, name))
+    return _own(obj, capturing) if name is None else (BUILDERS["named"], (module, name))
 
 
-def _booster(obj: Any, reading: Capture) -> Any:
+def _booster(obj: Any, capturing: Capturing) -> Any:
     """Reduce a booster its own way, and say what that way leaves out."""
     if getattr(obj, "train_set", None) is not None:
-        reading.miss(obj, "LightGBM leaves the training set out of what it saves")
+        capturing.miss(obj, "LightGBM leaves the training set out of what it saves")
     config = obj.save_config() if hasattr(obj, "save_config") else ""
     drawn = re.findall(r'"(subsample|colsample_by\w+)"\s*:\s*"([^"]*)"', config)
     if any(float(share) != 1.0 for _, share in drawn):
-        reading.miss(obj, "XGBoost leaves the random state of sampling out of what it saves")
-    return _own(obj, reading)
+        capturing.miss(obj, "XGBoost leaves the random state of sampling out of what it saves")
+    return _own(obj, capturing)
 
 
-def _proxy(obj: Any, reading: Capture) -> Any:  # noqa: ARG001
+def _proxy(obj: Any, capturing: Capturing) -> Any:  # noqa: ARG001
     # A proxy passes everything on; a method got through it is bound to what stands behind.
     return BUILDERS["proxy"], (obj.__reduce_ex__.__self__,)
 
@@ -165,17 +162,17 @@ class Unpicklable:
         self.text = type(obj).__name__
 
 
-def _gone(obj: Unpicklable, reading: Capture) -> Any:  # noqa: ARG001
+def _gone(obj: Unpicklable, capturing: Capturing) -> Any:  # noqa: ARG001
     return BUILDERS["lost"], (f"{obj.text}: it cannot be pickled",)
 
 
-def _address(obj: Address, reading: Capture) -> Any:  # noqa: ARG001
+def _address(obj: Address, capturing: Capturing) -> Any:  # noqa: ARG001
     return BUILDERS["address"], (obj.target,)
 
 
 def _instance(kind: ObjectKind | AttributedKind, shared: str = "") -> Reducer:
-    def reduce(obj: Any, reading: Capture) -> Any:
-        content = kind.read([obj], reading)[0]
+    def reduce(obj: Any, capturing: Capturing) -> Any:
+        content = kind.read([obj], capturing)[0]
         about = (type(obj), shared) if shared else (type(obj),)
         return BUILDERS["instance"], about, content, None, None, BUILDERS["fill"]
 
@@ -196,9 +193,9 @@ def _shared(obj: Any) -> str:
     return ""
 
 
-def _tensor(obj: Any, reading: Capture) -> Any:
+def _tensor(obj: Any, capturing: Capturing) -> Any:
     try:
-        plain = reading.plain_tensor(obj, -1)
+        plain = capturing.plain_tensor(obj, -1)
         if plain is not None:
             return _TENSOR, (type(obj), *plain, None)
         carried = "" if obj.is_leaf else tensors.operation_of(obj)
@@ -208,61 +205,61 @@ def _tensor(obj: Any, reading: Capture) -> Any:
         if tensors.needs_form(obj):
             form = tensors.special(obj)
             return BUILDERS["special_tensor"], (cls, form, obj.requires_grad, grad, extra)
-        body = tensors.describe(obj, reading.blocks, -1)
+        body = tensors.describe(obj, capturing.blocks, -1)
     except Exception as exc:
-        return lose(obj, reading, f"the tensor cannot be read ({exc})")
+        return lose(obj, capturing, f"the tensor cannot be read ({exc})")
     return _TENSOR, (cls, *body, obj.requires_grad, grad, extra)
 
 
-def _array(obj: Any, reading: Capture) -> Any:
-    number = _unheld_anchor(obj, reading)
+def _array(obj: Any, capturing: Capturing) -> Any:
+    number = _unheld_anchor(obj, capturing)
     if number >= 0:
         return BUILDERS["anchor"], (number,)
     if obj.dtype.hasobject:
-        return _own(obj, reading)
+        return _own(obj, capturing)
     home = -1
     if obj.base is not None:
-        root = arrays.root_of(obj)
-        reading.viewed.add(id(root))
+        root = root_of(obj)
+        capturing.viewed.add(id(root))
         # the view may be met before the array it shares its memory with
-        home = _unheld_anchor(root, reading)
-    elif obj.nbytes <= SMALL and not reading.careful:
+        home = _unheld_anchor(root, capturing)
+    elif obj.nbytes <= SMALL and not capturing.careful:
         # Asking NumPy for an address takes longer than all the rest; see `Reading.shared`.
-        reading.loose[id(obj)] = obj
+        capturing.loose[id(obj)] = obj
         form = (obj.dtype, obj.shape, obj.strides, obj.flags.writeable)
         return _SMALL_ARRAY, (obj.tobytes("A"), *form)
-    return BUILDERS["array"], arrays.describe(obj, reading.blocks, home)
+    return BUILDERS["array"], arrays.describe(obj, capturing.blocks, home)
 
 
-def _unheld_anchor(array: Any, reading: Capture) -> int:
+def _unheld_anchor(array: Any, capturing: Capturing) -> int:
     """Return the number of an array that is an anchor by its address alone, and note it; else -1."""
-    number, form = reading.anchors.unheld.get(id(array), (-1, None))
+    number, form = capturing.anchors.unheld.get(id(array), (-1, None))
     if number >= 0 and form == arrays.form_of(array) and arrays.owns_memory(array):
-        reading.found[number] = array
+        capturing.found[number] = array
         return int(number)
     return -1
 
 
-def _function(obj: Any, reading: Capture) -> Any:
+def _function(obj: Any, capturing: Capturing) -> Any:
     known = functions.importable(obj)
-    if known and not reading.anchors.look.project(obj.__module__ or ""):
+    if known and not capturing.anchors.rules.project(obj.__module__ or ""):
         return NotImplemented
     # One of the project under its own name was made in a loop of the module itself, else it would be
     # an anchor: after set-up there is no such name yet.
     place = functions.locate(obj)
     if place is None:
         return (
-            NotImplemented if known else lose(obj, reading, "its code is not found in its module")
+            NotImplemented if known else lose(obj, capturing, "its code is not found in its module")
         )
     closure = obj.__closure__ or ()
     for name, cell in zip(obj.__code__.co_freevars, closure, strict=True):
-        if reading.is_running(obj.__qualname__, name, cell):
-            reading.running.add(id(cell))
+        if capturing.is_running(obj.__qualname__, name, cell):
+            capturing.running.add(id(cell))
     own = (obj.__defaults__, obj.__kwdefaults__, vars(obj).copy())
     return BUILDERS["function"], (place, obj.__code__.co_freevars, closure, *own)
 
 
-def _class(obj: Any, reading: Capture) -> Any:
+def _class(obj: Any, capturing: Capturing) -> Any:
     if functions.importable(obj):
         return NotImplemented
     for module in ("types", "_collections_abc"):
@@ -274,10 +271,10 @@ def _class(obj: Any, reading: Capture) -> Any:
     name = functions.named(obj, obj.__module__)
     if name is not None:
         return BUILDERS["named"], (obj.__module__, name)
-    return lose(obj, reading, LOST_CLASS)
+    return lose(obj, capturing, LOST_CLASS)
 
 
-def _builtin(obj: Any, reading: Capture) -> Any:  # noqa: ARG001
+def _builtin(obj: Any, capturing: Capturing) -> Any:  # noqa: ARG001
     owner = obj.__self__
     if isinstance(owner, types.ModuleType) and not functions.importable(obj):
         # A library took it before its module got another in its place.
@@ -285,57 +282,57 @@ def _builtin(obj: Any, reading: Capture) -> Any:  # noqa: ARG001
     return NotImplemented
 
 
-def _standin(obj: Any, reading: Capture) -> Any:  # noqa: ARG001
+def _standin(obj: Any, capturing: Capturing) -> Any:  # noqa: ARG001
     return obj.__reduce__()
 
 
-def _cell(obj: Any, reading: Capture) -> Any:
-    if id(obj) in reading.running:
+def _cell(obj: Any, capturing: Capturing) -> Any:
+    if id(obj) in capturing.running:
         return BUILDERS["cell"], (True,)
     # Filled at the end: a function may stand in its own closure.
-    reading.cells.append(obj)
+    capturing.cells.append(obj)
     return BUILDERS["cell"], ()
 
 
-def _method(obj: Any, reading: Capture) -> Any:  # noqa: ARG001
+def _method(obj: Any, capturing: Capturing) -> Any:  # noqa: ARG001
     return BUILDERS["method"], (obj.__func__, obj.__self__)
 
 
-def _module(obj: types.ModuleType, reading: Capture) -> Any:
+def _module(obj: types.ModuleType, capturing: Capturing) -> Any:
     known = sys.modules.get(obj.__name__)
     # A library may put another object in its own place while it is being loaded.
     if known is not obj and getattr(known, "__file__", known) != getattr(obj, "__file__", obj):
-        return lose(obj, reading, "the module is not in sys.modules")
+        return lose(obj, capturing, "the module is not in sys.modules")
     return BUILDERS["module"], (obj.__name__,)
 
 
-def _weakref(obj: Any, reading: Capture) -> Any:  # noqa: ARG001
+def _weakref(obj: Any, capturing: Capturing) -> Any:  # noqa: ARG001
     return BUILDERS["weakref"], (obj(),)
 
 
-def _weak(obj: Any, reading: Capture) -> Any:
+def _weak(obj: Any, capturing: Capturing) -> Any:
     kind = next(kind for base, kind in WEAK_CONTAINERS.items() if isinstance(obj, base))
-    content = (kind.read([obj], reading) or [None])[0]
+    content = (kind.read([obj], capturing) or [None])[0]
     return BUILDERS["weak"], (type(obj),), content, None, None, BUILDERS["fill_weak"]
 
 
-def _view(obj: Any, reading: Capture) -> Any:  # noqa: ARG001
+def _view(obj: Any, capturing: Capturing) -> Any:  # noqa: ARG001
     # A view shows its dict through a proxy; the dict itself is not to be had.
     return BUILDERS["view"], (dict(obj.mapping), _VIEWS[type(obj)])
 
 
-def _read_only(obj: Any, reading: Capture) -> Any:  # noqa: ARG001
+def _read_only(obj: Any, capturing: Capturing) -> Any:  # noqa: ARG001
     shown = gc.get_referents(obj)  # Python has no other way to the mapping itself
     return BUILDERS["view"], (shown[0] if shown else dict(obj), READ_ONLY)
 
 
-def _lock(obj: Any, reading: Capture) -> Any:
+def _lock(obj: Any, capturing: Capturing) -> Any:
     if getattr(obj, "locked", lambda: False)():
-        return lose(obj, reading, "a lock is held")
+        return lose(obj, capturing, "a lock is held")
     return BUILDERS["lock"], (type(obj).__name__,)
 
 
-def _torch_constant(obj: Any, reading: Capture) -> Any:  # noqa: ARG001
+def _torch_constant(obj: Any, capturing: Capturing) -> Any:  # noqa: ARG001
     return BUILDERS["named"], ("torch", str(obj).rpartition(".")[2])
 
 
@@ -344,19 +341,19 @@ def _is_torch_generator(obj: Any) -> bool:
     return torch is not None and isinstance(obj, getattr(torch, "Generator", ()))
 
 
-def _torch_generator(obj: Any, reading: Capture) -> Any:  # noqa: ARG001
+def _torch_generator(obj: Any, capturing: Capturing) -> Any:  # noqa: ARG001
     return BUILDERS["torch_generator"], (str(obj.device), obj.get_state().numpy().tobytes())
 
 
-def _file(obj: Any, reading: Capture) -> Any:
+def _file(obj: Any, capturing: Capturing) -> Any:
     for name in ("stdin", "stdout", "stderr"):
         if obj is getattr(sys, name):
             return BUILDERS["named"], ("sys", name)
-    return BUILDERS["file"], (file_state(obj, reading),)
+    return BUILDERS["file"], (file_state(obj, capturing),)
 
 
-def _generator(obj: Any, reading: Capture) -> Any:
-    found = iterators.recipe(obj, reading)
+def _generator(obj: Any, capturing: Capturing) -> Any:
+    found = iterators.recipe(obj, capturing)
     if found is None:
         return BUILDERS["lost"], (f"{type(obj).__name__} in the middle",)
     function, arguments, count, state = found
@@ -366,22 +363,22 @@ def _generator(obj: Any, reading: Capture) -> Any:
     return (*made, state[2] if state[2:] else {}, None, None, BUILDERS["fill_generator"])
 
 
-def _walk(obj: Any, reading: Capture) -> Any:  # noqa: ARG001
+def _walk(obj: Any, capturing: Capturing) -> Any:  # noqa: ARG001
     content = (obj.source, obj.count)
     return BUILDERS["walk"], (), content, None, None, BUILDERS["fill_walk"]
 
 
-def _loader(obj: Any, reading: Capture) -> Any:
-    content = data_loaders.loader_state(obj, reading)
+def _loader(obj: Any, capturing: Capturing) -> Any:
+    content = data_loaders.loader_state(obj, capturing)
     if content is None:
         return BUILDERS["lost"], ("the iterator of a loader with workers",)
     return BUILDERS["loader"], (type(obj),), content, None, None, BUILDERS["fill_loader"]
 
 
-def _list_iterator(obj: Any, reading: Capture) -> Any:
+def _list_iterator(obj: Any, capturing: Capturing) -> Any:
     reduced = obj.__reduce__()
     items = reduced[1][0]
-    if len(reduced) < 3 or id(items) in reading.anchors.index:
+    if len(reduced) < 3 or id(items) in capturing.anchors.index:
         return reduced
     if sys.getrefcount(items) > _EXCLUSIVE:
         return reduced

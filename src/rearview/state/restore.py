@@ -1,8 +1,7 @@
-"""Restore: recorded state written into the live objects, in place.
+"""Restore a recorded state into the live objects, in place.
 
-One restore under way: what the builders of a skeleton do, and what is left for the end.
-
-Restore: recorded state written into the live objects, in place.
+A skeleton is unpickled with the anchors in place of their numbers; `Restoration` has a method for
+each builder that a skeleton may name, and the work that has to wait until all objects exist.
 """
 
 from __future__ import annotations
@@ -24,10 +23,9 @@ from rearview.state.codecs.containers import (
     CONTAINERS,
     READ_ONLY,
     WEAK_CONTAINERS,
-    AttributedKind,
     fill_set,
 )
-from rearview.state.codecs.python_objects import ObjectKind
+from rearview.state.codecs.python_objects import AttributedKind, ObjectKind
 from rearview.state.codecs.rng import write_global
 from rearview.state.codecs.tensors import plain_access
 from rearview.state.kinds import layout_of
@@ -36,7 +34,7 @@ from rearview.state.object_ids import put
 from rearview.state.rebuild import NAMES, Lost, prelude
 
 
-class Writing:
+class Restoration:
     """The state of one restore; `build_…` methods are what a skeleton's builders stand for."""
 
     def __init__(self, anchors: Anchors, alive: Sequence[Any], memory: Memory) -> None:
@@ -347,19 +345,19 @@ def _pass(
     header: dict[str, Any],
     stream: memoryview,
     parts: Parts,
-    before: Writing | None = None,
-) -> tuple[dict[str, object], Writing]:
+    before: Restoration | None = None,
+) -> tuple[dict[str, object], Restoration]:
     """Read and write everything once."""
     alive = anchors.alive(roots)
     table = [Block(*row) for row in header["blocks"]]
     buffers, into = parts
     memory = Memory(table, buffers, lambda number: alive[number], anchors.path, into)
-    writing = Writing(anchors, alive, memory)
+    restoring = Restoration(anchors, alive, memory)
     if before is not None:
-        writing.driven = list(before.made)
+        restoring.driven = list(before.made)
     memory.claim()
     try:
-        values, contents, classes, rng, cells = _read(header, stream, alive, writing, buffers)
+        values, contents, classes, rng, cells = _read(header, stream, alive, restoring, buffers)
     except StateError:
         raise
     except Exception as exc:
@@ -370,27 +368,27 @@ def _pass(
         ) from exc
     for number, cls in classes:
         object.__setattr__(alive[number], "__class__", cls)
-    _keep_texts(alive, contents, writing.addressed)
-    _write(anchors, alive, contents, writing)
+    _keep_texts(alive, contents, restoring.addressed)
+    _write(anchors, alive, contents, restoring)
     for cell, held in cells:
         if held:
             cell.cell_contents = held[0]
-    for action in writing.afterwards:
+    for action in restoring.afterwards:
         action()
     if rng is not None:
         write_global(rng)
     alive.clear()
-    return dict(values), writing
+    return dict(values), restoring
 
 
 def _read(
     header: dict[str, Any],
     stream: memoryview,
     alive: Sequence[Any],
-    writing: Writing,
+    restoring: Restoration,
     buffers: Callable[[str], Any],
 ) -> tuple[Any, ...]:
-    builders = [getattr(writing, f"build_{name}") for name in NAMES]
+    builders = [getattr(restoring, f"build_{name}") for name in NAMES]
     outside = (bytearray(buffers(key)) for key in header["outside"])
     objects = [*builders, *alive]
     data = io.BytesIO(prelude(len(objects)) + bytes(stream))
@@ -405,7 +403,7 @@ def _read(
         late[batch[0]].extend(batch[1])
     for live, content in addresses:
         if not put(live, content):
-            writing.build_fill(live, content)
+            restoring.build_fill(live, content)
     for live, recipe in sets:
         fill_set(live, recipe)
     unpickler.forget()
@@ -458,7 +456,7 @@ def _keep_texts(
 
 
 def _write(
-    anchors: Anchors, alive: Sequence[Any], contents: Sequence[Any], writing: Writing
+    anchors: Anchors, alive: Sequence[Any], contents: Sequence[Any], restoring: Restoration
 ) -> None:
     for late in (False, True):
         for _, numbers, group in contents:
@@ -467,7 +465,7 @@ def _write(
                 if kind.late is not late or obj is None:
                     continue
                 try:
-                    kind.write(obj, content, writing)
+                    kind.write(obj, content, restoring)
                 except StateError:
                     raise
                 except Exception as exc:

@@ -1,8 +1,7 @@
-"""What counts when two states are compared: which identities, which values, which attributes.
+"""Read a skeleton as a tree of plain nodes, without running any of the program's code.
 
-A skeleton read as a neutral tree: what stands in it, with none of the program's code run.
-
-What counts when two states are compared: which identities, which values, which attributes.
+The functions at the end are the rules of comparison: which identities count, which values are equal,
+which attributes do not matter.
 """
 
 from __future__ import annotations
@@ -304,17 +303,17 @@ def same_values(a: Any, b: Any) -> bool:
 
 
 def is_array(value: Any) -> bool:
-    """Say whether a node is an array, in whichever way it was kept."""
+    """Return True if a node is an array, in whichever way it was kept."""
     return isinstance(value, ObjectNode) and value.label in _ARRAYS
 
 
 def is_address(value: Any) -> bool:
-    """Say whether a node stands for the `id` of an object."""
+    """Return True if a node stands for the `id` of an object."""
     return isinstance(value, ObjectNode) and value.label == "build address"
 
 
 def has_identity(value: Any) -> bool:
-    """Say whether it matters that it is this very object."""
+    """Return True if it matters that it is this very object."""
     if isinstance(value, (tuple, frozenset)):
         return False
     if isinstance(value, ObjectNode):

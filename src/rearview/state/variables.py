@@ -1,8 +1,8 @@
 """Read the variables of a checkpoint as plain values, without running any of the program's code.
 
-The skeleton is read as a neutral tree: every class and function in it is only a name. What can be
-made from names, numbers and memory is made: Python's own values, tensors, arrays, the `state_dict`
-of a torch module or optimizer. All else is a `NotGiven` with the reason.
+The skeleton is read as a tree of nodes in which every class and function is only a name. What can be
+built from names, numbers and memory is built: Python's own values, tensors, arrays, the `state_dict`
+of a torch module or optimizer. Everything else is a `NotGiven` with the reason.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 from rearview.errors import RearviewError, StateError
 from rearview.state.anchors import bare
 from rearview.state.codecs.containers import READ_ONLY, SAME
+from rearview.state.codecs.tensors import from_special
 from rearview.state.skeleton import ArrayBody, MemoryPiece, ObjectNode, OutsideKey, Ref, Skeleton
 
 _MODULE = {"_parameters", "_buffers", "_modules"}
@@ -471,8 +472,6 @@ class Variables:
         """Return a sparse or quantized tensor."""
         if not form or form[0] == "wrapper":
             return NotGiven("a tensor of a class whose own code makes it from its parts")
-        from rearview.state.codecs.tensors import from_special
-
         return from_special(tuple(self._value(part) for part in form))
 
     def _bytes(self, piece: MemoryPiece) -> Any:

@@ -306,6 +306,19 @@ def sync_folder(folder: Path | str) -> None:
         os.close(fd)
 
 
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""Error numbers of a disk, or of a quota, that has no room left."""
+
+
+def caused_by_full_disk(exc: BaseException | None) -> bool:
+    """Return True if an exception, or one that led to it, says that the disk is full."""
+    while exc is not None:
+        if isinstance(exc, OSError) and exc.errno in FULL:
+            return True
+        exc = exc.__cause__ or exc.__context__
+    return False
+
+
 def unwritable(exc: OSError, what: str, store: Path) -> StoreError:
     """Return the error that tells the user why `what` could not be written, and what to do."""
     if exc.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:

@@ -370,8 +370,8 @@ def overview(version: str) -> None:
 def _here() -> tuple[int, Path | None]:
     from pathlib import Path
 
+    from rearview._history import Project
     from rearview.errors import RearviewError
-    from rearview.store.project import Project
 
     try:
         project = Project.find(Path(os.environ.get("REARVIEW_ROOT") or Path.cwd()))

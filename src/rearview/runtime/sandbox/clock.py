@@ -1,9 +1,10 @@
-"""Make the clock repeatable: a replay is told the times that the run was told.
+"""Record the times that a program reads, and give the same times to a replay.
 
-Nearly every training script keeps a `t0 = time.time()`. Were a replay told its own time, every
-state that holds one would differ. So each reading of the main thread is kept, and a replay gets the
-same readings in the same order; how many there were is part of the state. `datetime.now()`,
-`time.strftime()` and their kin look at the clock in C; they are answered from the same readings.
+Nearly every training script has a `t0 = time.time()`. If a replay read its own time, every state
+that holds one would differ. So each reading on the main thread is recorded, and a replay gets the
+same readings in the same order; the number of readings is part of the state. `datetime.now()`,
+`time.strftime()` and similar functions read the clock in C; they are answered from the same
+readings.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Make chance repeatable: everything random in a run follows from one recorded number.
+"""Make random numbers repeatable: os.urandom, random, NumPy and torch seeds follow one recorded key.
 
-Without this an unseeded script would differ at its first draw. In a forked child the operating
-system's own entropy is put back, so that siblings never draw the same "random" identifiers.
+Without this an unseeded script would differ at its first draw. In a forked child the entropy of the
+operating system is put back, so that siblings never draw the same "random" identifiers.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Stream:
 
 
 @dataclass
-class Chance:
+class Randomness:
     """Everything random in a process, once it was installed there."""
 
     stream: Stream
@@ -98,7 +98,7 @@ class Chance:
         self.begin()
 
 
-def install(key: bytes) -> Chance:
+def install(key: bytes) -> Randomness:
     """Let `os.urandom` and what rests on it (secrets, uuid4, unseeded generators) follow `key`."""
     stream = Stream(key)
     get_ident = threading.get_ident
@@ -130,7 +130,7 @@ def install(key: bytes) -> Chance:
         "torch": functools.partial(_seed_torch, stream=stream),
         "numpy.random": functools.partial(_seed_numpy, stream=stream, read_bits=read_bits),
     }
-    chance = Chance(stream, loaded, acts, Standin(read, _real_urandom))
+    chance = Randomness(stream, loaded, acts, Standin(read, _real_urandom))
     os.register_at_fork(after_in_child=remove)
     watch_trackers()
     chance.begin()
@@ -161,7 +161,7 @@ def watch_trackers() -> None:
 
 
 def asked_by_tracker(frame: FrameType | None) -> bool:
-    """Say whether a tracker of experiments stands in the stack from `frame` on.
+    """Return True if a tracker of experiments stands in the stack from `frame` on.
 
     What it draws and when it looks at the clock is no part of the program: a replay does not let
     it speak to its server, so it would draw and look more or less often.
@@ -175,7 +175,7 @@ def asked_by_tracker(frame: FrameType | None) -> bool:
 
 
 def _asked_by_us(frame: FrameType | None) -> bool:
-    """Say whether our own code wants random bytes: that must not move what the program draws.
+    """Return True if our own code wants random bytes: that must not move what the program draws.
 
     Neither must trackers, nor the keys and names by which processes find each other: how many are
     drawn is a matter of timing.
@@ -207,7 +207,7 @@ _PASSING = (__name__, "rearview.runtime.sandbox.file_patches", "rearview.state.c
 
 @functools.lru_cache(maxsize=1024)
 def _of_us(name: str) -> bool | None:
-    """Say whether what the module `name` draws is none of the program's; None: ask its caller.
+    """Return True if what the module `name` draws is none of the program's; None: ask its caller.
 
     NumPy draws for every generator it makes, so the answer is kept.
     """
@@ -219,7 +219,7 @@ def _of_us(name: str) -> bool | None:
 
 
 def _standard(name: str) -> bool:
-    """Say whether a module is one of Python's own."""
+    """Return True if a module is one of Python's own."""
     return name != "__main__" and name.partition(".")[0] in sys.stdlib_module_names
 
 
@@ -262,7 +262,7 @@ def _names_files(frame: FrameType | None) -> bool:
 
 
 def _imports() -> bool:
-    """Say whether a module may be being imported: then Python holds a lock for it."""
+    """Return True if a module may be being imported: then Python holds a lock for it."""
     return bool(getattr(_bootstrap, "_module_locks", True))
 
 
@@ -314,7 +314,7 @@ def after_import(name: str, act: Callable[[ModuleType], None]) -> None:
     _AWAITED.acts.setdefault(name, []).append(act)
 
 
-class _Awaited:
+class _AfterImport:
     """Finds modules as the other finders do, and acts when one that is awaited is loaded."""
 
     def __init__(self) -> None:
@@ -344,7 +344,7 @@ class _Awaited:
         return spec
 
 
-_AWAITED = _Awaited()
+_AWAITED = _AfterImport()
 
 
 def remove() -> None:

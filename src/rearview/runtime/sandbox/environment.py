@@ -1,8 +1,8 @@
-"""Notice which environment variables a program reads, so that a replay starts with the same.
+"""Record which environment variables a program reads, so that a replay starts with the same values.
 
-`os.environ` translates each name that is looked up by a function that it holds. Exchanging that one leaves
-no frame of ours in the traceback of a variable that is not set. What is put there refers to nothing of
-ours: a program that holds `os.environ` would have it saved with its state.
+`os.environ` encodes each name that is looked up with a function that it holds. Replacing that
+function leaves no frame of ours in the traceback of a missing variable. The replacement refers to
+nothing of ours: a program that holds `os.environ` would have it saved with its state.
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
-"""Notice which files a program reads, so that a replay can tell whether they have changed.
-
-What the interpreter tells of files, handed on to those who listen.
+"""Record which files a program reads, so that a replay can tell whether they have changed.
 
 Python calls an audit hook at every `id()` and every look at a frame, which libraries make by the
-thousand. So there is one hook, and it looks up who listens before it does anything else.
-
-Which files outside the project are not the program's own work: the system's, caches.
-
-Notice which files a program reads, so that a replay can tell whether they have changed.
+thousand. So there is one hook for all listeners (`listen`), and it looks up the listeners of an event
+before it does anything else. Files of the system, of installed libraries and in caches do not count
+as inputs.
 """
 
 from __future__ import annotations
@@ -87,7 +83,7 @@ MOST = 5000
 """Files noticed at the most; a data set of more is not described file by file."""
 
 
-class Inputs:
+class InputFiles:
     """The data files that this process opened for reading and did not write itself."""
 
     def __init__(self) -> None:

@@ -1,9 +1,9 @@
-"""Where the files of a replay are, and where the program takes them to be.
+"""Paths of a replay: where its files really are, and where the program believes them to be.
 
-Names of files are part of a program's state: a replay in another folder would differ in every
-path it computed. So paths keep their spelling and are changed when they are used. What lies below
-the project is in the replay's scratch tree. What lies outside is read where it is and never
-written: the first write puts a copy into a folder of the replay, and from then on that is read.
+Names of files are part of a program's state: a replay in another folder would differ in every path
+that it computes. So paths keep their spelling and are translated when they are used. Files below the
+project are in the replay's scratch tree. Files outside are read where they are and never written: the
+first write makes a copy in a folder of the replay, which is read from then on.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class PathUse(enum.Enum):
 
 
 @dataclass(slots=True)
-class View:
+class FileView:
     """Where the project seems to be, and where it is.
 
     >>> View("/home/me/proj", "/scratch").real("/home/me/proj/out/a.txt")
@@ -67,7 +67,7 @@ class View:
     made: set[str] = field(default_factory=set)
     """Temporary files and folders that the replay made."""
 
-    def become(self, other: View) -> None:
+    def become(self, other: FileView) -> None:
         """See from now on what another sees."""
         for one in fields(self):
             setattr(self, one.name, getattr(other, one.name))
@@ -112,7 +112,7 @@ class View:
         return self._outside(plain, use)
 
     def is_inside(self, path: str) -> bool:
-        """Say whether a path is below the project as the program sees it."""
+        """Return True if a path is below the project as the program sees it."""
         return path.startswith(self.root + os.sep) or path == self.root
 
     def _is_own(self, path: str) -> bool:
@@ -138,7 +138,7 @@ class View:
         return (real,)
 
     def is_hidden(self, plain: str) -> bool:
-        """Say whether the program must not see what lies at a path outside the project."""
+        """Return True if the program must not see what lies at a path outside the project."""
         if not self.gone:
             return False
         while plain not in self.gone:
@@ -149,7 +149,7 @@ class View:
         return True
 
     def guards(self, path: str) -> bool:
-        """Say whether a path that is really used is one of the user's files."""
+        """Return True if a path that is really used is one of the user's files."""
         full = path if path[:1] == os.sep else f"{_getcwd()}{os.sep}{path}"
         if full.startswith(self.scratch + os.sep):
             return False
@@ -209,7 +209,7 @@ class View:
         return not self.is_hidden(plain) and _mode(plain) is not None
 
     def _is_free(self, plain: str, use: PathUse) -> bool:
-        """Say whether a temporary file may have the name that it had in the run."""
+        """Return True if a temporary file may have the name that it had in the run."""
         if use is PathUse.MAKE and plain in self.drafts and plain not in self.made:
             if _mode(plain) is not None:
                 self.gone.add(plain)
@@ -271,7 +271,7 @@ def resolved(path: str, below: str = "") -> str:
 
 
 def _stays(rest: str) -> bool:
-    """Say whether a path from the root never goes above it on its way.
+    """Return True if a path from the root never goes above it on its way.
 
     >>> _stays("/a/../b"), _stays("/../proj/b")
     (True, False)

@@ -1,9 +1,9 @@
-"""What a run leaves in files, so that it can begin again as if it had left nothing.
+"""What stood in each file before the run wrote it, so that a resumed run can start as if nothing had been written.
 
-A run that goes on sets itself up once more. A program that looks for a checkpoint of its own, makes a
-folder or appends to a log must then find what it found the first time. So it is noted what was there
-before each file was first written, and that is brought back before the program starts again; what it
-had written comes back with the checkpoint that it goes on from.
+A resumed run sets itself up once more. A program that looks for a checkpoint of its own, creates a
+folder or appends to a log must then find what it found the first time. So the previous content of
+each file is recorded before its first write, and put back before the program starts again; the files
+that it had written come back with the checkpoint.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LINK = "link"
 
 
 @dataclass
-class Traces:
+class OverwrittenFiles:
     """The files and folders that one run has touched; kept in the run's folder.
 
     Those outside the project go by their full path, and count only if the run made them, or began
@@ -48,7 +48,7 @@ class Traces:
     """Bytes kept so far."""
 
     @classmethod
-    def of(cls, folder: Path, root: str, looping: Callable[[], bool]) -> Traces:
+    def of(cls, folder: Path, root: str, looping: Callable[[], bool]) -> OverwrittenFiles:
         """Return the traces of a run, with what an earlier process of it has noted."""
         found = cls(folder, root, looping)
         for line in read_lines(folder / FILE, FORMAT):
@@ -66,11 +66,11 @@ class Traces:
         return self.folder / "aside"
 
     def made(self, name: str) -> bool:
-        """Say whether the run has made this file."""
+        """Return True if the run has made this file."""
         return bool(self.files.get(name, {}).get("was") == ABSENT)
 
     def owns(self, name: str) -> bool:
-        """Say whether what is in this file is the run's alone."""
+        """Return True if what is in this file is the run's alone."""
         return self.made(name) or bool(self.files.get(name, {}).get("emptied"))
 
     def absent(self) -> list[str]:

@@ -1,8 +1,8 @@
-"""Keep the lines that a program prints, with the point at which it prints them.
+"""Record the lines that a program prints, with the point at which it prints them.
 
-The streams stay the objects they are and get the same bytes; only `write` is looked at, as long as
-that takes at most a hundredth of the time. A program that prints a million lines in a second keeps
-the first few thousand of them, and a remark that there were more.
+The streams stay the same objects and get the same bytes; only `write` is patched, as long as that
+takes at most a hundredth of the time. Of a program that prints a million lines in a second, the first
+few thousand are kept, with a remark that there were more.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _WORTH = 200
 Place = Callable[[], tuple[tuple[str, ...], tuple[int, ...]]]
 
 
-class Printing:
+class PrintedLines:
     """The lines of one run, on their way to a file."""
 
     def __init__(self, folder: Path = Path(), place: Place = lambda: ((), ())) -> None:
@@ -96,7 +96,7 @@ class Printing:
             self.flush()
 
     def _afford(self, now: float, count: int) -> bool:
-        """Say whether `count` more lines fit into what may be spent by now."""
+        """Return True if `count` more lines fit into what may be spent by now."""
         self._limit = FIRST + int(SHARE * (now - self._begun) / COST)
         return self._used + count <= self._limit
 
@@ -143,7 +143,7 @@ class _Now:
     in every run and replay.
     """
 
-    printing: Printing | None = None
+    printing: PrintedLines | None = None
     real: ClassVar[dict[int, Callable[[str], int]]] = {}
 
 

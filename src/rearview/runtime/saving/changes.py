@@ -1,14 +1,15 @@
-"""Which buffers hold other bytes than when they were last saved.
+"""Which buffers have changed since they were saved, and copying those that have.
 
-Compare memory: by samples, by a hash, byte by byte.
+Three sound tests, cheapest first: the page tables say that nothing was written (`dirty_pages`); the
+hash of the live buffer equals the hash of the saved bytes; the copy turns out to be the saved
+object. A buffer whose sampled bytes differ has changed for certain and is copied without a hash.
 
-Which buffers hold other bytes than when they were last saved.
+Page tables are used for buffers that did not change so far or are not likely to, and between the
+end of an inner loop and the boundary after it, which mostly hold the same.
 
-Three sound tests, cheapest first: the page tables say that nothing was written (`pages`); the
-hash of the live buffer equals the hash of the saved bytes; the copy is found to be the saved
-object. A buffer whose sampled bytes differ has changed for certain and goes straight to the copy.
-Page tables are asked about what stays, or is likely to, and between the end of an inner loop and
-the boundary after it, which mostly hold the same.
+The life of one buffer at one boundary: `select` finds it *unchanged* (stored before), equal to a
+copy *in flight* (not durable yet), or *changed*. A changed buffer is copied at once, or *late*:
+after training has resumed, if its pages are watched and earlier iterations did not write to it soon.
 """
 
 from __future__ import annotations
@@ -28,15 +29,14 @@ from rearview.runtime.saving import late_copy
 from rearview.runtime.saving.dirty_pages import Pages, PageWatch, address_of
 from rearview.runtime.saving.late_copy import (
     ENOUGH,
-    LONGER,
-    OVERTAKEN,
-    Copy,
+    LATE_SLOWDOWN,
     CopyRange,
     LateCopy,
     OvertakenError,
-    Patience,
+    WatchedCopy,
+    WriteHistory,
     around,
-    taste,
+    sample_memory,
 )
 from rearview.runtime.saving.staging import Staged
 from rearview.store.checkpoints.checkpoints import OBJECT_FROM
@@ -45,16 +45,26 @@ from rearview.store.checkpoints.objects import plain
 from rearview.store.files import ALIGN
 
 SAMPLES, SAMPLE = 16, 64
-"""How many samples of a buffer are compared, and how many bytes each has."""
+"""Number of samples that are compared of a buffer, and bytes of each."""
+TINY = 4096
+"""Smaller buffers are gathered into one: looking at each costs more than its bytes."""
+SMALL = 1 << 16
+"""Smaller buffers are always copied: no test of the live bytes is cheaper."""
+MOST_PACKS = 8
+"""Old packs that one checkpoint may refer to; beyond that small parts are written again."""
+LARGE = 1 << 20
+"""Buffers of at least this many bytes are copied by several threads."""
+SELDOM = 2
+"""A buffer that changed more often than this in a row is expected to change and is not hashed."""
 
 
 def sample(view: memoryview) -> bytes:
-    """Return some of the bytes: if these differ, so do the buffers."""
-    return b"".join(view[at : at + SAMPLE] for at in places(len(view)))
+    """Return some of the bytes: if the samples of two buffers differ, so do the buffers."""
+    return b"".join(view[at : at + SAMPLE] for at in sample_offsets(len(view)))
 
 
-def places(nbytes: int) -> range:
-    """Return where samples of so many bytes are taken."""
+def sample_offsets(nbytes: int) -> range:
+    """Return the offsets of the samples in a buffer of `nbytes`."""
     step = nbytes // SAMPLES
     return range(0, step * SAMPLES, step)
 
@@ -64,14 +74,14 @@ def digest(view: memoryview) -> bytes:
     return xxhash.xxh3_128_digest(view)
 
 
-def equal(one: memoryview, other: memoryview) -> bool:
-    """Say whether two buffers hold the same, without the interpreter lock."""
-    if len(one) != len(other) or sample(one) != sample(other):
+def equal(left: memoryview, right: memoryview) -> bool:
+    """Return True if two buffers hold the same bytes; compares without the interpreter lock."""
+    if len(left) != len(right) or sample(left) != sample(right):
         return False
     return not _memcmp()(
-        ctypes.c_void_p(address_of(one)),
-        ctypes.c_void_p(address_of(other)),
-        ctypes.c_size_t(len(one)),
+        ctypes.c_void_p(address_of(left)),
+        ctypes.c_void_p(address_of(right)),
+        ctypes.c_size_t(len(left)),
     )
 
 
@@ -80,112 +90,105 @@ def _memcmp() -> Any:
     return ctypes.CDLL(None).memcmp
 
 
-TINY = 4096
-"""Buffers below this are gathered in one go; looking at each costs more than its bytes."""
-SMALL = 1 << 16
-"""Buffers below this are always copied: no test of the live bytes is cheaper."""
-MOST_PACKS = 8
-"""Old packs that one checkpoint may lean on; beyond that small parts are written again."""
-LARGE = 1 << 20
-"""Buffers from here on are copied by several threads."""
-SELDOM = 2
-"""After so many changes in a row nobody expects a buffer to stay, and it is not hashed."""
+@dataclass(frozen=True, slots=True)
+class CopyHints:
+    """What the recorder expects of a state after it was copied."""
+
+    recapture: bool = False
+    """Whether nearly the same state will be captured again before training resumes."""
+    likely_unchanged: Collection[str] = ()
+    """Keys of buffers that are not likely to change at all."""
+    free_core: bool = True
+    """Whether a core is free to copy late, so that training need not wait for the copy."""
+
+
+NO_HINTS = CopyHints()
 
 
 @dataclass(frozen=True, slots=True)
-class CopyHints:
-    """What is to be expected of buffers after they were copied."""
+class Selection:
+    """The buffers of one state, by what has to be done with them."""
 
-    soon: bool = False
-    """Nearly the same state will be looked at again before `settle`."""
-    still: Collection[str] = ()
-    """Keys of those that are not likely to change at all."""
-    roomy: bool = True
-    """A core is free to copy beside training, which then need not wait for that."""
-
-
-UNKNOWN = CopyHints()
+    unchanged: dict[str, ObjectRef]
+    """Stored before: only the reference is saved."""
+    in_flight: dict[str, Staged]
+    """Equal to a copy of an earlier checkpoint that is not durable yet."""
+    changed: dict[str, memoryview]
+    """To be copied."""
 
 
 @dataclass(slots=True)
-class _Seen:
-    """What is known of one buffer as last saved."""
+class _SavedBuffer:
+    """One buffer as it was last saved."""
 
     ref: ObjectRef
     sample: bytes
     hash: bytes | None
-    """Of all bytes; None while it changes at every save, when nobody would look at it."""
+    """Of all bytes; None for a buffer that is expected to change."""
     changes: int = 0
-    """How often in a row it was found changed."""
+    """Saves in a row that found it changed."""
     same: int = 0
-    """How often in a row it was found unchanged."""
+    """Saves in a row that found it unchanged."""
 
 
 class Changes:
-    """What was saved last, buffer by buffer.
+    """The buffers of a run as they were last saved.
 
-    `split` and `copy` run on the training thread, `complete`, `parts` and `learn` on the background
+    `select` and `copy` run on the training thread, `complete`, `parts` and `learn` on the writer
     thread.
     """
 
     def __init__(self) -> None:
-        self._seen: dict[str, _Seen] = {}
+        self._saved: dict[str, _SavedBuffer] = {}
         self._pages = Pages()
-        self._flying: dict[str, Staged] = {}
-        """The newest copy of a buffer that is not durable yet."""
-        self._noted: dict[str, PageWatch] = {}
-        """Buffers to which every write since their last copy is noted."""
-        self._still: set[str] = set()
-        """Those of them that are noted for as long as none comes."""
-        self._late: list[LateCopy] = []
-        """Copies under way, or whose watches are still listed."""
-        self._patience = Patience()
+        self._in_flight: dict[str, Staged] = {}
+        """By buffer, its newest copy that is not durable yet."""
+        self._watched: dict[str, PageWatch] = {}
+        """Buffers whose pages are watched since their last copy."""
+        self._long_watched: set[str] = set()
+        """Those that stay watched until they are written; others only until training resumes."""
+        self._late_copies: list[LateCopy] = []
+        """Late copies under way, or whose watches are still registered."""
+        self._history = WriteHistory()
 
-    def split(
-        self, buffers: Mapping[str, Any]
-    ) -> tuple[dict[str, ObjectRef], dict[str, Staged], dict[str, memoryview]]:
-        """Return unchanged buffers as references, or as copies in flight; others as plain bytes."""
-        same: dict[str, ObjectRef] = {}
-        lean: dict[str, Staged] = {}
-        changed: dict[str, memoryview] = {}
-        seen, flying = self._seen, self._flying
+    def select(self, buffers: Mapping[str, Any]) -> Selection:
+        """Sort the buffers of a state into unchanged ones, copies in flight and changed ones."""
+        selection = Selection({}, {}, {})
         views = {key: plain(buffer) for key, buffer in buffers.items()}
         watches = self._watch_again(views)
         for key, view in views.items():
             if len(view) >= SMALL:
-                ahead, unwritten = flying.get(key), self._unwritten(key, view)
-                if ahead is not None:
-                    if unwritten or _holds(ahead, key, view):
-                        lean[key] = ahead
+                copy, unwritten = self._in_flight.get(key), self._unwritten(key, view)
+                saved = self._saved.get(key)
+                if copy is not None:
+                    if unwritten or _holds(copy, key, view):
+                        selection.in_flight[key] = copy
                         continue
-                    changed[key] = view
-                    continue
-                known = seen.get(key)
-                if known is not None and (
-                    unwritten or self._unchanged(key, known, view, watches.pop(key, None))
+                elif saved is not None and (
+                    unwritten or self._unchanged(key, saved, view, watches.pop(key, None))
                 ):
-                    same[key] = known.ref
+                    selection.unchanged[key] = saved.ref
                     continue
-            changed[key] = view
+            selection.changed[key] = view
         self._pages.forget(*watches.values())
-        return same, lean, changed
+        return selection
 
     def copy(
         self,
-        changed: Mapping[str, memoryview],
+        selection: Selection,
         into: memoryview,
-        lean: Mapping[str, Staged] | None = None,
-        outlook: CopyHints = UNKNOWN,
+        hints: CopyHints = NO_HINTS,
         *,
         late: bool = False,
     ) -> Staged:
-        """Copy `changed` into staging memory of at least `room(changed)` bytes.
+        """Copy changed buffers into staging memory of at least `staging_size(changed)` bytes.
 
-        With `late`, some of it may be copied after this returns: `complete` waits for that.
+        With `late`, some of them may be copied after this returns: `complete` waits for that.
         """
-        staged = Staged(lean=dict(lean or {}))
-        self._strike()
-        self._note(changed, outlook)
+        changed = selection.changed
+        staged = Staged(shared=selection.in_flight)
+        self._unregister_copied()
+        self._watch(changed, hints)
         at, base = 0, address_of(into)
         tiny: list[memoryview] = []
         large: dict[str, CopyRange] = {}
@@ -202,155 +205,161 @@ class Changes:
             else:
                 place[:] = view
             at += size
-        beside = self._beside(large, changed, outlook) if late else {}
+        late_copies = self._late(large, changed, hints) if late else {}
         began = time.perf_counter()
         late_copy.copy(
-            [part for key, each in large.items() for part in around(each, beside.get(key))]
+            [part for key, each in large.items() for part in around(each, late_copies.get(key))]
         )
-        if late and not beside:
-            self._wonder(staged, large, time.perf_counter() - began)
+        if late and not late_copies:
+            self._plan_trial(staged, large, time.perf_counter() - began)
         if tiny:
             gathered = b"".join(tiny)
             staged.gathered = into[at : at + len(gathered)]
             staged.gathered[:] = gathered
             at += len(gathered)
         staged.nbytes = at
-        self._flying.update(dict.fromkeys(staged.views, staged))
-        if beside:
-            staged.late = LateCopy(self._pages, beside, held=outlook.soon).begin()
-            self._late.append(staged.late)
+        self._in_flight.update(dict.fromkeys(staged.views, staged))
+        if late_copies:
+            staged.late = LateCopy(self._pages, late_copies, keep_watching=hints.recapture).begin()
+            self._late_copies.append(staged.late)
         return staged
 
-    def _beside(
-        self, large: Mapping[str, CopyRange], changed: Mapping[str, memoryview], outlook: CopyHints
-    ) -> dict[str, Copy]:
-        """Return what may be copied after training has gone on, watched from now on."""
-        keys = [key for key in large if self._patience.trusts(key) and key not in self._still]
+    def _late(
+        self, large: Mapping[str, CopyRange], changed: Mapping[str, memoryview], hints: CopyHints
+    ) -> dict[str, WatchedCopy]:
+        """Return the copies that may be made after training has resumed, watched from now on."""
+        keys = [k for k in large if self._history.is_quiet(k) and k not in self._long_watched]
         if sum(large[key].nbytes for key in keys) < ENOUGH or not self._pages.available:
             return {}
-        if outlook.soon:
-            watches = [self._noted.get(key) for key in keys]
+        if hints.recapture:
+            watches = [self._watched.get(key) for key in keys]
         else:
             watches = self._pages.watch_all([changed[key] for key in keys])
         return {
-            key: Copy(CopyRange(each.to + watch.low - each.source, watch.low, watch.whole), watch)
+            key: WatchedCopy(
+                CopyRange(each.to + watch.low - each.source, watch.low, watch.whole), watch
+            )
             for key, each, watch in zip(keys, map(large.__getitem__, keys), watches, strict=True)
             if watch is not None
         }
 
-    def _wonder(self, staged: Staged, large: Mapping[str, CopyRange], seconds: float) -> None:
-        """Have a look taken, when a late copy would have been made, at what is still the same."""
-        new = {key: each.source for key, each in large.items() if not self._patience.knows(key)}
+    def _plan_trial(self, staged: Staged, large: Mapping[str, CopyRange], seconds: float) -> None:
+        """Have buffers looked at again after the time that a late copy would have taken."""
+        new = {key: each.source for key, each in large.items() if key not in self._history}
         if sum(large[key].nbytes for key in new) >= ENOUGH and self._pages.available:
-            staged.curious, staged.pause = new, LONGER * seconds
+            staged.trial, staged.trial_delay = new, LATE_SLOWDOWN * seconds
 
     def complete(self, staged: Staged) -> None:
-        """Wait for copies that are made late; raise `OvertakenError` if training was faster."""
+        """Wait for late copies; raise `OvertakenError` if training wrote to a buffer before."""
         if staged.late is not None:
             staged.late.wait()
-            for key in staged.late.torn:
-                self._patience.learn(key, patient=False)
-            if staged.late.torn:
-                raise OvertakenError(OVERTAKEN)
-        if staged.curious:
-            time.sleep(staged.pause)
-            for key, address in staged.curious.items():
+            for key in staged.late.overtaken:
+                self._history.add(key, quiet=False)
+            if staged.late.overtaken:
+                raise OvertakenError
+        if staged.trial:
+            time.sleep(staged.trial_delay)
+            for key, address in staged.trial.items():
                 view = staged.views[key]
-                same = taste(address, places(len(view)), SAMPLE) == sample(view)
-                self._patience.learn(key, patient=same)
+                now = sample_memory(address, sample_offsets(len(view)), SAMPLE)
+                self._history.add(key, quiet=now == sample(view))
 
-    def _note(self, changed: Mapping[str, memoryview], outlook: CopyHints) -> None:
-        """Note writes to these buffers from before they are copied."""
-        still = {k for k in outlook.still if k in changed and k not in self._seen}
-        keys = [k for k in (changed if outlook.soon else still) if len(changed[k]) >= SMALL]
+    def _watch(self, changed: Mapping[str, memoryview], hints: CopyHints) -> None:
+        """Watch the pages of these buffers, beginning before they are copied."""
+        unchanging = {
+            key for key in hints.likely_unchanged if key in changed and key not in self._saved
+        }
+        candidates = changed if hints.recapture else unchanging
+        keys = [key for key in candidates if len(changed[key]) >= SMALL]
         if not keys or not self._pages.available:
             return
         watches = self._pages.watch_all([changed[key] for key in keys])
         for key, watch in zip(keys, watches, strict=True):
             if watch is not None:
-                self._noted[key] = watch
-        self._still |= still & self._noted.keys()
+                self._watched[key] = watch
+        self._long_watched |= unchanging & self._watched.keys()
 
     def _unwritten(self, key: str, view: memoryview) -> bool:
-        watch = self._noted.get(key)
+        """Return True if the buffer is watched and no page of it was written."""
+        watch = self._watched.get(key)
         if watch is None:
             return False
         if self._pages.unwritten(watch, view):
             return True
         self._pages.forget(watch)
-        del self._noted[key]
-        self._still.discard(key)
+        del self._watched[key]
+        self._long_watched.discard(key)
         return False
 
-    def settle(self) -> None:
-        """Note no longer what will be written: the first write to a page costs more than its copy."""
-        ended = {key: self._noted.pop(key) for key in self._noted.keys() - self._still}
-        left: list[PageWatch] = []
-        for late in self._late:
-            left += late.let_go()
+    def training_resumes(self) -> None:
+        """End the short watches: the first write to a watched page costs more than its copy."""
+        ended = {key: self._watched.pop(key) for key in self._watched.keys() - self._long_watched}
+        copied: list[PageWatch] = []
+        for late in self._late_copies:
+            copied += late.stop_watching()
             for key, copy in late.copies.items():
                 if ended.get(key) is copy.watch:
-                    del ended[key]  # it is let go of when it is copied
-        self._pages.forget(*ended.values(), *left)
-        self._strike()
+                    del ended[key]  # ends when it is copied
+        self._pages.forget(*ended.values(), *copied)
+        self._unregister_copied()
 
-    def _strike(self) -> None:
-        """Strike off the list what late copies have let go of."""
-        for late in [each for each in self._late if each.over and not each.held]:
-            self._late.remove(late)
+    def _unregister_copied(self) -> None:
+        """Unregister the watches of late copies that have ended."""
+        for late in [each for each in self._late_copies if each.over and not each.keep_watching]:
+            self._late_copies.remove(late)
             self._pages.strike(*(copy.watch for copy in late.copies.values()))
 
-    def landed(self, staged: Staged) -> None:
-        """Let go of copies that are durable, or failed to be."""
+    def release(self, staged: Staged) -> None:
+        """Release copies that are durable, or failed to be."""
         for key in staged.views:
-            if self._flying.get(key) is staged:
-                del self._flying[key]
+            if self._in_flight.get(key) is staged:
+                del self._in_flight[key]
         staged.release()
 
-    def parts(self, staged: Staged, same: Mapping[str, ObjectRef]) -> list[Part]:
+    def parts(self, staged: Staged, unchanged: Mapping[str, ObjectRef]) -> list[Part]:
         """Return the parts of the checkpoint; small copies that did not change become references."""
-        staged.spread()
-        parts = [Part(key, b"", ref) for key, ref in same.items()]
-        for key, ahead in staged.lean.items():
-            if ahead.refs is None:
-                if ahead.late is not None and ahead.late.torn:
-                    raise OvertakenError(OVERTAKEN)
+        staged.separate_tiny()
+        parts = [Part(key, b"", ref) for key, ref in unchanged.items()]
+        for key, earlier in staged.shared.items():
+            if earlier.refs is None:
+                if earlier.late is not None and earlier.late.overtaken:
+                    raise OvertakenError
                 raise StoreError(
                     "The checkpoint that this one shares bytes with could not be saved. The next "
                     "one holds everything itself.",
                     slug="object-missing",
                 )
-            parts.append(Part(key, b"", ahead.refs[key]))
+            parts.append(Part(key, b"", earlier.refs[key]))
         packs: set[str] = set()
         for key, view in staged.views.items():
-            known = self._seen.get(key)
+            saved = self._saved.get(key)
             ref = None
-            if known is not None and len(view) < SMALL and known.hash == digest(view):
-                pack = known.ref.pack or ""
+            if saved is not None and len(view) < SMALL and saved.hash == digest(view):
+                pack = saved.ref.pack or ""
                 if pack in packs or len(packs) < MOST_PACKS:
                     packs.add(pack)
-                    ref = known.ref
+                    ref = saved.ref
             parts.append(Part(key, view, ref))
         return parts
 
     def learn(self, staged: Staged, refs: Mapping[str, ObjectRef]) -> None:
-        """Take note of what was saved, and of what turned out not to have changed."""
+        """Remember the buffers that were saved, and which of them did not change."""
         staged.refs = refs
         for key, view in staged.views.items():
-            known, ref = self._seen.get(key), refs[key]
+            saved, ref = self._saved.get(key), refs[key]
             if len(view) < SMALL:
-                if known is None or known.ref is not ref:
-                    self._seen[key] = _Seen(ref, b"", digest(view))
-            elif known is None or known.ref.oid == ref.oid:
-                self._seen[key] = _Seen(ref, sample(view), _hash(ref, view))
+                if saved is None or saved.ref is not ref:
+                    self._saved[key] = _SavedBuffer(ref, b"", digest(view))
+            elif saved is None or saved.ref.oid == ref.oid:
+                self._saved[key] = _SavedBuffer(ref, sample(view), _hash(ref, view))
             else:
-                changes = known.changes + 1
-                seldom = _hash(ref, view) if changes <= SELDOM else None
-                self._seen[key] = _Seen(ref, sample(view), seldom, changes=changes)
+                changes = saved.changes + 1
+                hashed = _hash(ref, view) if changes <= SELDOM else None
+                self._saved[key] = _SavedBuffer(ref, sample(view), hashed, changes=changes)
 
     def forget(self) -> None:
-        """Assume nothing: the next save copies everything."""
-        self._seen = {}
+        """Forget what was saved: the next save copies everything."""
+        self._saved = {}
 
     def close(self) -> None:
         """End all watches."""
@@ -358,49 +367,51 @@ class Changes:
         self._pages.close()
 
     def _watch_again(self, views: Mapping[str, memoryview]) -> dict[str, PageWatch]:
-        """Watch what was found unchanged before and may be again, from before it is hashed.
+        """Watch buffers that were unchanged before and may be again, beginning before their hash.
 
-        A write in between is then seen the next time. Not at once: the first write to each page
-        that is watched costs more than its copy.
+        Later writes are then seen at the next boundary. Buffers are not watched from their first
+        save on: the first write to a watched page costs more than its copy.
         """
         keys = []
-        for key, view in views.items():  # what is known may grow meanwhile, on another thread
-            known = self._seen.get(key)
-            if known is not None and known.same and key not in self._noted:
-                if _may_hold(known, view):
+        for key, view in views.items():  # not over _saved: the writer thread may add to it
+            saved = self._saved.get(key)
+            if saved is not None and saved.same and key not in self._watched:
+                if _may_hold(saved, view):
                     keys.append(key)
         if not keys:
             return {}
         watches = self._pages.watch_all([views[key] for key in keys])
         return {key: watch for key, watch in zip(keys, watches, strict=True) if watch is not None}
 
-    def _unchanged(self, key: str, known: _Seen, view: memoryview, watch: PageWatch | None) -> bool:
-        """Say whether a buffer holds what was saved; if so, it stays watched."""
-        if not _may_hold(known, view) or digest(view) != known.hash:
+    def _unchanged(
+        self, key: str, saved: _SavedBuffer, view: memoryview, watch: PageWatch | None
+    ) -> bool:
+        """Return True if a buffer holds what was saved; then it stays watched."""
+        if not _may_hold(saved, view) or digest(view) != saved.hash:
             if watch is not None:
                 self._pages.forget(watch)
             return False
         if watch is not None:
-            self._noted[key] = watch
-            self._still.add(key)
-        known.changes = 0
-        known.same += 1
+            self._watched[key] = watch
+            self._long_watched.add(key)
+        saved.changes = 0
+        saved.same += 1
         return True
 
 
-def _may_hold(known: _Seen, view: memoryview) -> bool:
-    """Say whether a buffer may hold what was saved, by a look at some of it."""
-    if len(view) != known.ref.nbytes or known.hash is None:
+def _may_hold(saved: _SavedBuffer, view: memoryview) -> bool:
+    """Return True if a buffer may hold what was saved, judged by samples."""
+    if len(view) != saved.ref.nbytes or saved.hash is None:
         return False
-    return sample(view) == known.sample
+    return sample(view) == saved.sample
 
 
 def _hash(ref: ObjectRef, view: memoryview) -> bytes:
-    """Return the hash of a copy that is stored as `ref`."""
+    """Return the hash of a copy that is stored as `ref`, without hashing if the store knows it."""
     return bytes.fromhex(ref.sum) if ref.sum else digest(view)
 
 
-def room(changed: Mapping[str, memoryview]) -> int:
+def staging_size(changed: Mapping[str, memoryview]) -> int:
     """Return the bytes of staging memory that a copy of `changed` takes at most."""
     return sum(
         size if size < TINY else size + (ALIGN if size >= OBJECT_FROM else SLICE)
@@ -408,13 +419,13 @@ def room(changed: Mapping[str, memoryview]) -> int:
     )
 
 
-def _holds(ahead: Staged, key: str, view: memoryview) -> bool:
-    """Say whether `view` holds what was copied into staging memory before."""
-    if ahead.late is not None and not ahead.late.over:
+def _holds(staged: Staged, key: str, view: memoryview) -> bool:
+    """Return True if `view` equals the copy of buffer `key` in staging memory."""
+    if staged.late is not None and not staged.late.over:
         return False
     try:
-        copied = ahead.views[key][:]  # while this is held, the memory stays mapped
+        copied = staged.views[key][:]  # while this view exists, the memory stays mapped
     except (KeyError, ValueError):
-        return False  # durable meanwhile
+        return False  # it has become durable and was released
     with copied:
         return equal(copied, view)

@@ -1,12 +1,8 @@
-"""Copy memory while training goes on, where training is known to leave it alone at first.
+"""Copy large buffers: by several threads while training waits, or late, after training resumed.
 
-Copy memory on several cores while training waits: one core alone does not fill the bus.
-
-Copy memory while training goes on, where training is known to leave it alone at first.
-
-Between a boundary and the next step of the optimizer, weights and moments are only read, which mostly
-takes longer than copying them. So their pages are watched, training goes on, and a thread copies
-them. What was not written until it was copied is what training left; else the copy is thrown away.
+Between a boundary and the next step of the optimizer, weights and moments are only read, and that
+mostly takes longer than copying them. So their pages are watched, training resumes, and a thread
+copies them. If a page was written before it was copied, the copy is thrown away.
 """
 
 from __future__ import annotations
@@ -24,11 +20,17 @@ from rearview.runtime.saving.dirty_pages import Pages, PageWatch
 from rearview.store.machine import cores
 
 PIECE = 4 << 20
-"""Bytes that a thread takes at a time: whoever is late is waited for no longer than that takes."""
+"""Bytes that a thread copies at a time: the others wait for the last one no longer than that."""
 ALONE = 16 << 20
-"""Fewer bytes than this are copied sooner than a thread starts."""
-MOST = 4
-"""Threads at most; memory is no faster with more."""
+"""Bytes below which one thread copies alone: starting others takes longer."""
+MOST_THREADS = 4
+"""More threads do not make memory faster."""
+ENOUGH = 128 << 20
+"""Bytes from which a late copy pays; fewer are copied in a few milliseconds."""
+BATCH = 64 << 20
+"""Bytes after which copied pages are no longer watched."""
+LATE_SLOWDOWN = 3.0
+"""Duration of a late copy by one thread, relative to a copy by several threads."""
 
 
 class CopyRange(NamedTuple):
@@ -39,151 +41,145 @@ class CopyRange(NamedTuple):
     nbytes: int
 
 
-def copy(stretches: Sequence[CopyRange]) -> None:
-    """Copy all of them; the caller keeps the memory alive."""
-    pieces = _cut(stretches)
-    helpers = []
-    if sum(each.nbytes for each in stretches) >= ALONE:
-        for _ in range(min(MOST, cores()) - 1):
-            helper = threading.Thread(
+def copy(ranges: Sequence[CopyRange]) -> None:
+    """Copy all ranges before returning; the caller keeps the memory alive."""
+    pieces = _cut(ranges)
+    threads = []
+    if sum(each.nbytes for each in ranges) >= ALONE:
+        for _ in range(min(MOST_THREADS, cores()) - 1):
+            thread = threading.Thread(
                 target=_work, args=(pieces,), name="rearview-copy", daemon=True
             )
             try:
-                helper.start()
-            except RuntimeError:  # the interpreter is ending, or there are no more threads to have
+                thread.start()
+            except RuntimeError:  # the interpreter is ending, or no thread can be started
                 break
-            helpers.append(helper)
+            threads.append(thread)
     try:
         _work(pieces)
     finally:
         for _ in pieces:
-            pass  # interrupted by Ctrl-C: what is left may be freed as soon as training goes on
-        for helper in helpers:
-            helper.join()
+            pass  # interrupted by Ctrl-C: training may free the memory as soon as it resumes
+        for thread in threads:
+            thread.join()
 
 
 def _work(pieces: Iterator[CopyRange]) -> None:
     for to, source, nbytes in pieces:
-        ctypes.memmove(to, source, nbytes)  # which releases the interpreter lock
+        ctypes.memmove(to, source, nbytes)  # releases the interpreter lock
 
 
-def _cut(stretches: Sequence[CopyRange]) -> Iterator[CopyRange]:
-    """Return pieces for any number of threads to draw from: a list's iterator is safe for that."""
+def _cut(ranges: Sequence[CopyRange]) -> Iterator[CopyRange]:
+    """Return pieces that several threads draw from: the iterator of a list is thread-safe."""
     return iter(
         [
             CopyRange(to + at, source + at, min(PIECE, nbytes - at))
-            for to, source, nbytes in stretches
+            for to, source, nbytes in ranges
             for at in range(0, nbytes, PIECE)
         ]
     )
 
 
-ENOUGH = 128 << 20
-"""Bytes from which on it is worth the watching; fewer are copied in a few milliseconds."""
-BATCH = 64 << 20
-"""Bytes after which pages that were copied are no longer watched."""
-LONGER = 3.0
-"""How much longer one thread takes, beside training, than several for which training waits."""
-OVERTAKEN = "overtaken: the program changed its state while that was being copied"
-
-
 class OvertakenError(Exception):
-    """The program wrote into memory before it was copied."""
+    """The program wrote to memory before it was copied."""
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class WatchedCopy:
     """Whole pages to be copied, and the watch over them."""
 
-    stretch: CopyRange
+    range: CopyRange
     watch: PageWatch
 
 
 class LateCopy:
-    """Copies under way beside training.
+    """Copies that a thread makes after training has resumed.
 
-    While they are `held`, all pages stay watched, because somebody will ask about them again; else
-    they are let go as they are copied: the first write to a watched page costs more than its copy.
+    With `keep_watching`, all pages stay watched until `stop_watching`, because the next capture will
+    ask whether they were written. Otherwise watches end as pages are copied: the first write to a
+    watched page costs more than its copy.
     """
 
-    def __init__(self, pages: Pages, copies: Mapping[str, Copy], *, held: bool) -> None:
+    def __init__(
+        self, pages: Pages, copies: Mapping[str, WatchedCopy], *, keep_watching: bool
+    ) -> None:
         self.copies = copies
-        self.torn: set[str] = set()
-        """Buffers that were written too early; known once it is `over`."""
+        self.overtaken: set[str] = set()
+        """Keys of buffers that were written before they were copied; complete once `over`."""
         self.cpu = 0.0
-        """Processor seconds that it took."""
+        """Processor seconds used."""
         self._pages = pages
-        self._held = held
+        self._keep_watching = keep_watching
         self._lock = threading.Lock()
         self._copied: list[PageWatch] = []
-        """What is copied and still watched."""
+        """Watches over pages that are copied."""
         self._over = threading.Event()
 
     def begin(self) -> LateCopy:
-        """Copy on a thread of its own. It does not stand back: a late copy is worth nothing."""
+        """Start the copying thread, with normal priority: a slow copy would be overtaken."""
         thread = threading.Thread(target=self._run, name="rearview-copy", daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # the interpreter is ending, or there are no more threads to have
+        except RuntimeError:  # the interpreter is ending, or no thread can be started
             self._run()
         return self
 
     @property
     def over(self) -> bool:
-        """Say whether all is copied, or was found to be written."""
+        """Whether every buffer is copied or was overtaken."""
         return self._over.is_set()
 
     @property
-    def held(self) -> bool:
-        """Say whether pages stay watched after they are copied."""
-        return self._held
+    def keep_watching(self) -> bool:
+        """Whether pages stay watched after they are copied."""
+        return self._keep_watching
 
     def wait(self) -> None:
-        """Wait for that."""
+        """Wait until it is over."""
         self._over.wait()
 
-    def let_go(self) -> list[PageWatch]:
-        """Hold the watches no longer; return those that the caller has to end."""
+    def stop_watching(self) -> list[PageWatch]:
+        """End watches as pages are copied; return those over copied pages, for the caller to end."""
         with self._lock:
-            self._held, left, self._copied = False, self._copied, []
-        return left
+            self._keep_watching, copied, self._copied = False, self._copied, []
+        return copied
 
     def _run(self) -> None:
         try:
             for batch in _batches(self.copies):
                 for key, copy in batch.items():
-                    if not read(copy.stretch) or not self._pages.intact(copy.watch):
-                        self.torn.add(key)
+                    if not read(copy.range) or not self._pages.intact(copy.watch):
+                        self.overtaken.add(key)
                 with self._lock:
                     self._copied += [copy.watch for copy in batch.values()]
-                    if not self._held:
+                    if not self._keep_watching:
                         self._pages.lift(*self._copied)
                         self._copied = []
         except BaseException:
-            self.torn.update(self.copies)
+            self.overtaken.update(self.copies)
             raise
         finally:
             self.cpu = time.thread_time()
             self._over.set()
 
 
-def _batches(copies: Mapping[str, Copy]) -> Iterator[dict[str, Copy]]:
-    batch: dict[str, Copy] = {}
+def _batches(copies: Mapping[str, WatchedCopy]) -> Iterator[dict[str, WatchedCopy]]:
+    batch: dict[str, WatchedCopy] = {}
     for key, copy in copies.items():
         batch[key] = copy
-        if sum(each.stretch.nbytes for each in batch.values()) >= BATCH:
+        if sum(each.range.nbytes for each in batch.values()) >= BATCH:
             yield batch
             batch = {}
     if batch:
         yield batch
 
 
-def around(stretch: CopyRange, late: Copy | None) -> Iterator[CopyRange]:
-    """Return what of a stretch training waits for: all of it, or what lies around the late copy."""
+def around(whole: CopyRange, late: WatchedCopy | None) -> Iterator[CopyRange]:
+    """Yield what training waits for: the whole range, or the ends that the late copy leaves out."""
     if late is None:
-        yield stretch
+        yield whole
         return
-    to, source, nbytes = stretch
+    to, source, nbytes = whole
     before, after = late.watch.low - source, late.watch.high - source
     yield CopyRange(to, source, before)
     yield CopyRange(to + after, source + after, nbytes - after)
@@ -193,63 +189,62 @@ class _Vector(ctypes.Structure):
     _fields_ = (("base", ctypes.c_void_p), ("nbytes", ctypes.c_size_t))
 
 
-def read(stretch: CopyRange) -> bool:
-    """Copy memory that may be gone: the answer is no then, where a plain copy would end the process."""
+def read(range: CopyRange) -> bool:  # noqa: A002 - the word of this module
+    """Copy memory that may be unmapped: return False then, where `memmove` would crash."""
     at = 0
-    while at < stretch.nbytes:
-        left = min(BATCH, stretch.nbytes - at)
-        got = _fetch(stretch.to + at, left, [_Vector(stretch.source + at, left)])
+    while at < range.nbytes:
+        left = min(BATCH, range.nbytes - at)
+        got = _fetch(range.to + at, left, [_Vector(range.source + at, left)])
         if got <= 0:
             return False
         at += got
     return True
 
 
-def taste(address: int, places: Sequence[int], nbytes: int) -> bytes:
-    """Return some bytes from each of these places behind `address`; none if the memory is gone."""
-    into = ctypes.create_string_buffer(len(places) * nbytes)
-    wanted = [_Vector(address + place, nbytes) for place in places]
-    return into.raw if _fetch(ctypes.addressof(into), len(into), wanted) == len(into) else b""
+def sample_memory(address: int, offsets: Sequence[int], nbytes: int) -> bytes:
+    """Return `nbytes` at each offset behind `address`, or b"" if the memory is unmapped."""
+    into = ctypes.create_string_buffer(len(offsets) * nbytes)
+    source = [_Vector(address + offset, nbytes) for offset in offsets]
+    return into.raw if _fetch(ctypes.addressof(into), len(into), source) == len(into) else b""
 
 
 def _fetch(to: int, nbytes: int, source: Sequence[_Vector]) -> int:
-    """Return how many bytes the system could read of this process's own memory."""
-    ask = _ask()
-    if ask is None:
+    """Read this process's own memory through the kernel; return the bytes read, -1 on failure."""
+    readv = _process_vm_readv()
+    if readv is None:
         return -1
     into, many = _Vector(to, nbytes), (_Vector * len(source))(*source)
-    return int(ask(os.getpid(), ctypes.byref(into), 1, many, len(source), 0))
+    return int(readv(os.getpid(), ctypes.byref(into), 1, many, len(source), 0))
 
 
 @functools.cache
-def _ask() -> Any:
-    """Return the system's way to read the memory of a process; None: it has none."""
-    ask = getattr(ctypes.CDLL(None), "process_vm_readv", None)
-    if ask is not None:
-        ask.restype = ctypes.c_ssize_t
+def _process_vm_readv() -> Any:
+    """Return the C function of that name, or None if the system has none."""
+    readv = getattr(ctypes.CDLL(None), "process_vm_readv", None)
+    if readv is not None:
+        readv.restype = ctypes.c_ssize_t
         vectors = (ctypes.POINTER(_Vector), ctypes.c_ulong)
-        ask.argtypes = (ctypes.c_int, *vectors, *vectors, ctypes.c_ulong)
-    return ask
+        readv.argtypes = (ctypes.c_int, *vectors, *vectors, ctypes.c_ulong)
+    return readv
 
 
-class Patience:
-    """Which buffers training was seen to leave alone for as long as a late copy takes.
+class WriteHistory:
+    """Buffers that training was seen not to write to for as long as a late copy takes.
 
-    It is a guess that costs a checkpoint if it is wrong, so a buffer that was once found written
-    is not trusted again.
+    A wrong guess costs a checkpoint, so a buffer that was once found written is not trusted again.
     """
 
     def __init__(self) -> None:
-        self._known: dict[str, bool] = {}
+        self._quiet: dict[str, bool] = {}
 
-    def trusts(self, key: str) -> bool:
-        """Say whether to copy it late."""
-        return self._known.get(key, False)
+    def __contains__(self, key: str) -> bool:
+        """Return True if the buffer was looked at before."""
+        return key in self._quiet
 
-    def knows(self, key: str) -> bool:
-        """Say whether it was looked at before."""
-        return key in self._known
+    def is_quiet(self, key: str) -> bool:
+        """Return True if the buffer may be copied late."""
+        return self._quiet.get(key, False)
 
-    def learn(self, key: str, *, patient: bool) -> None:
-        """Take note of whether it was left alone."""
-        self._known[key] = patient and self._known.get(key, True)
+    def add(self, key: str, *, quiet: bool) -> None:
+        """Remember whether training left the buffer alone."""
+        self._quiet[key] = quiet and self._quiet.get(key, True)

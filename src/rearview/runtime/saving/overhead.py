@@ -1,15 +1,11 @@
-"""Feed the policy: what a run computed, what saving cost it, and what was learnt for next time.
+"""What recording costs in time and disk space, measured while training runs.
 
-What saving has cost.
-
-Keep the checkpoints of a project within the size that the user set, while a run goes on.
-
-How much slower training is while a checkpoint is being written, seen step by step.
-
-An epoch beside a save and one alone are few, and differ by chance. Within one epoch there are many
-steps of both kinds, so after the first save it is known what the second costs.
-
-Feed the policy: what a run computed, what saving cost it, and what was learnt for next time.
+`Overhead` is the clock of one run: it measures what training computes and how long it waits, asks
+the policy at each boundary whether to save, and stores the measurements for the next run of the
+same script. `SlowdownMeter` measures how much slower training steps are while a checkpoint is
+written: within one epoch there are many steps with and without a save, so the cost of the second
+save is known after the first. `DiskBudget` keeps the checkpoints of a project within the size that
+the user set.
 """
 
 from __future__ import annotations
@@ -32,6 +28,7 @@ from rearview.runtime.saving.policy import (
     BoundaryFacts,
     Iteration,
     Policy,
+    Reason,
     Saved,
     SaveDecision,
 )
@@ -40,10 +37,32 @@ from rearview.store.files import make_folder
 from rearview.store.machine import cores
 from rearview.store.project import Project, publish
 
+CLEANUP_TARGET = 0.8
+"""Fraction of the disk budget that a clean-up aims at, so that the next checkpoints fit."""
+CLEANUP_PAUSE = 30.0
+"""Seconds between two clean-ups: looking through a store takes about a processor second."""
+RECENT_STEPS = 64
+"""Steps of each kind that are remembered: machines get busy and states grow."""
+SHORTEST_STEP = 0.001
+"""Seconds; the duration of shorter steps says little."""
+PRIOR_STEPS = 3
+"""Steps of each kind after which measurements outweigh assumptions."""
+WAIT_SHARE = 0.1
+"""A step of which more than this fraction was waiting for Rearview does not count."""
+_RATE_FROM = 0.05
+"""Seconds of computing after which the number of busy cores is measured."""
+_RATE_WINDOW = 10.0
+"""Seconds over which the number of busy cores is averaged."""
+_CORES = cores()
+_SIMILAR_SIZE = 2.0
+"""Ratio of state sizes up to which the costs of the previous run still hold."""
+_MOST_IN_FLIGHT = 2
+"""Saves under way at once: the end of an inner loop and the boundary after it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What saving has cost so far, or one save of it. Seconds and bytes."""
+    """What saving has cost: in total, or for one checkpoint. Seconds and bytes."""
 
     saved: int = 0
     skipped: int = 0
@@ -51,7 +70,7 @@ class Costs:
     blocking: float = 0.0
     """Seconds that training waited, also for checkpoints that were skipped or failed."""
     background: float = 0.0
-    """Seconds from the hand-over of a checkpoint to its being durable."""
+    """Seconds from the submission of a checkpoint until it is durable."""
     cpu: float = 0.0
     """Processor seconds that background threads used."""
     logical: int = 0
@@ -67,64 +86,58 @@ class Costs:
         )
 
 
-ROOM = 0.8
-"""Share of the budget that is aimed at, so that not every checkpoint has to make room anew."""
-PAUSE = 30.0
-"""Seconds between two starts: looking through a store takes a processor second or so."""
-
-
 @dataclass
-class Budget:
-    """Watches what a project's checkpoints take; has them thinned by another process."""
+class DiskBudget:
+    """Measure the disk space of a project's checkpoints; let another process delete some if needed."""
 
     project: Project
     run: str
     most: int
-    """Bytes; 0 is no bound."""
+    """Bytes allowed; 0 is no bound."""
     used: int = -1
-    """Bytes, as far as known; -1 before anybody looked."""
+    """Bytes in use; -1 if not measured yet."""
     _child: subprocess.Popen[str] | None = None
-    _next: float = 0.0
+    _next_start: float = 0.0
 
     def saved(self, costs: Costs) -> None:
-        """Take note of a checkpoint that is durable; called on the writer's thread."""
+        """Count a durable checkpoint; called on the writer thread."""
         if not self.most:
             return
         if self.used < 0:
             self.used = usage(self.project)
         else:
             self.used += costs.stored
-        if self._settled() and self.used > self.most and monotonic() >= self._next:
+        if self._is_idle() and self.used > self.most and monotonic() >= self._next_start:
             self._start()
 
     def close(self) -> None:
-        """Have what is still too much thinned after the run; nobody waits for it."""
-        self._settled()
+        """Start a final clean-up if the store is still over budget; do not wait for it."""
+        self._is_idle()
         if self.most and self.used > self.most:
-            self._forget()  # one that is at work does not see what came after it began
+            self._detach()  # a running clean-up does not see checkpoints saved after its start
             self._start(subprocess.DEVNULL)
-        self._forget()
+        self._detach()
 
-    def _forget(self) -> None:
+    def _detach(self) -> None:
         if self._child is not None:
-            self._child.returncode = 0  # it outlives us, which is no reason for a warning
+            self._child.returncode = 0  # it outlives this process: no ResourceWarning
             self._child = None
 
-    def _settled(self) -> bool:
-        """Say whether nobody is thinning now, and learn what the last one left."""
+    def _is_idle(self) -> bool:
+        """Return True if no clean-up is running; take over the size that the last one reported."""
         if self._child is None:
             return True
         if self._child.poll() is None:
             return False
-        told = self._child.communicate()[0].strip()
-        if told.isdecimal():
-            self.used = int(told)
+        reported = self._child.communicate()[0].strip()
+        if reported.isdecimal():
+            self.used = int(reported)
         self._child = None
         return True
 
     def _start(self, out: int = subprocess.PIPE) -> None:
-        self._next = monotonic() + PAUSE
-        target = str(int(self.most * ROOM))
+        self._next_start = monotonic() + CLEANUP_PAUSE
+        target = str(int(self.most * CLEANUP_TARGET))
         command = [
             "-P",
             "-m",
@@ -145,315 +158,281 @@ class Budget:
         )
 
 
-RECENT = 64
-"""Steps of each kind that are remembered: the machine gets busy, the state grows."""
-LEAST = 0.001
-"""Seconds of a step below which its time tells little."""
-PRIOR = 3
-"""Steps that it takes for what they tell to outweigh what was assumed."""
-OURS = 0.1
-"""Share of a step above which it was spent on a checkpoint."""
-
-
 @dataclass(slots=True)
 class StepTimes:
-    """Seconds per step of one loop."""
+    """Seconds per step of one loop, with and without a save being written."""
 
-    alone: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
-    beside: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
-    """The same beside a save, with the seconds of it during which that was under way."""
-    over: float = 0.0
+    alone: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
+    beside: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
+    """Steps during a save: their seconds, and the seconds of writing in them."""
+    written: float = 0.0
     """Seconds of writing in all steps so far."""
 
     @property
-    def seen(self) -> int:
-        """Steps of either kind that can be compared."""
+    def pairs(self) -> int:
+        """Number of steps of either kind that can be compared."""
         return min(len(self.alone), len(self.beside))
 
     def lost(self) -> tuple[float, float]:
-        """Return the seconds lost in the steps beside a save, and those of writing in them."""
-        usual = _middle(self.alone)
+        """Return the seconds lost in steps during a save, and the seconds of writing in them."""
+        usual = _trimmed_mean(self.alone)
         return sum(took - usual for took, _ in self.beside), sum(over for _, over in self.beside)
 
 
 @dataclass(slots=True)
-class Paces:
-    """Steps of the loops just inside the outermost ones."""
+class SlowdownMeter:
+    """How much slower the steps of inner loops are while a checkpoint is written."""
 
     loops: dict[str, StepTimes] = field(default_factory=dict)
     _last: tuple[str, int, float, float, float] = ("", 0, 0.0, 0.0, 0.0)
 
-    def step(self, loop: str, index: int, now: float, written: float, waited: float) -> None:
-        """Count a step: iteration `index` of a loop begins `now`.
+    def begin_step(self, loop: str, index: int, now: float, written: float, waited: float) -> None:
+        """Count a step: iteration `index` of a loop begins at time `now`.
 
-        `written` is for how long checkpoints have been written so far. A step in which the program
-        has `waited` for us by more than a look at the clock is not its own.
+        `written` and `waited` are totals since the start of the run: seconds of writing, and
+        seconds that the program waited for Rearview. Steps with a long wait do not count.
         """
         before, self._last = self._last, (loop, index, now, written, waited)
-        # the first step of a loop may wake the workers of a loader: it tells nothing
+        # the first step of a loop may start the workers of a data loader: not typical
         if before[0] != loop or not 0 < before[1] < index:
             return
-        lasted, ours = now - before[2], waited - before[4]
-        if lasted < LEAST or ours > OURS * lasted:
+        lasted, waiting = now - before[2], waited - before[4]
+        if lasted < SHORTEST_STEP or waiting > WAIT_SHARE * lasted:
             return
         steps = self.loops.setdefault(loop, StepTimes())
-        count, over = index - before[1], written - before[3]
-        steps.over += over
-        if over > 0:
-            steps.beside.append(((lasted - ours) / count, over / count))
+        count, writing = index - before[1], written - before[3]
+        steps.written += writing
+        if writing > 0:
+            steps.beside.append(((lasted - waiting) / count, writing / count))
         else:
-            steps.alone.append((lasted - ours) / count)
+            steps.alone.append((lasted - waiting) / count)
 
-    def slowed(self) -> tuple[float, float]:
-        """Return the share of time beside a save that is lost, and how sure that is.
+    def slowdown(self) -> tuple[float, float]:
+        """Return the fraction of time lost while a save runs, and a confidence from 0 to 1.
 
-        Few steps tell little; and where most of the writing goes on beside something else, such as
-        an evaluation, they tell little of that.
+        Confidence is low if few training steps overlapped a save, or if most of the writing
+        happened during something else, such as an evaluation.
         """
-        told = [steps for steps in self.loops.values() if steps.seen]
-        losses = [steps.lost() for steps in told]
-        over = sum(seconds for _, seconds in losses)
-        share = sum(seconds for seconds, _ in losses) / over if over > 0 else 0.0
-        seen, written = sum(steps.seen for steps in told), self._last[3]
-        covered = sum(steps.over for steps in told) / written if written > 0 else 0.0
-        return min(1.0, max(0.0, share)), min(1.0, covered) * seen / (seen + PRIOR)
+        compared = [steps for steps in self.loops.values() if steps.pairs]
+        losses = [steps.lost() for steps in compared]
+        writing = sum(seconds for _, seconds in losses)
+        share = sum(seconds for seconds, _ in losses) / writing if writing > 0 else 0.0
+        pairs, written = sum(steps.pairs for steps in compared), self._last[3]
+        covered = sum(steps.written for steps in compared) / written if written > 0 else 0.0
+        return min(1.0, max(0.0, share)), min(1.0, covered) * pairs / (pairs + PRIOR_STEPS)
 
 
-def _middle(seconds: deque[float]) -> float:
-    """Return the mean without the longest tenth, which is mostly not ours."""
+def _trimmed_mean(seconds: deque[float]) -> float:
+    """Return the mean without the longest tenth, which has other causes."""
     kept = sorted(seconds)[: max(1, len(seconds) - len(seconds) // 10)]
     return sum(kept) / len(kept) if kept else 0.0
 
 
-_TELLING = 0.05
-"""Seconds of computing that tell how many cores it keeps busy."""
-_LATELY = 10.0
-"""Seconds that are looked back for that."""
-_CORES = cores()
-_ALIKE = 2.0
-"""Times that a state may be larger or smaller than in the run before, and saving it cost the same."""
-_IN_FLIGHT = 2
-"""Saves that may be under way at once: the end of an inner loop and the boundary after it."""
-
-
 @dataclass
 class Overhead:
-    """The policy of one run, with its clock."""
+    """The policy of one run, and the clock that feeds it."""
 
     policy: Policy
     file: Path
+    """Where measurements are stored for the next run of the same script."""
     now: float = field(default_factory=perf_counter)
-    """Up to when computing time has been counted."""
+    """Time up to which computing has been counted."""
     waited: float = 0.0
-    """Seconds since then that the program waited for us."""
+    """Seconds since `now` that the program waited for Rearview."""
     total: float = 0.0
-    """Seconds that it waited for us in all."""
+    """Seconds that it waited in the whole run."""
     lost: float = 0.0
-    """Seconds that it lost, about, to what went on beside it."""
+    """Estimated seconds lost to background work."""
     nbytes: int = 0
-    """Bytes of state, as far as known."""
+    """Bytes of state; 0 if not known yet."""
     size: int = 0
-    """Bytes of state when the first loop was entered, in the run before and then in this one."""
-    inflight: int = 0
-    captured: dict[int, tuple[str, float]] = field(default_factory=dict)
-    done: deque[tuple[int, Costs, str]] = field(default_factory=deque)
-    """Saves that the writer's thread is done with, not yet told to the policy."""
-    paces: Paces = field(default_factory=Paces)
-    budget: Budget | None = None
-    """Keeps the store within its size."""
-    reasons: Counter[str] = field(default_factory=Counter)
+    """Bytes of state at the entry of the first loop: of the previous run, then of this one."""
+    in_flight: int = 0
+    """Saves that were begun and whose end has not been counted."""
+    captures: dict[int, tuple[str, float]] = field(default_factory=dict)
+    """By number of the checkpoint: its site, and the seconds that capturing took."""
+    done: deque[tuple[int, Costs, Reason | None]] = field(default_factory=deque)
+    """Saves that the writer thread has finished and that the policy has not counted."""
+    slowdown: SlowdownMeter = field(default_factory=SlowdownMeter)
+    disk_budget: DiskBudget | None = None
+    refusals: Counter[Reason] = field(default_factory=Counter)
+    """Checkpoints that were not saved, by reason."""
     _entered: bool = False
     _began: float = field(default_factory=perf_counter)
-    _extra: float = 0.0
-    """Seconds spent on saves that did not pay by themselves."""
+    _unpaid: float = 0.0
+    """Seconds spent on last checkpoints of a loop that the budget did not cover."""
     _beside: float = 0.0
-    """Seconds of the present iteration during which a checkpoint was being written."""
-    _turned: float = 0.0
-    """How long the program had waited for us when the iteration began."""
+    """Seconds of writing in the present iteration."""
+    _total_at_turn: float = 0.0
+    """`total` when the present iteration began."""
     _used: float = field(default_factory=process_time)
     """Processor seconds up to `now`."""
     _rate: float = 1.0
-    """Cores that training keeps busy, of late."""
+    """Cores that training keeps busy."""
     _spent: float = 0.0
-    """Processor seconds of training, of late."""
+    """Processor seconds of training in the window that `_rate` is measured in."""
     _over: float = 0.0
-    """Seconds in which they were spent."""
+    """Seconds of that window."""
 
     @classmethod
     def begin(cls, settings: Settings, project: Project, run: str, script: str) -> Overhead:
-        """Return a pulse that knows what earlier runs of `script` learnt."""
+        """Return the overhead of a new run, with the measurements of earlier runs of `script`."""
         folder = project.cache / "policy"
         file = folder / f"{hashlib.sha256(script.encode()).hexdigest()[:16]}.json"
         try:
             learnt = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             learnt = {}
-        budget = Budget(project, run, settings.budget) if settings.budget else None
+        budget = DiskBudget(project, run, settings.budget) if settings.budget else None
         policy = Policy.learnt(settings.epsilon, settings.every, learnt)
-        known = learnt.get("size")
-        return cls(policy, file, budget=budget, size=known if isinstance(known, int) else 0)
+        size = learnt.get("size")
+        return cls(policy, file, disk_budget=budget, size=size if isinstance(size, int) else 0)
 
-    def turn(self, site: str, seconds: float) -> None:
+    def end_iteration(self, site: str, seconds: float) -> None:
         """Count an iteration of a loop, or a loop as a whole, that took `seconds`.
 
         Its depth is given as 1: the run's own time is counted once, by the clock.
         """
         self._count()
-        alone = max(0.0, seconds - (self.total - self._turned))
-        beside, self._beside, self._turned = self._beside, 0.0, self.total
+        alone = max(0.0, seconds - (self.total - self._total_at_turn))
+        beside, self._beside, self._total_at_turn = self._beside, 0.0, self.total
         event = Iteration(alone, depth=1, overlap=min(beside, alone))
         self.policy = self.policy.observe(site, event)
 
-    def step(self, loop: str, index: int, written: float) -> None:
-        """Count a step of a loop inside the outermost one; so long was `written` until now."""
-        self.paces.step(loop, index, perf_counter(), written, self.total)
+    def begin_step(self, loop: str, index: int, written: float) -> None:
+        """Count a step of a loop inside the outermost one; `written` is the writing time so far."""
+        self.slowdown.begin_step(loop, index, perf_counter(), written, self.total)
 
     def _count(self) -> None:
+        """Bring the policy up to date: computing time, and saves that have ended."""
         now = perf_counter()
         seconds = max(0.0, now - self.now - self.waited)
         self.now, self.waited = now, 0.0
-        used, beside = process_time(), 0.0
-        spent, self._used = used - self._used - sum(costs.cpu for _, costs, _ in self.done), used
-        # over some seconds: what a save used is told when it is over, long after most of it was used
-        self._spent, self._over = self._spent + spent, self._over + seconds
-        if self._over > _TELLING:
-            self._rate = max(0.0, self._spent) / self._over
-        if self._over > _LATELY:
-            self._spent, self._over = self._spent / 2, self._over / 2
+        self._measure_rate(seconds)
+        beside = 0.0
         while self.done:
-            seq, costs, skipped = self.done.popleft()
-            self.inflight -= 1
-            site, capture = self.captured.pop(seq, (RUNNING, 0.0))
-            beside += costs.background
-            if not costs.saved:
-                self.policy = self.policy.wasted(costs.blocking + capture)
-                if skipped:
-                    self.refused(skipped)
-                continue
-            blocking, slowed = costs.blocking + capture, self.paces.slowed()
-            event = Saved(blocking, costs.background, costs.cpu, self.crowded, *slowed)
+            beside += self._count_save(*self.done.popleft())
+        self._beside += beside
+        computing = Iteration(seconds, depth=0, overlap=min(beside, seconds))
+        self.policy = self.policy.observe(RUNNING, computing)
+
+    def _measure_rate(self, seconds: float) -> None:
+        """Measure how many cores training keeps busy, averaged: saves report CPU time at their end."""
+        used = process_time()
+        spent, self._used = used - self._used - sum(costs.cpu for _, costs, _ in self.done), used
+        self._spent, self._over = self._spent + spent, self._over + seconds
+        if self._over > _RATE_FROM:
+            self._rate = max(0.0, self._spent) / self._over
+        if self._over > _RATE_WINDOW:
+            self._spent, self._over = self._spent / 2, self._over / 2
+
+    def _count_save(self, seq: int, costs: Costs, skipped: Reason | None) -> float:
+        """Tell the policy of a save that has ended; return its seconds in the background."""
+        self.in_flight -= 1
+        site, capture = self.captures.pop(seq, (RUNNING, 0.0))
+        if costs.saved:
+            blocking, slowdown = costs.blocking + capture, self.slowdown.slowdown()
+            event = Saved(blocking, costs.background, costs.cpu, self.crowded, *slowdown)
             paid = self.policy.paid
             self.policy = self.policy.observe(site, event)
             self.lost += self.policy.paid - paid - event.blocking
-        self._beside += beside
-        event_of_time = Iteration(seconds, depth=0, overlap=min(beside, seconds))
-        self.policy = self.policy.observe(RUNNING, event_of_time)
+        else:
+            self.policy = self.policy.wasted(costs.blocking + capture)
+            if skipped is not None:
+                self.refusals[skipped] += 1
+        return costs.background
 
     @property
     def crowded(self) -> float:
-        """Share of a core that training leaves too few for a thread beside it."""
+        """Fraction of a core that a background thread lacks: 0 if training leaves one free."""
         return min(1.0, max(0.0, self._rate + 1 - _CORES))
 
     def decide(self, site: str, since: float, depth: int, *, ends: bool = False) -> SaveDecision:
-        """Say whether to save at a site now; `ends` is after an inner loop."""
+        """Decide whether to save at a site now; `ends` is True after an inner loop."""
         self._count()
-        busy = self.inflight >= _IN_FLIGHT
+        busy = self.in_flight >= _MOST_IN_FLIGHT
         facts = BoundaryFacts(since, depth, self.nbytes, ends, self.crowded, busy)
         decision = self.policy.decide(site, facts)
         if not decision.save:
-            self.refused(decision.reason)
+            self.refusals[decision.reason] += 1
         return decision
 
     def affords(self, site: str) -> bool:
-        """Say whether to save, though it does not pay, where a short program would leave nothing else.
+        """Return True if a last checkpoint may be saved that the policy refuses.
 
-        It is bounded: a tenth of a second in all, or a twentieth of the time so far.
+        Otherwise a short program would leave nothing to compare a replay with. The cost of all such
+        checkpoints is bounded: a tenth of a second, or a twentieth of the time so far.
         """
         cost = self.policy.cost(site)
-        allowed = max(0.1, 0.05 * (perf_counter() - self._began)) - self._extra
+        allowed = max(0.1, 0.05 * (perf_counter() - self._began)) - self._unpaid
         if not self.policy.epsilon or cost > allowed:
             return False
-        self._extra += cost
+        self._unpaid += cost
         return True
 
-    def refused(self, reason: str) -> None:
-        """Count a checkpoint that is not taken, by the kind of reason."""
-        self.reasons[_kind(reason)] += 1
+    def begin_save(self, seq: int, site: str, seconds: float) -> None:
+        """Count a checkpoint that is submitted to the writer; its capture took `seconds`."""
+        self.captures[seq] = (site, seconds)
+        self.in_flight += 1
 
-    def saving(self, seq: int, site: str, seconds: float) -> None:
-        """Note that a checkpoint is being handed over, whose capture took `seconds`."""
-        self.captured[seq] = (site, seconds)
-        self.inflight += 1
-
-    def skipped(self, seq: int, reason: str) -> None:
-        """Note that it was not taken after all; what looking at the state cost is paid."""
-        _, seconds = self.captured.pop(seq, (RUNNING, 0.0))
+    def skip_save(self, seq: int, reason: Reason) -> None:
+        """Count a checkpoint that the writer refused; the cost of its capture is paid."""
+        _, seconds = self.captures.pop(seq, (RUNNING, 0.0))
         self.policy = self.policy.wasted(seconds)
-        self.inflight -= 1
-        self.refused(reason)
+        self.in_flight -= 1
+        self.refusals[reason] += 1
 
-    def paid(self, seconds: float) -> None:
-        """Note that the program waited for us."""
+    def end_save(self, seq: int, costs: Costs, skipped: Reason | None = None) -> None:
+        """Count a checkpoint that is durable or has failed; called on the writer thread.
+
+        `skipped` is the reason if it was given up without a failure.
+        """
+        if costs.saved:
+            self.nbytes = costs.logical
+            if self.disk_budget is not None:
+                self.disk_budget.saved(costs)
+        self.done.append((seq, costs, skipped))
+
+    def add_wait(self, seconds: float) -> None:
+        """Count seconds that the program waited for Rearview."""
         self.waited += seconds
         self.total += seconds
 
-    def enter(self, seconds: float, nbytes: int) -> None:
-        """Note that the program waited for a walk over its objects, as a loop begins: `nbytes` of state.
+    def enter_loop(self, seconds: float, nbytes: int) -> None:
+        """Count a walk over the objects at the entry of a loop: its `seconds`, `nbytes` of state.
 
-        If the run before had another state, as with other arguments, what it learnt is forgotten.
+        If the state of the previous run had another size, as with other arguments, its measurements
+        are dropped.
         """
         self._count()
-        self._spent = self._over = 0.0  # the set-up does not tell how many cores training uses
-        self.paid(seconds)
+        self._spent = self._over = 0.0  # the set-up is not typical for the cores that training uses
+        self.add_wait(seconds)
         if not self._entered:
             small, large = sorted((self.size or nbytes, nbytes))
-            if large > _ALIKE * small:
+            if large > _SIMILAR_SIZE * small:
                 self.policy = replace(self.policy, sites={})
             self._entered, self.size = True, nbytes
         self.policy = self.policy.wasted(seconds)
         self.nbytes = nbytes
 
-    def ended(self, seq: int, costs: Costs, skipped: str = "") -> None:
-        """Take the writer's word that a checkpoint is durable, or never will be; called on its thread."""
-        if costs.saved:
-            self.nbytes = costs.logical
-            if self.budget is not None:
-                self.budget.saved(costs)
-        self.done.append((seq, costs, skipped))
-
-    def keep(self) -> None:
-        """Keep what was learnt for the next run of the same script."""
+    def close(self) -> None:
+        """Store the measurements for the next run of the same script."""
         self._count()
         make_folder(self.file.parent)
-        if self.budget is not None:
-            self.budget.close()
+        if self.disk_budget is not None:
+            self.disk_budget.close()
         learnt = {**self.policy.facts(), "size": self.size}
         publish(self.file, msgspec.json.encode(learnt), durable=False)
 
     def report(self, costs: Costs) -> dict[str, Any]:
-        """Return what recording cost, for `rearview show`."""
+        """Return the costs of recording, as `rearview show` prints them."""
         computed = self.policy.computed or 1e-9
         return {
             **asdict(costs),
-            "skipped": sum(self.reasons.values()),
+            "skipped": sum(self.refusals.values()),
             "waited": self.total,
             "computed": self.policy.computed,
             "lost": self.lost,
             "overhead": (self.total + self.lost) / computed,
-            "skipped_because": dict(self.reasons.most_common(5)),
+            "skipped_because": dict(self.refusals.most_common(5)),
         }
-
-
-def _kind(reason: str) -> str:
-    """Return a reason without its numbers, so that like ones are counted together.
-
-    >>> _kind("it would cost 2.5 s; 10 % of the 10 s computed so far leave 1 s")
-    'the budget is used up'
-    """
-    for words, kind in _KINDS.items():
-        if words in reason:
-            return kind
-    return reason.partition(":")[2].strip() or reason
-
-
-_KINDS = {
-    "computed so far": "the budget is used up",
-    "that this loop has computed": "the budget is used up",
-    "kept for the outer loop": "the budget is kept for the outer loop",
-    "is no slower than saving": "computing again is no slower than saving and restoring",
-    "too little of the": "it would save too little of the run",
-    "too little for the": "it would save too little for what it costs",
-    "an inner boundary is worth": "inner boundaries are saved at long intervals only",
-    "exceed the staging bound": "the changed bytes exceed the bound on staging memory",
-    "saves failed": "waiting after saves that failed",
-}

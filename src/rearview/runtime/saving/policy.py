@@ -1,68 +1,113 @@
-"""When to checkpoint: the joint invariant of the Flor paper, with everything it needs measured.
+"""Decide whether to save a checkpoint at a boundary (pure: measurements come in as arguments).
 
-What is known of one loop: how long it computes, what saving at its boundaries costs.
-
-When to checkpoint: the joint invariant of the Flor paper, with everything it needs measured.
-
-Equation 4 there: a block that takes C seconds and was run n times and saved k times may be saved
-again if
+The rule is the joint invariant of the Flor paper (equation 4): a block that takes C seconds and was
+run n times and saved k times may be saved again if
 
     M / C  <  n / (k + 1) * min(1 / (1 + c), epsilon)
 
-where M is what a save costs and R = c M what a restore costs. The first bound keeps a replay from
+where M is the cost of a save and R = c M the cost of a restore. The first bound keeps a replay from
 being slower than the run, the second keeps the run within its budget. Here M is the *whole*
-slowdown: the time that training waits and the time that it loses to the threads that write.
+slowdown: the time that training waits, and the time that it loses to the threads that write.
+
+Costs are measured per *site*: one edge of one loop, such as the start of iterations of `epoch`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import Any
 
 RECENT = 0.3
-"""Weight of the newest observation: states grow and machines get busy, so the past fades."""
+"""Weight of the newest observation: states grow and machines get busy, so old ones fade."""
 PRIOR = 3
-"""Iterations of either kind that it takes for what was measured to outweigh what was assumed."""
+"""Iterations alone and beside a save after which measurements outweigh assumptions."""
 SHARED = 0.1
-"""Share of background processor time assumed to be lost to training where a core was free for it:
-memory and caches are shared still."""
+"""Seconds assumed lost per background processor second if a core is free: caches are shared."""
 CROWDED = 1.5
-"""The same where none was free: threads of training wait for the one that had to go."""
+"""The same if no core is free: training threads wait for the one that was displaced."""
+RUNNING = ""
+"""Site that counts computing time which no finished iteration accounts for yet."""
+NAIVE = 1.38
+"""Restore time divided by save time, before a restore was measured: mean of the paper's workloads."""
+COPY = 4e9
+"""Bytes per second assumed for the copy, before one was measured."""
+FIXED = 5e-4
+"""Seconds assumed for a save of any size, before one was measured."""
+ASIDE = 5e8
+"""Bytes written per second of slowdown if no core is free, before a save was measured."""
+RESERVE = 0.25
+"""Fraction of the budget kept back if no core is free: losses are least certain there."""
+UNKNOWN = 2e-3
+"""Seconds assumed for a save whose size is not known."""
+OUTER_SHARE = 1e-4
+"""A checkpoint must save this fraction of the run so far: 10^4 checkpoints, then ever fewer."""
+BRIEF = 0.25
+"""Replays shorter than this many seconds are hardly worth a checkpoint."""
+BRIEF_SHARE = 0.01
+"""Fraction of computing time that saving may cost below `BRIEF`: far less than epsilon."""
+INNER_SHARE = 5e-3
+"""Like `OUTER_SHARE`, for boundaries of inner loops."""
+INNER_LEAST = 10.0
+"""Seconds between checkpoints of inner loops at least: for shorter gaps the outer loop is enough."""
+
+
+class Reason(StrEnum):
+    """Why a checkpoint was saved or not; the value is what `rearview show` prints."""
+
+    EVERY = "every boundary of the outermost loop was asked for"
+    PAYS = "it saves a replay more than it costs"
+    OFF = "checkpoints are off: epsilon is 0"
+    BUSY = "the previous checkpoint is still being written"
+    NO_NEED = "a replay can start here without it"
+    OVER_BUDGET = "the budget is used up"
+    FOR_OUTER_LOOP = "the budget is kept for the outer loop"
+    NO_GAIN = "computing again is no slower than saving and restoring"
+    LITTLE_OF_RUN = "it would save too little of the run"
+    LITTLE_FOR_COST = "it would save too little for what it costs"
+    INNER_INTERVAL = "inner boundaries are saved at long intervals only"
+    PREPARING = "memory for the copy is still being made ready"
+    OVER_STAGING = "the changed bytes exceed the bound on staging memory"
+    OVER_MEMORY = "the changed bytes exceed half of the memory that this machine has left"
+    OVERTAKEN = "the program changed its state while that was being copied"
+    FAILED = "the save failed"
+    AFTER_FAILURES = "waiting after saves that failed"
+    CLOSED = "this process no longer saves"
 
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """One iteration of the loop has ended."""
+    """Event: one iteration of the loop has ended."""
 
     seconds: float
-    """Computing time, without the time that it waited for us."""
+    """Computing time, without the time that training waited for Rearview."""
     depth: int = 0
     overlap: float = 0.0
-    """Seconds of it during which a checkpoint was being written."""
+    """Seconds of the iteration during which a checkpoint was being written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A checkpoint of this loop is durable."""
+    """Event: a checkpoint of this loop is durable."""
 
     blocking: float
-    """Seconds that training waited, the walk over the state included, and what else it lost."""
+    """Seconds that training waited or lost, the capture of the state included."""
     background: float = 0.0
-    """Seconds that threads beside the training took."""
+    """Seconds that background threads took."""
     cpu: float = 0.0
-    """Processor seconds of those."""
+    """Processor seconds that background threads used."""
     crowded: float = 1.0
-    """Share of a core that training leaves too few for them: 0 when one was free."""
+    """Fraction of a core that background threads lack: 0 if one was free."""
     slowed: float = 0.0
-    """Share of such time that training loses, as its steps tell."""
+    """Fraction of background time that training loses, measured on its steps."""
     sure: float = 0.0
-    """How much of the time they tell of: 1 is all."""
+    """Confidence in `slowed`, from 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """A checkpoint of this loop was loaded and restored."""
+    """Event: a checkpoint of this loop was loaded and restored."""
 
     seconds: float
 
@@ -72,7 +117,7 @@ Event = Iteration | Saved | Restored
 
 @dataclass(frozen=True, slots=True)
 class LoopStats:
-    """Statistics of one loop; n, k, C, M and R of the invariant."""
+    """Measurements at one site: n, k, C, M and R of the invariant."""
 
     n: int = 0
     """Iterations in this run."""
@@ -81,52 +126,52 @@ class LoopStats:
     computed: float = 0.0
     """Computing seconds in this run: n times the mean C."""
     save: float | None = None
-    """M: recent mean of the slowdown that a save causes."""
+    """M: recent mean of the slowdown by a save, in seconds."""
     restores: float | None = None
-    """R: recent mean of a restore."""
+    """R: recent mean of a restore, in seconds."""
     alone: float = 0.0
-    """Mean seconds of iterations with nothing in the background."""
+    """Mean seconds of iterations during which nothing was written."""
     alone_count: int = 0
     beside: float = 0.0
-    """Mean seconds of iterations beside a save."""
+    """Mean seconds of iterations during which a save was written."""
     beside_count: int = 0
     overlap: float = 0.0
-    """Mean seconds of such iterations during which the save was under way."""
+    """Mean seconds of writing in such iterations."""
 
     def observe(self, event: Event) -> LoopStats:
-        """Return these statistics with one event more."""
+        """Return these measurements with one more event."""
         if isinstance(event, Iteration):
             return self._iterated(event)
         if isinstance(event, Saved):
             cost = event.blocking
             mean = _mix(self.save, cost)
             if self.k == 1:
-                # the first of a run also stored what never changes, and tells little of the others
+                # the first save of a run also stored what never changes: not typical
                 mean = min(mean, cost)
             return replace(self, k=self.k + 1, save=mean)
         return replace(self, restores=_mix(self.restores, event.seconds))
 
     @property
     def seen(self) -> int:
-        """Iterations of either kind that can be compared."""
+        """Number of pairs of iterations, alone and beside a save, that can be compared."""
         return min(self.alone_count, self.beside_count)
 
     def contention(self, event: Saved) -> float:
         """Return the seconds that training loses to the background part of a save.
 
-        An honest estimate: steps beside a save are compared with steps alone; where a loop has
-        none, its iterations are, per second of overlap. Until enough of both were seen, the
-        processor time is assumed, and a small part of it where training left a core free.
+        Steps during a save are compared with steps alone; if a loop has no steps, its iterations
+        are compared, per second of overlap. Until enough of both were measured, the estimate is the
+        processor time, or a small part of it if training leaves a core free.
         """
-        found = event.cpu * (SHARED + (CROWDED - SHARED) * event.crowded)
+        estimate = event.cpu * (SHARED + (CROWDED - SHARED) * event.crowded)
         if self.seen and self.overlap > 0:
             rate = min(1.0, max(0.0, (self.beside - self.alone) / self.overlap))
             sure = self.seen / (self.seen + PRIOR)
-            found = (1 - sure) * found + sure * rate * event.background
-        return (1 - event.sure) * found + event.sure * event.slowed * event.background
+            estimate = (1 - sure) * estimate + sure * rate * event.background
+        return (1 - event.sure) * estimate + event.sure * event.slowed * event.background
 
     def facts(self) -> dict[str, Any]:
-        """Return what holds for the next run as well, as plain values."""
+        """Return the measurements that the next run can use, as plain values."""
         return {
             "save": self.save,
             "restores": self.restores,
@@ -139,19 +184,19 @@ class LoopStats:
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> LoopStats:
-        """Return the site that `facts` tell of; what is not a number there is left out."""
-        known = cls().facts()
-        found: dict[str, Any] = {
+        """Return the measurements in `facts`; values that are not numbers are left out."""
+        names = cls().facts()
+        numbers: dict[str, Any] = {
             name: value
             for name, value in facts.items()
-            if name in known and isinstance(value, int | float) and value >= 0
+            if name in names and isinstance(value, int | float) and value >= 0
         }
-        return cls(**found)
+        return cls(**numbers)
 
     def _iterated(self, event: Iteration) -> LoopStats:
         grown = replace(self, n=self.n + 1, computed=self.computed + event.seconds)
         if not self.n:
-            return grown  # the first iteration warms caches and tells little about the others
+            return grown  # the first iteration warms caches: not typical
         if event.overlap > 0:
             count = self.beside_count + 1
             weight = max(RECENT, 1 / count)
@@ -172,68 +217,45 @@ def _mix(mean: float | None, value: float) -> float:
     return value if mean is None else (1 - RECENT) * mean + RECENT * value
 
 
-RUNNING = ""
-"""Site under which computing time is counted that no finished iteration accounts for yet."""
-NAIVE = 1.38
-"""Restore over save time, before one was seen: the mean over the paper's workloads."""
-COPY = 4e9
-"""Bytes per second assumed for the copy, before one was seen."""
-FIXED = 5e-4
-"""Seconds assumed for what a save costs whatever its size, before one was seen."""
-ASIDE = 5e8
-"""Bytes per second lost that are assumed for writing where no core is free, before any was seen."""
-RESERVE = 0.25
-"""Share of the budget that is kept back where no core is free: what is lost there is known least."""
-UNKNOWN = 2e-3
-"""Seconds assumed for a save of which not even the size is known."""
-OUTER_SHARE = 1e-4
-"""A checkpoint must save at least this share of the run so far: 10^4 of them, then ever fewer."""
-BRIEF = 0.25
-"""Seconds that nobody minds to see computed again."""
-BRIEF_SHARE = 0.01
-"""What may be paid to save so little: far less than epsilon."""
-INNER_SHARE = 5e-3
-INNER_LEAST = 10.0
-"""Inner boundaries are for long iterations: below so many seconds the outer ones are enough."""
-
-
 @dataclass(frozen=True, slots=True)
 class BoundaryFacts:
-    """What is true at one boundary."""
+    """What the policy is told about one boundary."""
 
     since: float
-    """Computing seconds since the last place that a replay could start from."""
+    """Computing seconds since the last boundary that a replay could start from."""
     depth: int = 0
     """0 at a boundary of the outermost loop."""
     nbytes: int = 0
-    """Bytes of state, as far as known."""
+    """Bytes of state; 0 if not known yet."""
     ends: bool = False
-    """An inner loop has ended here; the boundary of the outermost loop is still to come."""
+    """Whether an inner loop has ended here, before the boundary of the outermost loop."""
     crowded: float = 0.0
-    """Share of a core that training leaves too few for writing beside it."""
+    """Fraction of a core that the writer lacks: 0 if training leaves one free."""
     busy: bool = False
-    """The previous checkpoint is still being written and there is no room for another."""
+    """Whether the previous checkpoint is still being written and there is no room for another."""
 
 
 @dataclass(frozen=True, slots=True)
 class SaveDecision:
-    """Whether to save here, and why, in words for the user."""
+    """Whether to save here, and why."""
 
     save: bool
-    reason: str
+    reason: Reason
+    text: str = ""
+    """The reason with its numbers, for people."""
     cost: float = 0.0
     """Seconds that the save is expected to cost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Saves as often as makes replay faster, within `epsilon` of the computing time.
+    """Save as often as makes replay faster, within the fraction `epsilon` of the computing time.
 
     >>> policy = Policy(epsilon=0.1)
     >>> policy = policy.observe("epoch", Iteration(seconds=10.0))
     >>> policy.decide("epoch", BoundaryFacts(since=10.0, nbytes=10**9)).save
     True
-    >>> policy.decide("epoch", BoundaryFacts(since=10.0, nbytes=10**10)).reason
+    >>> policy.decide("epoch", BoundaryFacts(since=10.0, nbytes=10**10)).text
     'it would cost 2.5 s; 10 % of the 10 s computed so far leave 1 s'
     """
 
@@ -241,13 +263,13 @@ class Policy:
     every: bool = False
     sites: Mapping[str, LoopStats] = field(default_factory=dict)
     paid: float = 0.0
-    """Seconds of slowdown in this run, at all sites."""
+    """Seconds that saving has cost in this run, at all sites."""
     computed: float = 0.0
     """Computing seconds in this run, in all outermost loops."""
 
     @classmethod
     def learnt(cls, epsilon: float, every: bool, facts: Mapping[str, Any]) -> Policy:
-        """Return a policy that starts with what `facts`, kept by an earlier run, tells."""
+        """Return a policy that starts with the measurements that an earlier run stored in `facts`."""
         sites = {
             name: LoopStats.from_facts(site)
             for name, site in facts.get("sites", {}).items()
@@ -256,130 +278,138 @@ class Policy:
         return cls(epsilon, every, sites)
 
     def facts(self) -> dict[str, Any]:
-        """Return what a later run of the same script can start with, as plain values."""
+        """Return the measurements for a later run of the same script, as plain values."""
         return {"sites": {name: site.facts() for name, site in self.sites.items()}}
 
     def observe(self, name: str, event: Event) -> Policy:
-        """Return this policy with one more thing seen at site `name`."""
+        """Return this policy with one more event at site `name`."""
         paid, computed = self.paid, self.computed
         site = self.sites.get(name, LoopStats())
         if isinstance(event, Iteration) and event.depth == 0:
             computed += event.seconds
         elif isinstance(event, Saved):
-            # the end of an inner loop has no iterations of its own that tell what is lost beside it
-            turning = (other for key, other in self.sites.items() if key != RUNNING)
-            telling = max((site, *turning), key=lambda each: each.seen)
-            event = Saved(event.blocking + telling.contention(event))
+            # the end of an inner loop has no iterations of its own: use the best measured site
+            others = (other for key, other in self.sites.items() if key != RUNNING)
+            best_measured = max((site, *others), key=lambda each: each.seen)
+            event = Saved(event.blocking + best_measured.contention(event))
             paid += event.blocking
         site = site.observe(event)
         return replace(self, sites={**self.sites, name: site}, paid=paid, computed=computed)
 
     def decide(self, name: str, facts: BoundaryFacts) -> SaveDecision:
-        """Say whether to save at site `name` now."""
+        """Decide whether to save at site `name` now."""
         if self.every and facts.depth == 0 and not facts.ends:
-            return SaveDecision(True, "every boundary of the outermost loop was asked for")
+            return SaveDecision(True, Reason.EVERY)
         if self.epsilon <= 0:
-            return SaveDecision(False, "checkpoints are off: epsilon is 0")
+            return SaveDecision(False, Reason.OFF)
         if facts.busy:
-            return SaveDecision(False, "the previous checkpoint is still being written")
+            return SaveDecision(False, Reason.BUSY)
         if facts.since <= 0:
-            return SaveDecision(False, "a replay can start here without it")
+            return SaveDecision(False, Reason.NO_NEED)
         cost = self.cost(name, facts.nbytes, facts.crowded)
         restore = self.restore(name, facts.nbytes)
-        refusal = (
+        return (
             self._over_budget(name, facts, cost, restore)
             or self._no_gain(facts, cost, restore)
             or (self._inner(facts, cost) if facts.depth else None)
-            or (self._kept(facts, cost) if facts.ends and not facts.depth else None)
-        )
-        if refusal:
-            return SaveDecision(False, refusal, cost)
-        return SaveDecision(
-            True, f"costs {_s(cost)} and saves a replay {_s(facts.since)} of computing", cost
+            or (self._for_outer_loop(facts, cost) if facts.ends and not facts.depth else None)
+            or SaveDecision(
+                True,
+                Reason.PAYS,
+                f"costs {_s(cost)} and saves a replay {_s(facts.since)} of computing",
+                cost,
+            )
         )
 
     def cost(self, name: str, nbytes: int = 0, crowded: float = 0.0) -> float:
-        """Return M: the slowdown that one more save at this site is expected to cause."""
+        """Return M: seconds that one more save at this site is expected to cost."""
         site = self.sites.get(name)
         if site is not None and site.save is not None:
             return site.save
         # another site of the same run saves about the same state
-        known = [other.save for other in self.sites.values() if other.save is not None]
-        if known:
-            return max(known)
+        measured = [other.save for other in self.sites.values() if other.save is not None]
+        if measured:
+            return max(measured)
         return FIXED + nbytes / COPY + crowded * nbytes / ASIDE if nbytes else UNKNOWN
 
     def restore(self, name: str, nbytes: int = 0) -> float:
-        """Return R: what a restore is expected to cost; c M until one was seen."""
+        """Return R: seconds that a restore is expected to cost; c M until one was measured."""
         site = self.sites.get(name)
         if site is not None and site.restores is not None:
             return site.restores
         return NAIVE * self.cost(name, nbytes)
 
     def share(self, name: str) -> float:
-        """Return the share of computing time that saving at this site may take."""
+        """Return the fraction of computing time that saving at this site may take."""
         cost = self.cost(name)
         scale = self.restore(name) / cost if cost else NAIVE
         return min(1 / (1 + scale), self.epsilon)
 
     def _over_budget(
         self, name: str, facts: BoundaryFacts, cost: float, restore: float
-    ) -> str | None:
+    ) -> SaveDecision | None:
         allowed = self.epsilon * (1 - RESERVE * facts.crowded)
         share = min(cost / (cost + restore) if cost else 1.0, allowed)
         # equation 4 over all sites at once: loops within loops share one budget
         computed = max(self.computed, facts.since)
         left = share * computed - self.paid
         if cost > left:
-            return (
+            text = (
                 f"it would cost {_s(cost)}; {share * 100:.3g} % of the {_s(computed)} computed so far "
                 f"leave {_s(max(left, 0))}"
             )
+            return SaveDecision(False, Reason.OVER_BUDGET, text, cost)
         site = self.sites.get(name)
         if site is not None and 0 < share * site.computed < cost * (site.k + 1):
-            return (
+            text = (
                 f"{site.k + 1} saves of {_s(cost)} exceed {share * 100:.3g} % of the "
                 f"{_s(site.computed)} that this loop has computed"
             )
+            return SaveDecision(False, Reason.OVER_BUDGET, text, cost)
         return None
 
-    def _no_gain(self, facts: BoundaryFacts, cost: float, restore: float) -> str | None:
+    def _no_gain(self, facts: BoundaryFacts, cost: float, restore: float) -> SaveDecision | None:
         if facts.since < cost + restore:
-            return (
+            text = (
                 f"computing {_s(facts.since)} again is no slower than saving and restoring "
                 f"({_s(cost + restore)})"
             )
-        # the end of an inner loop is another matter: thousands of short ones can be skipped
+            return SaveDecision(False, Reason.NO_GAIN, text, cost)
+        # not at the end of an inner loop: thousands of short ones can be skipped
         brief = facts.since < BRIEF and not facts.ends
         if brief and cost > BRIEF_SHARE * facts.since:
-            return f"it would save {_s(facts.since)}, too little for the {_s(cost)} that it costs"
+            text = f"it would save {_s(facts.since)}, too little for the {_s(cost)} that it costs"
+            return SaveDecision(False, Reason.LITTLE_FOR_COST, text, cost)
         least = self.computed * (INNER_SHARE if facts.depth else OUTER_SHARE)
         if facts.since < least:
-            return f"it would save {_s(facts.since)}, too little of the {_s(self.computed)} run"
+            text = f"it would save {_s(facts.since)}, too little of the {_s(self.computed)} run"
+            return SaveDecision(False, Reason.LITTLE_OF_RUN, text, cost)
         return None
 
-    def _inner(self, facts: BoundaryFacts, cost: float) -> str | None:
-        """Keep inner boundaries for iterations so long that outer ones leave wide gaps."""
+    def _inner(self, facts: BoundaryFacts, cost: float) -> SaveDecision | None:
+        """Refuse inner boundaries unless iterations are so long that outer ones leave wide gaps."""
         period = max(INNER_LEAST, cost / self.epsilon)
         if facts.since < period:
-            return (
+            text = (
                 f"an inner boundary is worth saving every {_s(period)}, not after {_s(facts.since)}"
             )
-        return self._kept(facts, cost)
+            return SaveDecision(False, Reason.INNER_INTERVAL, text, cost)
+        return self._for_outer_loop(facts, cost)
 
-    def _kept(self, facts: BoundaryFacts, cost: float) -> str | None:
-        """Leave the boundary of the outermost loop enough: that is where runs are continued."""
+    def _for_outer_loop(self, facts: BoundaryFacts, cost: float) -> SaveDecision | None:
+        """Refuse if the outermost loop, where runs are resumed, would have no budget left."""
         if cost * 2 > self.epsilon * max(self.computed, facts.since) - self.paid:
-            return f"what the budget leaves ({_s(cost)}) is kept for the outer loop"
+            text = f"what the budget leaves ({_s(cost)}) is kept for the outer loop"
+            return SaveDecision(False, Reason.FOR_OUTER_LOOP, text, cost)
         return None
 
     def wasted(self, seconds: float) -> Policy:
-        """Return this policy with `seconds` paid for a save that did not come about."""
+        """Return this policy with `seconds` paid for a checkpoint that was not saved."""
         return replace(self, paid=self.paid + seconds)
 
 
 def _s(seconds: float) -> str:
-    """Return seconds for people.
+    """Return a duration as people write it.
 
     >>> _s(0.0123), _s(2.5), _s(7200.0)
     ('12.3 ms', '2.5 s', '2 h')

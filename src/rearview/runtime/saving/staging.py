@@ -1,14 +1,11 @@
-"""Memory that changed bytes are copied into while training waits: taken once, used again.
+"""Staging memory: allocated once, reused for the copy of every checkpoint.
 
-Accelerator memory on its way to the host, beside the computation.
+`Staging` hands out parts of one mapping; `Staged` holds the copies of one checkpoint in it.
 
-The copy runs on a stream of its own into pinned memory that is allocated once. It starts when the
-work queued so far is done, and later work on the training's stream waits for it on the device, so
-the training thread itself pays only for queueing. The background thread waits for the bytes.
-
-What was copied of one checkpoint, on its way to disk.
-
-Memory that changed bytes are copied into while training waits: taken once, used again.
+`Device` copies accelerator memory to the host while the computation continues: on a stream of its
+own, into pinned memory that is allocated once. The copy starts when the work queued so far is done,
+and later work on the training's stream waits for it on the device, so that the training thread only
+pays for queueing. The writer thread waits for the bytes.
 """
 
 from __future__ import annotations
@@ -26,10 +23,23 @@ from typing import Any
 from rearview.model import ObjectRef
 from rearview.runtime.saving.late_copy import LateCopy
 
+PAGE = 4096
+SMALL = 16 << 20
+"""Bytes in which several small checkpoints may wait for the disk together, if there is no bound."""
+DEEPEST = 8
+"""Most checkpoints in flight: a program waits for them when it ends."""
+SPARE = 1 << 20
+"""Most bytes that a checkpoint may take outside of the mapping while that is in use."""
+COLD = 32 << 20
+"""Bytes that may be touched for the first time while training waits; more are prepared before."""
+_NORESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000)
+_WARM_STEP = 2 << 20
+"""Bytes touched at a time while memory is prepared: one huge page."""
+
 
 @dataclass(slots=True)
 class Fetch:
-    """Copies under way; `wait` returns their bytes, valid until `Device.release`."""
+    """Copies from accelerators under way; `wait` returns their bytes, valid until `Device.release`."""
 
     host: dict[str, Any] = field(default_factory=dict)
     events: list[Any] = field(default_factory=list)
@@ -40,7 +50,7 @@ class Fetch:
         return sum(int(each.nbytes) for each in self.host.values())
 
     def wait(self) -> dict[str, memoryview]:
-        """Return the bytes of every tensor once all copies are done. Holds no lock meanwhile."""
+        """Return the bytes of every tensor once all copies are done; holds no lock while waiting."""
         for event in self.events:
             event.synchronize()
         return {key: memoryview(each.numpy()).cast("B") for key, each in self.host.items()}
@@ -70,7 +80,7 @@ class Device:
             current = cuda.current_stream(device)
             side = self._streams.get(device) or cuda.Stream(device)
             self._streams[device] = side
-            side.wait_stream(current)  # everything computed so far is in the copy
+            side.wait_stream(current)  # the copy includes everything computed so far
             with cuda.stream(side):
                 for key, tensor in tensors.items():
                     if tensor.device == device:
@@ -80,7 +90,7 @@ class Device:
                         fetch.host[key] = host
                 event = cuda.Event()
                 event.record(side)
-            current.wait_event(event)  # nothing computed later is
+            current.wait_event(event)  # and nothing computed later
             fetch.events.append(event)
         self.busy = True
         return fetch
@@ -91,7 +101,7 @@ class Device:
         self.busy = False
 
     def close(self) -> None:
-        """Give the pinned memory back."""
+        """Free the pinned memory."""
         self._pinned.clear()
         self._streams.clear()
 
@@ -107,25 +117,27 @@ class Device:
 
 @dataclass(slots=True)
 class Staged:
-    """Changed buffers, copied: tiny ones end to end, the others one by one."""
+    """The copies of one checkpoint's changed buffers in staging memory."""
 
     views: dict[str, memoryview] = field(default_factory=dict)
+    """The copies, by key."""
     tiny: dict[str, int] = field(default_factory=dict)
+    """Sizes of the tiny buffers, whose copies lie end to end in `gathered`."""
     gathered: memoryview = field(default_factory=lambda: memoryview(b""))
     nbytes: int = 0
-    lean: dict[str, Staged] = field(default_factory=dict)
-    """Buffers that hold what an earlier checkpoint, still in flight, has copied."""
+    shared: dict[str, Staged] = field(default_factory=dict)
+    """Buffers that equal a copy of an earlier checkpoint which is not durable yet."""
     refs: Mapping[str, ObjectRef] | None = None
-    """Where the copies are stored; None until they are, or if they could not be."""
+    """Where the copies are stored; None until they are, or if that failed."""
     late: LateCopy | None = None
-    """Copies that are made after training has gone on."""
-    curious: dict[str, int] = field(default_factory=dict)
-    """Where buffers are of which nobody knows whether they could be copied late."""
-    pause: float = 0.0
-    """Seconds after which to look at those again."""
+    """Copies that are made after training has resumed."""
+    trial: dict[str, int] = field(default_factory=dict)
+    """Addresses of buffers not yet tried for late copying."""
+    trial_delay: float = 0.0
+    """Seconds after which those buffers are looked at again."""
 
-    def spread(self) -> None:
-        """Give every tiny buffer its view; not done while training waits."""
+    def separate_tiny(self) -> None:
+        """Give every tiny buffer its own view; done on the writer thread."""
         at = 0
         for key, size in self.tiny.items():
             self.views[key] = self.gathered[at : at + size]
@@ -133,50 +145,36 @@ class Staged:
         self.tiny = {}
 
     def release(self) -> None:
-        """Let go of the staging memory."""
+        """Release the views of the staging memory."""
         for view in (*self.views.values(), self.gathered):
             view.release()
         self.views = {}
 
 
-PAGE = 4096
-SMALL = 16 << 20
-"""Without a bound, several small checkpoints may wait for the disk together in so many bytes."""
-DEEPEST = 8
-"""Checkpoints in flight at most: what a program waits for when it ends."""
-SPARE = 1 << 20
-"""What a checkpoint needs at most to be taken while memory for another is in use."""
-COLD = 32 << 20
-"""Bytes that may be touched for the first time while training waits; more is made ready beside it."""
-_NORESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000)
-_WARM_STEP = 2 << 20
-"""Bytes touched at a time while memory is made ready: one huge page."""
-
-
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A stretch of staging memory that one checkpoint in flight holds."""
+    """A part of the staging memory, for one checkpoint in flight."""
 
     start: int
     end: int
     view: memoryview
     spare: bool = False
-    """It is none of the mapping."""
+    """Whether it is memory of its own, outside of the mapping."""
 
 
 class Staging:
-    """One mapping, handed out in order and never larger in memory than its bound.
+    """One memory mapping, leased in order like a ring; its used size never exceeds the bound.
 
-    The address range is reserved once and costs nothing; a page of it costs memory from its first
-    use until `trim` or `close`. So a state that grows touches only what it grew by, where a larger
-    buffer would be paid for anew: first touch is ten times slower than the copy.
+    The address range is reserved once and costs nothing; a page costs memory from its first use
+    until `trim` or `close`. So a state that grows touches only new pages, where a new, larger
+    buffer would touch all of them: first touch is ten times slower than the copy.
     """
 
     def __init__(self, bound: int = 0) -> None:
         self.bound = bound
-        """Bytes; 0 lets it grow to the largest single request, or `SMALL`."""
+        """Bytes; 0 lets it grow to the largest single request, or to `SMALL`."""
         self.touched = 0
-        """Bytes of it that are, or were made, present."""
+        """Bytes that are present."""
         self._largest = 0
         self._map: mmap.mmap | None = None
         self._leases: deque[Lease] = deque()
@@ -188,11 +186,11 @@ class Staging:
 
     @property
     def depth(self) -> int:
-        """Checkpoints like the largest so far that may be in flight at once."""
+        """Number of checkpoints of the largest size so far that may be in flight at once."""
         return min(DEEPEST, max(1, self.limit // self._largest)) if self._largest else 1
 
     def fits(self, need: int) -> bool:
-        """Say whether a request of `need` bytes could ever be met."""
+        """Return True if a request of `need` bytes could ever be met."""
         return not self.bound or need <= self.bound
 
     def take(self, need: int) -> Lease | None:
@@ -204,7 +202,7 @@ class Staging:
             self._largest = max(self._largest, need)
             start = 0
         elif self._leases[-1].start >= self._leases[0].start:
-            # in use: one stretch; free: behind it, and before it
+            # in use: one part in the middle; free: behind it, and before it
             start = self._leases[-1].end
             if start + need > max(self.limit, need):
                 start = 0
@@ -220,16 +218,16 @@ class Staging:
         self.touched = max(self.touched, start + need)
         return lease
 
-    def cold(self, need: int) -> bool:
-        """Say whether `need` bytes would cost much more than their copy, for want of being touched."""
+    def is_cold(self, need: int) -> bool:
+        """Return True if so much of `need` bytes was never touched that a copy would be slow."""
         return need - self.touched > COLD
 
-    def spare(self, need: int) -> Lease | None:
-        """Return a little memory of its own, for a checkpoint that leans on the one in flight."""
+    def take_spare(self, need: int) -> Lease | None:
+        """Return a little extra memory, for a checkpoint that shares most with one in flight."""
         return Lease(0, need, memoryview(bytearray(need)), spare=True) if need <= SPARE else None
 
     def release(self, lease: Lease) -> None:
-        """Take back a lease; its memory stays warm for the next."""
+        """Take back a lease; its memory stays present for the next."""
         lease.view.release()
         if not lease.spare:
             self._leases.remove(lease)
@@ -237,10 +235,10 @@ class Staging:
     def warm(self, nbytes: int) -> None:
         """Make `nbytes` present now, so that the first copy into them runs at full speed.
 
-        The caller takes no lease meanwhile: this writes zeros. Writing is on purpose: the kernel
-        serves such a page fault under the lock of this one mapping, where `MADV_POPULATE_WRITE`
-        holds the lock of the whole address space, and training waits for that lock whenever its
-        allocator gets memory from the system or gives it back.
+        The caller must take no lease until this returns: it writes zeros. For such a page fault
+        the kernel takes the lock of this one mapping; `MADV_POPULATE_WRITE` would hold the lock of
+        the whole address space, for which training waits whenever its allocator maps or unmaps
+        memory.
         """
         nbytes = min(nbytes + -nbytes % PAGE, self.bound or nbytes + PAGE)
         if nbytes <= self.touched:
@@ -253,7 +251,7 @@ class Staging:
             self.touched = max(self.touched, at + size)
 
     def trim(self, keep: int) -> None:
-        """Give memory back to the system if no more than half of it, `keep` bytes, is needed."""
+        """Free the memory beyond `keep` bytes if that is more than half of it."""
         keep += -keep % PAGE
         self._largest = min(self._largest, keep)
         keep = keep if self.bound else max(keep, SMALL)
@@ -262,50 +260,50 @@ class Staging:
             self.touched = keep
 
     def close(self) -> None:
-        """Give everything back; harmless twice."""
+        """Free everything; may be called twice."""
         memory, self._map = self._map, None
         self._leases.clear()
         self.touched = 0
         if memory is not None:
-            # a view that somebody still holds keeps the mapping until it is gone
+            # a view that still exists keeps the mapping alive
             with contextlib.suppress(BufferError):
                 memory.close()
 
     def forget(self) -> None:
-        """Drop the mapping without touching it: after a fork it is not in the child."""
+        """Drop the mapping without touching it: a forked child does not have it."""
         self._map = None
         self._leases = deque()
 
     def reserve(self, need: int) -> mmap.mmap:
-        """Return the mapping, made if there is none of `need` bytes; costs no memory yet."""
+        """Return a mapping of at least `need` bytes; costs no memory yet."""
         if self._map is not None and len(self._map) >= need:
             return self._map
         if self._leases:
-            raise MemoryError(f"{need} bytes of staging memory are not to be had")
+            raise MemoryError(f"{need} bytes of staging memory are not available")
         self.close()
-        wanted = self.bound or max(2 * need, _memory())
-        for size in (wanted + -wanted % PAGE, need + -need % PAGE):
+        preferred = self.bound or max(2 * need, _memory())
+        for size in (preferred + -preferred % PAGE, need + -need % PAGE):
             try:
                 self._map = mmap.mmap(
                     -1, max(size, need), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
                 )
                 break
             except (OSError, ValueError):
-                continue  # an address-space limit: ask for exactly what is needed
+                continue  # an address-space limit: try exactly what is needed
         else:
-            raise MemoryError(f"{need} bytes of staging memory are not to be had")
+            raise MemoryError(f"{need} bytes of staging memory are not available")
         for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK", "MADV_DONTDUMP"):
             with contextlib.suppress(OSError, AttributeError):
                 self._map.madvise(getattr(mmap, advice))
         return self._map
 
 
-def free() -> int:
-    """Return the bytes that this process could still use: of the machine, and of its control group."""
+def free_memory() -> int:
+    """Return the bytes that this process could still use, on the machine and in its control group."""
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:  # noqa: PTH123 - before a copy
-            found = next(int(line.split()[1]) for line in lines if line.startswith("MemAvail"))
-        left = found << 10
+            kib = next(int(line.split()[1]) for line in lines if line.startswith("MemAvail"))
+        left = kib << 10
     except (OSError, StopIteration, ValueError):
         left = _memory()
     return max(0, min([left, *_group_room()]))
@@ -314,8 +312,8 @@ def free() -> int:
 def _group_room(root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -> Iterator[int]:
     """Yield the bytes left below each memory limit of this process's control groups.
 
-    Containers and batch systems set such limits; a process that exceeds one is killed. Both versions
-    of control groups are read; a limit that cannot be read does not count.
+    Containers and batch systems set such limits and kill a process that exceeds one. Both versions
+    of control groups are read; a limit that cannot be read is ignored.
     """
     try:
         with open(own, encoding="utf-8") as lines:  # noqa: PTH123 - before a copy
@@ -338,7 +336,7 @@ def _group_room(root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") ->
 
 
 def _reclaimable(folder: str) -> int:
-    """Return the bytes of cached files that the kernel gives back before a limit is reached."""
+    """Return the bytes of cached files that the kernel frees before a limit is reached."""
     try:
         lines = Path(folder, "memory.stat").read_text().splitlines()
     except OSError:

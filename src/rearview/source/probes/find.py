@@ -14,11 +14,12 @@ from rearview.source.loops import (
     LoopId,
     called_name,
     enclosing,
-    loop_ids,
     loopers,
     names_of,
     paths,
+    recorded_loop_ids,
 )
+from rearview.source.moved_files import FileNames
 from rearview.source.probes.align import Added, StatementComparison, compare
 from rearview.source.probes.bindings import Given, loose
 from rearview.source.probes.edits import (
@@ -29,12 +30,10 @@ from rearview.source.probes.edits import (
     reflection_refusal,
     shadow_refusals,
 )
+from rearview.source.probes.live_values import Levels, ProgramFacts, facts
 from rearview.source.probes.loop_carried import START, Need, needs
-from rearview.source.probes.mutations import Levels, ProgramFacts, facts
-from rearview.source.probes.probe import Position, Probe, ProbeKind, Probes, fits
+from rearview.source.probes.probe import Naming, Position, Probe, ProbeKind, Probes, fits
 from rearview.source.probes.side_effects import Judge, ProbeRefusal
-from rearview.source.propagate.moved_files import FileNames
-from rearview.source.propagate.names import Naming
 from rearview.source.scopes import Scopes, bound_by
 from rearview.source.text import parse
 
@@ -151,7 +150,7 @@ class _Work:
 
     def file(self, path: str, found: StatementComparison) -> None:
         """Take in one edited file."""
-        self.loops[path] = loop_ids(found.new, path, recorded=found)
+        self.loops[path] = recorded_loop_ids(found.old, found.matched, path)
         self.changed += [lost_refusal(path, lost) for lost in found.lost]
         extra = [alias for _, aliases in found.widened for alias in aliases]
         added = [item.node for item in found.added]

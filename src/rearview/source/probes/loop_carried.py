@@ -11,12 +11,12 @@ import ast
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from rearview.source import mutations
 from rearview.source.log_calls import Aliases, log_call
 from rearview.source.loops import FUNCTIONS, LOOPS
-from rearview.source.probes import mutations
+from rearview.source.mutations import last_name, root
 from rearview.source.probes.align import Added
 from rearview.source.probes.bindings import Given
-from rearview.source.probes.mutations import last_name, root
 from rearview.source.scopes import COMPREHENSIONS, Scope, Scopes
 
 START = -1

@@ -11,11 +11,10 @@ import ast
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from rearview.source.loops import LoopId
-from rearview.source.propagate.names import Naming
 from rearview.source.scopes import bound_by
 from rearview.source.text import blocks, parse
 from rearview.source.wrap_probes import Places
@@ -75,6 +74,27 @@ class Probe:
     generators: tuple[str, ...] = ()
     """Live random generators that it draws from, to be shielded with the global ones."""
     cautions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Naming:
+    """A recorded statement that an edit rewrote to give names to a value it computes."""
+
+    path: str
+    line: int
+    """Line of the statement that binds the names."""
+    names: tuple[str, ...]
+    into: int | None = None
+    """Line of the recorded statement below that reads the value by its name, if there is one."""
+
+    def pushed(self, path: str, line: int, count: int) -> Naming:
+        """Return the naming after `count` lines were inserted before `line` of the file `path`."""
+        if path != self.path:
+            return self
+        into = self.into
+        if into is not None and into >= line:
+            into += count
+        return replace(self, line=self.line + (count if self.line >= line else 0), into=into)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,11 @@ import ast
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rearview.source import mutations
 from rearview.source.log_calls import Aliases, log_call
 from rearview.source.loops import FUNCTIONS
-from rearview.source.probes import mutations
-from rearview.source.probes.mutations import Level, Levels, ProgramFacts, last_name
+from rearview.source.mutations import last_name
+from rearview.source.probes.live_values import Level, Levels, ProgramFacts
 from rearview.source.scopes import Scope, Scopes, bound_by
 
 Functions = Mapping[str, list[ast.FunctionDef | ast.AsyncFunctionDef]]

@@ -11,11 +11,12 @@ import ast
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from difflib import SequenceMatcher
 
 from rearview.source.data_flow import BUILTINS, Uses, binds, definition, parameters, uses, visible
-from rearview.source.probes.mutations import last_name
+from rearview.source.mutations import last_name
+from rearview.source.probes.probe import Naming
 from rearview.source.propagate.match import Matching, match
 from rearview.source.propagate.splice import put
 from rearview.source.text import Parsed, newline, split, try_parse
@@ -392,25 +393,6 @@ def names_in(block: StatementNode) -> set[str]:
 
 Path = tuple[tuple[str, int], ...]
 """Fields, with the index in those that are lists, from a statement to an expression in it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Naming:
-    """A statement that gives a value names, and the one below that takes it from there, if any."""
-
-    path: str
-    line: int
-    names: tuple[str, ...]
-    into: int | None = None
-
-    def pushed(self, path: str, line: int, count: int) -> Naming:
-        """Return it after `count` lines were put before a line of a file."""
-        if path != self.path:
-            return self
-        into = self.into
-        if into is not None and into >= line:
-            into += count
-        return replace(self, line=self.line + (count if self.line >= line else 0), into=into)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from difflib import unified_diff
 
 from rearview.source.data_flow import uses
-from rearview.source.propagate.names import Naming, name_in
+from rearview.source.probes.probe import Naming
+from rearview.source.propagate.names import name_in
 from rearview.source.propagate.splice import put
 from rearview.source.propagate.statement import (
     SURE,

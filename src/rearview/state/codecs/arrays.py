@@ -1,30 +1,18 @@
-"""NumPy arrays, read at the memory they stand on, so that views go on sharing it."""
+"""NumPy arrays, captured as the memory below them, so that views keep sharing it."""
 
 from __future__ import annotations
 
-import ctypes
-import sys
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rearview.errors import StateError
-from rearview.state.kinds import Kind, PathStep, WalkRules, steps
-from rearview.state.memory import Blocks, Memory
-
-if TYPE_CHECKING:
-    from rearview.state.capture import Capture
-    from rearview.state.restore import Writing
-
-
-def is_array(obj: object) -> bool:
-    """Say whether it is an array, without importing NumPy."""
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(obj, numpy.ndarray)
+from rearview.state.kinds import Capturing, Kind, PathStep, Restoring, WalkRules, steps
+from rearview.state.memory import Blocks, Memory, bytes_at, extent, is_array
 
 
 def owns_memory(array: Any) -> bool:
-    """Say whether an array could be resized in place."""
+    """Return True if an array could be resized in place."""
     import numpy as np
 
     return type(array) is np.ndarray and array.base is None and not array.dtype.hasobject
@@ -35,45 +23,13 @@ def form_of(array: Any) -> Any:
     return array.dtype.str, array.shape, array.strides
 
 
-def root_of(array: Any) -> Any:
-    """Return the array at the bottom of a chain of views."""
-    import numpy as np
-
-    while isinstance(array.base, np.ndarray):
-        array = array.base
-    return array
-
-
-def extent(array: Any) -> tuple[int, int, Any]:
-    """Return address and size of the memory under an array, and the array that spans it."""
-    root = root_of(array)
-    address = root.__array_interface__["data"][0]
-    flags = root.flags
-    if flags.c_contiguous or flags.f_contiguous:
-        return address, root.nbytes, root
-    low = high = 0
-    for size, stride in zip(root.shape, root.strides, strict=True):
-        reach = (size - 1) * stride
-        low, high = (low + reach, high) if reach < 0 else (low, high + reach)
-    return address + low, high - low + root.itemsize, root
-
-
-def bytes_at(address: int, nbytes: int, owner: object) -> Any:
-    """Return live memory as an array of bytes; `owner` is kept alive by it."""
-    import numpy as np
-
-    raw = (ctypes.c_ubyte * nbytes).from_address(address)
-    raw.owner = owner  # type: ignore[attr-defined]
-    return np.frombuffer(raw, np.uint8)
-
-
 def describe(array: Any, blocks: Blocks, home: int) -> tuple[Any, ...]:
     """Return (block, dtype, shape, strides, offset, writeable) of an array of plain values."""
     address, nbytes, root = extent(array)
     block = blocks.index.get((address, nbytes)) if nbytes else None
     if block is None:
         view = partial(bytes_at, address, nbytes, root)
-        block = blocks.add(address, nbytes, view, home=home, still=home >= 0)
+        block = blocks.add(address, nbytes, view, home=home, likely_unchanged=home >= 0)
     start = address if array is root else array.__array_interface__["data"][0]
     offset = start - address
     return block, array.dtype, array.shape, array.strides, offset, array.flags.writeable
@@ -103,39 +59,39 @@ class ArrayKind(Kind):
 
     name = "array"
 
-    def children(self, obj: Any, look: WalkRules) -> Iterable[PathStep]:
+    def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
         """Yield the array it is a view of, objects in it, attributes and class of a subclass."""
         if obj.base is not None:
             yield PathStep(".", "base", obj.base)
         if obj.dtype.hasobject:
             items = obj.ravel().tolist()
-            if not look.boring(items):
+            if not rules.boring(items):
                 yield from steps("[", enumerate(items))
         yield from steps(".", list(getattr(obj, "__dict__", {}).items()))
-        if look.is_local(type(obj)):
+        if rules.is_local(type(obj)):
             yield PathStep("<", "class", type(obj))
 
-    def read(self, objs: Sequence[Any], reading: Capture) -> list[Any]:
+    def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
         """Return where each stands, or its items when they are objects."""
-        return [self._read(obj, reading) for obj in objs]
+        return [self._read(obj, capturing) for obj in objs]
 
     @staticmethod
-    def _read(obj: Any, reading: Capture) -> tuple[Any, ...]:
+    def _read(obj: Any, capturing: Capturing) -> tuple[Any, ...]:
         attrs = dict(getattr(obj, "__dict__", {}))
         if obj.dtype.hasobject:
             return "items", obj.ravel().tolist(), obj.shape, attrs
         if constant(obj):
             return ("constant",)
-        home = reading.anchors.index[id(obj)]
-        return "memory", describe(obj, reading.blocks, home), obj.shape, attrs
+        home = capturing.anchors.index[id(obj)]
+        return "memory", describe(obj, capturing.blocks, home), obj.shape, attrs
 
-    def write(self, obj: Any, content: Any, writing: Writing) -> None:
+    def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
         """Put back items; memory is filled with all the rest of it."""
         if content[0] == "constant":
             return
         form, body, shape, attrs = content
         if obj.shape != shape:
-            _reshape(obj, shape, writing)
+            _reshape(obj, shape, restoring)
         if form == "items":
             flat = obj.reshape(-1)
             for place, item in enumerate(body):
@@ -143,24 +99,24 @@ class ArrayKind(Kind):
             if flat.base is not obj and not (obj.base is not None and flat.base is obj.base):
                 obj[...] = flat.reshape(obj.shape)
         else:
-            self._memory(obj, body, writing)
+            self._memory(obj, body, restoring)
         if getattr(obj, "__dict__", None) or attrs:
             vars(obj).clear()
             vars(obj).update(attrs)
 
     @staticmethod
-    def _memory(obj: Any, body: Sequence[Any], writing: Writing) -> None:
-        live = over(writing.memory, body)
+    def _memory(obj: Any, body: Sequence[Any], restoring: Restoring) -> None:
+        live = over(restoring.memory, body)
         same = obj.__array_interface__["data"][0] == live.__array_interface__["data"][0]
         if not same or obj.strides != live.strides or obj.dtype != live.dtype:
             # Its memory was claimed through another view or moved: only the values come back.
-            writing.afterwards.append(lambda: _copy(obj, live))
+            restoring.afterwards.append(lambda: _copy(obj, live))
         if obj.flags.writeable != body[5]:
-            writing.afterwards.append(lambda: obj.setflags(write=body[5]))
+            restoring.afterwards.append(lambda: obj.setflags(write=body[5]))
 
 
 def constant(array: Any) -> bool:
-    """Say whether nobody can write to the memory of an array: a file mapped for reading."""
+    """Return True if nobody can write to the memory of an array: a file mapped for reading."""
     while True:
         if array.flags.writeable:
             return False
@@ -181,7 +137,7 @@ def _copy(array: Any, values: Any) -> None:
     array.setflags(write=writeable)
 
 
-def _reshape(array: Any, shape: tuple[int, ...], writing: Writing) -> None:
+def _reshape(array: Any, shape: tuple[int, ...], restoring: Restoring) -> None:
     try:
         if array.size == _count(shape):
             _turn(array, shape)
@@ -189,7 +145,7 @@ def _reshape(array: Any, shape: tuple[int, ...], writing: Writing) -> None:
             array.resize(shape, refcheck=False)
     except (ValueError, AttributeError) as exc:
         raise StateError(
-            f"The array at {writing.path(array)} had the shape {shape} and has {array.shape} now; "
+            f"The array at {restoring.path(array)} had the shape {shape} and has {array.shape} now; "
             f"it cannot be changed in place ({exc}). Replay from the start of the loop.",
             slug="state-shape",
         ) from exc

@@ -1,31 +1,20 @@
-"""Builtin containers: their items, kept in order, written back without breaking live iterators.
+"""Builtin containers: dict, list, set, deque and so on, with their iteration order.
 
-The order in which a set iterates, and how to make a set that iterates so again.
-
-Builtin containers: their items, kept in order, written back without breaking live iterators.
+They are restored without breaking live iterators. The order in which a set iterates depends on how
+it was filled; `set_recipe` finds insertions that give the same order again.
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
-
-from rearview.state.codecs.tensors import is_tensor
-
-if TYPE_CHECKING:
-    from rearview.state.capture import Capture
 import array
+import random
 import weakref
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from rearview.state.kinds import Kind, Layout, PathStep, WalkRules, steps
-
-if TYPE_CHECKING:
-    from rearview.state.capture import Capture
-    from rearview.state.restore import Writing
-
+from rearview.state.kinds import Capturing, Kind, PathStep, Restoring, WalkRules, steps
+from rearview.state.memory import is_tensor
 
 _STARTS = 60
 _REPAIRS = 40
@@ -34,7 +23,7 @@ _ATOMS = (str, int, float, bytes, bool, type(None))
 
 
 def is_steady(key: Any) -> bool:
-    """Say whether a key hashes the same whatever is restored."""
+    """Return True if a key hashes the same whatever is restored."""
     cls = type(key)
     by_identity = getattr(cls, "__hash__") is getattr(object, "__hash__")  # noqa: B009
     if cls in _ATOMS or by_identity or is_tensor(key):
@@ -88,11 +77,11 @@ def _repair(order: list[Any], *, early: Any, late: Any, chance: random.Random, l
         order.insert(chance.randrange(order.index(early) + 1), late)
 
 
-def set_recipe(obj: Any, items: list[Any], reading: Capture) -> Sequence[Any]:
+def set_recipe(obj: Any, items: list[Any], capturing: Capturing) -> Sequence[Any]:
     """Return how to make a set again, order included; report it when that is not known."""
-    if len(items) < 2 or not reading.anchors.look.boring(items) or list(set(items)) == items:
+    if len(items) < 2 or not capturing.anchors.rules.boring(items) or list(set(items)) == items:
         return items
-    known = reading.anchors.recipes
+    known = capturing.anchors.recipes
     key = tuple(items)
     if key not in known:
         if len(known) >= _LONG:
@@ -100,7 +89,7 @@ def set_recipe(obj: Any, items: list[Any], reading: Capture) -> Sequence[Any]:
         known[key] = recipe_for(items)
     recipe = known[key]
     if recipe is None:
-        reading.miss(obj, "the order of this set comes from deleted elements")
+        capturing.miss(obj, "the order of this set comes from deleted elements")
     return recipe or items
 
 
@@ -143,23 +132,23 @@ class DictKind(Kind):
     late = True
     base: type = dict
 
-    def children(self, obj: Any, look: WalkRules) -> Iterable[PathStep]:
+    def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
         """Yield values under their keys, then keys that are objects themselves."""
         values = self.base.values(obj)  # type: ignore[attr-defined]
-        if not look.boring(values):
+        if not rules.boring(values):
             yield from steps("[", self.base.items(obj))  # type: ignore[attr-defined]
         keys = list(self.base.keys(obj))  # type: ignore[attr-defined]
-        if not look.boring(keys):
+        if not rules.boring(keys):
             yield from steps("{", ((None, key) for key in keys))
 
-    def read(self, objs: Sequence[Any], reading: Capture) -> list[Any]:
+    def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
         """Return a shallow copy of each as a plain dict."""
         # most are empty: a torch module has a dozen of them
         length: Any = self.base.__len__  # type: ignore[attr-defined]
         items: Any = self.base.items  # type: ignore[attr-defined]
-        return [plain_copy(dict(items(o)), reading) if length(o) else {} for o in objs]
+        return [plain_copy(dict(items(o)), capturing) if length(o) else {} for o in objs]
 
-    def write(self, obj: Any, content: Any, writing: Writing) -> None:
+    def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
         """Put the items back in order."""
         fill_dict(obj, content, self.base)
 
@@ -173,13 +162,13 @@ class Address:
         self.target = target
 
 
-def plain_copy(copy: dict[Any, Any], reading: Capture) -> dict[Any, Any]:
+def plain_copy(copy: dict[Any, Any], capturing: Capturing) -> dict[Any, Any]:
     """Return the copy of a dict, its keys marked where they are `id`s."""
-    keys = with_addresses(copy, reading) if copy else None
+    keys = with_addresses(copy, capturing) if copy else None
     return copy if keys is None else dict(zip(keys, copy.values(), strict=True))
 
 
-def with_addresses(keys: Any, reading: Capture) -> list[Any] | None:
+def with_addresses(keys: Any, capturing: Capturing) -> list[Any] | None:
     """Return the keys with `id`s of anchors marked as such, or None when there are none.
 
     Keras keeps the `id`s of its variables in a set; so do many dicts of parameters.
@@ -187,7 +176,7 @@ def with_addresses(keys: Any, reading: Capture) -> list[Any] | None:
     first = next(iter(keys), None)
     if type(first) is not int or first < _LOWEST_ADDRESS:
         return None
-    index, alive = reading.anchors.index, reading.alive
+    index, alive = capturing.anchors.index, capturing.alive
     if index.keys().isdisjoint(keys):
         return None
     return [Address(alive[index[key]]) if key in index else key for key in keys]
@@ -196,9 +185,9 @@ def with_addresses(keys: Any, reading: Capture) -> list[Any] | None:
 class PlainDictKind(DictKind):
     """Exactly a dict, so that copying it is one call."""
 
-    def read(self, objs: Sequence[Any], reading: Capture) -> list[Any]:
+    def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
         """Return a shallow copy of each."""
-        return [plain_copy(o.copy(), reading) for o in objs]
+        return [plain_copy(o.copy(), capturing) for o in objs]
 
 
 class OrderedDictKind(DictKind):
@@ -213,16 +202,16 @@ class DefaultDictKind(DictKind):
     name = "defaultdict"
     base = defaultdict
 
-    def children(self, obj: Any, look: WalkRules) -> Iterable[PathStep]:
+    def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
         """Yield the items and the factory."""
-        yield from super().children(obj, look)
+        yield from super().children(obj, rules)
         yield PathStep(".", "default_factory", obj.default_factory)
 
-    def read(self, objs: Sequence[Any], reading: Capture) -> list[Any]:
+    def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
         """Return items and factory of each."""
-        return [(plain_copy(dict(o), reading), o.default_factory) for o in objs]
+        return [(plain_copy(dict(o), capturing), o.default_factory) for o in objs]
 
-    def write(self, obj: Any, content: Any, writing: Writing) -> None:
+    def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
         """Put back the items and the factory."""
         fill_dict(obj, content[0], dict)
         obj.default_factory = content[1]
@@ -233,15 +222,15 @@ class ListKind(Kind):
 
     name = "list"
 
-    def children(self, obj: Any, look: WalkRules) -> Iterable[PathStep]:
+    def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
         """Yield the items."""
-        return () if look.boring(obj) else steps("[", enumerate(list.copy(obj)))
+        return () if rules.boring(obj) else steps("[", enumerate(list.copy(obj)))
 
-    def read(self, objs: Sequence[Any], reading: Capture) -> list[Any]:
+    def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
         """Return a copy of each."""
         return [list.copy(o) for o in objs]
 
-    def write(self, obj: Any, content: Any, writing: Writing) -> None:
+    def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
         """Replace the items; iterators over the list go on by index."""
         list.__setitem__(obj, slice(None), content)
 
@@ -251,15 +240,15 @@ class DequeKind(Kind):
 
     name = "deque"
 
-    def children(self, obj: Any, look: WalkRules) -> Iterable[PathStep]:
+    def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
         """Yield the items."""
-        return () if look.boring(obj) else steps("[", enumerate(list(obj)))
+        return () if rules.boring(obj) else steps("[", enumerate(list(obj)))
 
-    def read(self, objs: Sequence[Any], reading: Capture) -> list[Any]:
+    def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
         """Return the items of each."""
         return [list(o) for o in objs]
 
-    def write(self, obj: Any, content: Any, writing: Writing) -> None:
+    def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
         """Replace the items."""
         if len(obj) == len(content) and all(a is b for a, b in zip(obj, content, strict=True)):
             return
@@ -274,27 +263,27 @@ class SetKind(Kind):
     late = True
     unordered = True
 
-    def children(self, obj: Any, look: WalkRules) -> Iterable[PathStep]:
+    def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
         """Yield the elements."""
-        return () if look.boring(obj) else steps("{", ((None, item) for item in list(obj)))
+        return () if rules.boring(obj) else steps("{", ((None, item) for item in list(obj)))
 
-    def read(self, objs: Sequence[Any], reading: Capture) -> list[Any]:
+    def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
         """Return how to make each of them again."""
         # most are empty: every torch module has one
-        return [self._read(obj, reading) if set.__len__(obj) else [] for obj in objs]
+        return [self._read(obj, capturing) if set.__len__(obj) else [] for obj in objs]
 
     @staticmethod
-    def _read(obj: Any, reading: Capture) -> Any:
+    def _read(obj: Any, capturing: Capturing) -> Any:
         items = list(set.__iter__(obj))
-        marked = with_addresses(items, reading)
+        marked = with_addresses(items, capturing)
         if marked is not None:
             return marked
-        if reading.anchors.set_orders.get(id(obj)) == items:
+        if capturing.anchors.set_orders.get(id(obj)) == items:
             # The set-up makes it again, in whatever order that is.
             return SAME, items
-        return set_recipe(obj, items, reading)
+        return set_recipe(obj, items, capturing)
 
-    def write(self, obj: Any, content: Any, writing: Writing) -> None:
+    def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
         """Replace the elements."""
         if isinstance(content, tuple) and content and content[0] == SAME:
             if set(content[1]) == obj and all(map(is_steady, content[1])):
@@ -311,11 +300,11 @@ class BytesKind(Kind):
 
     name = "bytes"
 
-    def read(self, objs: Sequence[Any], reading: Capture) -> list[Any]:
+    def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
         """Return the bytes of each."""
         return [bytes(o) for o in objs]
 
-    def write(self, obj: Any, content: Any, writing: Writing) -> None:
+    def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
         """Replace the bytes."""
         obj[:] = content
 
@@ -325,11 +314,11 @@ class TypedArrayKind(Kind):
 
     name = "typed array"
 
-    def read(self, objs: Sequence[Any], reading: Capture) -> list[Any]:
+    def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
         """Return type code and bytes of each."""
         return [(o.typecode, o.tobytes()) for o in objs]
 
-    def write(self, obj: Any, content: Any, writing: Writing) -> None:
+    def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
         """Replace the numbers."""
         obj[:] = array.array(content[0], content[1])
 
@@ -341,17 +330,17 @@ class WeakDictKind(Kind):
     late = True
     unordered = True
 
-    def children(self, obj: Any, look: WalkRules) -> Iterable[PathStep]:
+    def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
         """Yield values, then keys."""
         pairs = list(obj.items())
         yield from steps("[", pairs)
         yield from steps("{", ((None, key) for key, _ in pairs))
 
-    def read(self, objs: Sequence[Any], reading: Capture) -> list[Any]:
+    def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
         """Return the live pairs of each."""
         return [list(o.items()) for o in objs]
 
-    def write(self, obj: Any, content: Any, writing: Writing) -> None:
+    def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
         """Put back the pairs; what nobody else holds is gone again, as it would have been."""
         obj.clear()
         for key, value in content:
@@ -365,46 +354,18 @@ class WeakSetKind(Kind):
     late = True
     unordered = True
 
-    def children(self, obj: Any, look: WalkRules) -> Iterable[PathStep]:
+    def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
         """Yield the elements."""
         return steps("{", ((None, item) for item in list(obj)))
 
-    def read(self, objs: Sequence[Any], reading: Capture) -> list[Any]:
+    def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
         """Return the live elements of each."""
         return [list(o) for o in objs]
 
-    def write(self, obj: Any, content: Any, writing: Writing) -> None:
+    def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
         """Put back the elements."""
         obj.clear()
         obj.update(content)
-
-
-class AttributedKind(Kind):
-    """A subclass of a container, which has attributes of its own besides its items."""
-
-    def __init__(self, inner: Kind, layout: Layout) -> None:
-        from rearview.state.codecs.python_objects import ObjectKind
-
-        self.inner = inner
-        self.attrs = ObjectKind(layout)
-        self.name = f"{inner.name} with attributes"
-        self.late = inner.late
-        self.unordered = inner.unordered
-
-    def children(self, obj: Any, look: WalkRules) -> Iterable[PathStep]:
-        """Yield attributes, then items."""
-        yield from self.attrs.children(obj, look)
-        yield from self.inner.children(obj, look)
-
-    def read(self, objs: Sequence[Any], reading: Capture) -> list[Any]:
-        """Return items and attributes of each."""
-        inner = self.inner.read(objs, reading)
-        return list(zip(inner or (), self.attrs.read(objs, reading), strict=True))
-
-    def write(self, obj: Any, content: Any, writing: Writing) -> None:
-        """Put back both."""
-        self.attrs.write(obj, content[1], writing)
-        self.inner.write(obj, content[0], writing)
 
 
 class ProxyKind(Kind):
@@ -412,7 +373,7 @@ class ProxyKind(Kind):
 
     name = "proxy"
 
-    def children(self, obj: Any, look: WalkRules) -> Iterable[PathStep]:
+    def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
         """Yield the values; the mapping itself is not to be had."""
         return steps("[", dict(obj).items())
 

@@ -1,4 +1,4 @@
-"""Values that stand in no attribute: of context variables, of this thread, in shared memory."""
+"""Values that are not attributes: of context variables, of thread-locals, in shared memory."""
 
 from __future__ import annotations
 
@@ -7,15 +7,11 @@ import sys
 from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
 from threading import local
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rearview.errors import StateError
 from rearview.state.codecs.containers import fill_dict
-from rearview.state.kinds import Kind, PathStep, WalkRules, steps
-
-if TYPE_CHECKING:
-    from rearview.state.capture import Capture
-    from rearview.state.restore import Writing
+from rearview.state.kinds import Capturing, Kind, PathStep, Restoring, WalkRules, steps
 
 _POINTERS = frozenset("zZPO")
 _UNSET = object()
@@ -34,15 +30,15 @@ class VariableKind(Kind):
         value = variable.get(_UNSET)
         return () if value is _UNSET else (value,)
 
-    def children(self, obj: Any, look: WalkRules) -> Iterable[PathStep]:
+    def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
         """Yield the value, if one was set."""
         return [PathStep("<", "", value) for value in self.values(obj)]
 
-    def read(self, objs: Sequence[Any], reading: Capture) -> list[Any]:
+    def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
         """Return the value of each, if one was set."""
         return [self.values(obj) for obj in objs]
 
-    def write(self, obj: Any, content: Any, writing: Writing) -> None:
+    def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
         """Set it; a value cannot be taken away again."""
         if content:
             obj.set(content[0])
@@ -59,15 +55,15 @@ class LocalKind(Kind):
 
     name = "local"
 
-    def children(self, obj: Any, look: WalkRules) -> Iterable[PathStep]:
+    def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
         """Yield the attributes."""
         return steps(".", list(vars(obj).items()))
 
-    def read(self, objs: Sequence[Any], reading: Capture) -> list[Any]:
+    def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
         """Return the attributes of each."""
         return [vars(obj).copy() for obj in objs]
 
-    def write(self, obj: Any, content: Any, writing: Writing) -> None:
+    def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
         """Set the attributes."""
         fill_dict(vars(obj), content)
 
@@ -77,11 +73,11 @@ class NumberKind(Kind):
 
     name = "number"
 
-    def read(self, objs: Sequence[Any], reading: Capture) -> list[Any]:
+    def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
         """Return the bytes of each."""
         return [bytes(obj) for obj in objs]
 
-    def write(self, obj: Any, content: Any, writing: Writing) -> None:
+    def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
         """Put the bytes where they were; other processes see them too."""
         ctypes.memmove(ctypes.addressof(obj), content, ctypes.sizeof(obj))
 
@@ -91,7 +87,7 @@ class SharedKind(Kind):
 
     name = "shared"
 
-    def children(self, obj: Any, look: WalkRules) -> Iterable[PathStep]:
+    def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
         """Yield the number."""
         return [PathStep(".", "value", obj._obj)]
 
@@ -101,11 +97,11 @@ class ChildKind(Kind):
 
     name = "child"
 
-    def read(self, objs: Sequence[Any], reading: Capture) -> list[Any] | None:
+    def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any] | None:
         """Report those that are running."""
         for obj in objs:
             if runs(obj):
-                reading.miss(obj, f"the process {obj.name} is running")
+                capturing.miss(obj, f"the process {obj.name} is running")
         return None
 
 
@@ -114,7 +110,7 @@ class QueueKind(Kind):
 
     name = "queue"
 
-    def read(self, objs: Sequence[Any], reading: Capture) -> list[Any] | None:
+    def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any] | None:
         """Report those that are not empty."""
         for obj in objs:
             try:
@@ -122,7 +118,7 @@ class QueueKind(Kind):
             except (OSError, ValueError):
                 empty = True  # closed
             if not empty:
-                reading.miss(obj, "there is something in this queue between processes")
+                capturing.miss(obj, "there is something in this queue between processes")
         return None
 
 
@@ -151,7 +147,7 @@ def hidden_kind(obj: Any) -> Kind | None:
 
 
 def is_number(cls: Any) -> bool:
-    """Say whether a type of ctypes holds numbers only, no addresses.
+    """Return True if a type of ctypes holds numbers only, no addresses.
 
     >>> is_number(ctypes.c_int), is_number(ctypes.c_double * 3), is_number(ctypes.c_void_p)
     (True, True, False)
@@ -168,13 +164,13 @@ def is_number(cls: Any) -> bool:
 
 
 def is_child(obj: Any) -> bool:
-    """Say whether it is a process of `multiprocessing`."""
+    """Return True if it is a process of `multiprocessing`."""
     module = sys.modules.get(_CHILDREN)
     return module is not None and isinstance(obj, module.BaseProcess)
 
 
 def runs(child: Any) -> bool:
-    """Say whether a process is alive; one of somebody else is not ours to wait for."""
+    """Return True if a process is alive; one of somebody else is not ours to wait for."""
     try:
         return bool(child.is_alive())
     except (AssertionError, ValueError):

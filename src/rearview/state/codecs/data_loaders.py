@@ -1,8 +1,8 @@
-"""Iterators of data loaders: their samplers draw again what they had drawn.
+"""Iterators of data loaders: on restore, their samplers draw again what they had drawn.
 
-With workers, part of an iterator lies in other processes, where each item may have drawn from a
-generator of the worker's own. Such an iterator begins anew in the random state in which it began,
-and the items that had been taken from it are made again and dropped: slow, and right.
+With workers, a part of the iterator is in other processes, where each item may draw from a random
+generator of the worker. Such an iterator is started again in the random state in which it started,
+and the items that had been taken are produced again and dropped: slow, but exact.
 """
 
 from __future__ import annotations
@@ -10,15 +10,11 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rearview.errors import StateError
 from rearview.state.codecs.rng import read_global, write_global
-from rearview.state.kinds import Kind, PathStep, WalkRules, steps
-
-if TYPE_CHECKING:
-    from rearview.state.capture import Capture
-    from rearview.state.restore import Writing
+from rearview.state.kinds import Capturing, Kind, PathStep, Restoring, WalkRules, steps
 
 FIRST = "_rearview_first"
 """Attribute of a loader's iterator: random state before its sampler drew first, and the draws."""
@@ -28,7 +24,7 @@ WORKERS = "workers"
 
 
 def is_loader_iterator(obj: object) -> bool:
-    """Say whether it is the iterator of a torch DataLoader."""
+    """Return True if it is the iterator of a torch DataLoader."""
     module = sys.modules.get("torch.utils.data.dataloader")
     return module is not None and issubclass(type(obj), module._BaseDataLoaderIter)
 
@@ -38,20 +34,20 @@ class LoaderKind(Kind):
 
     name = "loader"
 
-    def children(self, obj: Any, look: WalkRules) -> Iterable[PathStep]:
+    def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
         """Yield its attributes but the sampler's iterator."""
         return steps(".", attributes(obj).items())
 
-    def read(self, objs: Sequence[Any], reading: Capture) -> list[Any]:
+    def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
         """Return the attributes of each, and what its sampler had drawn."""
-        return [loader_state(o, reading) for o in objs]
+        return [loader_state(o, capturing) for o in objs]
 
-    def write(self, obj: Any, content: Any, writing: Writing) -> None:
+    def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
         """Set the attributes; the sampler draws once its own state is restored."""
         if content is not None:
             if not _with_workers(content[1]):
                 vars(obj).update(content[0])
-            writing.loaders.append((obj, content[1]))
+            restoring.loaders.append((obj, content[1]))
 
 
 LOADER = LoaderKind()
@@ -64,21 +60,21 @@ def attributes(obj: Any) -> dict[str, Any]:
     return {k: v for k, v in vars(obj).items() if k not in {"_sampler_iter", FIRST}}
 
 
-def loader_state(obj: Any, reading: Capture) -> tuple[dict[str, Any], Any] | None:
+def loader_state(obj: Any, capturing: Capturing) -> tuple[dict[str, Any], Any] | None:
     """Return attributes and (random state before the first draw, draws)."""
     if getattr(obj, "_num_workers", 0):
         begun = vars(obj).get(BEGUN)
         if begun is None:
-            reading.miss(obj, "nobody saw when this iterator of a loader with workers began")
+            capturing.miss(obj, "nobody saw when this iterator of a loader with workers began")
             return None
         if getattr(obj, "_persistent_workers", False):
-            reading.miss(obj, "the workers of this loader live on from epoch to epoch")
+            capturing.miss(obj, "the workers of this loader live on from epoch to epoch")
             return None
         taken = (obj._num_yielded, obj._base_seed)
         return {}, (WORKERS, *taken, *begun)
     first = vars(obj).get(FIRST)
     if first is None and getattr(obj, "_num_yielded", 0) != 0:
-        reading.miss(obj, "nobody saw when this iterator of a loader began to draw")
+        capturing.miss(obj, "nobody saw when this iterator of a loader began to draw")
         return None
     return attributes(obj), first
 

@@ -1,36 +1,34 @@
-"""Generators of the project: kept in the middle, set going again.
+"""Generators of the project: captured while suspended, restored at the same yield.
 
-A suspended generator is its local variables, the yield it stands at, and the iterators of the loops
-around that yield. The instrumenter puts those iterators into local variables (as `Walk`), so all of
-it can be read. To restore one, it is driven to the same yield, whatever it computes on the way, and
-then given the recorded locals; everything it touched is restored afterwards with the rest.
+A suspended generator consists of its local variables, the yield it is suspended at, and the iterators
+of the loops around that yield. The instrumenter puts those iterators into local variables (as `Walk`),
+so that all of it can be captured. To restore one, it is run to the same yield, whatever it computes on
+the way, and then given the recorded locals; everything it touched is restored afterwards.
 """
 
 from __future__ import annotations
 
+import ctypes
 import dis
 import gc
 import inspect
+import sys
 import types
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import compress, repeat
 from operator import attrgetter, length_hint
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rearview.errors import StateError
-from rearview.runtime.frames import LOOPS, assign
 from rearview.state.codecs.data_loaders import is_loader_iterator
-from rearview.state.kinds import Kind, PathStep, WalkRules, steps
-
-if TYPE_CHECKING:
-    from rearview.state.capture import Capture
-    from rearview.state.restore import Writing
+from rearview.state.kinds import Capturing, Kind, PathStep, Restoring, WalkRules, steps
 
 FURTHEST = 100_000
 """Items drawn from a generator before it is said not to come to the recorded place."""
 
 
+_ABSENT = object()
 _ENDLESS = 1 << 62
 """More items than any loop draws."""
 
@@ -85,15 +83,15 @@ class WalkKind(Kind):
 
     name = "walk"
 
-    def children(self, obj: Any, look: WalkRules) -> Iterable[PathStep]:
+    def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
         """Yield the iterator."""
         return [PathStep("<", "iterator", obj.source)]
 
-    def read(self, objs: Sequence[Any], reading: Capture) -> list[Any]:
+    def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
         """Return iterator and count of each."""
         return [(o.source, o.count) for o in objs]
 
-    def write(self, obj: Any, content: Any, writing: Writing) -> None:
+    def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
         """Exchange the iterator."""
         obj.go_on(*content)
 
@@ -103,22 +101,22 @@ class GeneratorKind(Kind):
 
     name = "generator"
 
-    def children(self, obj: Any, look: WalkRules) -> Iterable[PathStep]:
+    def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
         """Yield the local variables of the user's own."""
         frame = getattr(obj, "gi_frame", None)
-        if frame is not None and look.project(frame.f_globals.get("__name__", "")):
-            recorded = look.recorded
+        if frame is not None and rules.project(frame.f_globals.get("__name__", "")):
+            recorded = rules.recorded
             found = sorted(frame.f_locals.items())
             yield from steps("<", (one for one in found if recorded is None or one[0] in recorded))
 
-    def read(self, objs: Sequence[Any], reading: Capture) -> list[Any]:
+    def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
         """Return what each is at; those that cannot be kept are reported."""
-        return [generator_state(o, reading) for o in objs]
+        return [generator_state(o, capturing) for o in objs]
 
-    def write(self, obj: Any, content: Any, writing: Writing) -> None:
+    def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
         """Leave it to the end: it has to be driven, and that must leave no trace."""
         if content is not None:
-            writing.generators.append((obj, content[:2], content[2] if content[2:] else {}))
+            restoring.generators.append((obj, content[:2], content[2] if content[2:] else {}))
 
     def label(self, obj: Any) -> str:
         """Return the function it is of, with its local variables: a probe may bind others."""
@@ -131,10 +129,10 @@ GENERATOR = GeneratorKind()
 WALK = WalkKind()
 
 
-def generator_state(obj: Any, reading: Capture) -> tuple[Any, ...] | None:
+def generator_state(obj: Any, capturing: Capturing) -> tuple[Any, ...] | None:
     """Return ("over",), ("new", 0), ("running",) or ("suspended", yield number, locals)."""
     if not isinstance(obj, types.GeneratorType):
-        reading.miss(obj, f"a {type(obj).__name__} cannot be saved")
+        capturing.miss(obj, f"a {type(obj).__name__} cannot be saved")
         return None
     state = inspect.getgeneratorstate(obj)
     if state == inspect.GEN_CLOSED:
@@ -142,11 +140,14 @@ def generator_state(obj: Any, reading: Capture) -> tuple[Any, ...] | None:
     frame: Any = obj.gi_frame
     if state == inspect.GEN_CREATED:
         return "new", 0
-    if state == inspect.GEN_RUNNING and frame.f_globals.get("__name__") in LOOPS:
+    if (
+        state == inspect.GEN_RUNNING
+        and frame.f_globals.get("__name__") in capturing.anchors.rules.loop_modules
+    ):
         return ("running",)  # a watched loop: its frame is among those whose locals are kept
-    reason = unkept(obj, state, reading.anchors.look.project)
+    reason = unkept(obj, state, capturing.anchors.rules.project)
     if reason:
-        reading.miss(obj, f"the generator {obj.__qualname__} {reason}")
+        capturing.miss(obj, f"the generator {obj.__qualname__} {reason}")
         return None
     return "suspended", yield_number(obj), dict(sorted(frame.f_locals.items()))
 
@@ -202,29 +203,31 @@ def function_of(obj: types.GeneratorType[Any, Any, Any]) -> types.FunctionType |
     return None
 
 
-def recipe(obj: Any, reading: Capture) -> tuple[Any, ...] | None:
+def recipe(obj: Any, capturing: Capturing) -> tuple[Any, ...] | None:
     """Return (function, arguments, how many go by position, state) of a generator, or None."""
-    state = generator_state(obj, reading)
+    state = generator_state(obj, capturing)
     if state is None:
         return None
     if state[0] == "over":
         return None, (), 0, state
     if state[0] == "running":
-        reading.miss(obj, f"the generator {obj.__qualname__} was begun in the loop and is running")
+        capturing.miss(
+            obj, f"the generator {obj.__qualname__} was begun in the loop and is running"
+        )
         return None
     function = function_of(obj)
     if function is None:
-        reading.miss(obj, f"the function of the generator {obj.__qualname__} is not to be had")
+        capturing.miss(obj, f"the function of the generator {obj.__qualname__} is not to be had")
         return None
-    if function.__closure__ and id(function) not in reading.anchors.index:
-        reading.miss(obj, f"the generator {obj.__qualname__} is of a function made in the loop")
+    if function.__closure__ and id(function) not in capturing.anchors.index:
+        capturing.miss(obj, f"the generator {obj.__qualname__} is of a function made in the loop")
         return None
     code = obj.gi_code
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     here = obj.gi_frame.f_locals
     flags = bool(code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS))
     if flags or any(name not in here for name in names):
-        reading.miss(obj, f"the arguments of the generator {obj.__qualname__} are not to be had")
+        capturing.miss(obj, f"the arguments of the generator {obj.__qualname__} are not to be had")
         return None
     return function, tuple((name, here[name]) for name in names), code.co_argcount, state
 
@@ -272,6 +275,19 @@ def _lost(name: str, why: str) -> StateError:
     )
 
 
+def assign_locals(frame: types.FrameType, values: Mapping[str, Any]) -> None:
+    """Assign local variables of a running function or a suspended generator."""
+    space = frame.f_locals
+    changed = {k: v for k, v in values.items() if space.get(k, _ABSENT) is not v}
+    if not changed:
+        return
+    for name, value in changed.items():
+        space[name] = value
+    if sys.version_info < (3, 13):
+        # Before PEP 667 `f_locals` is a copy; this writes it back, as debuggers do.
+        ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
+
+
 def give_locals(obj: Any, values: dict[str, Any]) -> None:
     """Give a suspended generator its local variables; loops go on with the recorded iterators."""
     frame: Any = obj.gi_frame
@@ -284,7 +300,7 @@ def give_locals(obj: Any, values: dict[str, Any]) -> None:
             old.go_on(value.source, value.count)
         else:
             changed[name] = value
-    assign(frame, changed)
+    assign_locals(frame, changed)
 
 
 def feeding(source: Any, project: Any) -> list[Any]:

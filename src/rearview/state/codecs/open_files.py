@@ -1,4 +1,4 @@
-"""Files and buffers: what is set back to its position, and what cannot be kept."""
+"""Open files, restored to their position, and objects that cannot be captured, such as sockets."""
 
 from __future__ import annotations
 
@@ -8,16 +8,13 @@ import os
 import stat
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rearview.errors import StateError
-from rearview.state.kinds import Kind, PathStep, WalkRules
+from rearview.state.kinds import Capturing, Kind, PathStep, Restoring, WalkRules
 
-if TYPE_CHECKING:
-    from rearview.state.capture import Capture
-    from rearview.state.restore import Writing
-
-
+UNKNOWN_POSITION = (None, None, None, None, None)
+"""State of an open file whose position cannot be told, or need not be: a standard stream."""
 _PLAIN = (io.BufferedWriter, io.BufferedRandom, io.BufferedReader, io.FileIO, io.BytesIO)
 
 
@@ -26,11 +23,11 @@ class BufferKind(Kind):
 
     name = "buffer"
 
-    def read(self, objs: Sequence[Any], reading: Capture) -> list[Any]:
+    def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
         """Return content and position of each, or None once closed."""
         return [None if o.closed else (o.getvalue(), o.tell()) for o in objs]
 
-    def write(self, obj: Any, content: Any, writing: Writing) -> None:
+    def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
         """Replace the content and seek."""
         if content is None:
             obj.close()
@@ -46,11 +43,11 @@ class FileKind(Kind):
 
     name = "file"
 
-    def read(self, objs: Sequence[Any], reading: Capture) -> list[Any]:
+    def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
         """Return the position of each, or None once closed."""
-        return [file_state(o, reading) for o in objs]
+        return [file_state(o, capturing) for o in objs]
 
-    def write(self, obj: Any, content: Any, writing: Writing) -> None:
+    def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
         """Seek to the position; cut off or make up what stands behind it in a file being written."""
         if content is None:
             obj.close()
@@ -63,7 +60,7 @@ class RowsKind(Kind):
 
     name = "rows"
 
-    def children(self, obj: Any, look: WalkRules) -> Iterable[PathStep]:
+    def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
         """Yield the file."""
         for held in gc.get_referents(obj):
             file = getattr(held, "__self__", None)
@@ -74,26 +71,26 @@ class RowsKind(Kind):
 ROWS = RowsKind()
 
 
-def file_state(file: Any, reading: Capture) -> tuple[Any, ...] | None:
+def file_state(file: Any, capturing: Capturing) -> tuple[Any, ...] | None:
     """Return (position, path, mode, encoding, newline), or None for a closed file."""
     if file.closed:
         return None
     if is_standard(file):
-        return None, None, None, None, None
+        return UNKNOWN_POSITION
     try:
         if not _is_regular(file):
             if not file.writable():
-                reading.miss(file, "this is a pipe or device, which cannot be set back")
-            return None, None, None, None, None
+                capturing.miss(file, "this is a pipe or device, which cannot be set back")
+            return UNKNOWN_POSITION
         if file.writable() and transforms(file):
-            reading.miss(file, "this file is being compressed while it is written")
-            return None, None, None, None, None
+            capturing.miss(file, "this file is being compressed while it is written")
+            return UNKNOWN_POSITION
         if file.writable():
             file.flush()  # what lies on disk is kept up to the position
         position = file.tell()
     except (OSError, ValueError) as exc:
-        reading.miss(file, f"the position in this file is not known ({exc})")
-        return None, None, None, None, None
+        capturing.miss(file, f"the position in this file is not known ({exc})")
+        return UNKNOWN_POSITION
     path = getattr(file, "name", None)
     text = (getattr(file, "encoding", None), getattr(file, "errors", None))
     return position, path, getattr(file, "mode", None), *text
@@ -118,7 +115,7 @@ def _is_regular(file: Any) -> bool:
 
 
 def is_standard(file: object) -> bool:
-    """Say whether it is one of the streams every process has."""
+    """Return True if it is one of the streams every process has."""
     return any(
         file is stream or file is getattr(stream, "buffer", None)
         for stream in (
@@ -175,10 +172,10 @@ class UnkeptKind(Kind):
 
     name = "unkept"
 
-    def read(self, objs: Sequence[Any], reading: Capture) -> list[Any] | None:
+    def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any] | None:
         """Report each."""
         for obj in objs:
-            reading.miss(obj, unkept_reason(obj))
+            capturing.miss(obj, unkept_reason(obj))
         return None
 
 
@@ -187,12 +184,12 @@ class ArchiveKind(Kind):
 
     name = "archive"
 
-    def read(self, objs: Sequence[Any], reading: Capture) -> list[Any] | None:
+    def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any] | None:
         """Report those that are being written."""
         for obj in objs:
             # once closed it is false, and has no file any more
             if obj and getattr(obj.file, "mode", "") != "r":
-                reading.miss(obj, "this HDF5 file is being written")
+                capturing.miss(obj, "this HDF5 file is being written")
         return None
 
 
@@ -201,13 +198,13 @@ class ThreadKind(Kind):
 
     name = "thread"
 
-    def read(self, objs: Sequence[Any], reading: Capture) -> list[Any] | None:
+    def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any] | None:
         """Report those that are alive and run code of the project."""
         for obj in objs:
             target = getattr(obj, "_target", None) or type(obj).run
             module = getattr(target, "__module__", None) or type(obj).__module__
-            if obj.is_alive() and reading.anchors.look.project(module):
-                reading.miss(obj, f"the thread {obj.name} is running")
+            if obj.is_alive() and capturing.anchors.rules.project(module):
+                capturing.miss(obj, f"the thread {obj.name} is running")
         return None
 
 

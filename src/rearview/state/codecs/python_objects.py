@@ -7,16 +7,20 @@ import enum
 import types
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rearview.state.codecs.containers import fill_dict
 from rearview.state.codecs.functions import Standin
-from rearview.state.kinds import Kind, Layout, PathStep, WalkRules, steps, type_name
-
-if TYPE_CHECKING:
-    from rearview.state.capture import Capture
-    from rearview.state.restore import Writing
-
+from rearview.state.kinds import (
+    Capturing,
+    Kind,
+    Layout,
+    PathStep,
+    Restoring,
+    WalkRules,
+    steps,
+    type_name,
+)
 
 _OURS = str(Path(__file__).resolve().parents[2])
 COMPILER = (
@@ -27,16 +31,42 @@ COMPILER = (
 
 
 def is_compiled(function: types.FunctionType) -> bool:
-    """Say whether a function is what `torch.compile` returned for one of the program."""
+    """Return True if a function is what `torch.compile` returned for one of the program."""
     return str(function.__globals__.get("__name__") or "").startswith(COMPILER)
 
 
 def is_ours(function: types.FunctionType) -> bool:
-    """Say whether a function is what we put in the place of one, such as `time.time`.
+    """Return True if a function is what we put in the place of one, such as `time.time`.
 
     What it holds is not the program's: the real clock would come back as the one that asks it.
     """
     return function.__code__.co_filename.startswith(_OURS)
+
+
+class AttributedKind(Kind):
+    """A subclass of a container, which has attributes of its own besides its items."""
+
+    def __init__(self, inner: Kind, layout: Layout) -> None:
+        self.inner = inner
+        self.attrs = ObjectKind(layout)
+        self.name = f"{inner.name} with attributes"
+        self.late = inner.late
+        self.unordered = inner.unordered
+
+    def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
+        """Yield attributes, then items."""
+        yield from self.attrs.children(obj, rules)
+        yield from self.inner.children(obj, rules)
+
+    def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
+        """Return items and attributes of each."""
+        inner = self.inner.read(objs, capturing)
+        return list(zip(inner or (), self.attrs.read(objs, capturing), strict=True))
+
+    def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
+        """Put back both."""
+        self.attrs.write(obj, content[1], restoring)
+        self.inner.write(obj, content[0], restoring)
 
 
 class ObjectKind(Kind):
@@ -79,18 +109,18 @@ class ObjectKind(Kind):
                 continue
         return found
 
-    def children(self, obj: Any, look: WalkRules) -> Iterable[PathStep]:
+    def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
         """Yield attributes, then slots, then the class if it holds state or has no lasting name."""
         if self.has_dict:
             attrs = self.attributes(obj) if self.leave else obj.__dict__
-            if not look.boring(attrs.values()):
+            if not rules.boring(attrs.values()):
                 yield from steps(".", attrs.copy().items())
         if self.slots:
             yield from steps(".", self.slot_values(obj).items())
-        if look.is_local(type(obj)):
+        if rules.is_local(type(obj)):
             yield PathStep("<", "class", type(obj))
 
-    def read(self, objs: Sequence[Any], reading: Capture) -> list[Any]:
+    def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
         """Return the attributes of each: a dict, or (dict, slots) where there are slots."""
         if not self.slots:
             return [self.attributes(o) for o in objs] if self.has_dict else [{} for _ in objs]
@@ -98,7 +128,7 @@ class ObjectKind(Kind):
             return [({}, self.slot_values(o)) for o in objs]
         return [(self.attributes(o), self.slot_values(o)) for o in objs]
 
-    def write(self, obj: Any, content: Any, writing: Writing) -> None:
+    def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
         """Set attributes and slots directly, past any `__setattr__` of the class."""
         attrs, slots = content if self.slots else (content, {})
         if self.has_dict:
@@ -119,7 +149,7 @@ class CompiledKind(Kind):
 
     name = "compiled"
 
-    def children(self, obj: Any, look: WalkRules) -> Iterable[PathStep]:
+    def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
         """Yield the module that was compiled."""
         return [PathStep(".", "_orig_mod", vars(obj)["_modules"]["_orig_mod"])]
 
@@ -132,7 +162,7 @@ class CellKind(Kind):
 
     name = "cell"
 
-    def children(self, obj: Any, look: WalkRules) -> Iterable[PathStep]:
+    def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
         """Yield the value, if there is one yet."""
         return [PathStep("<", "", value) for value in self.values(obj)]
 
@@ -144,11 +174,11 @@ class CellKind(Kind):
         except ValueError:
             return ()
 
-    def read(self, objs: Sequence[Any], reading: Capture) -> list[Any]:
+    def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
         """Return the value of each, if bound."""
         return [self.values(o) for o in objs]
 
-    def write(self, obj: Any, content: Any, writing: Writing) -> None:
+    def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
         """Bind or unbind the variable."""
         if content:
             obj.cell_contents = content[0]
@@ -165,7 +195,7 @@ class FunctionKind(Kind):
 
     name = "function"
 
-    def children(self, obj: Any, look: WalkRules) -> Iterable[PathStep]:
+    def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
         """Yield the closure's cells by name, then defaults and attributes of the user's own."""
         if is_compiled(obj):
             inner = getattr(obj, "_torchdynamo_orig_callable", None)
@@ -175,18 +205,18 @@ class FunctionKind(Kind):
         if is_ours(obj):
             return
         names = obj.__code__.co_freevars
-        wanted = set(names if look.recorded is None else look.recorded)
+        wanted = set(names if rules.recorded is None else rules.recorded)
         for name, cell in zip(names, obj.__closure__ or (), strict=True):
             if name in wanted:
                 yield PathStep("<", name, cell)
-        if look.project(obj.__module__ or ""):
+        if rules.project(obj.__module__ or ""):
             yield from steps("<", (("defaults", d) for d in obj.__defaults__ or ()))
             yield from steps("<", (obj.__kwdefaults__ or {}).items())
             yield from steps(".", list(vars(obj).items()))
 
-    def read(self, objs: Sequence[Any], reading: Capture) -> list[Any]:
+    def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
         """Return closure, defaults and attributes of each that has any."""
-        project = reading.anchors.look.project
+        project = capturing.anchors.rules.project
         return [
             ({}, None)
             if is_compiled(o) or is_ours(o)
@@ -199,7 +229,7 @@ class FunctionKind(Kind):
             for o in objs
         ]
 
-    def write(self, obj: Any, content: Any, writing: Writing) -> None:
+    def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
         """Put back defaults and attributes; the cells are anchors of their own."""
         own = content[1]
         if own is None:
@@ -266,26 +296,26 @@ class ClassKind(Kind):
                 found[name] = [value]
         return found
 
-    def children(self, obj: Any, look: WalkRules) -> Iterable[PathStep]:
+    def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
         """Yield the data attributes, the functions, and the classes that it is made from."""
         yield from steps(".", self.data(obj).items())
-        yield from self.made(obj, look)
+        yield from self.made(obj, rules)
 
-    def made(self, obj: type, look: WalkRules) -> Iterable[PathStep]:
+    def made(self, obj: type, rules: WalkRules) -> Iterable[PathStep]:
         """Yield what it is made from: its functions, and other classes."""
-        recorded = look.recorded
+        recorded = rules.recorded
         for name, functions in self.functions(obj).items():
             if recorded is None or name in recorded:
                 yield from (PathStep(".", name, function) for function in functions)
         if recorded is None or recorded:
-            classes = (base for base in (*obj.__bases__, type(obj)) if look.is_local(base))
+            classes = (base for base in (*obj.__bases__, type(obj)) if rules.is_local(base))
             yield from (PathStep("<", "class", base) for base in classes)
 
-    def read(self, objs: Sequence[Any], reading: Capture) -> list[Any]:
+    def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
         """Return the data attributes of each."""
         return [self.data(o) for o in objs]
 
-    def write(self, obj: Any, content: Any, writing: Writing) -> None:
+    def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
         """Set those that differ, remove those that did not exist."""
         live = self.data(obj)
         for name in live.keys() - content.keys():
@@ -316,13 +346,13 @@ class EnumKind(ClassKind):
                 found[name] = held
         return found
 
-    def children(self, obj: Any, look: WalkRules) -> Iterable[PathStep]:
+    def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
         """Yield what the members hold, then what any class leads to."""
         for name, held in self.data(obj).items():
             yield from steps(".", ((f"{name}.{key}", value) for key, value in held.items()))
-        yield from self.made(obj, look)
+        yield from self.made(obj, rules)
 
-    def write(self, obj: Any, content: Any, writing: Writing) -> None:
+    def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
         """Put back the attributes of the members."""
         for name, member in obj.__members__.items():
             own = {k: v for k, v in vars(member).items() if _is_of_enum(k)}
@@ -330,7 +360,7 @@ class EnumKind(ClassKind):
 
 
 def has_functions(cls: type[enum.Enum]) -> bool:
-    """Say whether somebody wrote a function into the body of an enumeration.
+    """Return True if somebody wrote a function into the body of an enumeration.
 
     >>> has_functions(enum.Enum("Plain", "A B"))
     False
@@ -340,5 +370,5 @@ def has_functions(cls: type[enum.Enum]) -> bool:
 
 
 def _is_of_enum(name: str) -> bool:
-    """Say whether an attribute is one that every member has."""
+    """Return True if an attribute is one that every member has."""
     return name.startswith("_") and name.endswith("_")

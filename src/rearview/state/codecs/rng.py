@@ -1,17 +1,13 @@
-"""Random generators: those the program holds, and the global ones with torch's global modes."""
+"""Random state: of generators that the program holds, and global, with torch's global modes."""
 
 from __future__ import annotations
 
 import random
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rearview.state.kinds import Kind, PathStep, WalkRules
-
-if TYPE_CHECKING:
-    from rearview.state.capture import Capture
-    from rearview.state.restore import Writing
+from rearview.state.kinds import Capturing, Kind, PathStep, Restoring, WalkRules
 
 
 class PythonRandomKind(Kind):
@@ -19,11 +15,11 @@ class PythonRandomKind(Kind):
 
     name = "random"
 
-    def read(self, objs: Sequence[Any], reading: Capture) -> list[Any]:
+    def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
         """Return the state of each."""
         return [o.getstate() for o in objs]
 
-    def write(self, obj: Any, content: Any, writing: Writing) -> None:
+    def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
         """Set the state."""
         obj.setstate(content)
 
@@ -33,11 +29,11 @@ class BitGeneratorKind(Kind):
 
     name = "bit generator"
 
-    def read(self, objs: Sequence[Any], reading: Capture) -> list[Any]:
+    def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
         """Return state and spawn count of each."""
         return [(o.state, _spawned(o)) for o in objs]
 
-    def write(self, obj: Any, content: Any, writing: Writing) -> None:
+    def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
         """Set the state; spawn what is missing, since the count itself is read-only."""
         obj.state = content[0]
         behind = content[1] - _spawned(obj)
@@ -54,15 +50,15 @@ class NumpyGeneratorKind(Kind):
 
     name = "numpy generator"
 
-    def children(self, obj: Any, look: WalkRules) -> Iterable[PathStep]:
+    def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
         """Yield the BitGenerator, which others may share."""
         return [PathStep(".", "bit_generator", obj.bit_generator)]
 
-    def read(self, objs: Sequence[Any], reading: Capture) -> list[Any]:
+    def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
         """Return the reference."""
         return [o.bit_generator for o in objs]
 
-    def write(self, obj: Any, content: Any, writing: Writing) -> None:
+    def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
         """Leave it: the BitGenerator is an anchor of its own."""
 
 
@@ -71,11 +67,11 @@ class RandomStateKind(Kind):
 
     name = "random state"
 
-    def read(self, objs: Sequence[Any], reading: Capture) -> list[Any]:
+    def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
         """Return the state of each."""
         return [o.get_state(legacy=False) for o in objs]
 
-    def write(self, obj: Any, content: Any, writing: Writing) -> None:
+    def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
         """Set the state."""
         obj.set_state(content)
 
@@ -85,11 +81,11 @@ class TorchGeneratorKind(Kind):
 
     name = "torch generator"
 
-    def read(self, objs: Sequence[Any], reading: Capture) -> list[Any]:
+    def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
         """Return the state of each as bytes."""
         return [o.get_state().numpy().tobytes() for o in objs]
 
-    def write(self, obj: Any, content: Any, writing: Writing) -> None:
+    def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
         """Set the state."""
         import torch
 

@@ -1,4 +1,4 @@
-"""Torch tensors, read at storage level so that views and tied weights stay what they are."""
+"""Torch tensors, captured at storage level, so that views and tied weights stay shared."""
 
 from __future__ import annotations
 
@@ -6,24 +6,14 @@ import functools
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rearview.errors import StateError
-from rearview.state.kinds import Kind, PathStep, WalkRules
-from rearview.state.memory import MEMORY, SMALL, Blocks, Memory
+from rearview.state.kinds import Capturing, Kind, PathStep, Restoring, WalkRules
+from rearview.state.memory import MEMORY, SMALL, Blocks, Memory, bytes_of
 from rearview.state.rebuild import refuse
 
-if TYPE_CHECKING:
-    from rearview.state.capture import Capture
-    from rearview.state.restore import Writing
-
 PlainReader = Callable[[Any, int], tuple[Any, ...] | None]
-
-
-def is_tensor(obj: object) -> bool:
-    """Say whether it is a tensor, without importing torch."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(obj, torch.Tensor)
 
 
 def plain_access() -> AbstractContextManager[Any]:
@@ -32,13 +22,6 @@ def plain_access() -> AbstractContextManager[Any]:
     found = getattr(getattr(torch, "_C", None), "DisableTorchFunctionSubclass", nullcontext)
     context: AbstractContextManager[Any] = found()
     return context
-
-
-def bytes_of(storage: Any) -> Any:
-    """Return the bytes of a CPU storage as a NumPy array, without copying."""
-    import torch
-
-    return torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
 
 
 def _host_bytes(storage: Any) -> Any:
@@ -76,7 +59,7 @@ def describe(tensor: Any, blocks: Blocks, home: int) -> tuple[Any, ...]:
             lambda: _host_bytes(storage),
             home=home,
             device=device,
-            still=home >= 0 and not tensor.requires_grad,
+            likely_unchanged=home >= 0 and not tensor.requires_grad,
         )
     # alike tensors share one tuple, which is then written once
     shapes, shape, stride = blocks.shapes, tensor.shape, tensor.stride()
@@ -121,7 +104,9 @@ def plain_reader(blocks: Blocks) -> PlainReader:
                 block = index[place] = len(table)
                 table.append((None, nbytes, MEMORY[address : address + nbytes], home, "cpu"))
             else:
-                block = blocks.add_host(place, storage, home, still=home >= 0 and not needs)
+                block = blocks.add_host(
+                    place, storage, home, likely_unchanged=home >= 0 and not needs
+                )
         # alike tensors share one tuple, which is then written once
         size, stride = tensor.shape, tensor.stride()
         shape = shapes.get(size)
@@ -289,7 +274,7 @@ class TensorKind(Kind):
 
     name = "tensor"
 
-    def children(self, obj: Any, look: WalkRules) -> Iterable[PathStep]:
+    def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
         """Yield the gradient, hooks, attributes, the parts of a wrapper, and a class of the user's."""
         if obj.is_leaf and obj.grad is not None:
             yield PathStep(".", "grad", obj.grad)
@@ -302,12 +287,12 @@ class TensorKind(Kind):
         if hasattr(type(obj), "__tensor_flatten__"):
             for name in obj.__tensor_flatten__()[0]:
                 yield PathStep(".", name, getattr(obj, name))
-        if look.is_local(type(obj)):
+        if rules.is_local(type(obj)):
             yield PathStep("<", "class", type(obj))
 
-    def read(self, objs: Sequence[Any], reading: Capture) -> list[Any]:
+    def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
         """Return form, gradient need, gradient and extras of each."""
-        read, index = reading.plain_tensor, reading.anchors.index
+        read, index = capturing.plain_tensor, capturing.anchors.index
         found: list[Any] = []
         for obj in objs:
             try:
@@ -315,26 +300,26 @@ class TensorKind(Kind):
             except Exception:
                 plain = None
             if plain is None:
-                found.append(self._read(obj, reading))
+                found.append(self._read(obj, capturing))
             else:
                 found.append((plain[:5], plain[5], plain[6], None))
         return found
 
     @staticmethod
-    def _read(obj: Any, reading: Capture) -> tuple[Any, ...] | None:
+    def _read(obj: Any, capturing: Capturing) -> tuple[Any, ...] | None:
         try:
             leaf = obj.is_leaf
-            carried = "" if leaf or reading.anchors.same_graph(obj) else operation_of(obj)
+            carried = "" if leaf or capturing.anchors.same_graph(obj) else operation_of(obj)
             form = special(obj) if needs_form(obj) else None
-            home = reading.anchors.index[id(obj)]
-            body = describe(obj, reading.blocks, home) if form is None else form
+            home = capturing.anchors.index[id(obj)]
+            body = describe(obj, capturing.blocks, home) if form is None else form
             grad = obj.grad if leaf else None
             return body, obj.requires_grad, grad, extras(obj, carried=carried)
         except Exception as exc:
-            reading.miss(obj, f"the tensor cannot be read ({exc})")
+            capturing.miss(obj, f"the tensor cannot be read ({exc})")
             return None
 
-    def write(self, obj: Any, content: Any, writing: Writing) -> None:
+    def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
         """Put the tensor back onto its memory, then its gradient, hooks and attributes."""
         import torch
 
@@ -346,9 +331,9 @@ class TensorKind(Kind):
             if isinstance(body[0], str):
                 _write_special(obj, body)
             else:
-                _write_body(obj, body, writing.memory)
+                _write_body(obj, body, restoring.memory)
         if carried:
-            _graft(obj, writing)
+            _graft(obj, restoring)
         elif obj.is_leaf:
             if obj.requires_grad != requires_grad:
                 obj.requires_grad_(requires_grad)
@@ -364,7 +349,7 @@ class TensorKind(Kind):
 
 
 def needs_form(tensor: Any) -> bool:
-    """Say whether the tensor does not simply stand on one strided storage."""
+    """Return True if the tensor does not simply stand on one strided storage."""
     torch = sys.modules["torch"]
     if tensor.layout is not torch.strided or tensor.is_quantized:
         return True
@@ -374,7 +359,7 @@ def needs_form(tensor: Any) -> bool:
     return hasattr(cls, "__tensor_flatten__")
 
 
-def _graft(obj: Any, writing: Writing) -> None:
+def _graft(obj: Any, restoring: Restoring) -> None:
     import torch
 
     def later() -> None:
@@ -383,7 +368,7 @@ def _graft(obj: Any, writing: Writing) -> None:
         with torch.enable_grad():
             obj.copy_(severed(value))
 
-    writing.afterwards.append(later)
+    restoring.afterwards.append(later)
 
 
 def _write_body(obj: Any, body: Sequence[Any], memory: Memory) -> None:

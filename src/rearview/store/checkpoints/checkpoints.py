@@ -10,14 +10,14 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rearview.errors import DamagedError, StoreError, UsageError
-from rearview.model import Checkpoint, ObjectRef, Part, Point
+from rearview.model import Checkpoint, ObjectRef, Part, Snapshot
 from rearview.store.checkpoints.compression import Worth
 from rearview.store.checkpoints.manifest import (
     INLINE,
@@ -123,36 +123,28 @@ class Checkpoints:
         self._worth = worth
         self._known: dict[str, dict[tuple[str, int], Checkpoint]] = {}
 
-    def save(
-        self,
-        run: str,
-        seq: int,
-        point: Point,
-        edge: str,
-        parts: Iterable[Part],
-        meta: dict[str, Any] | None = None,
-        complete: bool = True,
-        missing: Sequence[str] = (),
-    ) -> Checkpoint:
-        """Save `parts` as checkpoint `<run>/<seq>`; when this returns, it survives a power cut.
+    def save(self, snapshot: Snapshot, parts: Iterable[Part]) -> Checkpoint:
+        """Save `parts` as the checkpoint that `snapshot` describes.
 
-        Until then it does not exist, and nothing that existed before has changed.
+        When this returns, the checkpoint survives a power cut. Until then it does not exist, and
+        nothing that existed before has changed. The buffers of `snapshot` are not read: `parts` are
+        the copies of them.
         """
         body = ManifestBody(
-            run=run,
-            seq=seq,
-            point=[(step.loop, step.index, step.value) for step in point.steps],
-            edge=edge,
+            run=snapshot.run,
+            seq=snapshot.seq,
+            point=[(step.loop, step.index, step.value) for step in snapshot.point.steps],
+            edge=snapshot.edge,
             time=time.time(),
-            complete=complete,
-            missing=list(missing),
-            meta=meta or {},
+            complete=snapshot.complete,
+            missing=list(map(str, snapshot.missing)),
+            meta=snapshot.meta,
         )
         try:
             with writing(self.project), Batch(self.objects, self._worth) as batch:
                 return self._save(batch, body, parts)
         except OSError as exc:
-            raise unwritable(exc, f"Checkpoint {run}/{seq}", self.project.store) from exc
+            raise unwritable(exc, f"Checkpoint {snapshot.id}", self.project.store) from exc
 
     def of(self, run: str) -> list[Checkpoint]:
         """Return the checkpoints of `run`, oldest first."""

@@ -32,7 +32,7 @@ import msgspec
 from blake3 import blake3
 
 from rearview.errors import DamagedError, StoreError
-from rearview.model import Checkpoint, ObjectRef, Point, Step
+from rearview.model import Checkpoint, Edge, MissingPart, ObjectRef, Point, Step
 from rearview.store.checkpoints.objects import digest
 from rearview.store.files import Sink
 
@@ -63,7 +63,7 @@ class ManifestBody(msgspec.Struct, omit_defaults=True):
     run: str
     seq: int
     point: list[tuple[str, int, int | float | str | None]]
-    edge: str
+    edge: Edge
     time: float
     nbytes: int = 0
     count: int = 0
@@ -165,7 +165,7 @@ def checkpoint_of(body: ManifestBody, read: Callable[[ObjectRef], bytes | bytear
         edge=body.edge,
         parts=LazyParts(body, read) if body.table is not None else _parts(body.parts),
         complete=body.complete,
-        missing=tuple(body.missing),
+        missing=tuple(map(MissingPart.parse, body.missing)),
         meta=body.meta,
         time=body.time,
         stored=body.stored,

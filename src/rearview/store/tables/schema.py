@@ -354,7 +354,7 @@ def load_checkpoints(duck: Duck, checkpoints: Callable[[], Iterable[Checkpoint]]
     """Fill the table of checkpoints."""
     rows = (
         {"checkpoint": c.id, "run": c.run, "seq": c.seq, "point": str(c.point), "edge": c.edge,
-         "complete": c.complete, "missing": list(c.missing), "bytes": c.nbytes, "time": c.time}
+         "complete": c.complete, "missing": [str(part) for part in c.missing], "bytes": c.nbytes, "time": c.time}
         for c in (checkpoints() if checkpoints is not None else ())
     )  # fmt: skip
     duck.load("checkpoints", _columns("checkpoints"), rows)

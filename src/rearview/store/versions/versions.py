@@ -29,6 +29,8 @@ _LINK = "120000"
 _MODULE = "160000"
 """Mode of a repository inside, whose commit is not kept here."""
 _NAME = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
+WORKTREE = "worktree"
+"""Stands for the source as it is now, where a version or run is expected."""
 MOST_SEEN = 64
 """Versions whose lists of files are remembered."""
 

@@ -1,0 +1,257 @@
+"""Start recording a run from the current folder, or resume one that was stopped.
+
+Nothing is started here: `start_run` returns the command, and the command line starts it. `rearview run`
+imports this module and little else, so it stays free of the rest of `_history`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rearview.config import Settings
+from rearview.errors import RearviewError, StoreError, UsageError
+from rearview.execute.start_command import StartCommand, start_command
+from rearview.model import Run, Status
+from rearview.model.plan import Control
+from rearview.model.secrets import redact, redact_words
+from rearview.remote.base import open_remote
+from rearview.store.files import make_folder
+from rearview.store.project import Project, publish, root_of
+from rearview.store.recorded_inputs import environment_differences, environment_of
+from rearview.store.runs import Runs
+from rearview.store.sync import command_key, pull, waiting
+from rearview.store.trust import check_trust
+from rearview.store.versions.versions import WORKTREE, Versions
+
+
+@dataclass(frozen=True, slots=True)
+class Preemption:
+    """How a run may be stopped and resumed."""
+
+    signals: tuple[int, ...] = (signal.SIGTERM, signal.SIGUSR1)
+    remote: str | None = None
+    retries: int = 1000
+    exit_every: float | None = None
+    """Seconds after which the run stops by itself."""
+    waits: bool = False
+    """The run may have to wait for its start: its id is reserved now."""
+
+
+def start_run(
+    target: str,
+    args: Sequence[str],
+    *,
+    module: bool = False,
+    given: Mapping[str, str] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    preemption: Preemption | None = None,
+) -> StartCommand:
+    """Return the command that records a script or module, started from the current folder.
+
+    With `preemption`, a run of the same command that was stopped is resumed instead.
+    """
+    here = Path.cwd()
+    root = Path(os.environ["REARVIEW_ROOT"]) if "REARVIEW_ROOT" in os.environ else here
+    if not module:
+        root = _root_of_script(target, here)
+    control = Control(
+        root=str(root.resolve()),
+        target=target,
+        module=module,
+        args=tuple(args),
+        given=dict(given or {}),
+        settings=dict(settings or {}),
+    )
+    if preemption is None:
+        return start_command(control, os.environ, here)
+    return _start_or_resume(control, preemption, here)
+
+
+def _root_of_script(target: str, here: Path) -> Path:
+    script = Path(target)
+    if not script.is_file():
+        raise UsageError(
+            f"There is no script {target} in {here}. Give the path of a Python file, or "
+            "`-m module`.",
+            slug="no-script",
+        )
+    root = root_of(script)
+    if root.resolve() not in script.resolve().parents:
+        raise UsageError(
+            f"{target} is outside the project {root}; only files inside it are recorded. "
+            "Set REARVIEW_ROOT to a folder above the script, or unset it.",
+            slug="outside-project",
+        )
+    return root
+
+
+def _start_or_resume(control: Control, preemption: Preemption, here: Path) -> StartCommand:
+    try:
+        project = Project.create(Path(control.root))
+    except StoreError:
+        return start_command(control, os.environ, here)  # which says that nothing is recorded
+    control = msgspec.structs.replace(
+        control,
+        signals=preemption.signals,
+        remote=preemption.remote,
+        exit_every=preemption.exit_every,
+    )
+    pulled = None
+    if preemption.remote is not None:
+        pulled = pull(
+            project, open_remote(preemption.remote), command_key(control.target, control.args)
+        )
+    runs = Runs(project)
+    run = stopped_run(runs.all(), control)
+    if run is None and preemption.waits:
+        control = msgspec.structs.replace(control, run=_reserved_id(project, control))
+        command = start_command(control, os.environ, here)
+        return replace(command, run_folder=runs.folder(str(control.run)))
+    if run is None:
+        return start_command(control, os.environ, here)
+    if int(run.facts.get("attempts", 0)) >= preemption.retries:
+        raise UsageError(
+            f"Run {run.id} was resumed {preemption.retries} times and never ended. Look at its "
+            "output; raise --retries to let it try again.",
+            slug="too-many-attempts",
+        )
+    if run.id != pulled:  # a remote that the user names is trusted
+        check_trust(project.store, Settings.read(project.store).trust, "Resuming a run")
+    control = msgspec.structs.replace(control, resume=run.id)
+    folder = runs.folder(run.id)
+    env = environment_of(run, folder, os.environ, resumes=True)
+    command = start_command(control, env, here, hash_seed=str(run.facts["hash_seed"]))
+    versions = Versions(project, Settings.read(project.store))
+    notes = (*source_note(versions, run), *environment_note(folder))
+    return replace(command, run_folder=folder, notes=notes)
+
+
+def stopped_run(runs: Sequence[Run], control: Control) -> Run | None:
+    """Return the newest run of the same command if it was stopped before its end."""
+    words = tuple(redact_words(control.args))
+    for run in reversed(runs):
+        same = run.facts.get("target") == control.target and run.argv == words
+        if same and bool(run.facts.get("module")) == control.module:
+            return run if run.status in {Status.PAUSED, Status.DEAD} else None
+    return None
+
+
+def _reserved_id(project: Project, control: Control) -> str:
+    """Return the id that was reserved for this command and has not started yet, or a new one."""
+    key = command_key(f"{int(control.module)}{control.target}", control.args)
+    file = project.cache / "asked" / Path(key).name
+    runs = Runs(project)
+    if file.is_file():
+        run = file.read_text("utf-8").strip()
+        if runs.folder(run).is_dir() and run not in runs.ids():
+            return run
+    run = runs.reserve()
+    make_folder(file.parent)
+    publish(file, run.encode(), durable=False)
+    return run
+
+
+def similar_run(
+    target: str, args: Sequence[str], *, module: bool = False
+) -> tuple[Run, Path] | None:
+    """Return the newest finished run of a program, and its folder.
+
+    A run with the same arguments is preferred.
+    """
+    root = Path(os.environ.get("REARVIEW_ROOT") or Path.cwd()) if module else root_of(Path(target))
+    project = Project.find(root)
+    if project is None:
+        return None
+    runs = Runs(project)
+    finished = [
+        run
+        for run in runs.all()
+        if run.status is Status.FINISHED
+        and run.facts.get("target") == target
+        and bool(run.facts.get("module")) == module
+    ]
+    same = [run for run in finished if run.argv == tuple(redact_words(args))]
+    newest = (same or finished)[-1:]
+    return (newest[0], runs.folder(newest[0].id)) if newest else None
+
+
+def edited_source(versions: Versions, run: Run) -> dict[str, bytes]:
+    """Return the Python files of the work tree that differ from those of a run."""
+    if not run.source:
+        return {}
+    old, new = versions.files(run.source), versions.files(versions.save(WORKTREE))
+    return {
+        path: text for path, text in new.items() if path.endswith(".py") and old.get(path) != text
+    }
+
+
+def source_note(versions: Versions, run: Run) -> tuple[str, ...]:
+    """Return a sentence if the work tree differs from the source of a run that is resumed."""
+    try:
+        edited = sorted(edited_source(versions, run))
+    except RearviewError:  # the work tree cannot be saved; the run is resumed all the same
+        return ()
+    if not edited:
+        return ()
+    more = f" and {len(edited) - 1} more" if len(edited) > 1 else ""
+    text = (
+        f"the run goes on with the source that it ran; {edited[0]}{more} differs in the work tree"
+    )
+    return (f"{text} (`rearview resume --source worktree` goes on with that)",)
+
+
+def environment_note(folder: Path) -> tuple[str, ...]:
+    """Return a sentence on environment variables that differ for a run that is resumed here."""
+    differing = environment_differences(folder, os.environ, resumes=True)
+    return (f"environment variables differ: {'; '.join(differing)}",) if differing else ()
+
+
+def fetch_run(remote: str, which: str = "latest") -> tuple[Run, tuple[str, ...]]:
+    """Copy a run from a remote into the project around the current folder.
+
+    Return the run, and the source files that were missing here and are now written.
+    """
+    project = Project.create(_project_root())
+    place = open_remote(remote)
+    keys = waiting(place)
+    matching = [
+        run for run in keys if which == "latest" or run.startswith(which) or run.endswith(which)
+    ]
+    if not matching or (which != "latest" and len(matching) > 1):
+        some = ", ".join(list(keys)[-5:]) or "none"
+        raise UsageError(
+            f"There is no single run {which!r} at {redact(remote)}. It holds: {some}.",
+            slug="no-run",
+        )
+    pull(project, place, keys[matching[-1]])
+    run = Runs(project).get(matching[-1])
+    return run, _write_missing_source(project, run)
+
+
+def _project_root() -> Path:
+    if "REARVIEW_ROOT" in os.environ:
+        return Path(os.environ["REARVIEW_ROOT"])
+    project = Project.find(Path.cwd())
+    return project.root if project is not None else Path.cwd()
+
+
+def _write_missing_source(project: Project, run: Run) -> tuple[str, ...]:
+    """Write the source files of a run that are not in the project's folder; return their names."""
+    if not run.version:
+        return ()
+    written = []
+    for name, data in Versions(project, Settings()).files(run.version).items():
+        file = project.root / name
+        if os.path.lexists(file) or ".." in Path(name).parts or ".git" in Path(name).parts:
+            continue
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(data)
+        written.append(name)
+    return tuple(written)

@@ -1,0 +1,287 @@
+"""What a run measured about itself, in the form that the planner takes.
+
+A run counts the iterations of its loops, their seconds, and the checkpoints it saved. Runs that were
+killed say less: their checkpoints tell how far they came. Inner loops with short iterations are not
+counted to the end: the rest is taken to have gone on as before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from rearview.model import Checkpoint, Point, Run, Step
+from rearview.model.run import NAMED, name_of
+from rearview.plan import facts as planning
+from rearview.plan.facts import DeepFacts, LoopFacts, Shown
+from rearview.source.probes.probe import Probes
+
+START_SHARE = 0.5
+"""Time that a replay takes to start, as a fraction of what the recording took: it loads half as much."""
+_Spent = list[tuple[float, int]]
+"""(seconds, iterations) of an inner loop in each iteration of the outermost one."""
+
+
+def run_facts(
+    run: Run,
+    version: str,
+    checkpoints: Sequence[Checkpoint],
+    *,
+    blocked: str = "",
+    machine: planning.Machine | None = None,
+) -> planning.RunFacts:
+    """Return what a run measured about itself.
+
+    `version` is the source that replays of it execute; `blocked` says why it cannot be replayed.
+    """
+    end = run.facts.get("end", {})
+    main: dict[str, Any] = end.get("main") or _main_from_checkpoints(checkpoints)
+    began = float(main.get("start", 0.0)) * START_SHARE
+    if "site" not in main:
+        seconds = float(end.get("seconds", 0.0))
+        return planning.RunFacts(
+            run.id,
+            version,
+            start=began,
+            setup=seconds,
+            finished=bool(end),
+            blocked=blocked,
+            machine=machine,
+        )
+    iterations = [each for count, each in main["iterations"] for _ in range(count)]
+    values = _main_values(main, len(iterations))
+    inner = inner_loops(main, end, len(iterations))
+    whole = float(end.get("seconds", 0.0))
+    return planning.RunFacts(
+        run.id,
+        version,
+        loops=(planning.LoopFacts(main["site"], iterations, values=values), *inner),
+        deep=deep_loops(main, end, len(iterations), inner),
+        start=began,
+        setup=float(main["entered"]),
+        after=max(0.0, whole - float(main["left"])) if whole else 0.0,
+        checkpoints=tuple(checkpoint_facts(main["site"], checkpoints)),
+        finished=bool(end),
+        blocked=blocked,
+        machine=machine,
+    )
+
+
+def _main_values(main: dict[str, Any], count: int) -> Sequence[planning.Shown] | None:
+    """Return the values of the main loop's target in each iteration, if these are not its indices."""
+    span = main.get("span")
+    if span is None and isinstance(main.get("range"), list):  # of older runs
+        span = main["range"][::2]
+    return target_values(span, main.get("held"), count)
+
+
+def checkpoint_facts(
+    site: str, checkpoints: Iterable[Checkpoint]
+) -> Iterable[planning.CheckpointFacts]:
+    """Yield the checkpoints of the main loop with the bytes that a replay reads for each.
+
+    A replay that passes several checkpoints reads only what changed since the last one of the same kind.
+    That is what was stored in between, unless another run had stored it before.
+    """
+    sized = [(checkpoint, checkpoint.nbytes) for checkpoint in checkpoints]
+    stored_all = sum(each.stored + each.shrunk for each, _ in sized) >= max(
+        (size for _, size in sized), default=0
+    )
+    stored = 0
+    before: dict[tuple[str, int], int] = {}
+    for checkpoint, size in sized:
+        stored += checkpoint.stored + checkpoint.shrunk
+        if checkpoint.meta.get("path", [[None]])[0][0] == site:
+            kind = (checkpoint.edge, len(checkpoint.point.steps))
+            nbytes = min(size, stored - before.get(kind, 0)) if stored_all else size
+            before[kind] = stored
+            path = checkpoint.meta["path"]
+            steps = tuple(Step(str(loop), int(index)) for loop, _, index in path)
+            yield planning.CheckpointFacts(
+                checkpoint.id,
+                Point(steps),
+                checkpoint.edge,
+                complete=checkpoint.complete,
+                nbytes=nbytes,
+            )
+
+
+def _main_from_checkpoints(checkpoints: Sequence[Checkpoint]) -> dict[str, Any]:
+    """Return the main loop of a run that did not record its end, as far as its checkpoints show."""
+    in_loops = [checkpoint for checkpoint in checkpoints if "path" in checkpoint.meta]
+    if not in_loops:
+        return {}
+    site = in_loops[-1].meta["path"][0][0]
+    in_main = [each for each in in_loops if each.meta["path"][0][0] == site]
+    seconds = {each.meta["path"][0][2]: float(each.meta.get("seconds", 0.0)) for each in in_main}
+    low, high = min(seconds), max(seconds)
+    each = (seconds[high] - seconds[low]) / (high - low) if high > low else seconds[high]
+    inner = {
+        checkpoint.meta["path"][1][0]: [(each, int(checkpoint.meta["path"][1][2]) or 1)]
+        * (high + 1)
+        for checkpoint in in_main
+        if len(checkpoint.meta["path"]) > 1
+    }
+    return {
+        "site": site,
+        "name": name_of(site),
+        "entered": max(0.0, seconds[low] - each * max(1, low)),
+        "left": seconds[high],
+        "iterations": [(high + 1, each)],
+        "inner": inner,
+    }
+
+
+def inner_loops(main: Mapping[str, Any], end: Mapping[str, Any], count: int) -> list[LoopFacts]:
+    """Return the loops directly inside the outermost one, which had `count` iterations."""
+    loops = []
+    for site, spent in main.get("inner", {}).items():
+        counted = _counted_iterations(main, end, site, len(spent), count)
+        padded = _pad(_spread(main, [(s, n) for s, n in spent]), counted, count)
+        most = max((n for _, n in padded), default=0)
+        loops.append(
+            LoopFacts(
+                site,
+                [s for s, _ in padded],
+                [n for _, n in padded],
+                values=target_values(
+                    main.get("spans", {}).get(site), main.get("helds", {}).get(site), most
+                ),
+                counted=counted,
+                varied=site in main.get("varied", ()),
+            )
+        )
+    return loops
+
+
+def deep_loops(
+    main: Mapping[str, Any],
+    end: Mapping[str, Any],
+    count: int,
+    inner: Sequence[LoopFacts],
+) -> dict[tuple[str, ...], DeepFacts]:
+    """Return the loops inside inner loops, by the ids of the loops around them and their own id.
+
+    Older runs recorded names instead of ids. A loop that was not counted to the end is taken to have
+    had as many iterations each time.
+    """
+    deep_facts: dict[tuple[str, ...], DeepFacts] = {}
+    for names, deep in sorted(main.get("deep", {}).items(), key=_depth):
+        chain = tuple(deep.get("path") or names.split("/"))
+        around: LoopFacts | DeepFacts | None = deep_facts.get(chain[:-1])
+        if len(chain) == 2:
+            here = (loop for loop in inner if chain[0] in (loop.name, name_of(loop.name)))
+            around = next(here, None)
+        counts = list(deep["counts"])
+        counted = _counted_iterations(main, end, deep["site"], len(counts), count)
+        each = sum(counts) / max(1, deep["entries"])
+        counts += [0] * (count - len(counts))
+        if around is not None:
+            counts = [
+                have if k in counted else round(around.counts[k] * each)
+                for k, have in enumerate(counts)
+            ]
+        deep_facts[chain] = DeepFacts(counts, counted)
+    return deep_facts
+
+
+def _depth(item: tuple[str, Mapping[str, Any]]) -> int:
+    names, deep = item
+    return len(deep.get("path") or names.split("/"))
+
+
+def _counted_iterations(
+    main: Mapping[str, Any], end: Mapping[str, Any], site: str, recorded: int, count: int
+) -> range:
+    """Return the iterations of the outermost loop in which an inner loop was counted completely.
+
+    A loop with short iterations is no longer counted after a while; in the iteration in which counting
+    ended it may have had more of them. Older runs counted several iterations together.
+    """
+    quiet = site not in end.get("loops", {})
+    if "counted" not in main:
+        together = quiet or any(many > 1 for many, _ in main["iterations"])
+        return range(0 if together else count)
+    first, last = main["counted"]
+    return range(first, min(last, recorded - 1) if quiet else min(last, count))
+
+
+def _spread(main: Mapping[str, Any], spent: _Spent) -> _Spent:
+    """Return counts of several iterations together divided equally among them.
+
+    >>> _spread({"iterations": [(1, 0.1), (2, 0.1)]}, [(0.1, 3), (0.0, 0), (0.2, 6)])
+    [(0.1, 3), (0.1, 3), (0.1, 3)]
+    """
+    if "counted" in main:
+        return spent
+    equal: _Spent = []
+    for many, _ in main["iterations"]:
+        part = spent[len(equal) : len(equal) + many]
+        seconds, count = sum(s for s, _ in part), sum(n for _, n in part)
+        equal += [(seconds / many, round(count / many))] * len(part)
+    return equal
+
+
+def _pad(spent: _Spent, counted: range, count: int) -> _Spent:
+    """Return seconds and iterations of an inner loop for each iteration around it.
+
+    Where they were not counted, the mean is taken.
+
+    >>> _pad([(0.25, 10), (0.75, 10)], range(1), 3)
+    [(0.25, 10), (0.75, 10), (0.5, 10)]
+    >>> _pad([(0.25, 10)], range(3), 3)
+    [(0.25, 10), (0.0, 0), (0.0, 0)]
+    """
+    entered = [(seconds, number) for seconds, number in spent if number]
+    mean = (0.0, 0)
+    if entered:
+        mean = (
+            sum(s for s, _ in entered) / len(entered),
+            round(sum(n for _, n in entered) / len(entered)),
+        )
+    padded = [*spent, *[(0.0, 0)] * (count - len(spent))][:count]
+    return [each if k in counted or each[1] else mean for k, each in enumerate(padded)]
+
+
+def target_values(
+    span: Sequence[int] | None, held: Sequence[Shown] | None, count: int
+) -> Sequence[Shown] | None:
+    """Return the values of a loop's target in `count` iterations.
+
+    None: they are not known, or they are the indices. `span` is (start, step) of a range.
+
+    >>> target_values([1, 1], None, 3), target_values([0, 1], None, 3), target_values(None, None, 3)
+    ([1, 2, 3], None, None)
+    >>> target_values(None, ["a", "b", "c"], 2), target_values(None, ["a"], 2)
+    (['a', 'b'], None)
+    """
+    if span is not None:
+        return [span[0] + span[1] * k for k in range(count)] if list(span) != [0, 1] else None
+    if held is None or len(held) < count or list(held) == list(range(len(held))):
+        return None
+    return held[:count]
+
+
+def with_run_loop_ids(probes: Probes, run: Run) -> Probes:
+    """Return the probes with the ids that the run recorded for the loops around them.
+
+    A loop over `rearview.loop` has the name that the program gave it as its id, in any function.
+    """
+    recorded = run.facts.get("end", {}).get("loops", {})
+
+    def renamed(path: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(
+            named if (named := NAMED + name_of(loop)) in recorded and loop not in recorded else loop
+            for loop in path
+        )
+
+    changed = (
+        replace(
+            probe,
+            paths=tuple(map(renamed, probe.paths)),
+            fed_by=tuple(map(renamed, probe.fed_by)),
+        )
+        for probe in probes.probes
+    )
+    return replace(probes, probes=tuple(changed))

@@ -1,0 +1,89 @@
+"""The command that starts a process which runs the user's program with a session around it.
+
+`rearview run`, `rearview resume` and every replay start their process this way: the launcher script of
+`runtime`, told by one environment variable (`model.plan.Control`) what to do.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from rearview.config import Settings
+from rearview.errors import UsageError
+from rearview.model import Run
+from rearview.model.plan import LAUNCHER, VARIABLE, Control
+from rearview.model.secrets import filled
+from rearview.store.project import FOLDER
+
+HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+"""Makes the C library ask for huge pages: training and the watching of memory are faster with them."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartCommand:
+    """A command line with its environment and working folder, ready to be started."""
+
+    command: tuple[str, ...]
+    environment: dict[str, str]
+    folder: Path
+    run_folder: Path | None = None
+    """Folder of the run, if it is known before the start."""
+    notes: tuple[str, ...] = ()
+    """What the user should know first: variables that differ, which source runs."""
+
+
+def start_command(
+    control: Control, env: Mapping[str, str], folder: Path, *, hash_seed: str | None = None
+) -> StartCommand:
+    """Return the command that does what `control` says, in the environment `env`.
+
+    Python's hashes must be the same when the run is replayed, so their seed is chosen here. All runs
+    of a project get the same seed: then their replays can be forked from one process.
+    """
+    seed = hash_seed or env.get("PYTHONHASHSEED")
+    if not seed or seed == "random":
+        seed = str(zlib.crc32(os.fsencode(control.root)))
+    lent = _lent_variables(control, env)
+    message = msgspec.json.encode(msgspec.structs.replace(control, lent=lent)).decode()
+    environment = {**env, **lent, VARIABLE: message, "PYTHONHASHSEED": seed}
+    return StartCommand((sys.executable, LAUNCHER), environment, folder)
+
+
+def _lent_variables(control: Control, env: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that the process starts with and that the program must not see."""
+    settings = Settings.read(Path(control.root) / FOLDER, env).changed(control.settings)
+    # a choice that the user made for the C library stays
+    return HUGE_PAGES if settings.huge_pages and not HUGE_PAGES.keys() & env.keys() else {}
+
+
+def arguments_of(run: Run, env: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """Return the command-line arguments of a run; secrets that were not stored come from `env`."""
+    words, missing = filled(run.argv, env)
+    if missing:
+        raise _secret_needed(run, missing)
+    return words
+
+
+def arg_values_of(run: Run, env: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the values of `--arg NAME=VALUE`; secrets that were not stored come from `env`."""
+    names = list(run.facts.get("given", {}))
+    words, missing = filled([f"{name}={run.facts['given'][name]}" for name in names], env)
+    if missing:
+        raise _secret_needed(run, missing)
+    return dict(zip(names, (word.partition("=")[2] for word in words), strict=True))
+
+
+def _secret_needed(run: Run, variables: Sequence[str]) -> UsageError:
+    return UsageError(
+        f"Run {run.id} was started with a secret that is not stored: "
+        f"{' '.join((run.script, *run.argv))}. Give it again in the environment, as "
+        f"{', '.join(variables)}.",
+        slug="secret-needed",
+    )

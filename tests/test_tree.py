@@ -1,0 +1,64 @@
+"""A newcomer finds a module by its path: few files in a folder, few levels, one meaning for each name."""
+
+import ast
+from collections import Counter, defaultdict
+
+from imports import MODULES, SRC
+
+MOST_FILES = 16
+DEEPEST = 3
+
+CROWDED = {
+    "store": "at rest: waits for a room of its own for what runs and records share",
+}
+"""Folders with more files than that, with the reason. It only shrinks."""
+
+SHARED_STEMS: dict[str, str] = {}
+"""Stems of modules in more than two rooms, with the reason. It only shrinks."""
+
+SHARED_CLASSES = {
+    "RearviewCallback": "each framework calls its callbacks by their class",
+}
+"""Public class names with more than one meaning, with the reason. It only shrinks."""
+
+
+def folders():
+    files = defaultdict(list)
+    for path in MODULES.values():
+        if path.name != "__init__.py":
+            files[path.parent].append(path.name)
+    return files
+
+
+def test_a_folder_holds_few_files():
+    crowded = {
+        str(folder.relative_to(SRC)): len(names)
+        for folder, names in folders().items()
+        if len(names) > MOST_FILES
+    }
+    assert set(crowded) == set(CROWDED), crowded
+
+
+def test_no_folder_is_deep():
+    deep = [folder for folder in folders() if len(folder.relative_to(SRC).parts) > DEEPEST]
+    assert not deep
+
+
+def test_a_stem_means_one_thing():
+    rooms = defaultdict(set)
+    for module, path in MODULES.items():
+        if path.name != "__init__.py":
+            rooms[path.stem].add(module.rpartition(".")[0])
+    shared = {stem for stem, homes in rooms.items() if len(homes) > 2}
+    assert shared == set(SHARED_STEMS), shared ^ set(SHARED_STEMS)
+
+
+def test_a_class_name_means_one_thing():
+    counts = Counter(
+        node.name
+        for path in MODULES.values()
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    shared = {name for name, count in counts.items() if count > 1}
+    assert shared == set(SHARED_CLASSES), shared ^ set(SHARED_CLASSES)
