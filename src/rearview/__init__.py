@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rearview import media
     from rearview._history import History, history
     from rearview.bridges.background import background
     from rearview.checkpointer.checkpointer import Checkpointer
@@ -25,6 +26,7 @@ __all__ = [
     "history",
     "log",
     "loop",
+    "media",
     "params",
 ]
 
@@ -43,6 +45,8 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """Load a public name from its room on first use."""
+    if name == "media":
+        return importlib.import_module("rearview.media")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'rearview' has no attribute {name!r}")

@@ -501,12 +501,13 @@ class Channel:
         if self.state == DEAD:
             return
         self._end(DEAD)
-        warnings.warn(
-            f"The process that owns the background writer {self.recipe.name} is gone. Training goes "
-            "on; calls to this writer are dropped from now on, and those that it had not made yet are "
-            "lost. (docs/errors.md#background-dead)",
-            RuntimeWarning,
-            stacklevel=_caller(),
+        _warn(
+            WriterError(
+                f"The process that owns the background writer {self.recipe.name} is gone. Training "
+                "goes on; calls to this writer are dropped from now on, and those that it had not made "
+                "yet are lost.",
+                slug="background-dead",
+            )
         )
 
     def _refuse(self) -> None:
@@ -518,13 +519,20 @@ class Channel:
             )
         self.dropped += 1
         if self.state == FORKED and self.dropped == 1:
-            warnings.warn(
-                f"The background writer {self.recipe.name} belongs to the process that made it, and "
-                f"this is a forked child ({os.getpid()}): its calls are dropped. Make a writer of its "
-                "own in the child. (docs/errors.md#background-forked)",
-                RuntimeWarning,
-                stacklevel=_caller(),
+            _warn(
+                WriterError(
+                    f"The background writer {self.recipe.name} belongs to the process that made it, "
+                    f"and this is a forked child ({os.getpid()}): its calls are dropped. Make a writer "
+                    "of its own in the child.",
+                    slug="background-forked",
+                )
             )
+
+
+def _warn(problem: WriterError) -> None:
+    """Warn of a problem at the line of the program: a logger is no reason to end a training."""
+    text = f"{problem} (docs/errors.md#{problem.slug})"
+    warnings.warn(text, RuntimeWarning, stacklevel=_caller())
 
 
 _BASE = call_ring.HEADER

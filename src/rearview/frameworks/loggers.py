@@ -66,9 +66,7 @@ def lightning_logger(name: str = "rearview") -> Any:
 
         def log_text(self, key: str, columns: Any = None, data: Any = None, **_: Any) -> None:
             """Log a table of texts, as W&B's logger does."""
-            from rearview import media
-
-            rearview.log(key, media.Table(list(columns or []), data or []))
+            rearview.log(key, rearview.media.Table(list(columns or []), data or []))
 
     return RearviewLogger()
 
@@ -83,12 +81,10 @@ def _lightning() -> tuple[Any, Any]:
 
 
 def _log_each(key: str, images: list[Any]) -> None:
-    from rearview import media
-
     for number, image in enumerate(images):
         name = key if len(images) == 1 else f"{key}/{number}"
         is_array = not (hasattr(image, "getbands") or hasattr(image, "savefig"))
-        rearview.log(name, media.Image(image) if is_array else image)
+        rearview.log(name, rearview.media.Image(image) if is_array else image)
 
 
 def keras_logger(every_batch: bool = False) -> Any:
