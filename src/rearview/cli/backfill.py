@@ -11,9 +11,10 @@ import click
 
 from rearview.cli.options import (
     TakesRuns,
+    a_run,
     at_option,
+    complete_run,
     json_option,
-    one_run,
     open_history,
     quiet_option,
     some_names,
@@ -23,6 +24,7 @@ from rearview.cli.options import (
 from rearview.cli.terminal import output
 from rearview.cli.terminal.output import duration, moment, plural, size
 from rearview.cli.terminal.progress import Bar, Lines, waiting
+from rearview.cli.versions import names_programs, replay_programs, study_options
 from rearview.errors import UsageError
 from rearview.model.proof import WITHHELD
 from rearview.model.run import name_of
@@ -150,16 +152,28 @@ def _no_name_asked(unfilled: list[str]) -> UsageError:
 
 
 @click.command(cls=TakesRuns)
-@one_run
+@click.argument(
+    "words", metavar="[RUN or FILES]...", nargs=-1, type=a_run, shell_complete=complete_run
+)
 @at_option
+@study_options
 @quiet_option
 @json_option
-def replay(which: str, at: str | None, quiet: bool, as_json: bool) -> int:
+def replay(words: Sequence[str], at: str | None, quiet: bool, as_json: bool, **chosen: Any) -> int:
     """Run a past run again from its checkpoints and prove it exact.
 
     RUN is an id or part of one, `latest` (the default), or -2 for the one before the newest. The
     user's files are not touched. Exit code 0: exact; 1: it is not, and where it first differs.
+
+    FILES are a package (study.rvz), or scripts and notebooks that are versions of one program: all
+    of them are run as one tree, shared cells once, and their outputs compared with the recorded
+    ones. The other options are for these.
     """
+    if names_programs(words):
+        return replay_programs(words, as_json=as_json, quiet=quiet, **chosen)
+    if len(words) > 1:
+        raise click.UsageError("Give one run, or the files of several versions.")
+    which = words[0] if words else "latest"
     with Bar(quiet=quiet) as bar:
         report = open_history().replay(which, at=at, progress=bar)
     if not as_json and not quiet:

@@ -66,6 +66,8 @@ COMMANDS = {
     "note": ("runs", "Write a note about a run."),
     "rm": ("runs", "Remove runs: records, checkpoints, replays and source."),
     "replay": ("backfill", "Run a past run again from its checkpoints and prove it exact."),
+    "tree": ("versions", "Show many versions as one execution tree: what they share."),
+    "pack": ("versions", "Write versions with their data into one package for others."),
     "backfill": ("backfill", "Fill columns for past runs from log statements added since."),
     "workers": (
         "backfill",
