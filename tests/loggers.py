@@ -27,6 +27,9 @@ class Lines:
     def get_kept(self):
         return [value.tolist() for value in self.kept]
 
+    def get_ends(self):
+        return [(value[0].item(), value[-1].item()) for value in self.kept]
+
     def get_types(self):
         return [f"{type(v).__module__}.{type(v).__name__}" for v in self.kept]
 
