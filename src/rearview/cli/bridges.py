@@ -26,9 +26,9 @@ TABLES = ("csv", "parquet", "json", "jsonl", "md")
 @click.argument("tracker", type=click.Choice(TRACKERS))
 @click.argument("path")
 def import_(tracker: str, path: str) -> int:
-    """Import the runs of another tracker: each becomes a run with records at its steps.
+    """Import the runs of another tracker: TensorBoard, MLflow or W&B.
 
-    PATH is a folder of event files, MLflow's database, mlruns folder or server, or a folder with
+    Each becomes a run with records at its steps. PATH is a folder of event files, MLflow's database, mlruns folder or server, or a folder with
     offline runs of W&B. Parameters become arguments. Importing again adds only what is new.
     """
     from rearview.bridges.imported_runs import import_runs, project_at
@@ -118,9 +118,9 @@ def _write(tracker: str, run: ExportedRun, place: str, project: str) -> Exported
     "and nothing is written.",
 )
 def mcp(allow_replay: bool) -> int:
-    """Serve the runs of this project to agents: Model Context Protocol on standard input and output.
+    """Serve the runs of this project to coding agents.
 
-    A client starts this command itself. Offers runs, table, sql, show and the price of a backfill.
+    It speaks the Model Context Protocol on standard input and output. A client starts this command itself. Offers runs, table, sql, show and the price of a backfill.
     """
     from rearview.bridges.mcp_server import serve
 

@@ -60,7 +60,7 @@ COMMANDS = {
     "compare": ("runs", "Compare two runs: arguments, results, source, environment."),
     "files": ("files", "List the files that a run wrote, and fetch them."),
     "export": ("files", "Write a table to FILE, or runs to another tracker."),
-    "import": ("bridges", "Import the runs of TensorBoard, MLflow or W&B."),
+    "import": ("bridges", "Import the runs of another tracker: TensorBoard, MLflow or W&B."),
     "name": ("runs", "Give a run a name, by which every command finds it."),
     "tag": ("runs", "Give a run tags, to find it again."),
     "note": ("runs", "Write a note about a run."),
@@ -84,7 +84,7 @@ COMMANDS = {
     ),
     "gc": ("maintenance", "Free space by dropping checkpoints."),
     "doctor": ("maintenance", "Check this machine and this project, and say what to do."),
-    "mcp": ("bridges", "Serve the runs of this project to agents (Model Context Protocol)."),
+    "mcp": ("bridges", "Serve the runs of this project to coding agents."),
     "demo": ("demo", "See it happen: record, edit, backfill, in under a minute."),
     "completion": ("main", "Print the completion script of a shell."),
 }
