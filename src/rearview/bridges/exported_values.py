@@ -9,7 +9,7 @@ from typing import Any
 
 from rearview._history import History
 from rearview.model import Run
-from rearview.store.media import StoredValue, in_text
+from rearview.store.media import StoredValue, value_in_text
 
 
 @dataclass(frozen=True)
@@ -100,5 +100,5 @@ def _value(row: dict[str, Any]) -> Any:
     if isinstance(text, StoredValue) or kind == "null":
         return None if kind == "null" else text
     if kind == "object":
-        return in_text(text)
+        return value_in_text(text)
     return text if kind in {"str", "json"} else None

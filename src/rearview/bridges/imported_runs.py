@@ -75,9 +75,9 @@ def import_runs(project: Project, tracked_runs: Iterable[TrackedRun]) -> list[Im
     """Store runs of another tracker; those that are there get what is new of them."""
     runs = Runs(project)
     known = {
-        (fact.get("from"), fact.get("key")): run.id
+        (run.facts.imported.get("from"), run.facts.imported.get("key")): run.id
         for run in runs.all()
-        if isinstance(fact := run.facts.get("imported"), dict)
+        if run.facts.imported
     }
     history = History(project)
     out = []
@@ -90,7 +90,7 @@ def import_runs(project: Project, tracked_runs: Iterable[TrackedRun]) -> list[Im
         added = _add_values(project, runs, history, run, tracked, is_new=is_new)
         if tracked.exit_code is not None and runs.get(run).ended is None:
             ended = tracked.ended or tracked.started
-            runs.end(run, tracked.exit_code, {"time": ended})
+            runs.end(run, tracked.exit_code, moment=ended)
         out.append(Imported(run, tracked.key, tracked.source, added, is_new))
     return out
 
