@@ -134,7 +134,7 @@ _ENDINGS = {"plain": ".txt", "markdown": ".md", "html": ".html"}
 
 
 @dataclass(frozen=True)
-class Table:
+class DataTable:
     """Rows of plain values under named columns; data frames become one by themselves."""
 
     columns: Sequence[str]
@@ -147,7 +147,7 @@ class Table:
         for number, row in enumerate(rows):
             if len(row) != len(columns):
                 raise _refused(
-                    "Table",
+                    "DataTable",
                     f"row {number} has {len(row)} cells, and there are {len(columns)} columns",
                 )
         text = json.dumps({"columns": columns, "rows": rows}, separators=(",", ":"))
@@ -155,7 +155,7 @@ class Table:
         return zlib.compress(text.encode()), facts
 
     @classmethod
-    def decoded(cls, data: bytes, facts: Mapping[str, Any]) -> Table:  # noqa: ARG003 - as the others
+    def decoded(cls, data: bytes, facts: Mapping[str, Any]) -> DataTable:  # noqa: ARG003 - as the others
         """Return the table in stored bytes."""
         found = json.loads(_inflated(data))
         return cls(list(found["columns"]), [list(row) for row in found["rows"]])
@@ -237,7 +237,7 @@ class ConfusionMatrix:
     def file(self) -> tuple[str, bytes]:
         """Return the ending and the content of a file for people."""
         rows = [[label, *row] for label, row in zip(self.labels, self.counts, strict=True)]
-        return Table(["", *self.labels], rows).file()
+        return DataTable(["", *self.labels], rows).file()
 
     def _repr_html_(self) -> str:
         most = max((count for row in self.counts for count in row), default=0) or 1
@@ -319,7 +319,7 @@ class Histogram:
 MEDIA: dict[str, Any] = {
     "audio": Audio,
     "text": Text,
-    "table": Table,
+    "table": DataTable,
     "confusion": ConfusionMatrix,
 }
 """Classes that read stored bytes again, by kind."""
@@ -331,16 +331,16 @@ def as_media(value: Any) -> Any:
     Data frames of pandas and polars become tables; tables, histograms and pictures of W&B what they
     are, without asking that library.
     """
-    if isinstance(value, (Audio, Text, Table, ConfusionMatrix, Image, Histogram)):
+    if isinstance(value, (Audio, Text, DataTable, ConfusionMatrix, Image, Histogram)):
         return value
     kind = type(value)
     home, name = kind.__module__.split(".")[0], kind.__name__
     if name == "DataFrame" and home in {"pandas", "polars"}:
         rows = value.rows() if home == "polars" else value.itertuples(index=False, name=None)
-        return Table([str(column) for column in value.columns], rows)
+        return DataTable([str(column) for column in value.columns], rows)
     if home == "wandb":
         if name == "Table":
-            return Table(list(value.columns), value.data)
+            return DataTable(list(value.columns), value.data)
         if name == "Histogram":
             return Histogram(list(value.histogram), list(value.bins))
         if name == "Image" and getattr(value, "image", None) is not None:

@@ -46,7 +46,7 @@ def some_runs(tmp_path):
         "weights": np.histogram(np.arange(10.0), bins=4),
         "picture": media.Image(np.zeros((4, 6, 3))),
         "sound": media.Audio(np.zeros(80), 8000),
-        "cases": media.Table(["a"], [[1], [2]]),
+        "cases": media.DataTable(["a"], [[1], [2]]),
     }
     recorded.add(run, *calls, *inner, (at(), {"best": 0.25}), (at(epoch=0), shown), put=put)
     recorded.runs.end(run, 0)

@@ -38,7 +38,7 @@ def test_audio_keeps_its_samples_and_rate(tmp_path):
 
 def test_texts_tables_and_matrices_are_what_they_were(tmp_path):
     text = media.Text("# Ünïcode\n" * 50, "markdown")
-    table = media.Table(["a", "b"], [[1, "x"], [None, 2.5], [True, "<b>"]])
+    table = media.DataTable(["a", "b"], [[1, "x"], [None, 2.5], [True, "<b>"]])
     matrix = media.ConfusionMatrix.of([0, 1, 1, 2], [0, 1, 2, 2])
     found = back(tmp_path, text, table, matrix)
     assert found[0] == text
@@ -73,8 +73,8 @@ def test_a_histogram_of_lists_is_one_like_that_of_numpy(tmp_path):
 
 
 def test_the_same_table_is_stored_once(tmp_path):
-    table = media.Table(["a"], [[k] for k in range(5000)])
-    past = logged(tmp_path, table, table, media.Table(["a"], [[k] for k in range(5000)]))
+    table = media.DataTable(["a"], [[k] for k in range(5000)])
+    past = logged(tmp_path, table, table, media.DataTable(["a"], [[k] for k in range(5000)]))
     assert len({row["x"].oid for row in past.table("x").described()}) == 1
     assert next(past.table("x").described())["x"].nbytes < 5000 * 4
 
@@ -84,7 +84,7 @@ def test_they_are_described_drawn_and_saved(tmp_path):
         tmp_path,
         media.Audio(np.zeros(4000), 8000),
         media.Text("<script>alert(1)</script>"),
-        media.Table(["a"], [[1], [2]]),
+        media.DataTable(["a"], [[1], [2]]),
         media.ConfusionMatrix([[1, 0], [2, 3]], ["cat", "dog"]),
     )
     described = [str(row["x"]) for row in past.table("x").described()]
@@ -112,7 +112,7 @@ def test_they_are_described_drawn_and_saved(tmp_path):
     [
         (media.Audio(np.zeros((2, 2, 2))), "shape"),
         (media.Text("x", "rtf"), "rtf"),
-        (media.Table(["a"], [[1, 2]]), "row 0"),
+        (media.DataTable(["a"], [[1, 2]]), "row 0"),
         (media.ConfusionMatrix([[1, 2]], ["a"]), "as many"),
         (media.Image(b"no"), "no PNG"),
         (media.Histogram([1], [1]), "2 edges"),

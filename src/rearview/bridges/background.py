@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from rearview.bridges.call_channel import CHANNELS, OPEN, PENDING, REPLAY, Channel
+from rearview.bridges.call_channel import CHANNELS, OPEN, PENDING, REPLAY, CallChannel
 from rearview.bridges.writer_process import SET
 from rearview.bridges.writer_recipes import recipe_of
 from rearview.config import Settings
@@ -46,7 +46,7 @@ def background(writer: Any, *args: Any, **given: Any) -> Any:
     bound = _settings().background_memory if memory is None else int(memory)
     replay = _is_replay()
     recipe = recipe_of(writer, args, given, forks=start == "fork" or replay)
-    channel = Channel(recipe, bound)
+    channel = CallChannel(recipe, bound)
     if replay:
         channel.state = REPLAY
     else:
@@ -79,7 +79,7 @@ class Background:
     """
 
     __slots__ = ("__weakref__", "_rearview_root")
-    _rearview_channel: Channel
+    _rearview_channel: CallChannel
     _rearview_path: tuple[str, ...] = ()
 
     def __getattr__(self, name: str) -> Any:
@@ -159,7 +159,7 @@ class Background:
         )
 
 
-def _is_method(channel: Channel, path: tuple[str, ...], name: str) -> bool:
+def _is_method(channel: CallChannel, path: tuple[str, ...], name: str) -> bool:
     """Return True if the writer's class has the method; nothing is asked for that."""
     if path or channel.recipe.type is None:
         return False
@@ -180,7 +180,7 @@ def _closing(name: str) -> Callable[[Background], None]:
     return close
 
 
-def _stand_in(channel: Channel, path: tuple[str, ...], root: Any = None) -> Any:
+def _stand_in(channel: CallChannel, path: tuple[str, ...], root: Any = None) -> Any:
     """Return an object of a class of its own, so that methods are found as fast as any."""
     names: dict[str, Any] = {
         "__slots__": (),

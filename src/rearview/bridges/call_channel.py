@@ -33,7 +33,7 @@ from rearview.bridges.writer_process import (
     FINISH,
     NICE,
     START,
-    Writer,
+    CallServer,
     stand_behind,
 )
 from rearview.bridges.writer_recipes import Recipe
@@ -45,7 +45,7 @@ _POLL = 0.001
 """Seconds between looks at a ring that is full."""
 _ORPHANED = 5.0
 """Seconds after which a lock is taken to be held by nobody: an exception struck as it was taken."""
-CHANNELS: weakref.WeakSet[Channel] = weakref.WeakSet()
+CHANNELS: weakref.WeakSet[CallChannel] = weakref.WeakSet()
 """Channels of this process: the end of the program waits for them."""
 
 
@@ -68,7 +68,7 @@ def _close_figure(args: Any, given: Any) -> None:
 _AFTER = {"add_figure": _close_figure}
 
 
-class Channel:
+class CallChannel:
     """The program's side of one background writer."""
 
     def __init__(self, recipe: Recipe, bound: int) -> None:
@@ -577,7 +577,7 @@ def _exception(described: tuple[str, bytes | None, str]) -> BaseException:
     return exc
 
 
-def _be_forked_writer(channel: Channel, answers: int, parent: int) -> None:
+def _be_forked_writer(channel: CallChannel, answers: int, parent: int) -> None:
     """Serve the ring in a copy of the program; never returns."""
     code = 1
     try:
@@ -586,7 +586,7 @@ def _be_forked_writer(channel: Channel, answers: int, parent: int) -> None:
         torch = sys.modules.get("torch")
         if torch is not None:
             torch.set_num_threads(1)  # its thread pool was not copied
-        writer = Writer(channel.ring, channel.wake, answers, parent)
+        writer = CallServer(channel.ring, channel.wake, answers, parent)
         try:
             writer.target = channel.recipe.make()
         except BaseException as exc:

@@ -148,7 +148,7 @@ def _value(raw: Any, files: Path) -> Any:
                 return media.Image(path.read_bytes())
             if kind == "table-file":
                 found = json.loads(path.read_bytes())
-                return media.Table(found["columns"], found["data"])
+                return media.DataTable(found["columns"], found["data"])
             if kind == "audio-file" and path.suffix == ".wav":
                 return media.Audio(path.read_bytes())
     return raw

@@ -48,7 +48,7 @@ def main(facts: dict[str, Any]) -> None:
     ring = Ring(facts["memory"], facts["size"], facts["bound"])
     code = 0
     try:
-        writer = Writer(ring, facts["wake"], facts["answers"], facts["parent"])
+        writer = CallServer(ring, facts["wake"], facts["answers"], facts["parent"])
         writer.has_own_handlers = True
         writer.serve()
     except BaseException:
@@ -68,7 +68,7 @@ def stand_behind(nice: int) -> None:
         os.nice(nice)
 
 
-class Writer:
+class CallServer:
     """The consuming side of a ring, with the object that the calls are for."""
 
     def __init__(self, ring: Ring, wake: int, answers: int, parent: int) -> None:

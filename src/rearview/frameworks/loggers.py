@@ -33,7 +33,7 @@ def lightning_logger(name: str = "rearview") -> Any:
     """
     base, only_on_rank_zero = _lightning()
 
-    class RearviewLogger(base):  # type: ignore[misc, valid-type]  # of a library that may be absent
+    class LightningLogger(base):  # type: ignore[misc, valid-type]  # of a library that may be absent
         """Logs metrics of Lightning to Rearview."""
 
         @property
@@ -66,9 +66,9 @@ def lightning_logger(name: str = "rearview") -> Any:
 
         def log_text(self, key: str, columns: Any = None, data: Any = None, **_: Any) -> None:
             """Log a table of texts, as W&B's logger does."""
-            rearview.log(key, rearview.media.Table(list(columns or []), data or []))
+            rearview.log(key, rearview.media.DataTable(list(columns or []), data or []))
 
-    return RearviewLogger()
+    return LightningLogger()
 
 
 def _lightning() -> tuple[Any, Any]:
@@ -91,7 +91,7 @@ def keras_logger(every_batch: bool = False) -> Any:
     """Return a Keras callback that logs metrics after every epoch, or after every batch as well."""
     import keras
 
-    class RearviewLogger(keras.callbacks.Callback):
+    class KerasLogger(keras.callbacks.Callback):
         """Logs metrics of Keras to Rearview."""
 
         def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
@@ -110,7 +110,7 @@ def keras_logger(every_batch: bool = False) -> Any:
             if logs:
                 rearview.log(plain_metrics(logs))
 
-    return RearviewLogger()
+    return KerasLogger()
 
 
 def report_to_rearview() -> None:
