@@ -66,6 +66,8 @@ class Settings:
     """Compress large parts of state if that pays (`auto`), or `never`."""
     propagation: float = 0.6
     """Least certainty, from 0 to 1, of a statement's place in a past version; below it Rearview refuses."""
+    background_memory: int = 256 << 20
+    """Bytes that calls waiting for a background writer may take; a call waits while there is no room."""
     trust: Literal["auto", "yes", "no"] = "auto"
     """Run and unpickle what is in the store: `auto` if it was made here or trusted by `rearview trust`,
     `yes` (only in the environment), or `no`."""

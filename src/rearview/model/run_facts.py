@@ -48,6 +48,8 @@ class RunStart(msgspec.Struct, frozen=True, kw_only=True):
     """Processor, cores and accelerators (`store.machine.hardware`)."""
     threads: dict[str, str] = {}
     """Environment variables that bound thread counts."""
+    imported: dict[str, str] = {}
+    """Tracker, key, name and place (`from`, `key`, `name`, `source`) of a run that was imported."""
     rebuilt: bool = False
     """Whether these facts were damaged and rewritten from the id and version of the run."""
 

@@ -200,9 +200,17 @@ class Runs:
         os.close(open_file(file, os.O_WRONLY | os.O_CREAT))
         os.utime(file)
 
-    def end(self, run: str, exit_code: int, measured: RunEnd | None = None) -> None:
-        """Publish that a run has ended now, with what it measured."""
-        end = msgspec.structs.replace(measured or RunEnd(), time=time.time(), exit_code=exit_code)
+    def end(
+        self,
+        run: str,
+        exit_code: int,
+        measured: RunEnd | None = None,
+        *,
+        moment: float | None = None,
+    ) -> None:
+        """Publish that a run has ended, now or at `moment`, with what it measured."""
+        when = time.time() if moment is None else moment
+        end = msgspec.structs.replace(measured or RunEnd(), time=when, exit_code=exit_code)
         facts = {"format": FORMAT, **fields_of_record(end)}
         publish(self.folder(run) / "end.json", add_check(encode(facts)))
 
