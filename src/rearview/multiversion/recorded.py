@@ -7,7 +7,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from rearview.config import Settings
 from rearview.errors import UsageError
@@ -75,15 +74,14 @@ def _version(
         for name, value in (environment.values if environment else {}).items()
         if not name.startswith(UNSET_BY_REPLAY)
     }
-    end = run.facts.get("end", {})
     files = _files(project, run, {n: data for n, data in sources.items() if n != script})
-    loaded = {os.path.normpath(name) for name in end.get("files", ())}
+    loaded = {os.path.normpath(name) for name in run.end.files or ()}
     inputs = {
         name
         for name in files
         if name in loaded or name not in sources or name.endswith(READ_BY_LIBRARIES)
     }
-    read = {run.now(path, str(project.root)) for path in end.get("inputs", {})}
+    read = {run.now(path, str(project.root)) for path in run.end.inputs}
     inputs |= {name for name in files if str(project.root / name) in read}
     lines = [line for line in printed(folder) if line.stream == "out"]
     return StudyVersion(
@@ -95,7 +93,7 @@ def _version(
         argv=run.argv,
         environment=values,
         files=files,
-        inputs=frozenset(inputs) if end else None,
+        inputs=frozenset(inputs) if run.ended is not None else None,
         printed="\n".join(line.text for line in lines),
         run=run.id,
     )
@@ -121,7 +119,7 @@ def _files(project: Project, run: Run, sources: dict[str, bytes]) -> dict[str, F
             part.rename(place)
         files[name] = FileRef(digest, len(data), place)
     root = str(project.root)
-    for path, (size, _, digest) in run.facts.get("end", {}).get("inputs", {}).items():
+    for path, (size, _, digest) in run.end.inputs.items():
         now = Path(run.now(path, root))
         try:
             name = now.relative_to(root).as_posix()
@@ -143,13 +141,11 @@ def _with_costs(project: Project, run: Run, cells: tuple[StudyCell, ...]) -> tup
 
     Imports and loops were measured; the rest of the run is divided equally over the other cells.
     """
-    end: dict[str, Any] = run.facts.get("end", {})
-    total = float(end.get("seconds", 0.0))
-    imports = {name: float(s) for name, s in end.get("imports", {}).items()}
+    total, imports = run.end.seconds, dict(run.end.imports)
     loops = {
-        site.rpartition(":")[2]: float(facts.get("seconds", 0.0))
-        for site, facts in end.get("loops", {}).items()
-        if ":<module>:" in site and facts.get("outermost")
+        site.rpartition(":")[2]: facts.seconds
+        for site, facts in run.end.loops.items()
+        if ":<module>:" in site and facts.outermost
     }
     known: list[float | None] = []
     for cell in cells:
