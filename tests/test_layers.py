@@ -16,6 +16,7 @@ MAY_IMPORT = {
     "source/probes": "errors source",
     "source/propagate": "source source/probes",
     "plan": "errors model",
+    "plan/versions": "errors",
     # live objects
     "state": "errors model state/codecs",
     "state/codecs": "errors state",
@@ -52,11 +53,16 @@ MAY_IMPORT = {
         "backfill config errors execute model plan remote source source/probes source/propagate "
         "state store store/checkpoints store/maintenance store/tables store/versions"
     ),
+    # many versions as one tree
+    "multiversion": (
+        "config errors model plan/versions source store store/checkpoints store/versions"
+    ),
     # what people see
     "frameworks": "public",
     "notebook": "public",
+    "web": "_history errors model public store store/checkpoints store/tables",
     # the power in the grid and submit files are asked about before there is any history
-    "cli": "_history checkpointer cli/terminal config energy errors model public",
+    "cli": "_history checkpointer cli/terminal config energy errors model multiversion public web",
     "cli/terminal": "_history errors model",
 }
 """Room -> the rooms it may import besides itself, exactly; `public` is `import rearview`."""
@@ -72,7 +78,7 @@ HEAVY = {
 IMPURE = {
     *("os", "io", "time", "pathlib", "subprocess", "socket", "shutil", "random", "sys", "tempfile"),
 }
-PURE = ("source", "source/probes", "source/propagate", "plan", "model")
+PURE = ("source", "source/probes", "source/propagate", "plan", "plan/versions", "model")
 
 
 def test_every_room_has_a_row_and_every_row_a_room():

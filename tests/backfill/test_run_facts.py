@@ -8,7 +8,7 @@ import pytest
 from limits import HUNG
 from plainly import recorded, write
 from rearview._history import history
-from rearview.backfill.reports import Missing
+from rearview.backfill.reports import MissingCells
 from rearview.backfill.run_facts import deep_loops, inner_loops
 from rearview.model import LoopTotals, MainLoop, RunEnd
 from rearview.model.run_facts import read_record
@@ -62,10 +62,10 @@ def test_iterations_that_pass_in_slices_count_their_inner_loops_each(tmp_path):
     assert any(many > 1 for many, _ in main.iterations), "nothing passed in slices"
     assert [count for _, count in main.inner["train.py:<module>:1:step"]] == [3] * 40
     probe(tmp_path, "total +=", "t")
-    assert history(tmp_path).plan(["t"]).missing == Missing(120)
+    assert history(tmp_path).plan(["t"]).missing == MissingCells(120)
     # asked for one of those that passed together with others
     assert filled(tmp_path, "t", "epoch=37/step=1") == 1
-    assert history(tmp_path).plan(["t"]).missing == Missing(120)
+    assert history(tmp_path).plan(["t"]).missing == MissingCells(120)
     assert filled(tmp_path, "t") == 120
 
 
@@ -78,7 +78,7 @@ def test_loops_are_counted_at_any_depth(deep, after, cells):
     if after.startswith("for"):
         text = (deep / "train.py").read_text()
         write(deep, train=moved_up(text))
-    assert history(deep).plan(["t"]).missing == Missing(cells)
+    assert history(deep).plan(["t"]).missing == MissingCells(cells)
     assert filled(deep, "t") == cells
 
 
@@ -143,10 +143,10 @@ def test_runs_of_before_counted_slices_together():
 
 
 def test_how_many_is_said_as_it_is_known():
-    assert str(Missing(2)) == "2 cells"
-    assert str(Missing(1, about=True)) == "about 1 cell"
-    assert str(Missing(6, least=True)) == "at least 6 cells"
-    assert str(Missing(6, about=True, least=True)) == "at least about 6 cells"
+    assert str(MissingCells(2)) == "2 cells"
+    assert str(MissingCells(1, about=True)) == "about 1 cell"
+    assert str(MissingCells(6, least=True)) == "at least 6 cells"
+    assert str(MissingCells(6, about=True, least=True)) == "at least about 6 cells"
 
 
 def test_a_run_that_was_gone_on_with_can_be_asked_for_what_ran_before(tmp_path, monkeypatch):
@@ -159,7 +159,7 @@ def test_a_run_that_was_gone_on_with_can_be_asked_for_what_ran_before(tmp_path, 
     first = history(tmp_path).run().end.main.counted[0]
     assert 0 < first <= 3
     probe(tmp_path, "total +=", "t")
-    assert history(tmp_path).plan(["t"]).missing == Missing(18, about=True)
+    assert history(tmp_path).plan(["t"]).missing == MissingCells(18, about=True)
     assert filled(tmp_path, "t", "epoch=1/step=1") == 1
     assert filled(tmp_path, "t") == 18
 

@@ -19,7 +19,13 @@ if TYPE_CHECKING:
     from rearview.backfill.corrections import Correction
     from rearview.backfill.propagation import Propagated
     from rearview.backfill.question import Question
-    from rearview.backfill.reports import BackfillReport, Missing, PlanReport, Refusal, Unproved
+    from rearview.backfill.reports import (
+        BackfillReport,
+        MissingCells,
+        PlanReport,
+        Refusal,
+        Unproved,
+    )
     from rearview.execute.replay_jobs import ReplayOutcome
     from rearview.execute.start_command import StartCommand
     from rearview.execute.status import ENDED, BackfillStatus, Event, Progress, SegmentProgress
@@ -43,7 +49,7 @@ __all__ = [
     "History",
     "Inspection",
     "Machine",
-    "Missing",
+    "MissingCells",
     "PlanReport",
     "Preemption",
     "Problem",
@@ -79,7 +85,13 @@ _HOMES = {
     "rearview.backfill.corrections": ("Correction",),
     "rearview.backfill.propagation": ("Propagated",),
     "rearview.backfill.question": ("Question",),
-    "rearview.backfill.reports": ("BackfillReport", "Missing", "PlanReport", "Refusal", "Unproved"),
+    "rearview.backfill.reports": (
+        "BackfillReport",
+        "MissingCells",
+        "PlanReport",
+        "Refusal",
+        "Unproved",
+    ),
     "rearview.execute.replay_jobs": ("ReplayOutcome",),
     "rearview.execute.start_command": ("StartCommand",),
     "rearview.execute.status": ("ENDED", "BackfillStatus", "Event", "Progress", "SegmentProgress"),

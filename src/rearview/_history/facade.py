@@ -19,6 +19,7 @@ from rearview._history.checkpoint_state import (
 )
 from rearview._history.compare_runs import Comparison, compare
 from rearview._history.export_values import SavedValue, loaded, save_values
+from rearview._history.plots import Plot, plot_of
 from rearview._history.reports import Removal, RunReport
 from rearview._history.start_run import Preemption, edited_source, environment_note, source_note
 from rearview.backfill.backfill import Backfiller
@@ -241,11 +242,11 @@ class History:
 
     def names(self) -> list[str]:
         """Return every name that has values, or that the newest source logs."""
-        return sorted({*self._tables.names(), *(name for name, _ in self._virtual())})
+        return sorted({*self._tables.names(), *(name for name, _ in self.virtual())})
 
     def empty(self, names: Sequence[str]) -> list[str]:
         """Return those of `names` that the newest source logs and that have no value yet."""
-        virtual = {name for name, _ in self._virtual()} - set(self._tables.names())
+        virtual = {name for name, _ in self.virtual()} - set(self._tables.names())
         return [name for name in dict.fromkeys(names) if name in virtual]
 
     def table(
@@ -270,9 +271,22 @@ class History:
             runs=chosen,
             order=order,
             limit=limit,
-            virtual=self._virtual(),
+            virtual=self.virtual(),
             unproved=unproved,
         )
+
+    def plot(
+        self,
+        *names: str,
+        where: str | None = None,
+        runs: Sequence[str] | None = None,
+        by: str | None = None,
+    ) -> Plot:
+        """Return the values of `names` as lines over their loop, one per run; a notebook draws them.
+
+        `by` is an argument: one line per value of it, the mean of its runs. `.save("loss.svg")` writes it.
+        """
+        return plot_of(self, names, where=where, runs=runs, by=by)
 
     def sql(self, query: str, *, unproved: bool = False) -> Table:
         """Return the answer to one SQL question over the tables of docs/schema.md.
@@ -283,8 +297,11 @@ class History:
         self._tables.refresh()
         return self._tables.sql(query, unproved=unproved, values=True)
 
-    def _virtual(self) -> list[tuple[str, tuple[str, ...]]]:
-        """Return names that the work tree logs at constant names, with the loops around them."""
+    def virtual(self) -> list[tuple[str, tuple[str, ...]]]:
+        """Return the constant names that the work tree logs, each with the loops around it.
+
+        These are columns of every table, empty where no value was logged or filled.
+        """
         try:
             edited = self._probing([]).edited
         except RearviewError:
@@ -298,6 +315,10 @@ class History:
     def diff(self, a: str, b: str = WORKTREE) -> str:
         """Return what changed in the source from run `a` to run `b` or to the work tree."""
         return self._versions.diff(self._version(a), self._version(b))
+
+    def source(self, which: str = WORKTREE) -> dict[str, bytes]:
+        """Return the files of the source that a run had, or of the work tree, by their paths."""
+        return self._versions.files(self._version(which))
 
     def statement_diff(self, a: str, b: str = WORKTREE) -> list[StatementChange]:
         """Return what became of each statement from run `a` to run `b` or to the work tree.

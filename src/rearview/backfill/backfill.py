@@ -32,7 +32,7 @@ from rearview.backfill.question import Question
 from rearview.backfill.reports import (
     BackfillReport,
     Insertion,
-    Missing,
+    MissingCells,
     PlanReport,
     Refusal,
     Unproved,
@@ -188,7 +188,7 @@ class Backfiller:
         return PlanReport(
             plan,
             refusals,
-            Missing(
+            MissingCells(
                 sum(work.cells for work in surveyed.work),
                 about=any(work.about for work in surveyed.work),
                 least=any(work.least for work in surveyed.work),

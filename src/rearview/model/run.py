@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from html import escape
 from typing import Any
 
 from rearview.model.run_facts import Continuation, RunEnd, RunStart
@@ -177,6 +178,26 @@ class Run:
         took = "" if self.ended is None else f", {self.ended - self.started:.1f} s"
         name = f" {self.name!r}" if self.name else ""
         return f"<Run {self.id}{name}: {command}, {self.status}{took}>"
+
+    def _repr_html_(self) -> str:
+        """Return the facts of the run as HTML: what a notebook shows."""
+        took = "" if self.ended is None else f"{self.ended - self.started:.1f} s"
+        facts = {
+            "run": self.id,
+            "name": self.name,
+            "status": str(self.status),
+            "command": " ".join((self.script, *self.argv)),
+            "took": took,
+            "tags": ", ".join(self.tags),
+            "note": self.note,
+            **{f"--{name}": str(value) for name, value in self.args.items()},
+        }
+        rows = (
+            f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>"
+            for name, value in facts.items()
+            if value
+        )
+        return f"<table><tbody>{''.join(rows)}</tbody></table>"
 
     @property
     def source(self) -> str:

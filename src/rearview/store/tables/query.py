@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 from rearview.errors import UsageError
 from rearview.model.proof import TRUSTED
@@ -398,6 +399,26 @@ def parse_question(query: str) -> tuple[str, str]:
         if name in _TELLS:
             return "", f"SELECT * FROM pragma_{name}{pragma[2] or '()'}"
     return "", query
+
+
+def check_condition(con: Any, where: str) -> None:
+    """Raise if a condition is not valid SQL, with a message about the condition alone."""
+    import duckdb
+
+    said = "it is more than one"
+    try:
+        for text in (f"SELECT 1 WHERE {where}", f"SELECT ({where}\n)"):
+            if len(con.extract_statements(text)) != 1:
+                break
+        else:
+            return
+    except duckdb.Error as exc:
+        said = str(exc).strip().partition("\n")[0]
+    raise UsageError(
+        f"The condition {where!r} cannot be read: {said}. Write SQL over names, loops and "
+        "arguments, such as 'acc < 0.9 and epoch > 10'.",
+        slug="sql",
+    )
 
 
 def explain(duck: Duck, how: str, question: str) -> Table:

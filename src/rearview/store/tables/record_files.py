@@ -12,7 +12,7 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,17 +67,32 @@ class Shelf:
 
 def gather(project: Project, con: Duck) -> Shelf:
     """Find all records; seal complete files, load the others into the table `own.live`."""
-    runs = Runs(project)
-    shelf = Shelf(runs.all())
+    shelf = Shelf(Runs(project).all())
     shelf.problems += [run.damaged for run in shelf.runs if run.damaged]
     con.execute(f"CREATE OR REPLACE TABLE own.live ({LONG})")
+    gather_records(project, con, shelf, [run.id for run in shelf.runs])
+    return shelf
+
+
+def gather_records(
+    project: Project,
+    con: Duck,
+    shelf: Shelf,
+    chosen: Sequence[str],
+    known: Callable[[Path], Summary | None] | None = None,
+) -> None:
+    """Find the records of the chosen runs anew, and put them on the shelf.
+
+    `known` may return the summary of a sealed file that was checked before, which is not read then.
+    """
+    runs = Runs(project)
     sealed: list[Path] = []
     complete: list[Path] = []
     growing: list[Path] = []
-    for run in shelf.runs:
-        folder = runs.folder(run.id)
-        shelf.replays[run.id] = runs.replays(run.id) if (folder / "replays.jsonl").exists() else []
-        shelf.parts[run.id] = []
+    for run in chosen:
+        folder = runs.folder(run)
+        shelf.replays[run] = runs.replays(run) if (folder / "replays.jsonl").exists() else []
+        shelf.parts[run] = []
         found = {file.name: file for file in folder.glob("records-*")}
         for file in found.values():
             if file.suffix == ".parquet":
@@ -94,11 +109,17 @@ def gather(project: Project, con: Duck) -> Shelf:
         sealed += _load_batch(con, shelf, batch, growing=False)
     for batch in _batches(growing):
         sealed += _load_batch(con, shelf, batch, growing=True)
-    for file, summary in _summaries(con, shelf, dict.fromkeys(sealed)):
+    unknown: list[Path] = []
+    for file in dict.fromkeys(sealed):
+        summary = known(file) if known is not None else None
+        if summary is None:
+            unknown.append(file)
+        else:
+            shelf.parts[file.parent.name].append(RecordPart(file, summary, file.stat().st_size))
+    for file, summary in _summaries(con, shelf, unknown):
         shelf.parts[file.parent.name].append(RecordPart(file, summary, file.stat().st_size))
-    for parts in shelf.parts.values():
-        parts.sort(key=lambda part: (part.summary.process, str(part.file)))
-    return shelf
+    for run in chosen:
+        shelf.parts[run].sort(key=lambda part: (part.summary.process, str(part.file)))
 
 
 def _batches(files: Sequence[Path]) -> Iterator[list[Path]]:

@@ -16,6 +16,7 @@ from rearview.store.tables.pivot import depth
 from rearview.store.tables.query import (
     WORD,
     Ask,
+    check_condition,
     explain,
     known_columns,
     last_value_sql,
@@ -244,24 +245,8 @@ class Tables:
 
     def _condition(self, where: str | None) -> None:
         """Raise if a condition is not valid SQL, with a message about the condition alone."""
-        import duckdb
-
-        if where is None:
-            return
-        said = "it is more than one"
-        try:
-            for text in (f"SELECT 1 WHERE {where}", f"SELECT ({where}\n)"):
-                if len(self._duck().con.extract_statements(text)) != 1:
-                    break
-            else:
-                return
-        except duckdb.Error as exc:
-            said = str(exc).strip().partition("\n")[0]
-        raise UsageError(
-            f"The condition {where!r} cannot be read: {said}. Write SQL over names, loops and "
-            "arguments, such as 'acc < 0.9 and epoch > 10'.",
-            slug="sql",
-        )
+        if where is not None:
+            check_condition(self._duck().con, where)
 
     def _question(self, sql: str) -> None:
         """Raise if `sql` is not a single SELECT."""

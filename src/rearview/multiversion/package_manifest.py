@@ -1,4 +1,4 @@
-"""The environment of a study: what it was, what is here, and a fresh one like it."""
+"""What a package says of itself, and the environment it needs: what is here, and a fresh one like it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -29,6 +30,54 @@ class PackageEnvironment(msgspec.Struct, frozen=True):
     system: str = ""
     packages: dict[str, str] = {}
     """Distribution -> version."""
+
+
+class PackedFile(msgspec.Struct, frozen=True):
+    """One file of one version."""
+
+    sha256: str
+    size: int
+    embedded: bool
+
+
+class PackedCell(msgspec.Struct, frozen=True):
+    """What the author's side measured for one cell."""
+
+    code: str
+    seconds: float | None = None
+    size: int | None = None
+    reads: tuple[str, ...] | None = None
+    outputs: tuple[dict[str, Any], ...] | None = None
+    """Of a script, which does not store its outputs; a notebook has them itself."""
+
+
+class PackedVersion(msgspec.Struct, frozen=True):
+    """One version."""
+
+    name: str
+    program: str
+    source: str
+    """sha256 of the program."""
+    notebook: bool = False
+    cwd: str = ""
+    argv: tuple[str, ...] = ()
+    environment: dict[str, str | None] = {}
+    files: dict[str, PackedFile] = {}
+    inputs: tuple[str, ...] | None = None
+    printed: str | None = None
+    run: str = ""
+    cells: tuple[PackedCell, ...] = ()
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """What a package holds."""
+
+    format: int
+    created: float
+    versions: tuple[PackedVersion, ...]
+    environment: PackageEnvironment
+    tree: dict[str, Any] = {}
+    title: str = ""
 
 
 def describe_environment(texts: Iterable[str]) -> PackageEnvironment:

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
@@ -31,77 +30,25 @@ from rearview.errors import UsageError
 
 if TYPE_CHECKING:
     from rearview.multiversion.engine import Progress
-    from rearview.multiversion.execution_tree import ExecutionTree, Measurements
+    from rearview.multiversion.execution_tree import ExecutionTree
     from rearview.multiversion.package import PackageReader
+    from rearview.multiversion.recorded import OpenedStudy
     from rearview.multiversion.study import Study
 
 PLANNERS = ("auto", "prp1", "prp2", "pc", "lfu", "none")
-PROGRAMS = (".py", ".ipynb")
 PLAIN_EVERY = 10.0
 """Seconds between lines of progress where stderr is no terminal."""
 
 
-@dataclass(frozen=True)
-class Opened:
-    """A study with its programs, and where its measurements and states are kept."""
-
-    study: Study
-    programs: Mapping[str, bytes]
-    known: Measurements
-    store: Path | None
-    title: str
-
-
-def names_programs(words: Sequence[str]) -> bool:
-    """Return True if words name packages, programs or RO-Crate folders rather than runs."""
-    return any(
-        word.endswith((".rvz", *PROGRAMS)) or (Path(word) / "ro-crate-metadata.json").is_file()
-        for word in words
-    )
-
-
-def _open(words: Sequence[str]) -> Opened:
+def _open(words: Sequence[str]) -> OpenedStudy:
     """Return the study that words name: programs, an RO-Crate folder, runs; none: all runs."""
-    from rearview.multiversion.execution_tree import Measurements
-    from rearview.multiversion.recorded import from_runs
-    from rearview.multiversion.ro_crate import from_crate
-    from rearview.multiversion.study import from_files
-    from rearview.store.project import Project
-    from rearview.store.versions.versions import Versions
+    from rearview.multiversion.recorded import names_programs, open_programs, open_runs
 
-    title = ""
     if names_programs(words):
-        crate = Path(words[0])
-        if crate.is_dir():
-            study, title = from_crate(crate)
-            root = crate
-        else:
-            files = [Path(word) for word in words]
-            study = from_files(files)
-            root = Path(os.path.commonpath([file.absolute().parent for file in files]))
-        project = Project.find(root) or Project.create(root)
-        base = Path(os.path.commonpath([*(_program_folders(study, root))]))
-        programs = {v.name: (base / v.program).read_bytes() for v in study.versions}
-    else:
-        history = open_history()
-        project = history.project
-        runs = [history.run(word) for word in words] if words else history.runs()
-        study = from_runs(project, runs)
-        versions = Versions(project, history.settings)
-        source = {run.name or run.id: run.version for run in runs}
-        programs = {v.name: versions.read(source[v.name], v.program) for v in study.versions}
-    folder = project.store / "multiversion"
-    known = Measurements(folder / "cells.jsonl")
-    return Opened(study, programs, known, folder / "states", title or project.root.name)
-
-
-def _program_folders(study: Study, root: Path) -> list[Path]:
-    """Return the folder that the programs of a study are relative to."""
-    first = study.versions[0].program
-    for folder in (root, *root.parents):
-        if (folder / first).is_file():
-            return [folder]
-    return [root]
+        return open_programs(words)
+    history = open_history()
+    runs = [history.run(word) for word in words] if words else history.runs()
+    return open_runs(history.project, runs)
 
 
 @click.command(cls=TakesRuns)
@@ -319,21 +266,22 @@ def _show_dry(plan: Any, *, as_json: bool) -> None:
 
 def _open_package(
     file: Path, scratch: Path, chosen: Mapping[str, Any]
-) -> tuple[PackageReader, Opened]:
+) -> tuple[PackageReader, OpenedStudy]:
     from rearview.multiversion.execution_tree import Measurements
     from rearview.multiversion.package import MOST_BYTES, open_package
+    from rearview.multiversion.recorded import OpenedStudy
 
     reader = open_package(file, most_bytes=chosen["max_size"] or MOST_BYTES)
     study, programs = reader.extract(
         scratch / "contents", data=chosen["data"], only=list(chosen["only"])
     )
     known = Measurements()
-    return reader, Opened(study, programs, known, None, reader.manifest.title)
+    return reader, OpenedStudy(study, programs, known, None, reader.manifest.title)
 
 
-def _agreed(reader: PackageReader, opened: Opened, *, yes: bool) -> bool:
+def _agreed(reader: PackageReader, opened: OpenedStudy, *, yes: bool) -> bool:
     """Show what a package is and what it would run; ask."""
-    from rearview.multiversion.requirements import requirements
+    from rearview.multiversion.package_manifest import requirements
 
     manifest = reader.manifest
     output.said(f"{reader.file.name}: {output.printable(opened.title, line=True)}")
@@ -371,7 +319,7 @@ def _interpreter(reader: PackageReader | None, study: Study, *, offline: bool, q
         return sys.executable
     import hashlib
 
-    from rearview.multiversion.requirements import differences, fresh_environment, requirements
+    from rearview.multiversion.package_manifest import differences, fresh_environment, requirements
 
     wanted = reader.manifest.environment
     if offline:
@@ -397,7 +345,7 @@ def _interpreter(reader: PackageReader | None, study: Study, *, offline: bool, q
 def _run(
     plan: Any,
     options: Any,
-    opened: Opened,
+    opened: OpenedStudy,
     python: str,
     as_json: bool,
     quiet: bool,
