@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "energy": "durable_files errors model",
     # at rest
     "store": "config durable_files errors model source",
-    "store/versions": "config errors model store",
+    "store/versions": "config errors model source store",
     "store/checkpoints": "durable_files errors model store",
     "store/tables": "durable_files errors model store store/checkpoints store/versions",
     "store/maintenance": (
@@ -59,10 +59,13 @@ MAY_IMPORT = {
     ),
     # what people see
     "frameworks": "public",
-    "notebook": "public",
+    # the front end of a kernel, and what a live notebook offers
+    "notebook": "_history errors execute model public source store",
     "web": "_history errors model public store store/checkpoints store/tables",
     # the power in the grid and submit files are asked about before there is any history
-    "cli": "_history checkpointer cli/terminal config energy errors model multiversion public web",
+    "cli": (
+        "_history checkpointer cli/terminal config energy errors model multiversion notebook public web"
+    ),
     "cli/terminal": "_history errors model",
 }
 """Room -> the rooms it may import besides itself, exactly; `public` is `import rearview`."""

@@ -69,7 +69,6 @@ def test_options_of_python_become_variables(flags, variables):
         ("uv run python train.py --x 1", "`uv run rearview run train.py --x 1`"),
         ("env A=1 python train.py", "`env A=1 rearview run train.py`"),
         ("python -c 1", "`rearview run train.py`"),
-        ("study.ipynb", "`jupyter nbconvert --to script study.ipynb`"),
         ("pytest tests", "`rearview run -m pytest tests`"),
     ],
 )

@@ -12,7 +12,7 @@ import msgspec
 
 from rearview.errors import UsageError
 from rearview.model import Checkpoint, Run
-from rearview.model.run import columns_of
+from rearview.model.run import CELL, columns_of
 
 if TYPE_CHECKING:
     from rearview.state.variables import Variables
@@ -181,6 +181,15 @@ def nearest(
         )
     if not asked:
         return found[-1], True
+    if CELL not in asked:
+        first = next(iter(asked))
+        cells = {
+            one.point.steps[0].shown
+            for one in found
+            if one.point.loops[:1] == (CELL,) and columns_of(one.point.loops)[1:2] == [first]
+        }
+        if len(cells) == 1:  # of a notebook, where one cell has that loop
+            asked = {CELL: cells.pop(), **asked}
     names = list(asked)
     inside = [one for one in found if columns_of(one.point.loops)[: len(names)] == names]
     outer = [one for one in found if columns_of(one.point.loops) == names[: len(one.point.steps)]]

@@ -45,7 +45,7 @@ from rearview.execute.status import (
 )
 from rearview.model import Checkpoint, Control, Run, Status, Verdict
 from rearview.model.proof import WITHHELD, compared, worst
-from rearview.model.run import name_of
+from rearview.model.run import is_notebook, name_of
 from rearview.plan.facts import Machine
 from rearview.source.log_calls import names_logged
 from rearview.source.moved_files import renames
@@ -599,7 +599,15 @@ class History:
             )
         else:
             source_notes = source_note(self._versions, run)
-        return replace(command, notes=(*source_notes, *environment_note(home)))
+        kept = home if is_notebook(run.script) else None
+        notes = (*source_notes, *environment_note(home))
+        return replace(command, run_folder=kept, notes=notes)
+
+    def notebook(self, which: str = "latest") -> bytes:
+        """Return the notebook that a run executed, as its version has it."""
+        run = self.run(which)
+        name = os.path.relpath(os.path.join(run.cwd, run.script), run.home(run.cwd))  # noqa: PTH118
+        return self._versions.files(run.source)[name]
 
     def _mended(self, run: Run) -> str | None:
         """Return the version with which a run goes on if the work tree is to be used."""
@@ -608,6 +616,12 @@ class History:
             return None
         if not run.version:
             raise UsageError(f"The source of run {run.id} was not kept.", slug="no-source")
+        if is_notebook(run.script) and any(map(is_notebook, edited)):
+            raise UsageError(
+                f"Run {run.id} is of a notebook, which only goes on with the cells that it ran. Resume "
+                "it without --source, or start anew with `rearview run`.",
+                slug="mend-too-early",
+            )
         target = max(
             (one for one in self._checkpoints.of(run.id) if one.complete),
             key=lambda one: one.seq,

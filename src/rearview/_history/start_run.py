@@ -20,6 +20,7 @@ from rearview.errors import RearviewError, StoreError, UsageError
 from rearview.execute.start_command import StartCommand, start_command
 from rearview.model import Run, Status
 from rearview.model.plan import Control
+from rearview.model.run import NOTEBOOK, is_notebook
 from rearview.model.secrets import redact, redact_words
 from rearview.remote.open import open_remote
 from rearview.store.files import make_folder, publish
@@ -52,8 +53,11 @@ def start_run(
     given: Mapping[str, str] | None = None,
     settings: Mapping[str, Any] | None = None,
     preemption: Preemption | None = None,
+    cells: bool = False,
 ) -> StartCommand:
     """Return the command that records a script or module, started from the current folder.
+
+    With `cells`, a script is cut into cells, which its points begin with.
 
     With `preemption`, a run of the same command that was stopped is resumed instead.
     """
@@ -61,6 +65,9 @@ def start_run(
     root = Path(os.environ["REARVIEW_ROOT"]) if "REARVIEW_ROOT" in os.environ else here
     if not module:
         root = _root_of_script(target, here)
+    notebook = not module and is_notebook(target)
+    if notebook:
+        here, target = Path(target).resolve().parent, Path(target).name  # as Jupyter does
     control = Control(
         root=str(root.resolve()),
         target=target,
@@ -68,10 +75,24 @@ def start_run(
         args=tuple(args),
         given=dict(given or {}),
         settings=dict(settings or {}),
+        cells=cells,
     )
+    if preemption is None and notebook:
+        return _of_notebook(control, here)
     if preemption is None:
         return start_command(control, os.environ, here)
     return _start_or_resume(control, preemption, here)
+
+
+def _of_notebook(control: Control, here: Path) -> StartCommand:
+    """Return the command of a notebook's kernel; the run's folder is known before, to keep outputs in."""
+    try:
+        runs = Runs(Project.create(Path(control.root)))
+        control = msgspec.structs.replace(control, run=runs.reserve())
+    except (StoreError, OSError):
+        return start_command(control, os.environ, here)  # which says that nothing is recorded
+    command = start_command(control, os.environ, here)
+    return replace(command, run_folder=runs.folder(str(control.run)))
 
 
 def _root_of_script(target: str, here: Path) -> Path:
@@ -188,7 +209,9 @@ def edited_source(versions: Versions, run: Run) -> dict[str, bytes]:
         return {}
     old, new = versions.files(run.source), versions.files(versions.save(WORKTREE))
     return {
-        path: text for path, text in new.items() if path.endswith(".py") and old.get(path) != text
+        path: text
+        for path, text in new.items()
+        if path.endswith((".py", NOTEBOOK)) and old.get(path) != text
     }
 
 

@@ -259,7 +259,13 @@ class Backfiller:
             return None
         self.tables.refresh()
         selected: dict[str, SelectedIterations | None] = {}
-        for span in self.tables.iteration_ranges(where, [run.id for run in runs]):
+        spans = [
+            span
+            for skip in (0, 1)
+            if (some := [run.id for run in runs if run.has_cells == bool(skip)])
+            for span in self.tables.iteration_ranges(where, some, skip=skip)
+        ]
+        for span in spans:
             iterations = selected.setdefault(span.run, {})
             if not span.loops:
                 selected[span.run] = None

@@ -31,8 +31,9 @@ from rearview.backfill.segments import RunRequest
 from rearview.backfill.shared_imports import Lead, lead_of, waited
 from rearview.errors import UsageError
 from rearview.model import Run, Status
-from rearview.model.run import columns_of, name_of
+from rearview.model.run import columns_of, is_notebook, name_of
 from rearview.plan.facts import At, LoopFacts, RunFacts, RunQuestion, Want, parse_at
+from rearview.source.notebooks import as_programs, in_cells_of, with_text
 from rearview.source.probes.loop_carried import START
 from rearview.source.probes.probe import Position, Probe, Probes, sameness
 from rearview.store.checkpoints.checkpoints import Checkpoints
@@ -167,7 +168,7 @@ class RunPreparer:
             version,
             self.checkpoints.of(run.id),
             blocked=missing_input(run, *self.stored_files(run))
-            or missing_packages(recorded_files, executed),
+            or missing_packages(as_programs(recorded_files), executed),
             machine=self.machines.of(run),
         )
         coverage = self._coverage_query(run, version, facts, probes, names, question, selected)
@@ -275,11 +276,17 @@ class RunPreparer:
         self, run: Run, source: dict[str, str], recorded: Mapping[str, bytes]
     ) -> tuple[str, Mapping[str, bytes]]:
         """Return the version of a run with its probes in it, and its files."""
-        changes = {
-            path: text.encode()
-            for path, text in source.items()
-            if recorded.get(path) != text.encode()
-        }
+        programs = as_programs(recorded)
+        changes = {}
+        for path, text in source.items():
+            if programs.get(path) == text.encode():
+                continue
+            home = path.removesuffix(".py")
+            if is_notebook(home) and home in recorded:
+                divided = in_cells_of(programs[path].decode(), text, home)
+                changes[home] = with_text(recorded[home], divided, home)
+            else:
+                changes[path] = text.encode()
         if not changes:
             return run.version, recorded
         return self.versions.derive(run.version, changes), {**recorded, **changes}

@@ -19,6 +19,7 @@ from rearview.errors import ProbeError, SourceError, UsageError
 from rearview.model import Run
 from rearview.source.log_calls import names_logged
 from rearview.source.moved_files import FileNames, renames
+from rearview.source.notebooks import as_programs, in_cells
 from rearview.source.probes.find import check, find
 from rearview.source.probes.probe import Naming, Probe, ProbeKind, Probes, fits, needed
 from rearview.source.propagate.splice import Apart, apart
@@ -182,7 +183,7 @@ class Probing:
         """Return the readable Python files of a version."""
         if version not in self._texts:
             found = {}
-            for path, data in self.versions.files(version).items():
+            for path, data in as_programs(self.versions.files(version)).items():
                 if path.endswith(".py"):
                     try:
                         found[path] = importlib.util.decode_source(data)
@@ -193,6 +194,14 @@ class Probing:
 
     def of(self, run: Run, names: Sequence[str] = ()) -> Probes:
         """Return the probes for `run`: as they stand, or carried back into its version."""
+        try:
+            return self._of(run, names)
+        except SourceError as exc:
+            exc.args = (in_cells(str(exc), self.edited), *exc.args[1:])
+            exc.general = in_cells(exc.general, self.edited)
+            raise
+
+    def _of(self, run: Run, names: Sequence[str]) -> Probes:
         if not run.version:
             text = "The source of {run} was not kept, so it cannot be replayed.".format
             raise SourceError(

@@ -16,6 +16,7 @@ from pathlib import PurePosixPath
 
 from rearview.execute.replay_jobs import script_of
 from rearview.model import Run
+from rearview.model.run import is_notebook
 
 LIBRARIES = frozenset(
     {
@@ -194,7 +195,7 @@ def lead_of(run: Run, files: Mapping[str, bytes], home: str) -> Lead | None:
     `home` is the folder of the project when the run was recorded.
     """
     facts = run.facts
-    if not facts.watched:
+    if not facts.watched or is_notebook(facts.target or ""):
         return None
     entry = (facts.target or "") if facts.module else script_of(run, home)
     imports = leading_imports(files, entry, module=facts.module, ran=run.end.files)

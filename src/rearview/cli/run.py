@@ -21,6 +21,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rearview.cli.green import Green, green_options, grid_setting, last_time, moment, run_green
+from rearview.cli.notebooks import (
+    check_notebook,
+    check_together,
+    notebook_options,
+    resumed_run,
+    run_notebook,
+)
 from rearview.cli.options import (
     TakesRuns,
     not_started,
@@ -32,6 +39,7 @@ from rearview.cli.options import (
 )
 from rearview.cli.terminal import output
 from rearview.errors import UsageError
+from rearview.model.run import is_notebook
 
 if TYPE_CHECKING:
     from rearview._history import Preemption, StartCommand
@@ -83,12 +91,6 @@ def program_of(words: Sequence[str]) -> ProgramCall:
     """
     first, *rest = words
     name = Path(first).name
-    if Path(first).suffix == ".ipynb":
-        raise UsageError(
-            f"{first} is a notebook; notebooks are not recorded yet. Turn it into a script with "
-            f"`jupyter nbconvert --to script {shlex.quote(first)}` and record that.",
-            slug="no-script",
-        )
     if not Path(first).is_file() or _PYTHON.match(name):
         if _PYTHON.match(name):
             return _python(first, rest)
@@ -277,6 +279,11 @@ class Program(click.Command):
 @click.option("--every", is_flag=True, help="Checkpoint each outer iteration, whatever it costs.")
 @click.option("--autolog", is_flag=True, help="Log every scalar that is assigned in a loop.")
 @click.option(
+    "--cells",
+    is_flag=True,
+    help="Cut a script into cells, at `# %%` or between its paragraphs: points begin with the cell.",
+)
+@click.option(
     "--preemptible",
     is_flag=True,
     help="Save and leave with exit code 85 when asked to; started again, go on from there.",
@@ -307,6 +314,18 @@ class Program(click.Command):
     help="With --preemptible: leave so after this time too (1h), for batch systems that take "
     "files then.",
 )
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Of a notebook: write it with its outputs there.",
+)
+@click.option(
+    "--timeout",
+    type=span,
+    metavar="SPAN",
+    help="Of a notebook: the longest that a cell may take (10m); it is interrupted then.",
+)
 @green_options
 @quiet_option
 def run(
@@ -317,11 +336,14 @@ def run(
     epsilon: float | None,
     every: bool,
     autolog: bool,
+    cells: bool,
     preemptible: bool,
     signals: tuple[str, ...],
     remote: str | None,
     retries: int,
     exit_every: float | None,
+    out: Path | None,
+    timeout: float | None,
     green: bool,
     by: str | None,
     hours: float | None,
@@ -330,10 +352,11 @@ def run(
     exit_when_paused: bool,
     quiet: bool,
 ) -> int | None:
-    """Record a run of a script, which needs no changes.
+    """Record a run of a script or notebook, which needs no changes.
 
     Everything after the script (or after `-m MODULE`) belongs to it. Output, exit code, signals
-    and tracebacks are the script's own; our few lines go to stderr.
+    and tracebacks are the script's own; our few lines go to stderr. A notebook's cells are run in order
+    in a kernel of their own; --out and --timeout may stand behind its name too.
     """
     if module is None and not program:
         raise click.UsageError(
@@ -346,6 +369,16 @@ def run(
     target, rest = understood.target, list(understood.args)
     if not understood.module:
         check_script(Path(target))
+    notebook = not understood.module and is_notebook(target)
+    notebook_only = out is not None or timeout is not None
+    check_together(
+        (cells and understood.module, "--cells is for scripts, not for modules."),
+        (green and notebook, "--green is not for notebooks."),
+        (notebook_only and not notebook, "--out and --timeout are for notebooks."),
+    )
+    if notebook:
+        out, timeout = notebook_options(target, rest, out, timeout)
+        rest = []
     os.environ.update(understood.environment)
     from rearview._history import start_run
 
@@ -369,6 +402,7 @@ def run(
         "given": dict(given),
         "settings": {name: value for name, value in settings.items() if value is not None},
         "preemption": preemption,
+        "cells": cells and not notebook,
     }
     if green and preemption is not None:
         told = Green(grid_setting(), by, hours, share, grams, leaves=exit_when_paused)
@@ -384,6 +418,9 @@ def run(
             return command
 
         return run_green(start, told, preemption.signals, quiet=quiet)
+    if notebook:
+        data = Path(target).read_bytes()
+        check_notebook(data, target, quiet=quiet)
     if preemption is not None:
         # One that comes while the program is still being started waits for it to listen.
         signal.pthread_sigmask(signal.SIG_BLOCK, preemption.signals)
@@ -392,6 +429,11 @@ def run(
         output.said(f"recording {'-m ' if understood.module else ''}{target}")
     if not quiet and preemption is not None:
         tell_notes(command)  # it may go on with one that was stopped
+    if notebook:
+        stopped = resumed_run(command)
+        if stopped is not None:
+            data = open_history().notebook(stopped)
+        return run_notebook(command, data, target, out, timeout)
     become(command)
     return None
 
@@ -460,8 +502,27 @@ def check_script(script: Path) -> None:
     metavar="URL",
     help="Fetch the run from this folder or URL first, and bring every save there.",
 )
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Of a notebook: write it with its outputs there.",
+)
+@click.option(
+    "--timeout",
+    type=span,
+    metavar="SPAN",
+    help="Of a notebook: the longest that a cell may take (10m); it is interrupted then.",
+)
 @quiet_option
-def resume(which: str, source: str, remote: str | None, quiet: bool) -> None:
+def resume(
+    which: str,
+    source: str,
+    remote: str | None,
+    out: Path | None,
+    timeout: float | None,
+    quiet: bool,
+) -> int | None:
     """Resume a run that was stopped.
 
     It continues from its last checkpoint, with the source, arguments and random state it had,
@@ -484,7 +545,11 @@ def resume(which: str, source: str, remote: str | None, quiet: bool) -> None:
     if not quiet:
         output.said(f"resuming {which}")
         tell_notes(command)
+    stopped = open_history().run(which)
+    if is_notebook(stopped.script):
+        return run_notebook(command, open_history().notebook(which), stopped.script, out, timeout)
     become(command)
+    return None
 
 
 def tell_notes(command: StartCommand) -> None:

@@ -118,6 +118,10 @@ class Control(msgspec.Struct, frozen=True, omit_defaults=True):
     """Environment variables for the start of the process that the program does not see."""
     fork_server: ForkServerStart | None = None
     """Set for a fork server; each forked segment gets a `Control` of its own."""
+    cells: bool = False
+    """Whether a script is cut into cells, which its points begin with."""
+    kernel: str | None = None
+    """Connection file of the front end that sends the cells of a notebook; None: they run in order."""
 
 
 class ForkServerStart(msgspec.Struct, frozen=True):
@@ -162,6 +166,8 @@ class ReapRequest(msgspec.Struct, frozen=True, tag=True):
     pid: int
 
 
+AGAIN = "again.json"
+"""File beside the connection file of a kernel that has to be started anew: the `Control` to do it with."""
 DEEPEST = 8
 """Loops on a stack beyond which recursion is not followed in the text of a program."""
 TEXTS = "recorded"

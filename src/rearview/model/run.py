@@ -15,6 +15,10 @@ EXIT_PAUSED = 85
 Value = int | str | float | None
 EXIT_PAUSED = 85
 """Exit code of a program that has saved its state and is to be started again."""
+CELL = "cell"
+"""Outermost step of the points of a notebook, and of a script that is cut into cells."""
+NOTEBOOK = ".ipynb"
+"""How the name of a notebook ends."""
 NAMED = "loop:"
 """How the id of a loop begins that the program names itself, by `rearview.loop`."""
 
@@ -120,6 +124,15 @@ class Record:
     time: float = 0.0
 
 
+def is_notebook(path: str) -> bool:
+    """Return True if a path is that of a notebook.
+
+    >>> is_notebook("study.ipynb"), is_notebook("train.py")
+    (True, False)
+    """
+    return path.endswith(NOTEBOOK)
+
+
 class Status(StrEnum):
     """What became of a run."""
 
@@ -203,6 +216,11 @@ class Run:
     def source(self) -> str:
         """The version that the run uses now: its own, or the last that it was continued with."""
         return self.continued[-1].version if self.continued else self.version
+
+    @property
+    def has_cells(self) -> bool:
+        """Whether its points begin with a cell: that of a notebook, or of a script cut into cells."""
+        return is_notebook(self.script) or self.facts.cells
 
     def home(self, root: str) -> str:
         """Return the folder that the project was in; `root` is where it is now."""

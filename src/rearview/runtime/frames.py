@@ -216,7 +216,7 @@ def project_frames(
         if belongs(file):
             found += between
             between = []
-            if code.co_name != "<module>":
+            if code.co_name != "<module>" and not code.co_name.startswith("<cell line"):
                 found.append(frame)
         else:
             inside = inside or file in loops
@@ -236,6 +236,10 @@ class Modules:
     """The project's loaded modules, found among thousands of others, each looked at once."""
 
     belongs: Belongs
+    main: ModuleType | None = None
+    """Namespace of a notebook, which has no file."""
+    hides: Callable[[str], bool] = lambda _: False
+    """Says which names in there are the kernel's own."""
     names: list[str] = field(default_factory=list)
     seen: tuple[int, str] = (0, "")
     """How many modules there were, and which came last: the name of a newer one would be last."""
@@ -257,6 +261,8 @@ class Modules:
                 yield name, module
 
     def _ours(self, module: ModuleType | None) -> bool:
+        if module is not None and module is self.main:
+            return True
         file = getattr(module, "__file__", None)
         return isinstance(file, str) and self.belongs(file)
 
@@ -270,6 +276,8 @@ def roots(frames: list[FrameType], modules: Modules) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for module_name, module in modules:
         for name, value in sorted(vars(module).items()):
+            if module is modules.main and modules.hides(name):
+                continue
             if not (name.startswith("__") and (name.endswith("__") or name.startswith(_COMPILED))):
                 found[f"global:{module_name}:{name}"] = value
     for depth, frame in enumerate(frames):

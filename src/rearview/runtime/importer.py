@@ -34,6 +34,7 @@ from rearview.runtime.frames import LOOPS, loops_of
 from rearview.runtime.loops import LoopHistory, untouched
 from rearview.runtime.sandbox.entropy import after_import
 from rearview.runtime.sandbox.file_view import FileView, PathUse
+from rearview.source.cell_marks import ENTER, cell_starts, mark_cells
 from rearview.source.instrument import HOOK, ITER, PARTS, WALK, instrument, without_targets
 from rearview.source.wrap_probes import CALM, SHIELD, TRACK, Places, shield_tree
 from rearview.state.anchors import letting_go
@@ -207,6 +208,10 @@ class Compiler:
     """Translates paths in a replay; None when recording."""
     loading: Loading | None = None
     """Times the imports of libraries, when recording."""
+    cells: str = ""
+    """Script, relative to the project, that is cut into cells; empty: none is."""
+    recorded: Path | None = None
+    """Folder with the text of probed files as it was recorded, in a replay."""
 
     def compile(self, data: bytes, path: str) -> CodeType:
         """Return the code of a source file; raises what plain Python would raise."""
@@ -220,12 +225,20 @@ class Compiler:
             ids = self.ids.get(relative)
             for site in instrument(tree, relative, ids=ids, autolog=self.autolog):
                 self.session.histories.setdefault(site.id, LoopHistory(site))
+        if self.watched and relative == self.cells:
+            lend(ENTER, self.session.enter_cell)
+            mark_cells(tree, self._cell_starts(relative, data))
         if self.view is not None or relative in self.sources:
             # tracebacks show the source that runs, which is not the one in the user's tree
             lines = importlib.util.decode_source(data).splitlines(keepends=True)
             linecache.cache[path] = (len(data), None, lines, path)
         code: CodeType = compile(tree, path, "exec", dont_inherit=True)
         return without_targets(code) if self.watched else code
+
+    def _cell_starts(self, relative: str, data: bytes) -> dict[int, int]:
+        kept = self.recorded / relative if self.recorded is not None else None
+        then = kept.read_bytes() if kept is not None and kept.is_file() else data
+        return cell_starts(importlib.util.decode_source(then), importlib.util.decode_source(data))
 
     def compile_library(self, data: bytes, path: str, module: str) -> CodeType:
         """Return the code of a library's module whose training loops are watched."""

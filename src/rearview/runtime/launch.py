@@ -23,6 +23,7 @@ import msgspec
 
 from rearview.errors import RearviewError, StoreError, UsageError
 from rearview.model.plan import VARIABLE, Control
+from rearview.model.run import is_notebook
 from rearview.model.wording import printable
 from rearview.runtime.frames import run_at_bottom
 from rearview.runtime.importer import furnish, retire
@@ -55,13 +56,20 @@ def main(plain: frozenset[str] | None = None) -> None:
 
         control, shared = attend(control)
         _give_back(control)
+    kernel = None
     try:
+        if not control.module and is_notebook(control.target):
+            from rearview.runtime.notebook import make_kernel
+
+            kernel = make_kernel(control)
         session = _begin(control, shared)
     except RearviewError as exc:
         refuse(exc)
         raise SystemExit(2) from None
     guard_exit(session)
     hide_background_threads()
+    if kernel is not None:
+        sys.exit(_run_notebook(control, session, kernel))
     code = run(control, session, plain)
     if code is not _KILLED:
         sys.exit(code)
@@ -92,7 +100,13 @@ def _begin(control: Control, shared: SharedStart | None) -> Any:
 
 def refuse(exc: RearviewError) -> None:
     """Print why nothing is run, and where the documentation explains it."""
-    sys.stderr.write(f"rearview: {printable(str(exc))} (docs/errors.md#{exc.slug})\n")
+    text = f"rearview: {printable(str(exc))} (docs/errors.md#{exc.slug})\n"
+    # a kernel has put a stream of its own in place, and sends on what is written to it
+    real: int | None = getattr(sys.stderr, "_original_stdstream_copy", None)
+    if real is not None:
+        os.write(real, text.encode())
+    else:
+        sys.stderr.write(text)
 
 
 def guard_exit(session: Any) -> None:
@@ -137,6 +151,17 @@ def run(control: Control, session: Any, plain: frozenset[str] | None = None) -> 
         return _KILLED
     del failure  # its frames refer to this one: break the cycle
     return int(session.code)
+
+
+def _run_notebook(control: Control, session: Any, kernel: Any) -> int:
+    from rearview.runtime.notebook import run_notebook
+
+    try:
+        return run_notebook(control, session, kernel)
+    except RearviewError as exc:
+        session.code = 2
+        refuse(exc)
+        return 2
 
 
 def _die_interrupted() -> None:

@@ -54,7 +54,7 @@ class PointEncoder:
     def of(self, session: Session) -> bytes:
         """Return the encoded current point."""
         stack = session.stack
-        if session.loose or threading.get_ident() != session.thread:
+        if session.loose or session.cell or threading.get_ident() != session.thread:
             return encode_point(session.point())
         indices = [entry.now for entry in stack]
         for entry, index in zip(stack, indices, strict=True):
@@ -339,7 +339,7 @@ class Recorder(Session):
         steps = [other.step() for other in self.stack]
         value = entry.sequence[index] if entry.sequence and index < len(entry.sequence) else None
         steps[-1] = Step(entry.site.name, index, None if value == index else value)
-        return Point(tuple(steps))
+        return Point((*self.cell_steps(), *steps))
 
     def log(self, items: Mapping[str, Any]) -> None:
         """Append values at the current point; once this returns, a kill does not lose them."""
@@ -435,7 +435,7 @@ class Recorder(Session):
 
     def summary(self) -> RunEnd:
         """Return what the run measured, for planning and for `rearview show`."""
-        files = {str(module.__file__) for _, module in self.modules}
+        files = {str(file) for _, one in self.modules if (file := getattr(one, "__file__", None))}
         if self.script and self.belongs(self.script):
             files.add(self.script)  # Python forgets its name
         return RunEnd(

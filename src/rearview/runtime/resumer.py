@@ -25,7 +25,7 @@ import msgspec
 from rearview.checkpointer.signals import end_children
 from rearview.errors import RearviewError, StateError
 from rearview.model import Checkpoint, Control, Edge, LoopStep
-from rearview.model.plan import LAUNCHER, VARIABLE
+from rearview.model.plan import AGAIN, LAUNCHER, VARIABLE
 from rearview.runtime.checkpoint_index import CheckpointIndex
 from rearview.runtime.frames import unobserved
 from rearview.runtime.loops import LoopEntry
@@ -73,6 +73,10 @@ class Restart:
     def _begin(self, control: Control) -> None:
         """Replace this process by one that is started with `control`."""
         end_children()
+        if control.kernel is not None:
+            # the front end waits for an answer of this very process: it has to begin anew too
+            Path(control.kernel).with_name(AGAIN).write_bytes(msgspec.json.encode(control))
+            os.kill(os.getpid(), signal.SIGKILL)
         for number in _files() - self.files:
             try:
                 os.set_inheritable(number, False)

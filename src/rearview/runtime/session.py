@@ -13,8 +13,8 @@ from types import FrameType
 from typing import Any
 
 from rearview.config import Settings
-from rearview.model import LoopStep, Point
-from rearview.model.run import NAMED
+from rearview.model import LoopStep, Point, Step
+from rearview.model.run import CELL, NAMED
 from rearview.runtime.frames import (
     LOOPS,
     Modules,
@@ -137,6 +137,8 @@ class Session:
     """Seconds between boundaries of short iterations."""
     shared: frozenset[str] = frozenset()
     """Files that other programs have written since the run stopped: they are left alone."""
+    cell: int = 0
+    """Number of the notebook's cell being executed, from 1 on; 0 if none is."""
 
     def __post_init__(self) -> None:
         self.thread = threading.get_ident()
@@ -160,6 +162,15 @@ class Session:
             ours = f"{os.sep}{FOLDER}{os.sep}" in path[len(self.root) - 1 :]
             known = self._belongs[file] = inside and not installed and not ours
         return known
+
+    def enter_cell(self, number: int) -> None:
+        """Take in that a script has come to one of its cells."""
+        if threading.get_ident() == self.thread:
+            self.cell = number
+
+    def adopt(self, file: str) -> None:
+        """Take code with this file name as the project's own, wherever the file seems to be."""
+        self._belongs[file] = True
 
     def real(self, path: str, use: PathUse = PathUse.READ) -> str:
         """Return the real path of a file, which differs from the program's path in a replay."""
@@ -299,11 +310,15 @@ class Session:
         """Return the current point."""
         if threading.get_ident() != self.thread:
             return Point()
-        return Point(tuple(entry.step() for entry in self.running()))
+        return Point((*self.cell_steps(), *(entry.step() for entry in self.running())))
+
+    def cell_steps(self) -> tuple[Step, ...]:
+        """Return the notebook's cell being executed as the outermost step of a point, if there is one."""
+        return (Step(CELL, self.cell - 1, self.cell),) if self.cell else ()
 
     def where(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
         """Return the current point as names of loops and their iterations."""
-        if self.loose or threading.get_ident() != self.thread:
+        if self.loose or self.cell or threading.get_ident() != self.thread:
             point = self.point()
             return point.loops, point.indices
         stack = self.stack
@@ -368,6 +383,8 @@ class Session:
         """Return True if a module, or the module of that name, belongs to the project."""
         if isinstance(module, str):
             module = sys.modules.get(module)
+        if module is not None and module is self.modules.main:
+            return True
         file = getattr(module, "__file__", None)
         return isinstance(file, str) and self.belongs(file)
 

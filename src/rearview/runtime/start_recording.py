@@ -24,6 +24,7 @@ from rearview.config import Settings
 from rearview.energy import Account, EnergyLog
 from rearview.errors import RearviewError, VersionError
 from rearview.model import Checkpoint, Control, Run, RunStart
+from rearview.model.run import is_notebook
 from rearview.model.secrets import redact_value, redact_words
 from rearview.model.wording import printable
 from rearview.remote.open import open_remote
@@ -158,13 +159,15 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
         checkpointing=int(watched),
         given=dict(control.given),
         runs=runs,
-        script="" if control.module else os.path.abspath(control.target),  # noqa: PTH100
+        script="" if control.module else _program_of(control.target),
         joins=joins,
         records=RecordFile(runs.folder(run), run, put=checkpoints.objects.put),
         writer=Writer(checkpoints, settings, warn=_warn, on_end=overhead.end_save),
         overhead=overhead,
     )
     session.compiler = importer.Compiler(session, autolog=settings.autolog, loading=Loading())
+    if control.cells:
+        session.compiler.cells = _relative(session, control.target)
     use_session(session)
     os.register_at_fork(after_in_child=session.forked)
     if watched:
@@ -230,6 +233,8 @@ def _resume(control: Control) -> Resumer:
     session.checkpoint_index = CheckpointIndex.of(session, checkpoints, run.id, control.depth)
     REFUSAL_HANDLERS.append(session.on_refusal)
     session.compiler = importer.Compiler(session, autolog=settings.autolog)
+    if run.facts.cells:
+        session.compiler.cells = _relative(session, control.target)
     _use_source(session, run, control.source, Versions(project, settings))
     use_session(session)
     os.register_at_fork(after_in_child=session.forked)
@@ -336,6 +341,7 @@ def facts(
         module=control.module,
         root=os.path.realpath(project.root),
         given={name: str(redact_value(name, value)) for name, value in control.given.items()},
+        cells=control.cells,
         watched=watched,
         autolog=settings.autolog,
         settings=dict(control.settings),
@@ -398,6 +404,15 @@ def _leave_after(session: Recorder, seconds: float) -> None:
     threading.Thread(target=count, name="rearview-leave", daemon=True).start()
 
 
+def _relative(session: Session, target: str) -> str:
+    return os.path.relpath(os.path.realpath(target), session.root)
+
+
+def _program_of(target: str) -> str:
+    """Return the file that holds a script's program; a notebook's is seen as one of its own."""
+    return os.path.abspath(target) + (".py" if is_notebook(target) else "")  # noqa: PTH100
+
+
 def _watch_arguments(session: Recorder) -> None:
     """Record what `argparse` returns as hyper-parameters."""
     import argparse
@@ -406,6 +421,8 @@ def _watch_arguments(session: Recorder) -> None:
 
     def parse(self: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> Any:
         found = real(self, *args, **kwargs)
+        if type(self).__module__.startswith("IPython."):
+            return found  # the options of a magic
         try:
             session.argument({k: plain(v) for k, v in vars(found[0]).items()})
         except Exception as exc:

@@ -176,7 +176,11 @@ def replay(control: Control, shared: SharedStart | None = None) -> Replayer:
             for path, places in segment.probes.items()
         },
         view=view,
+        recorded=Path(segment.tree).parent / TEXTS,
     )
+    if run.facts.cells:
+        script = os.path.join(run.cwd, run.facts.target or "")  # noqa: PTH118 - as text
+        session.compiler.cells = os.path.relpath(os.path.realpath(script), home)
     use_session(session)
     os.register_at_fork(after_in_child=session.forked)
     hooks = shared.hooks if shared else ReplayPatches.install(watched=session.compiler.watched)

@@ -78,17 +78,20 @@ def instrument(
     ids: Mapping[int, str] | None = None,
     autolog: bool = False,
     only: bool = False,
+    suspends: bool = False,
 ) -> list[LoopSite]:
     """Rewrite `tree` in place and return its loops in order of appearance.
 
     `ids` gives, by line number, the ids that loops have in the version that was recorded, so that
     a probed text keeps them. With `autolog`, every scalar assigned in a loop is logged. With
     `only`, loops that `ids` does not name stay as they are, and those that it names are run
-    through without a pause, also in a generator function.
+    through without a pause, also in a generator function. With `suspends`, the module itself is run
+    as a coroutine, as a notebook's cell with `await` is.
     """
     sites: list[LoopSite] = []
     known = {line: str(one) for line, one in loop_ids(tree, path).items()} if ids is None else ids
     rewriter = _Rewriter(path, known, sites, autolog=autolog, only=only)
+    rewriter.loose = [suspends]
     rewriter.parts = not any(map(_names_range, ast.walk(tree)))
     rewriter.visit(tree)
     if sites:

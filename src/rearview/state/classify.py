@@ -101,10 +101,17 @@ _BYSTANDERS = (
     *BY_REFERENCE,
     "asyncio.",
     "concurrent.futures.",
+    "comm.",
     "ctypes.",
+    "ipykernel.",
+    "ipywidgets.",
     "jax._src.",
+    "jupyter_client.",
     "multiprocessing.",
     "rearview.",
+    "tornado.",
+    "traitlets.",
+    "zmq.",
 )
 # Python objects whose own pickling leaves out caches and engines
 _KEEP_THEMSELVES = ("pandas.", "polars.")

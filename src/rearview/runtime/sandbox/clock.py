@@ -25,7 +25,12 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from rearview.runtime.sandbox.entropy import after_import, asked_by_tracker, library_being_loaded
+from rearview.runtime.sandbox.entropy import (
+    after_import,
+    asked_by_tracker,
+    is_standard,
+    library_being_loaded,
+)
 from rearview.state.codecs.functions import Standin
 from rearview.state.exclusions import BARS
 from rearview.store import recorded_inputs
@@ -51,9 +56,13 @@ WAITERS = (
 TIMERS = (
     *("jax.", "torch._dynamo.", "torch._inductor.", "torch._functorch.", "numba.", "triton."),
     *("joblib.", "loky.", "multiprocessing.", "concurrent.", "dask.", "distributed.", "ray."),
+    *("IPython.", "ipykernel.", "jupyter_client.", "tornado.", "traitlets.", "zmq.", "pexpect."),
 )
 """Libraries that time their own work: compiling, which after a jump happens elsewhere in the program,
-and waiting for other processes, which takes another number of looks each time."""
+and waiting for other processes or a front end, which takes another number of looks each time."""
+between_cells: list[Callable[[], bool]] = []
+"""In the kernel of a notebook: says that no cell is running, so nothing that is read is the program's."""
+_FRONT_END = ("ipykernel.", "jupyter_client.", "tornado.", "zmq.")
 _FLUSH = 512
 _DEPRECATED = (
     "datetime.datetime.utcnow() is deprecated and scheduled for removal in a future version. Use "
@@ -139,7 +148,11 @@ class Clock:
 
         def read() -> Any:
             caller = sys._getframe(1)
+            while caller.f_globals is _OURS and caller.f_back is not None:
+                caller = caller.f_back
             if own() != self._thread or _is_timer(str(caller.f_globals.get("__name__"))):
+                return real()
+            if between_cells and (between_cells[0]() or _for_front_end(caller)):
                 return real()
             if asked_by_tracker(caller) or (self._rule > 1 and self._is_apart(caller)):
                 return real()
@@ -184,6 +197,16 @@ def _asking(frame: types.FrameType | None) -> str:
     while frame is not None and frame.f_globals.get("__name__") == __name__:
         frame = frame.f_back
     return str(frame.f_globals.get("__name__")) if frame is not None else ""
+
+
+def _for_front_end(frame: types.FrameType | None) -> bool:
+    """Return True if a kernel asks for the time through Python's own modules, such as `logging`."""
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__"))
+        if not is_standard(name):
+            return name.startswith(_FRONT_END)
+        frame = frame.f_back
+    return False
 
 
 _OURS = globals()

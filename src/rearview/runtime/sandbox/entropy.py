@@ -201,6 +201,8 @@ def _named_for_processes(frame: FrameType | None) -> bool:
     return name.startswith("multiprocessing")
 
 
+_FRONT_END = ("ipykernel.", "jupyter_client.", "tornado.", "zmq.")
+"""Libraries by which a notebook's kernel speaks to its front end."""
 _PASSING = (__name__, "rearview.runtime.sandbox.file_patches", "rearview.state.codecs.functions")
 """Our modules that only pass on a call of the program."""
 
@@ -211,14 +213,14 @@ def _of_us(name: str) -> bool | None:
 
     NumPy draws for every generator it makes, so the answer is kept.
     """
-    if name.startswith("multiprocessing"):
+    if name.startswith(("multiprocessing", *_FRONT_END)):
         return True
-    if name in _PASSING or _standard(name):
+    if name in _PASSING or is_standard(name):
         return None
     return name.startswith("rearview.")
 
 
-def _standard(name: str) -> bool:
+def is_standard(name: str) -> bool:
     """Return True if a module is one of Python's own."""
     return name != "__main__" and name.partition(".")[0] in sys.stdlib_module_names
 
@@ -238,7 +240,7 @@ def library_being_loaded(frame: FrameType | None) -> str:
         if name.startswith("importlib."):
             if asking:
                 return asking
-        elif name != __name__ and not _standard(name):
+        elif name != __name__ and not is_standard(name):
             if not _INSTALLED.search(frame.f_code.co_filename):
                 return ""
             asking = asking or name

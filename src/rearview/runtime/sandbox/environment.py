@@ -60,6 +60,11 @@ def _exchange() -> None:
     os.environb.encodekey = _encode_bytes_noted
 
 
+def names_read() -> set[str]:
+    """Return the variables that this process has read so far."""
+    return set(_reading[0]._known) if _reading else set()
+
+
 def look_like(folder: Path) -> None:
     """Build `os.environ` as in the run: it is part of the state of a program that refers to it."""
     if read_environment(folder) is not None:

@@ -152,8 +152,12 @@ class Tables:
             out[name] = {row["run"]: row["v"] for row in rows if row["v"] is not None}
         return out
 
-    def iteration_ranges(self, where: str, runs: Iterable[str]) -> list[IterationRange]:
+    def iteration_ranges(
+        self, where: str, runs: Iterable[str], *, skip: int = 0
+    ) -> list[IterationRange]:
         """Return the iterations of `runs` in which a condition holds, by iteration of the outermost loop.
+
+        The first `skip` steps of each point are no loops: points of notebooks begin with the cell.
 
         An inner range extends to the next rows for which the condition does not hold, because nothing is
         known of iterations in which nothing was recorded.
@@ -164,7 +168,8 @@ class Tables:
             ask.sql(text, keys=True) for text in (where, f"NOT coalesce((\n{where}\n), false)")
         )
         columns = set(self._answer(ask, holds).columns)
-        outer, inner = (f'"${name}"' if f"${name}" in columns else "NULL" for name in ("i1", "i2"))
+        names = (f"i{1 + skip}", f"i{2 + skip}")
+        outer, inner = (f'"${name}"' if f"${name}" in columns else "NULL" for name in names)
         key = f'run, "$path" AS path, {outer} AS k, {inner} AS i'
         rows = self._answer(
             ask,
@@ -177,10 +182,8 @@ class Tables:
             "GROUP BY found.run, found.path, found.k, low, high",
         )
         return [
-            IterationRange(
-                row["run"], tuple(row["path"].split("/")), row["k"], row["first"], row["last"]
-            )
-            if row["path"]
+            IterationRange(row["run"], path, row["k"], row["first"], row["last"])
+            if (path := tuple(row["path"].split("/") if row["path"] else ())[skip:])
             else IterationRange(row["run"])
             for row in rows
         ]

@@ -13,13 +13,17 @@ from zlib import crc32
 
 import msgspec
 
+from rearview.model.run import NOTEBOOK
 from rearview.model.secrets import holds_secret, is_secret_file
+from rearview.source.notebooks import normal
 from rearview.store.files import make_folder, publish
 from rearview.store.project import FOLDER
 from rearview.store.versions.git import Entry, GitDatabase
 
 CACHE_FORMAT = 2
 """From 2 on, the file begins with four bytes, the CRC of the rest."""
+LARGEST_NOTEBOOK = 256 << 20
+"""Bytes of a notebook that is looked into: most of them are outputs, which are not kept."""
 MANY, MUCH = 5_000, 64 << 20
 """With more untracked files, or more untracked bytes, only untracked code files are taken."""
 SETTLED = 1_000_000_000
@@ -125,19 +129,21 @@ def scan_source(database: Database, cache: Cache) -> SourceScan:
         out.files[path] = seen
         if old is not None and _same(old, seen) and seen.mtime < cache.asof - SETTLED:
             seen.oid = old.oid
-        elif seen.size <= cache.limit:
+        elif seen.size <= (LARGEST_NOTEBOOK if _is_notebook(path) else cache.limit):
             out.changed.append(path)
-    _store(database, out)
+    _store(database, out, cache.limit)
     return out
 
 
-def _store(database: Database, found: SourceScan) -> None:
+def _store(database: Database, found: SourceScan, limit: int) -> None:
     root, texts = os.fsencode(database.work_tree), []
     for path in found.changed:
         seen, whole = found.files[path], root + b"/" + path
         try:
             if stat.S_ISLNK(seen.mode):
                 seen.oid = _put_link(database, whole)
+            elif _is_notebook(path):
+                seen.oid = _put_notebook(database, whole, limit)
             elif _is_text(path, whole) and not _is_secret(path, whole):
                 texts.append(path)
         except OSError:  # gone or unreadable since it was listed: not part of this version
@@ -155,6 +161,12 @@ def _put_one(database: Database, whole: bytes) -> str:
         return database.put(Path(os.fsdecode(whole)).read_bytes())
     except OSError:
         return ""
+
+
+def _put_notebook(database: Database, whole: bytes, limit: int) -> str:
+    """Store a notebook without its outputs and counts: executing it does not change the source."""
+    data = normal(Path(os.fsdecode(whole)).read_bytes())
+    return database.put(data) if len(data) <= limit else ""
 
 
 def _put_link(database: Database, whole: bytes) -> str:
@@ -216,6 +228,10 @@ def _is_secret(path: bytes, whole: bytes) -> bool:
         )
     with open(whole, "rb") as file:  # noqa: PTH123
         return holds_secret(file.read())
+
+
+def _is_notebook(path: bytes) -> bool:
+    return path.endswith(NOTEBOOK.encode())
 
 
 def _suffix(path: bytes) -> bytes:

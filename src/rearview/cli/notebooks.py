@@ -1,0 +1,103 @@
+"""What `run` and `resume` do with a notebook: send its cells to a kernel and show what they print."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rearview.cli.options import span
+from rearview.cli.terminal import output
+from rearview.errors import UsageError
+
+if TYPE_CHECKING:
+    from rearview._history import StartCommand
+
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def check_together(*rules: tuple[bool, str]) -> None:
+    """Raise the text of the first rule that is broken by the options of a command."""
+    for broken, text in rules:
+        if broken:
+            raise click.UsageError(text, click.get_current_context())
+
+
+def notebook_options(
+    target: str, words: list[str], out: Path | None, timeout: float | None
+) -> tuple[Path | None, float | None]:
+    """Return --out and --timeout, which may stand behind a notebook's name; it takes nothing else."""
+    rest = list(words)
+    while rest:
+        name, _, value = rest.pop(0).partition("=")
+        if name not in {"--out", "--timeout"} or not (value or rest):
+            raise UsageError(
+                f"{target} is a notebook and takes no arguments such as {name}. Set values with "
+                "`rearview run --arg NAME=VALUE` and read them with rearview.arg, or use papermill.",
+                slug="notebook-arguments",
+            )
+        value = value or rest.pop(0)
+        if name == "--out":
+            out = Path(value)
+        else:
+            timeout = span(value)
+    return out, timeout
+
+
+def check_notebook(data: bytes, target: str, *, quiet: bool) -> None:
+    """Raise if a notebook cannot be run; say what is to be known of it."""
+    from rearview.notebook.front import check
+
+    check(data, target)
+    counts = [
+        count
+        for cell in json.loads(data)["cells"]
+        if (count := cell.get("execution_count")) is not None
+    ]
+    if not quiet and counts != sorted(counts):
+        output.said(
+            f"the cells of {target} were last executed in another order than they stand in "
+            f"({', '.join(map(str, counts[:12]))}); here they run from top to bottom"
+        )
+
+
+def run_notebook(
+    begun: StartCommand, data: bytes, target: str, out: Path | None, timeout: float | None
+) -> int:
+    """Run a notebook, show what its cells print, and return the exit code."""
+    from rearview.notebook.front import execute, write
+
+    streams = {"stdout": sys.stdout, "stderr": sys.stderr}
+
+    def tell(name: str, text: str) -> None:
+        stream = streams.get(name, sys.stdout)
+        stream.write(text)
+        stream.flush()
+
+    done = execute(begun, data, path=target, show=tell, timeout=timeout)
+    if out is not None:
+        write(done.content, out)
+    if done.why:
+        if done.trace:
+            trace = done.trace if sys.stderr.isatty() else _COLOURS.sub("", done.trace)
+            sys.stderr.write(f"{trace}\n")
+        where = f"cell {done.cell} of {target} failed" if done.cell else f"{target} was not run"
+        output.said(f"{where}: {done.why}{_hint(done.why)}")
+    return done.code
+
+
+def _hint(why: str) -> str:
+    if why.startswith("StdinNotImplementedError"):
+        return " Nobody can answer input() here; read the value with rearview.arg instead."
+    return ""
+
+
+def resumed_run(begun: StartCommand) -> str | None:
+    """Return the run that is gone on with, where a preemptible notebook was stopped before."""
+    from rearview.notebook.front import control_of
+
+    return control_of(begun).resume

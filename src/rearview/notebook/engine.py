@@ -1,0 +1,73 @@
+"""Papermill's engine `rearview`: a parameterized notebook is executed by papermill and recorded here.
+
+    papermill --engine rearview study.ipynb out.ipynb -p rate 0.1
+
+The notebook that papermill writes, with the parameters in it, is the source of the run.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from papermill.clientwrap import PapermillNotebookClient
+from papermill.engines import NBClientEngine
+
+from rearview._history.start_run import start_run
+from rearview.errors import UsageError
+from rearview.execute.start_command import StartCommand
+from rearview.model.plan import VARIABLE
+from rearview.notebook.front import check, control_of, keep, manager_of
+
+
+class RearviewEngine(NBClientEngine):  # type: ignore[misc]
+    """Runs cells in a kernel that records them."""
+
+    @classmethod
+    def execute_managed_notebook(cls, nb_man: Any, kernel_name: str, **options: Any) -> Any:
+        """Execute a notebook as papermill's own engine does, in a recording kernel."""
+        begun = _start(nb_man)
+        kept = {"stdout_file", "stderr_file", "log_output"}
+        timeout = options.get("execution_timeout") or options.get("timeout")
+        with tempfile.TemporaryDirectory(prefix="rearview-") as folder:
+            manager = manager_of(begun, Path(folder))
+            client = PapermillNotebookClient(
+                nb_man,
+                km=manager,
+                kernel_name=kernel_name,
+                timeout=timeout,
+                startup_timeout=options.get("start_timeout", 60),
+                **{name: value for name, value in options.items() if name in kept},
+            )
+            client.owns_km = True
+            try:
+                done = client.execute(env=manager.environment, cwd=str(begun.folder))
+            finally:
+                if manager.process is not None and manager.process.poll() is None:
+                    manager.process.send_signal(signal.SIGTERM)  # its answer did not come
+                manager.ended()
+        if begun.run_folder is not None:
+            keep(begun.run_folder, nb_man.nb)
+        return done
+
+
+def _start(nb_man: Any) -> StartCommand:
+    out = nb_man.output_path
+    if not out or "://" in str(out) or str(out) == "-":
+        raise UsageError(
+            f"papermill writes the notebook to {out or 'nowhere'}; the engine `rearview` records the "
+            "file that it writes. Give a path inside the project.",
+            slug="no-script",
+        )
+    nb_man.save()
+    file = Path(out).absolute()
+    check(file.read_bytes(), str(out))
+    begun = start_run(str(file), ())
+    told = msgspec.structs.replace(control_of(begun), target=str(file))
+    env = {**begun.environment, VARIABLE: msgspec.json.encode(told).decode()}
+    return replace(begun, environment=env, folder=Path(os.getcwd()))  # noqa: PTH109

@@ -1,0 +1,256 @@
+"""Send the cells of a notebook to the kernel that records them, and collect what they show.
+
+This is the front end: it starts the kernel as `execute.start` says, with nbclient between the two, so
+outputs, widgets, tags and errors are those of `jupyter execute`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+import msgspec
+
+from rearview.errors import UsageError
+from rearview.execute.start_command import StartCommand
+from rearview.model.plan import AGAIN, VARIABLE, Control
+from rearview.source.notebooks import Notebook, parse
+from rearview.store.files import open_file
+
+EXECUTED = "executed.ipynb"
+"""File in the folder of a run: the notebook with its outputs."""
+TIMED_OUT = 124
+"""Exit code after a cell that took longer than allowed, as `timeout` has it."""
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_GRACE = 5.0
+"""Seconds that a cell gets to end after it was interrupted."""
+Show = Callable[[str, str], None]
+"""Shows text of a cell: the stream (`stdout` or `stderr`), and the text."""
+
+
+@dataclass
+class Executed:
+    """What became of a notebook."""
+
+    code: int
+    cell: int = 0
+    """Number of the cell that failed, from 1 on; 0: none did."""
+    why: str = ""
+    """In one line."""
+    trace: str = ""
+    """The traceback as the kernel tells it."""
+    content: Any = field(default=None, repr=False)
+    """The notebook with its outputs, as nbformat has it."""
+
+
+def check(data: bytes, path: str) -> Notebook:
+    """Return a notebook that can be run here; raise with the reason if it cannot."""
+    notebook = parse(data, path)
+    if notebook.language != "python":
+        raise UsageError(
+            f"{path} is a notebook for {notebook.language}; only those for Python are recorded. "
+            "Choose a Python kernel in Jupyter if it is one after all.",
+            slug="notebook-language",
+        )
+    return notebook
+
+
+def execute(
+    begun: StartCommand,
+    data: bytes,
+    *,
+    path: str,
+    show: Show = lambda *_: None,
+    timeout: float | None = None,
+) -> Executed:
+    """Run all cells of the notebook `data` in a kernel started as `begun` says."""
+    notebook = check(data, path)
+    try:
+        import nbformat
+        from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+    except ImportError as exc:
+        raise UsageError(
+            f"Notebooks need nbclient and nbformat ({exc}). Install them: "
+            "`pip install 'rearview[notebook]'`.",
+            slug="notebook-extra",
+        ) from exc
+    content = nbformat.reads(data.decode("utf-8"), as_version=4)
+    with tempfile.TemporaryDirectory(prefix="rearview-") as folder:
+        manager = manager_of(begun, Path(folder))
+        client = _client(content, manager, show, timeout)
+        done, died = Executed(0, content=content), False
+        try:
+            client.execute(env=manager.environment, cwd=str(begun.folder))
+        except CellExecutionError as exc:
+            done.why = _first_line(f"{exc.ename}: {exc.evalue}")
+            done.trace = "\n".join(_error_of(content, client.position).get("traceback", ()))
+        except CellTimeoutError:
+            done.code = TIMED_OUT
+            done.why = f"it took longer than {timeout:g} seconds (--timeout)"
+        except (DeadKernelError, RuntimeError) as exc:  # the latter while it starts
+            if manager.process is None or manager.process.poll() is None:
+                raise
+            done.why = str(exc) or "the kernel died"
+            died = True
+        finally:
+            code = manager.ended()
+        again = Path(folder) / AGAIN
+        if died and again.is_file():
+            env = {**begun.environment, VARIABLE: again.read_text("utf-8")}
+            anew = replace(begun, environment=env)
+            return execute(anew, data, path=path, show=show, timeout=timeout)
+    if done.why:
+        done.cell = _number(notebook, client.position) if client.position_known else 0
+        done.why = _death(code) if died else done.why
+        done.code = done.code or code or 1
+    else:
+        done.code = code
+    if begun.run_folder is not None:
+        keep(begun.run_folder, content)
+    return done
+
+
+def control_of(begun: StartCommand) -> Control:
+    """Return what the process is told that `begun` starts."""
+    return msgspec.json.decode(begun.environment[VARIABLE], type=Control)
+
+
+def write(content: Any, file: Path) -> None:
+    """Write a notebook with its outputs."""
+    import nbformat
+
+    nbformat.write(content, str(file))
+
+
+def keep(folder: Path, content: Any) -> None:
+    """Keep a notebook with its outputs in the folder of its run."""
+    import nbformat
+
+    with contextlib.suppress(OSError):  # the store is gone: recording has said so
+        fd = open_file(folder / EXECUTED, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        with open(fd, "w", encoding="utf-8") as out:  # noqa: PTH123 - a descriptor
+            out.write(nbformat.writes(content) + "\n")
+
+
+def _number(notebook: Notebook, position: int) -> int:
+    """Return the number of the cell at a position in the notebook."""
+    return next((cell.number for cell in notebook.cells if cell.position == position), 0)
+
+
+def _error_of(content: Any, position: int) -> dict[str, Any]:
+    outputs = content.cells[position].get("outputs", ())
+    return next((one for one in outputs if one.get("output_type") == "error"), {})
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0]
+
+
+def _death(code: int) -> str:
+    if code > 128:
+        with contextlib.suppress(ValueError):
+            return f"the kernel was killed by {signal.Signals(code - 128).name}"
+    return f"the kernel ended with exit code {code}"
+
+
+def manager_of(begun: StartCommand, folder: Path) -> Any:
+    """Return what starts, watches and ends the kernel process."""
+    from jupyter_client.kernelspec import KernelSpec
+    from jupyter_client.manager import AsyncKernelManager
+
+    connection = folder / "kernel.json"
+    control = control_of(begun)
+    told = msgspec.json.encode(msgspec.structs.replace(control, kernel=str(connection))).decode()
+
+    class Manager(AsyncKernelManager):
+        environment = {**begun.environment, VARIABLE: told}  # noqa: RUF012 - never changed
+        process: Any = None
+
+        def format_kernel_cmd(self, extra_arguments: Any = None) -> list[str]:  # noqa: ARG002
+            return list(begun.command)
+
+        async def _async_post_start_kernel(self, **kwargs: Any) -> None:
+            provisioner: Any = self.provisioner
+            self.process = provisioner.process
+            await super()._async_post_start_kernel(**kwargs)
+
+        post_start_kernel = _async_post_start_kernel
+
+        def forward(self, number: int) -> None:
+            """Pass a signal on to the kernel, which runs the program."""
+            if self.process is not None and self.process.poll() is None:
+                self.process.send_signal(number)
+
+        def ended(self) -> int:
+            """Wait for the end of the process and return its exit code."""
+            if self.process is None:
+                return 1
+            code = int(self.process.wait())
+            return 128 - code if code < 0 else code
+
+    manager = Manager(
+        connection_file=str(connection),
+        transport="ipc",
+        ip=f"@rearview-{token_hex(8)}",
+        # a kernel that is asked to end first brings all that it has recorded to disk
+        shutdown_wait_time=float(10**6),
+    )
+    manager._kernel_spec = KernelSpec(  # noqa: SLF001 - none is installed, so none is looked up
+        argv=list(begun.command), display_name="Python", language="python"
+    )
+    return manager
+
+
+def _client(content: Any, manager: Any, show: Show, timeout: float | None) -> Any:
+    """Return what sends the cells, and shows what they print as they print it."""
+    from nbclient import NotebookClient
+
+    class Client(NotebookClient):  # type: ignore[misc]
+        position = 0
+        position_known = False
+
+        async def async_execute_cell(
+            self, cell: Any, cell_index: int, *args: Any, **kw: Any
+        ) -> Any:
+            if cell.cell_type == "code" and cell.source.strip():
+                self.position, self.position_known = cell_index, True
+            return await super().async_execute_cell(cell, cell_index, *args, **kw)
+
+        def process_message(self, msg: Any, cell: Any, cell_index: int) -> Any:
+            kind, content = msg["header"]["msg_type"], msg["content"]
+            if kind == "stream":
+                show(content["name"], content["text"])
+            elif kind in {"display_data", "execute_result"}:
+                text = content["data"].get("text/plain", "")
+                show("stdout", f"{text}\n" if text else "")
+            return super().process_message(msg, cell, cell_index)
+
+        async def async_start_new_kernel(self, **kwargs: Any) -> None:
+            loop = asyncio.get_running_loop()
+            for number in _FORWARDED:  # nbclient's own handlers would end the kernel in the middle
+                loop.add_signal_handler(number, manager.forward, number)
+            await super().async_start_new_kernel(**kwargs)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
+
+        async def _async_handle_timeout(self, *args: Any) -> Any:
+            manager.forward(signal.SIGINT)
+            manager.shutdown_wait_time = _GRACE
+            return await super()._async_handle_timeout(*args)
+
+    client = Client(
+        content,
+        km=manager,
+        timeout=None if timeout is None else max(1, round(timeout)),
+        startup_timeout=600,
+        store_widget_state=True,
+    )
+    client.owns_km = True  # it ends the kernel when all cells have run
+    return client

@@ -1,0 +1,100 @@
+"""`%rv` in a live notebook: history, undo, checkout."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any
+
+from rearview.errors import RearviewError, UsageError
+from rearview.notebook.undo import Moment, Undo, size_of
+
+HELP = """\
+%rv history          the cells that were run, with what each took
+%rv undo             take the last cell back: variables are what they were before it
+%rv checkout CELL    go back to after In [CELL]; 0 is when `%load_ext rearview` ran"""
+
+
+class Shown:
+    """A text that a notebook shows as a table."""
+
+    def __init__(self, rows: list[tuple[str, ...]], head: tuple[str, ...], note: str = "") -> None:
+        self._rows, self._head, self._note = rows, head, note
+
+    def __repr__(self) -> str:
+        rows = [self._head, *self._rows]
+        widths = [max(len(row[k]) for row in rows) for k in range(len(self._head))]
+        lines = [
+            "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+            for row in rows
+        ]
+        return "\n".join([*lines, *([self._note] if self._note else [])])
+
+    def _repr_html_(self) -> str:
+        def row(cells: tuple[str, ...], tag: str) -> str:
+            return "<tr>" + "".join(f"<{tag}>{escape(one)}</{tag}>" for one in cells) + "</tr>"
+
+        body = "".join(row(one, "td") for one in self._rows)
+        return f"<table>{row(self._head, 'th')}{body}</table><p>{escape(self._note)}</p>"
+
+
+class Magics:
+    """What `%rv` does in one shell."""
+
+    def __init__(self, shell: Any) -> None:
+        self.shell = shell
+        self.undo = Undo(shell.user_ns, shell.user_ns_hidden)
+        self._watched = False
+        """Whether the cell that is running was seen to begin, and is not ours."""
+        shell.events.register("pre_run_cell", self._before)
+        shell.events.register("post_run_cell", self._after)
+
+    def _before(self, info: Any) -> None:
+        source = info.raw_cell or ""
+        self._watched = not source.lstrip().startswith("%rv")
+        if self._watched:
+            self.undo.before(self.shell.transform_cell(source))
+
+    def _after(self, result: Any) -> None:
+        watched, self._watched = self._watched, False
+        if not watched or result is None or not result.info.store_history:
+            return
+        self.undo.after(int(result.execution_count or 0), result.info.raw_cell or "")
+
+    def __call__(self, line: str) -> Any:
+        """Do what a line after `%rv` asks for."""
+        verb, _, rest = line.strip().partition(" ")
+        try:
+            if verb == "undo":
+                return self._went(*self.undo.undo())
+            if verb == "checkout":
+                if not rest.strip().isdigit():
+                    raise UsageError(
+                        f"%rv checkout takes the number of a cell, not {rest!r}.", slug="no-undo"
+                    )
+                return self._went(*self.undo.checkout(int(rest)))
+            if verb == "history":
+                return self._history()
+            return Shown([(line,) for line in HELP.splitlines()], ("rv",))
+        except RearviewError as exc:
+            from IPython.core.error import UsageError as Plain
+
+            raise Plain(f"{exc} (docs/errors.md#{exc.slug})") from None
+
+    def _went(self, moment: Moment, changed: list[str]) -> Shown:
+        note = f"now as after cell {moment.cell}" if moment.cell else "now as at the start"
+        return Shown([(name,) for name in changed], ("brought back",), note)
+
+    def _history(self) -> Shown:
+        rows: list[tuple[str, ...]] = [
+            (str(one.cell), f"{one.seconds:.2f} s", one.source.strip().partition("\n")[0][:60])
+            for one in self.undo.moments
+            if one.cell
+        ]
+        note = f"copies take {size_of(self.undo.moments) / 1e6:.1f} MB"
+        return Shown(rows, ("cell", "took", "source"), note)
+
+
+def register(shell: Any) -> None:
+    """Offer `%rv` in a shell, once."""
+    if "rv" not in shell.magics_manager.magics["line"]:
+        shell.register_magic_function(Magics(shell), "line", "rv")

@@ -1,0 +1,266 @@
+"""Keep what each cell of a notebook takes in: files, variables, processes, connections, modules.
+
+Reads through Python are told by its audit hook. Libraries that read in C (Arrow, HDF5, polars, DuckDB,
+memory maps) and child processes are seen by the kernel of the system: folders in which such files can be
+are watched by inotify. docs/lineage.md says which library is seen how, and docs/decisions/lineage.md why so.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import ctypes
+import os
+import struct
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from rearview.model.lineage import CellLineage, Event, lineage_of
+from rearview.runtime.sandbox.environment import names_read
+from rearview.runtime.sandbox.file_log import foreign, libraries, listen
+from rearview.source.cells import code_hash
+from rearview.store.json_lines import append_line, read_lines
+from rearview.store.project import FOLDER
+
+FILE = "cells.jsonl"
+FORMAT = 2
+MOST_FOLDERS = 2000
+"""Folders that are watched at the most."""
+MOST_FILES = 2000
+"""Files of one cell that are hashed; a cell that reads more is not described file by file."""
+_SKIPPED = {"__pycache__", "node_modules", ".git", ".venv", "venv", FOLDER, ".ipynb_checkpoints"}
+_OPEN, _MODIFY, _CLOSE_WRITE, _IS_DIR, _OVERFLOW = 0x20, 0x2, 0x8, 0x40000000, 0x4000
+_HEADER = struct.Struct("iIII")
+_CHUNK = 1 << 22
+
+
+class Opened:
+    """Files that any process opens in folders that are watched."""
+
+    def __init__(self) -> None:
+        self.lost = ""
+        """Why something may be missing; empty: nothing is."""
+        self._folders: dict[int, str] = {}
+        self._watched: set[str] = set()
+        libc = ctypes.CDLL(None, use_errno=True)
+        self._add: Any = getattr(libc, "inotify_add_watch", None)
+        start: Any = getattr(libc, "inotify_init1", None)
+        self._fd = start(os.O_NONBLOCK | os.O_CLOEXEC) if start is not None else -1
+        if self._fd < 0:
+            self.lost = "this system does not tell which files are opened"
+
+    def watch(self, folder: str) -> None:
+        """Watch the files directly in a folder."""
+        if folder in self._watched or self._fd < 0:
+            return
+        if len(self._watched) >= MOST_FOLDERS:
+            self.lost = f"more than {MOST_FOLDERS} folders hold files"
+            return
+        self._watched.add(folder)
+        number = self._add(self._fd, os.fsencode(folder), _OPEN | _MODIFY | _CLOSE_WRITE)
+        if number >= 0:
+            self._folders[number] = folder
+
+    def watch_below(self, root: str) -> None:
+        """Watch a folder and all below it but caches and environments."""
+        for folder, names, _ in os.walk(root):
+            names[:] = [one for one in names if one not in _SKIPPED and not one.startswith(".")]
+            self.watch(folder)
+            if self.lost:
+                return
+
+    def drain(self) -> list[str]:
+        """Return the files that were opened and not written since the last time, sorted."""
+        opened: set[str] = set()
+        written: set[str] = set()
+        while self._fd >= 0:
+            try:
+                data = os.read(self._fd, 1 << 20)
+            except BlockingIOError:
+                break
+            at = 0
+            while at < len(data):
+                number, mask, _, size = _HEADER.unpack_from(data, at)
+                name = data[at + _HEADER.size : at + _HEADER.size + size].rstrip(b"\0")
+                at += _HEADER.size + size
+                if mask & _OVERFLOW:
+                    self.lost = "more files were opened than the system remembers"
+                elif name and not mask & _IS_DIR and number in self._folders:
+                    path = f"{self._folders[number]}{os.sep}{os.fsdecode(name)}"
+                    (opened if mask & _OPEN else written).add(path)
+        return sorted(opened - written)
+
+
+class Lineage:
+    """Takes note of what the cells of one run take in, and writes it to the folder of the run."""
+
+    def __init__(self, folder: Path, root: str) -> None:
+        self._file = folder / FILE
+        self._root = root
+        self._not = (*libraries(), *foreign())
+        self._opened = Opened()
+        self._opened.watch_below(root.rstrip(os.sep))
+        self._events: list[Event] = []
+        self._hashes: dict[tuple[int, int, int, int], str] = {}
+        self._active = False
+        self._before = ""
+        self._begun = 0.0
+        self._known: set[str] = set()
+        self._modules: set[str] = set()
+        self._pid = os.getpid()
+        listen(self._notice, "open", "subprocess.Popen", "os.system", "os.posix_spawn")
+        listen(self._notice, "socket.connect", "os.listdir", "os.scandir")
+
+    def begin(self, source: str, namespace: Iterable[object] = ()) -> None:
+        """Take in that a cell is about to run."""
+        for text in (*_texts(source), *(one for one in namespace if isinstance(one, str | Path))):
+            self._watch_near(str(text))
+        self._opened.drain()
+        self._events = []
+        self._known = set(names_read())
+        self._modules = set(sys.modules)
+        self._active, self._begun = True, perf_counter()
+
+    def end(
+        self, cell: int, source: str, project: Callable[[str], bool], **used: int
+    ) -> CellLineage:
+        """Write what a cell took in; `used` are numbers such as the readings of the clock."""
+        seconds = perf_counter() - self._begun
+        self._active = False
+        files = [name for kind, name, *_ in self._events if kind == "file"]
+        seen = set(files)
+        for path in self._opened.drain():
+            if path not in seen and not self._is_foreign(path):
+                self._events.append(("file", path))
+        events = [self._hashed(event) for event in self._events[:MOST_FILES]]
+        if len(self._events) > MOST_FILES:
+            events.append(("more", str(len(self._events) - MOST_FILES)))
+        if self._opened.lost:
+            events.append(("unseen", self._opened.lost))
+        events += [
+            ("environment", name, _hash(os.environ.get(name, "").encode()))
+            for name in sorted(set(names_read()) - self._known)
+        ]
+        for name in sorted(set(sys.modules) - self._modules):
+            file = getattr(sys.modules.get(name), "__file__", None)
+            if isinstance(file, str) and project(file):
+                events.append(("module", name, self._content(file)))
+        events += [(kind, str(count)) for kind, count in sorted(used.items()) if count]
+        code = code_hash(source)
+        kept = tuple(dict.fromkeys(events))
+        lineage = lineage_of(self._before, code, kept)
+        self._before = lineage
+        done = CellLineage(cell, code, kept, lineage, seconds, _memory())
+        if os.getpid() == self._pid:
+            append_line(self._file, _line(done))
+        return done
+
+    def _notice(self, event: str, args: tuple[Any, ...]) -> None:
+        if not self._active or os.getpid() != self._pid:
+            return
+        with contextlib.suppress(Exception):  # whatever it is, the program goes on
+            if event == "open":
+                path, mode, flags = args
+                reads = mode in {"r", "rb"} or (mode is None and not int(flags or 0) & 3)
+                if isinstance(path, str | bytes) and reads:
+                    name = os.path.abspath(os.fsdecode(path))  # noqa: PTH100 - text
+                    if not self._is_foreign(name):
+                        self._events.append(("file", name))
+            elif event == "socket.connect":
+                self._events.append(("socket", str(args[1])))
+            elif event in {"os.listdir", "os.scandir"}:
+                if isinstance(args[0], str | bytes):
+                    self._opened.watch(os.path.abspath(os.fsdecode(args[0])))  # noqa: PTH100
+            else:
+                words = args[1] if event == "subprocess.Popen" else args[:1]
+                self._events.append(("process", *map(str, words)))
+
+    def _watch_near(self, text: str) -> None:
+        if 0 < len(text) < 4096 and "\0" not in text and "\n" not in text:
+            with contextlib.suppress(OSError, ValueError):
+                path = os.path.abspath(text)  # noqa: PTH100 - text
+                folder = path if os.path.isdir(path) else os.path.dirname(path)  # noqa: PTH112, PTH120
+                if os.path.isdir(folder) and folder != os.sep and not self._is_foreign(path):  # noqa: PTH112
+                    self._opened.watch(folder)
+
+    def _is_foreign(self, path: str) -> bool:
+        return path.startswith(self._not) or f"{os.sep}{FOLDER}{os.sep}" in path
+
+    def _hashed(self, event: Event) -> Event:
+        if event[0] != "file":
+            return event
+        path = event[1]
+        shown = path.removeprefix(self._root)
+        return ("file", shown, self._content(path))
+
+    def _content(self, path: str) -> str:
+        """Return the hash of a whole file; one that is as it was is not read again."""
+        try:
+            about = os.stat(path)  # noqa: PTH116 - hot
+            key = (about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns)
+            if key not in self._hashes:
+                self._hashes[key] = _hash_file(path)
+            return self._hashes[key]
+        except OSError:
+            return "gone"
+
+
+def read_cells(folder: Path) -> list[CellLineage]:
+    """Return what the cells of a run took in, as its folder has it."""
+    if not (folder / FILE).is_file():
+        return []
+    return [
+        CellLineage(
+            *(line["cell"], line["code"], tuple(map(tuple, line["events"]))),
+            *(line["lineage"], line["seconds"], line["size"]),
+        )
+        for line in read_lines(folder / FILE, FORMAT)
+    ]
+
+
+def _line(done: CellLineage) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "cell": done.cell,
+        "code": done.code,
+        "events": [list(event) for event in done.events],
+        "lineage": done.lineage,
+        "seconds": done.seconds,
+        "size": done.size,
+    }
+
+
+def _texts(source: str) -> Iterator[str]:
+    """Yield the texts in a cell that may be paths."""
+    with contextlib.suppress(SyntaxError, ValueError):
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+def _hash(data: bytes) -> str:
+    import xxhash
+
+    return str(xxhash.xxh3_128(data).hexdigest())
+
+
+def _hash_file(path: str) -> str:
+    import xxhash
+
+    digest = xxhash.xxh3_128()
+    with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - hot
+        while data := file.read(_CHUNK):
+            digest.update(data)
+    return str(digest.hexdigest())
+
+
+def _memory() -> int:
+    """Return the bytes of memory that this process has for itself, a share of what it shares."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) << 10
+    return 0

@@ -1,0 +1,321 @@
+"""Run the cells of a notebook in an IPython kernel, with a session around them.
+
+A run is recorded in a real kernel that a front end (nbclient) sends the cells to. A replay makes the same
+kernel without a front end and runs the cells of the recorded version in order. In both, each cell is
+compiled with its loops instrumented, under the file name that the kernel gives it.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import ctypes
+import os
+import random
+import re
+import secrets
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import CodeType
+from typing import Any, cast
+
+from rearview.errors import UsageError
+from rearview.model.plan import Control
+from rearview.runtime import importer
+from rearview.runtime.importer import furnish
+from rearview.runtime.lineage import Lineage
+from rearview.runtime.loops import LoopHistory
+from rearview.runtime.recorder import Recorder
+from rearview.runtime.sandbox import clock, entropy
+from rearview.runtime.sandbox.file_log import InputFiles
+from rearview.runtime.sandbox.file_view import PathUse
+from rearview.runtime.session import Session
+from rearview.source.instrument import instrument, without_targets
+from rearview.source.loops import loop_ids
+from rearview.source.notebooks import CodeCell, Notebook, parse
+from rearview.source.wrap_probes import shield_tree
+
+_TIMED = ("<timed exec>", "<timed eval>")
+"""File names that `%%time` gives to the code of a cell."""
+_INPUTS = re.compile(r"(In|_ih|_dh|_i{1,3}|_i\d+|_exit_code)\Z")
+"""Names under which a kernel keeps what was typed."""
+_OUTPUTS = re.compile(r"(Out|_oh|_{1,3}|_\d+)\Z")
+"""Names under which a kernel keeps what cells have returned."""
+_CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
+_PR_SET_PDEATHSIG = 1
+_INTERRUPTED = 130
+
+
+def make_kernel(control: Control) -> Any:
+    """Return an IPython kernel, ready to run cells.
+
+    This comes before the session: what a kernel draws, reads and imports to get ready is not the program's.
+    """
+    try:
+        import ipykernel
+        from ipykernel.kernelapp import IPKernelApp
+    except ImportError as exc:
+        raise UsageError(
+            f"Notebooks need ipykernel, which is not installed here ({exc}). Install it: "
+            "`pip install 'rearview[notebook]'`.",
+            slug="notebook-extra",
+        ) from exc
+    traits: dict[str, Any] = {"kernel_class": _kernel_class(), "parent_handle": 1}
+    if control.kernel is not None:
+        traits["connection_file"] = control.kernel
+        _end_with_parent()
+    else:
+        assert control.segment is not None
+        traits["connection_file"] = str(Path(control.segment).with_name("kernel.json"))
+        traits |= {"transport": "ipc", "ip": f"@rearview-{secrets.token_hex(8)}"}
+        traits |= {f"{name}_port": number for number, name in enumerate(_CHANNELS, 1)}
+        traits |= {"quiet": False, "capture_fd_output": False}
+    launcher = Path(ipykernel.__file__).parent.parent / "ipykernel_launcher.py"
+    sys.argv = [str(launcher), "-f", traits["connection_file"]]
+    quiet = (
+        "PYDEVD_DISABLE_FILE_VALIDATION"  # else debugpy remarks that Python's modules are frozen
+    )
+    known = os.environ.get(quiet)
+    os.environ[quiet] = "1"
+    app: Any = IPKernelApp.instance(**traits)
+    app.initialize(["--HistoryManager.hist_file=:memory:"])
+    if known is None:
+        del os.environ[quiet]
+    # as long as the kernel lives, and the same in every process that runs this notebook
+    sys.argv[2] = f"{control.root}{os.sep}kernel.json"
+    return app
+
+
+def _end_with_parent() -> None:
+    """Let the system kill this process when the front end is gone: a run without one is dead."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if hasattr(libc, "prctl"):
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _kernel_class() -> Any:
+    from ipykernel.ipkernel import IPythonKernel
+
+    class Kernel(IPythonKernel):
+        cells: Cells | None = None
+
+        async def do_execute(
+            self, code: str, silent: bool, store_history: bool = True, *args: Any, **kwargs: Any
+        ) -> Any:
+            run: Any = super().do_execute
+            cell = None
+            if self.cells is not None and not silent and store_history:
+                cell = self.cells.begin(code)
+            if self.cells is None or cell is None:
+                return await run(code, silent, store_history, *args, **kwargs)
+            reply: Mapping[str, Any] = {"status": "error", "ename": ""}
+            try:
+                reply = await run(code, silent, store_history, *args, **kwargs)
+            finally:
+                self.cells.end(cell, reply)
+            return reply
+
+    return Kernel
+
+
+class Cells:
+    """The cells of one notebook, as a session sees them executed."""
+
+    def __init__(self, session: Session, notebook: Notebook, path: str) -> None:
+        self.session = session
+        self.notebook = notebook
+        self.path = path
+        """Of the program text, relative to the project."""
+        self.now: CodeCell | None = None
+        self.failed: str = ""
+        """The error that ended the notebook, by its class."""
+        self._next = 0
+        self.lineage: Lineage | None = None
+        if isinstance(session, Recorder):
+            self.lineage = Lineage(session.runs.folder(session.run), session.root)
+        self._clock: list[int] = session.declared.get(clock.ROOT, [])
+        self._clock_at = 0
+        self._chance: list[Any] = session.declared.get(entropy.ROOT, [])
+        # as the last cell left it: between cells the kernel draws too
+        self._random, self._drawn = random.getstate(), list(self._chance)
+        clock.between_cells[:] = [lambda: not session.cell]
+        self._expected = ""
+        self._recorded = isinstance(session.compiler, importer.Compiler)
+        known: Mapping[int, str] | None = None
+        if self._recorded:
+            known = session.compiler.ids.get(path)
+        if known is None:
+            found = loop_ids(ast.parse(notebook.text), path)
+            known = {line: str(one) for line, one in found.items()}
+        self._ids = known
+
+    def begin(self, source: str) -> CodeCell | None:
+        """Take in that a cell is about to run; None if it is not the notebook's."""
+        for cell in self.notebook.cells[self._next :]:
+            if cell.source == source:
+                self._next = cell.number
+                self.now = cell
+                self.session.cell = cell.number
+                self._expected = ast.dump(cell.tree())
+                self._clock_at = self._clock[0] if self._clock else 0
+                if self.lineage is not None:
+                    self.lineage.begin(cell.text, list(vars(sys.modules["__main__"]).values()))
+                random.setstate(self._random)
+                self._chance[:] = self._drawn
+                return cell
+        return None
+
+    def end(self, cell: CodeCell, reply: Mapping[str, Any]) -> None:
+        """Take in how a cell ended."""
+        self.now = None
+        self.session.cell = 0
+        before, self._drawn = self._drawn, list(self._chance)
+        self._random = random.getstate()
+        if self.lineage is not None:
+            used = {"clock": (self._clock[0] if self._clock else 0) - self._clock_at}
+            used["chance"] = int(before != self._drawn)
+            try:
+                self.lineage.end(cell.number, cell.text, self.session.belongs, **used)
+            except Exception as exc:
+                self.lineage = None
+                cast(Recorder, self.session).fail(exc)
+        if reply.get("status") != "ok" and "raises-exception" not in cell.tags:
+            self.failed = self.failed or str(reply.get("ename") or "error")
+            interrupted = self.failed == KeyboardInterrupt.__name__
+            self.session.code = _INTERRUPTED if interrupted else 1
+        elif cell is self.notebook.cells[-1]:
+            self.session.code = 0
+
+    def visit(self, tree: Any) -> Any:
+        """Instrument the program of the cell being executed; IPython calls this for all that it compiles."""
+        cell = self.now
+        if cell is None or not self._recorded or not isinstance(tree, ast.Module) or not tree.body:
+            return tree
+        if ast.dump(tree) != self._expected:
+            return tree  # what a magic compiles by itself
+        try:
+            return self._instrumented(cell, tree)
+        except Exception as exc:
+            fail: Callable[[BaseException], None] | None = getattr(self.session, "fail", None)
+            if fail is None:
+                raise
+            fail(exc)
+            return ast.parse(cell.text)
+
+    def _instrumented(self, cell: CodeCell, tree: ast.Module) -> ast.Module:
+        compiler = self.session.compiler
+        # lines of the program text minus lines of what the kernel compiles
+        shift = cell.line - 1 + cell.tree().body[0].lineno - tree.body[0].lineno
+        last = cell.line + cell.text.count("\n")
+        here = range(cell.line, last + 1)
+        probes = {
+            (line - shift, column): drawn
+            for (line, column), drawn in compiler.probes.get(self.path, {}).items()
+            if line in here
+        }
+        if probes:
+            tree = shield_tree(tree, probes)
+        if compiler.watched:
+            ids = {line - shift: one for line, one in self._ids.items() if line in here}
+            suspends = any(map(_awaits, tree.body))
+            for site in instrument(
+                tree, self.path, ids=ids, autolog=compiler.autolog, suspends=suspends
+            ):
+                self.session.histories.setdefault(site.id, LoopHistory(site))
+        return tree
+
+
+def _awaits(node: ast.AST) -> bool:
+    """Return True if a statement of a cell waits for something, outside functions."""
+    if isinstance(node, ast.Await | ast.AsyncFor | ast.AsyncWith):
+        return True
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+        return False
+    return any(map(_awaits, ast.iter_child_nodes(node)))
+
+
+def _watch(app: Any, cells: Cells) -> None:
+    """Let everything that the kernel compiles pass through `cells`."""
+    from ipykernel.compiler import XCachingCompiler
+
+    session = cells.session
+
+    class Compiler(XCachingCompiler):
+        def get_code_name(self, raw_code: str, code: str, number: int) -> str:
+            named: Any = super().get_code_name
+            name: str = named(raw_code, code, number)
+            if cells.now is not None:
+                session.adopt(name)
+            return name
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            code = super().__call__(*args, **kwargs)
+            return without_targets(code) if isinstance(code, CodeType) else code
+
+    shell = app.kernel.shell
+    made: Any = Compiler
+    compiler = made()
+    vars(compiler).update(vars(shell.compile))
+    shell.compile, shell.compiler_class = compiler, Compiler
+    shell.ast_transformers.append(cells)
+    for name in _TIMED:
+        session.adopt(name)
+    session.modules.main = shell.user_module
+    session.modules.hides = _hidden(set(shell.user_ns_hidden), cells.notebook)
+    furnish(shell.user_module)
+    app.kernel.cells = cells
+
+
+def _hidden(own: set[str], notebook: Notebook) -> Callable[[str], bool]:
+    """Return what says that a name of the notebook's namespace is the kernel's own.
+
+    What cells have returned counts as the program's only if the program asks for it by name.
+    """
+    named = {node.id for node in ast.walk(ast.parse(notebook.text)) if isinstance(node, ast.Name)}
+
+    def hides(name: str) -> bool:
+        if _OUTPUTS.match(name):
+            return name not in named
+        return bool(_INPUTS.match(name)) or name in own
+
+    return hides
+
+
+def run_notebook(control: Control, session: Session, app: Any) -> int:
+    """Run the cells of the notebook that `control` names; return the exit code."""
+    file = os.path.abspath(control.target)  # noqa: PTH100 - patched in a replay
+    root = session.root
+    name = os.path.relpath(os.path.realpath(file), root)
+    inputs = getattr(session, "inputs", None)
+    if isinstance(inputs, InputFiles):
+        inputs.active = False  # the program does not read its own text
+    data = Path(session.real(file, PathUse.RUN)).read_bytes()
+    if isinstance(inputs, InputFiles):
+        inputs.active = True
+    sources: Mapping[str, bytes] = getattr(session.compiler, "sources", {})
+    notebook = parse(sources.get(name, data), name)
+    cells = Cells(session, notebook, f"{name}.py")
+    _watch(app, cells)
+    session.code = 1 if notebook.cells else 0
+    if control.kernel is not None:
+        app.start()
+    else:
+        if "" in sys.path:
+            sys.path[sys.path.index("")] = session.real(os.getcwd())  # noqa: PTH109 - patched
+        asyncio.run(_run_all(app.kernel, notebook))
+    return int(session.code or 0)
+
+
+async def _run_all(kernel: Any, notebook: Notebook) -> None:
+    """Run all cells in order, up to one that fails."""
+    from tornado.ioloop import IOLoop
+
+    kernel.io_loop = IOLoop.current()
+    for cell in notebook.cells:
+        reply = await kernel.do_execute(cell.source, silent=False, store_history=True)
+        if reply["status"] != "ok":
+            sys.stderr.write("\n".join(reply.get("traceback", ())) + "\n")
+            if "raises-exception" not in cell.tags:
+                return

@@ -1,0 +1,320 @@
+"""A notebook as program text: its code cells one after another, and the way back.
+
+Everything that reads programs (loops, probes, propagation) sees `study.ipynb` as a file `study.ipynb.py`
+that holds the code cells in order, each below a marker line. Magics and shell lines stand in it as the
+calls that IPython makes of them. Outputs, counts and the like are no part of it.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NoReturn
+
+from rearview.errors import SourceError
+from rearview.model.run import NOTEBOOK, is_notebook
+
+PROGRAM = ".ipynb.py"
+"""How the name of a notebook's program text ends."""
+PYTHON_BODIES = ("time", "capture")
+"""Cell magics that run their body as Python in the notebook's own namespace."""
+_MARK = "# %% In [{}]"
+_MARKED = re.compile(r"# %% In \[(\d+)\]\Z")
+_KEPT_LINE = "#: "
+"""Stands before a line `%%magic` whose body is Python."""
+_BROKEN = "#! "
+"""Stands before each line of a cell that is no Python."""
+_PLACE = re.compile(r"([^\s`'\"]+\.ipynb)\.py:(\d+)")
+_VOLATILE = frozenset({"execution", "ExecuteTime", "papermill", "collapsed", "scrolled", "widgets"})
+"""Metadata that tools write when cells are executed or looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class CodeCell:
+    """One code cell that is executed."""
+
+    number: int
+    """Its number among these, from 1 on: `In [3]` after a run from top to bottom."""
+    position: int
+    """Where it is among all cells of the notebook."""
+    source: str
+    text: str
+    """Its source as Python."""
+    line: int
+    """Line of the program text on which it begins."""
+    tags: frozenset[str] = frozenset()
+
+    @property
+    def magic(self) -> str:
+        """The magic that runs the cell's body as Python, such as `time`; empty: none does."""
+        return _body_magic(self.source)
+
+    def tree(self) -> ast.Module:
+        """Return the cell's program, its lines counted from 1."""
+        return ast.parse(self.text)
+
+
+@dataclass(frozen=True, slots=True)
+class Notebook:
+    """The parts of a notebook that make it a program."""
+
+    cells: tuple[CodeCell, ...]
+    text: str
+    language: str = "python"
+    kernel: str = ""
+
+    def cell_at(self, line: int) -> tuple[int, int]:
+        """Return (cell number, line in the cell) of a line of the program text."""
+        for cell in reversed(self.cells):
+            if line >= cell.line - 1:
+                return cell.number, max(1, line - cell.line + 1)
+        return 1, 1
+
+
+def parse(data: bytes, path: str = "the notebook") -> Notebook:
+    """Return a notebook's program; raise if the file is no notebook of format 4."""
+    content = _content(data, path)
+    metadata = content.get("metadata") or {}
+    spec, info = metadata.get("kernelspec") or {}, metadata.get("language_info") or {}
+    language = str(info.get("name") or spec.get("language") or "python").lower()
+    cells: list[CodeCell] = []
+    lines: list[str] = []
+    for position, cell in enumerate(content["cells"]):
+        source, tags = _source(cell), _tags(cell)
+        if cell.get("cell_type") != "code" or not source.strip() or "skip-execution" in tags:
+            continue
+        number = len(cells) + 1
+        text = python_of(source) if language == "python" else ""
+        lines.append(_MARK.format(number))
+        cells.append(CodeCell(number, position, source, text, len(lines) + 1, tags))
+        lines += text.split("\n")
+    text = "".join(f"{line}\n" for line in lines)
+    return Notebook(tuple(cells), text, language, str(spec.get("name", "")))
+
+
+def _content(data: bytes, path: str) -> dict[str, Any]:
+    try:
+        content = json.loads(data)
+    except ValueError as exc:
+        raise SourceError(
+            f"{path} is no notebook: it is not JSON ({exc}). Open it in Jupyter and save it again.",
+            slug="no-notebook",
+        ) from exc
+    if not isinstance(content, dict) or not isinstance(content.get("cells"), list):
+        raise SourceError(
+            f"{path} is no notebook of format 4: it has no list of cells. Convert it with "
+            "`jupyter nbconvert --to notebook --inplace`.",
+            slug="no-notebook",
+        )
+    return content
+
+
+def _source(cell: Mapping[str, Any]) -> str:
+    source = cell.get("source", "")
+    return "".join(source) if isinstance(source, list) else str(source)
+
+
+def _tags(cell: Mapping[str, Any]) -> frozenset[str]:
+    return frozenset(map(str, (cell.get("metadata") or {}).get("tags") or ()))
+
+
+@lru_cache(maxsize=4096)
+def python_of(source: str) -> str:
+    r"""Return a cell's source as Python, on the same lines as far as IPython keeps them.
+
+    >>> python_of("x = 1"), python_of("%%time\nx = 1"), python_of("for x in")
+    ('x = 1', '#: %%time\nx = 1', '#! for x in')
+    >>> python_of("\n%matplotlib inline")
+    "\nget_ipython().run_line_magic('matplotlib', 'inline')"
+    """
+    if _parses(source):
+        return source
+    if _body_magic(source):
+        first, _, body = source.partition("\n")
+        inner = python_of(body)
+        if not inner.startswith(_BROKEN):
+            return f"{_KEPT_LINE}{first}\n{inner}"
+    from IPython.core.inputtransformer2 import TransformerManager
+
+    manager: Any = TransformerManager
+    blank = re.match(r"(?:[ \t]*\n)*", source)
+    above = blank.group().count("\n") if blank is not None else 0
+    try:
+        text: str = manager().transform_cell(source).removesuffix("\n")
+    except SyntaxError:
+        text = ""
+    if text and _parses(text):
+        return "\n" * above + text
+    return "\n".join(_BROKEN + line for line in source.split("\n"))
+
+
+def _parses(text: str) -> bool:
+    try:
+        ast.parse(text)
+    except (SyntaxError, ValueError):
+        return False
+    return True
+
+
+def _body_magic(source: str) -> str:
+    found = re.match(r"%%(\w+)", source)
+    return found.group(1) if found is not None and found.group(1) in PYTHON_BODIES else ""
+
+
+def source_of(text: str) -> str:
+    """Return a cell's source, given its text as `python_of` made it or a probe changed it."""
+    lines = text.split("\n")
+    if all(line.startswith(_BROKEN) for line in lines):
+        return "\n".join(line.removeprefix(_BROKEN) for line in lines)
+    if lines[0].startswith(f"{_KEPT_LINE}%%"):
+        lines[0] = lines[0].removeprefix(_KEPT_LINE)
+    return "\n".join(lines)
+
+
+def in_cells_of(old: str, text: str, path: str = "the notebook") -> str:
+    r"""Return `text`, which adds statements to `old`, divided into the cells of `old`.
+
+    A cell that was added, or split off, becomes part of the one before it: recorded values are found by
+    the numbers of the cells. Every line stays where it is.
+
+    >>> old = "# %% In [1]\nx = 1\n# %% In [2]\ny = 2\n"
+    >>> new = "# %% In [1]\nx = 1\n# %% In [2]\nlog(x)\n# %% In [3]\ny = 2\n"
+    >>> in_cells_of(old, new).split("\n")
+    ['# %% In [1]', 'x = 1', '# %%', 'log(x)', '# %% In [2]', 'y = 2', '']
+    """
+    before, lines = _numbered(old), text.split("\n")
+    after = _numbered(text)
+    pairs = difflib.SequenceMatcher(
+        None, [one for _, one in before], [one for _, one in after], autojunk=False
+    )
+    votes: dict[int, Counter[int]] = {}
+    for a, b, size in pairs.get_matching_blocks():
+        for k in range(size):
+            votes.setdefault(after[b + k][0], Counter())[before[a + k][0]] += 1
+    marks = [at for at, line in enumerate(lines) if _MARKED.match(line)]
+    count = sum(1 for line in old.split("\n") if _MARKED.match(line))
+    last = 0
+    for cell, at in enumerate(marks, 1):
+        meant = votes[cell].most_common(1)[0][0] if cell in votes else max(last, 1)
+        if meant not in (last, last + 1):
+            _unplaced(path)
+        lines[at] = _MARK.format(meant) if meant > last else "# %%"
+        last = meant
+    if last != count:
+        _unplaced(path)
+    return "\n".join(lines)
+
+
+def _numbered(text: str) -> list[tuple[int, str]]:
+    """Return (cell, line) of the lines of a program text that are not blank or markers."""
+    found, cell = [], 0
+    for line in text.split("\n"):
+        if _MARKED.match(line):
+            cell += 1
+        elif line.strip():
+            found.append((cell, line.strip()))
+    return found
+
+
+def with_text(data: bytes, text: str, path: str = "the notebook") -> bytes:
+    """Return a notebook whose program is `text`: the cells of `data` with statements added."""
+    content = _content(data, path)
+    before = parse(data, path)
+    bodies: list[list[str]] = []
+    for line in text.removesuffix("\n").split("\n"):
+        if _MARKED.match(line):
+            bodies.append([])
+        elif bodies:
+            bodies[-1].append(line)
+        elif line.strip():
+            _unplaced(path)
+    if len(bodies) != len(before.cells):
+        _unplaced(path)
+    for cell, body in zip(before.cells, bodies, strict=True):
+        changed = "\n".join(body)
+        if changed != cell.text:
+            content["cells"][cell.position]["source"] = source_of(changed).splitlines(keepends=True)
+    made = _encoded(content)
+    if parse(made, path).text != text:
+        _unplaced(path)
+    return made
+
+
+def _unplaced(path: str) -> NoReturn:
+    raise SourceError(
+        f"The statements added to {path} do not go back into its cells one to one, so it is not "
+        "replayed. Put each statement on lines of its own, inside a cell.",
+        slug="no-place",
+    )
+
+
+def normal(data: bytes) -> bytes:
+    """Return a notebook without what executing or viewing it changes; anything else as it is."""
+    try:
+        content = _content(data, "")
+    except SourceError:
+        return data
+    metadata = {k: v for k, v in (content.get("metadata") or {}).items() if k not in _VOLATILE}
+    info = metadata.pop("language_info", None)  # a kernel writes it when it has run
+    if isinstance(info, dict) and info.get("name", "python") != "python":
+        metadata["language_info"] = {"name": info["name"]}
+    cells = []
+    for cell in content["cells"]:
+        if not isinstance(cell, dict):
+            return data
+        kept = {k: v for k, v in cell.items() if k not in {"outputs", "execution_count"}}
+        kept["metadata"] = {
+            k: v for k, v in (cell.get("metadata") or {}).items() if k not in _VOLATILE
+        }
+        kept["source"] = _source(cell).splitlines(keepends=True)
+        if cell.get("cell_type") == "code":
+            kept |= {"execution_count": None, "outputs": []}
+        cells.append(kept)
+    return _encoded({**content, "metadata": metadata, "cells": cells})
+
+
+def _encoded(content: Mapping[str, Any]) -> bytes:
+    return (json.dumps(content, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode(
+        "utf-8", "surrogatepass"
+    )
+
+
+def as_programs(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Return files with the program text of each Python notebook beside it."""
+    found = dict(files)
+    for path, data in files.items():
+        if is_notebook(path):
+            try:
+                notebook = parse(data, path)
+            except SourceError:
+                continue
+            if notebook.language == "python":
+                found[f"{path}.py"] = notebook.text.encode("utf-8", "surrogatepass")
+    return found
+
+
+def in_cells(message: str, texts: Mapping[str, str]) -> str:
+    r"""Return a message with places in program texts of notebooks named as people know them.
+
+    >>> in_cells("at a.ipynb.py:3 it", {"a.ipynb.py": "# %% In [1]\nx = 1\ny = 2\n"})
+    'at a.ipynb cell 1, line 2 it'
+    """
+
+    def named(found: re.Match[str]) -> str:
+        text = texts.get(f"{found.group(1)}.py")
+        if text is None:
+            return found.group()
+        number = line = 0
+        for at, each in enumerate(text.split("\n")[: int(found.group(2))], 1):
+            marked = _MARKED.match(each)
+            if marked:
+                number, line = int(marked.group(1)), at
+        return f"{found.group(1)} cell {number}, line {max(1, int(found.group(2)) - line)}"
+
+    return _PLACE.sub(named, message).replace(PROGRAM, NOTEBOOK)
