@@ -107,10 +107,10 @@ class BackfillReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Missing:
+class MissingCells:
     """How many cells lack a value.
 
-    >>> print(Missing(12), Missing(12, about=True), Missing(1, least=True), sep="; ")
+    >>> print(MissingCells(12), MissingCells(12, about=True), MissingCells(1, least=True), sep="; ")
     12 cells; about 12 cells; at least 1 cell
     """
 
@@ -131,7 +131,7 @@ class PlanReport:
 
     plan: Plan
     refusals: list[Refusal] = field(default_factory=list)
-    missing: Missing = field(default_factory=lambda: Missing(0))
+    missing: MissingCells = field(default_factory=lambda: MissingCells(0))
     """Cells without a value."""
     changed_inputs: list[str] = field(default_factory=list)
     environment_differences: list[str] = field(default_factory=list)

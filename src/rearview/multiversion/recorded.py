@@ -7,7 +7,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from rearview.config import Settings
 from rearview.errors import UsageError
@@ -134,15 +133,15 @@ def _version(
         for name, value in (environment.values if environment else {}).items()
         if not name.startswith(UNSET_BY_REPLAY)
     }
-    end = run.facts.get("end", {})
+    end = run.end
     files = _files(project, run, {n: data for n, data in sources.items() if n != script})
-    loaded = {os.path.normpath(name) for name in end.get("files", ())}
+    loaded = {os.path.normpath(name) for name in end.files or ()}
     inputs = {
         name
         for name in files
         if name in loaded or name not in sources or name.endswith(READ_BY_LIBRARIES)
     }
-    read = {run.now(path, str(project.root)) for path in end.get("inputs", {})}
+    read = {run.now(path, str(project.root)) for path in end.inputs}
     inputs |= {name for name in files if str(project.root / name) in read}
     lines = [line for line in printed(folder) if line.stream == "out"]
     return StudyVersion(
@@ -180,7 +179,7 @@ def _files(project: Project, run: Run, sources: dict[str, bytes]) -> dict[str, F
             part.rename(place)
         files[name] = FileRef(digest, len(data), place)
     root = str(project.root)
-    for path, (size, _, digest) in run.facts.get("end", {}).get("inputs", {}).items():
+    for path, (size, _, digest) in run.end.inputs.items():
         now = Path(run.now(path, root))
         try:
             name = now.relative_to(root).as_posix()
@@ -202,13 +201,13 @@ def _with_costs(project: Project, run: Run, cells: tuple[StudyCell, ...]) -> tup
 
     Imports and loops were measured; the rest of the run is divided equally over the other cells.
     """
-    end: dict[str, Any] = run.facts.get("end", {})
-    total = float(end.get("seconds", 0.0))
-    imports = {name: float(s) for name, s in end.get("imports", {}).items()}
+    end = run.end
+    total = end.seconds
+    imports = end.imports
     loops = {
-        site.rpartition(":")[2]: float(facts.get("seconds", 0.0))
-        for site, facts in end.get("loops", {}).items()
-        if ":<module>:" in site and facts.get("outermost")
+        site.rpartition(":")[2]: totals.seconds
+        for site, totals in end.loops.items()
+        if ":<module>:" in site and totals.outermost
     }
     known: list[float | None] = []
     for cell in cells:

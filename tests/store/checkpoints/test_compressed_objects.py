@@ -16,11 +16,11 @@ from rearview.model import Edge, ObjectRef, Part, Point, Snapshot
 from rearview.store.checkpoints import compression
 from rearview.store.checkpoints import objects as objects_module
 from rearview.store.checkpoints.checkpoints import OBJECT_FROM, Checkpoints
-from rearview.store.checkpoints.compression import MARK, Worth, library
-from rearview.store.checkpoints.gc import gc, usage
+from rearview.store.checkpoints.compression import MARK, CompressionPolicy, zstd_library
 from rearview.store.checkpoints.objects import Batch, Objects, digest
+from rearview.store.maintenance.gc import gc, usage
+from rearview.store.maintenance.verify import verify
 from rearview.store.project import COMPRESSED, PLAIN, Project
-from rearview.store.verify import verify
 
 DENSE = random.Random(7).randbytes(1 << 20)
 KINDS = {
@@ -39,7 +39,7 @@ def objects(project):
 
 
 def put(objects, data, worth=None, key="buffer"):
-    with Batch(objects, worth or Worth()) as batch:
+    with Batch(objects, worth or CompressionPolicy()) as batch:
         ref = batch.put(data, key=key)
         batch.commit()
     return ref
@@ -67,7 +67,7 @@ def test_what_was_put_is_got_whatever_it_is(tmp_path_factory, kind, nbytes):
 
 def test_what_was_stored_in_one_form_is_not_stored_in_the_other(objects):
     data = bytes(OBJECT_FROM)
-    for first, second in ((Worth(), None), (None, Worth())):
+    for first, second in ((CompressionPolicy(), None), (None, CompressionPolicy())):
         for worth in (first, second):
             with Batch(objects, worth) as batch:
                 ref = batch.put(data)
@@ -80,7 +80,7 @@ def test_what_was_stored_in_one_form_is_not_stored_in_the_other(objects):
 
 
 def test_what_is_told_as_stored_is_what_is_on_disk(project):
-    store = Checkpoints(project, Worth())
+    store = Checkpoints(project, CompressionPolicy())
     saved = store.save(Snapshot("r", 0, Point(), Edge.START), [Part("a", bytes(4 * OBJECT_FROM))])
     assert saved.stored == usage(project) < 10_000
     assert saved.shrunk + saved.stored == saved.nbytes == 4 * OBJECT_FROM
@@ -88,10 +88,10 @@ def test_what_is_told_as_stored_is_what_is_on_disk(project):
 
 
 def test_a_sample_that_misled_costs_no_space(objects, project, monkeypatch):
-    worth = Worth()
-    monkeypatch.setattr(worth, "share", lambda *_: 0.1)
+    worth = CompressionPolicy()
+    monkeypatch.setattr(worth, "predicted_share", lambda *_: 0.1)
     refused = []
-    monkeypatch.setattr(worth, "refuse", refused.append)
+    monkeypatch.setattr(worth, "note_incompressible", refused.append)
     ref = put(objects, DENSE, worth)
     assert not compressed(objects, ref)
     assert objects.get(ref) == DENSE
@@ -102,7 +102,7 @@ def test_a_sample_that_misled_costs_no_space(objects, project, monkeypatch):
 def test_only_a_store_with_compressed_objects_needs_a_newer_rearview(objects, project):
     put(objects, DENSE)
     assert project.check() == PLAIN
-    with Batch(objects, Worth()) as batch:
+    with Batch(objects, CompressionPolicy()) as batch:
         batch.put(bytes(OBJECT_FROM))
     assert project.check() == PLAIN  # it was not committed
     put(objects, bytes(OBJECT_FROM))
@@ -140,7 +140,7 @@ def test_the_tool_of_the_library_reads_it_too(objects):
             ["zstd", "-dc"], input=file.read_bytes(), capture_output=True, check=True
         )
     except FileNotFoundError:
-        assert library().decompress(file.read_bytes()) == data
+        assert zstd_library().decompress(file.read_bytes()) == data
     else:
         assert found.stdout == data
 
@@ -163,7 +163,7 @@ def header(nbytes):
 
 
 def frame(data, **parameters):
-    zstd = library()
+    zstd = zstd_library()
     kinds = zstd.CompressionParameter
     chosen = {getattr(kinds, name): value for name, value in parameters.items()}
     return zstd.compress(data, options={kinds.compression_level: 1, **chosen})
@@ -192,7 +192,7 @@ WRONG = {
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_damage_is_found_and_takes_no_memory(project, wrong):
-    store = Checkpoints(project, Worth())
+    store = Checkpoints(project, CompressionPolicy())
     ref = store.save(Snapshot("r", 0, Point(), Edge.START), [Part("a", ZEROS)]).parts["a"]
     file = store.objects.file(ref)
     file.write_bytes(WRONG[wrong])
@@ -230,7 +230,7 @@ def test_every_flipped_bit_is_found_or_changes_nothing(objects):
 
 
 def test_a_damaged_one_is_replaced_from_elsewhere(project):
-    store = Checkpoints(project, Worth())
+    store = Checkpoints(project, CompressionPolicy())
     ref = store.save(Snapshot("r", 0, Point(), Edge.START), [Part("a", ZEROS)]).parts["a"]
     os.truncate(store.objects.file(ref), 30)
     report = verify(project, repair=True, fetch={ref.oid: ZEROS}.get)
@@ -239,13 +239,15 @@ def test_a_damaged_one_is_replaced_from_elsewhere(project):
 
 
 def test_verify_counts_the_content(project):
-    Checkpoints(project, Worth()).save(Snapshot("r", 0, Point(), Edge.START), [Part("a", ZEROS)])
+    Checkpoints(project, CompressionPolicy()).save(
+        Snapshot("r", 0, Point(), Edge.START), [Part("a", ZEROS)]
+    )
     report = verify(project)
     assert (report.problems, report.objects, report.nbytes) == ((), 1, len(ZEROS))
 
 
 def test_a_sweep_frees_what_they_take_and_keeps_what_is_needed(project):
-    store = Checkpoints(project, Worth())
+    store = Checkpoints(project, CompressionPolicy())
     for seq in range(3):
         store.save(Snapshot("r", seq, Point(), Edge.START), [Part("a", bytes([seq]) * OBJECT_FROM)])
     store.delete("r/1")
@@ -265,17 +267,17 @@ def test_a_python_without_the_library_says_so_and_records_all_the_same(objects, 
     def absent():
         raise StoreError("no zstd", slug="zstd-missing")
 
-    monkeypatch.setattr(compression, "library", absent)
-    assert Worth.of("auto") is None
+    monkeypatch.setattr(compression, "zstd_library", absent)
+    assert CompressionPolicy.of("auto") is None
     with pytest.raises(StoreError, match="no zstd"):
         objects.get(ref)
 
 
 def test_never_is_never(objects, project):
-    assert Worth.of("never") is None
-    assert Worth.of("auto") is not None
-    assert objects_module.BULKY < 1
-    with Batch(objects, Worth.of("never")) as batch:
+    assert CompressionPolicy.of("never") is None
+    assert CompressionPolicy.of("auto") is not None
+    assert objects_module.LARGEST_SHARE < 1
+    with Batch(objects, CompressionPolicy.of("never")) as batch:
         ref = batch.put(ZEROS)
         batch.commit()
     assert objects.file(ref).read_bytes() == ZEROS

@@ -3,9 +3,10 @@ import os
 import pytest
 
 from rearview.errors import StoreError
+from rearview.model import CheckpointMeta
 from rearview.store.checkpoints.checkpoints import Checkpoints
+from rearview.store.maintenance.verify import verify
 from rearview.store.runs import Runs
-from rearview.store.verify import verify
 
 
 @pytest.fixture
@@ -75,6 +76,13 @@ def test_a_damaged_slice_of_a_pack_is_found(project, checkpoints, three):
     assert [each.seq for each in Checkpoints(project).of("r")] == [0, 1]
 
 
+def test_a_problem_names_the_run_whose_file_it_is(project, checkpoints, three):
+    flip(project.checkpoints / "r" / "00000001.json")
+    flip(checkpoints.objects.path(three[2].parts["large"].oid))
+    runs = {problem.path.suffix: problem.run for problem in verify(project).problems}
+    assert runs == {".json": "r", "": ""}
+
+
 @pytest.mark.parametrize("damage", ["flip", "empty", "half"])
 def test_a_damaged_manifest_is_rebuilt_from_its_pack(project, three, holds, damage):
     path = project.checkpoints / "r" / "00000001.json"
@@ -88,7 +96,7 @@ def test_a_damaged_manifest_is_rebuilt_from_its_pack(project, three, holds, dama
     assert "rebuilt from" in report.problems[0].done
     assert report.problems[0].lost == ()
     assert holds(1)
-    assert Checkpoints(project).get("r/1").meta == {"n": 1}
+    assert Checkpoints(project).get("r/1").meta == CheckpointMeta(records=1)
 
 
 def test_a_manifest_that_cannot_be_rebuilt_is_set_aside(project, checkpoints, three):

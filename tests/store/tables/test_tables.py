@@ -19,7 +19,7 @@ from rearview.store.tables import schema
 from rearview.store.tables.tables import Tables
 from recorded import Recorded, at, rechecked
 
-SRC = str(Path(__file__).parents[2] / "src")
+SRC = str(Path(__file__).parents[3] / "src")
 
 
 @pytest.fixture(params=["grouped", "pivoted before"])
@@ -124,7 +124,7 @@ def test_loops_are_shown_by_value_and_ordered_by_number(store):
     )
     assert rows(store, ["a"]) == [(run, "z", 0.5, 0), (run, "1", 0.5, 1), (run, "b", 0.5, 2)]
     assert rows(store, ["b"]) == [(run, 30, 1)]
-    (found,) = Tables(store.project).stretches("a = 1", [run])
+    (found,) = Tables(store.project).iteration_ranges("a = 1", [run])
     assert (found.loops, found.outer) == (("fold", "lr"), 1)
 
 
@@ -186,12 +186,12 @@ def test_conditions_choose_rows_by_any_known_value(store):
     assert rows(store, ["acc"], where="epoch >= 2 OR status = 'dead'") == [(a, 2, 0.2), (b, 2, 0.2)]
     assert rows(store, ["acc"], where="loss < 0.3") == [(a, 2, 0.2)]  # somewhere inside
     assert rows(store, ["lr"], where=["max_lr IS NULL ", "LOSS > 9"][1]) == [(b, 0.2)]
-    found = Tables(store.project).stretches("acc = 0.2 AND step = 0", [a, b])
+    found = Tables(store.project).iteration_ranges("acc = 0.2 AND step = 0", [a, b])
     assert {one.run for one in found} == {a, b}
 
 
 def stretches(store, where, *runs):
-    found = Tables(store.project).stretches(where, runs)
+    found = Tables(store.project).iteration_ranges(where, runs)
     return sorted((one.run, one.outer, one.first, one.last) for one in found)
 
 
@@ -216,7 +216,7 @@ def test_a_stretch_reaches_to_the_next_row_for_which_the_condition_does_not_hold
 
 def test_a_condition_on_what_stands_outside_of_loops_chooses_the_run(store):
     run = store.run((at(), {"seed": 7}), args={"lr": 0.1})
-    (found,) = Tables(store.project).stretches("lr = 0.1", [run])
+    (found,) = Tables(store.project).iteration_ranges("lr = 0.1", [run])
     assert (found.run, found.loops) == (run, ())
 
 
@@ -491,7 +491,7 @@ def test_eight_processes_recording_at_once_lose_nothing(tmp_path):
     store = Recorded(tmp_path)
 
     def start(k):
-        argv = [sys.executable, "-c", WRITER, str(tmp_path), str(k), str(Path(__file__).parents[1])]
+        argv = [sys.executable, "-c", WRITER, str(tmp_path), str(k), str(Path(__file__).parents[2])]
         subprocess.run(argv, env=env, check=True)
 
     with ThreadPoolExecutor(9) as pool:
@@ -518,7 +518,7 @@ def test_records_of_a_newer_format_are_refused(tmp_path):
 
 
 def test_the_page_about_the_tables_is_current():
-    page = Path(__file__).parents[2] / "docs/schema.md"
+    page = Path(__file__).parents[3] / "docs/schema.md"
     assert page.read_text() == schema.markdown(), (
         "python -m rearview.store.tables.schema > docs/schema.md"
     )

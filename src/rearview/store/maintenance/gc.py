@@ -1,31 +1,24 @@
-"""Keep a project within its size: started beside a run that has outgrown it.
+"""Garbage collection: thin checkpoints to a budget, then remove files that nothing refers to.
 
-Which checkpoints to give up when space is short: those whose loss makes replay dearest last.
+**Which checkpoints go.** A question about the past asks for some iteration of the run, and the replay computes
+from the nearest checkpoint before it. If every iteration is equally likely, a gap of g seconds between two
+checkpoints costs g/2 on average and is hit with probability proportional to g, so the expected cost of a
+replay grows with the sum of g². Removing the checkpoint between gaps a and b adds 2ab; the one that adds least
+per byte it frees goes first. That is exact for each single removal and needs no guess about the question.
 
-A question about the past falls on some iteration of the run; the replay computes from the nearest
-checkpoint before it. With questions equally likely anywhere, a gap of g seconds between two
-checkpoints costs g/2 on average and is hit with probability proportional to g, so the expected
-replay cost grows with the sum of g². Taking out the checkpoint between gaps a and b adds 2ab:
-per byte that it frees, the one with the least is taken first. That is exact for each single
-removal and needs no guess about which run will be asked about.
-
-Free space: thin checkpoints by policy, then remove what nothing refers to any more.
-
-No lock: saves go on meanwhile, in any number of processes. What keeps them safe, in this order:
+**Why no lock is needed**, although any number of processes may save meanwhile. In this order:
 
 1. Every file is listed with its modification time.
-2. Saves in flight are looked up (`presence`); what they could have put is spared.
+2. Saves in flight are looked up (`saves_in_flight`); files they could have put are spared.
 3. Manifests are read. A save that ended before step 2 is among them.
-4. A file that no manifest names, older than any save in flight, is renamed out of sight. If a
-   save that began meanwhile has marked it as in use (its time differs from step 1), it is renamed
-   back; one that comes later finds it missing and writes it anew. Only then is it removed.
+4. A file that no manifest names, older than any save in flight, is renamed out of sight. If a save that began
+   since has marked it as in use (its time differs from step 1), it is renamed back; a later save finds it
+   missing and writes it again. Only then is it removed.
 
-Keep a project within its size: started beside a run that has outgrown it.
+A run that outgrows the budget of its project starts this module as a process of its own, so that training
+shares neither interpreter nor memory with it. It prints the bytes that are left::
 
-    python -P -m rearview.store.checkpoints.gc ROOT BUDGET RUN
-
-A process of its own, so that training shares neither interpreter nor memory with it. It prints the
-bytes that are left.
+    python -P -m rearview.store.maintenance.gc ROOT BUDGET RUN
 """
 
 from __future__ import annotations
@@ -45,33 +38,40 @@ from pathlib import Path
 from rearview.errors import RearviewError, StoreError, UsageError
 from rearview.model import Checkpoint, Status
 from rearview.store.checkpoints.checkpoints import Checkpoints
+from rearview.store.checkpoints.saves_in_flight import earliest_start
 from rearview.store.files import make_folder
-from rearview.store.machine import earliest
 from rearview.store.project import Project
 from rearview.store.runs import Runs
 from rearview.store.tables.connection import quoted
 from rearview.store.tables.tables import Tables
 
+GONE = ".gone-"
+"""Prefix of the name of a file while it is being removed."""
+SLACK = 2.0
+"""Seconds that file times may lag behind the clock."""
+RECORDING = 60.0
+"""The same while a run records: an object may be that much older than the record that names it."""
+
 
 @dataclass(frozen=True, slots=True)
 class KeptCheckpoint:
-    """A checkpoint as the plan sees it."""
+    """A checkpoint, as `thin` sees it."""
 
     id: str
     run: str
     at: float
-    """Computing seconds into its run, or its number where seconds are not known."""
+    """Computing seconds into its run, or its number if the seconds are unknown."""
     frees: int
-    """Bytes that only this checkpoint uses, about."""
+    """Bytes that only this checkpoint uses, approximately."""
     promised: bool = False
-    """Never to be given up."""
+    """Never to be removed."""
 
 
 def thin(held: Iterable[KeptCheckpoint], *, excess: int) -> list[str]:
-    """Return the ids to give up, in order, so that at least `excess` bytes are freed.
+    """Return the ids to remove, in order, so that at least `excess` bytes are freed.
 
-    The last checkpoint of a run, which it would resume from, and promised ones stay. Fewer bytes
-    are freed when there is nothing else to give up.
+    The last checkpoint of a run, from which it would resume, and promised ones stay. Fewer bytes are
+    freed if no others are left.
 
     >>> four = [KeptCheckpoint(str(i), "r", float(t), 10) for i, t in enumerate((10, 20, 21, 40))]
     >>> thin(four, excess=10)
@@ -92,7 +92,7 @@ def thin(held: Iterable[KeptCheckpoint], *, excess: int) -> list[str]:
         _, number, index, age = heapq.heappop(queue)
         chain = chains[number]
         if age != chain.ages[index]:
-            continue  # its neighbours have changed since; a newer entry stands in the queue
+            continue  # its neighbours have changed; the queue has a newer entry
         each = chain.held[index]
         gone.append(each.id)
         excess -= each.frees
@@ -102,7 +102,7 @@ def thin(held: Iterable[KeptCheckpoint], *, excess: int) -> list[str]:
 
 
 class _Chain:
-    """The checkpoints of one run as a linked list; the run's start is a place to begin, too."""
+    """The checkpoints of one run as a linked list; a replay can also begin at the run's start."""
 
     def __init__(self, held: Sequence[KeptCheckpoint]) -> None:
         self.held = held
@@ -111,7 +111,7 @@ class _Chain:
         self.ages = [0] * len(held)
 
     def offer(self, queue: list[tuple[float, int, int, int]], number: int, index: int) -> None:
-        """Put `index` into the queue with the cost of its loss per byte, if it may go at all."""
+        """Queue `index` with the cost of losing it per byte, if it may be removed."""
         if self.held[index].promised or self.after[index] >= len(self.held):
             return
         before = self.held[self.before[index]].at if self.before[index] >= 0 else 0.0
@@ -121,7 +121,7 @@ class _Chain:
         heapq.heappush(queue, (per_byte, number, index, self.ages[index]))
 
     def remove(self, index: int) -> list[int]:
-        """Take `index` out and return the neighbours, whose loss is now greater."""
+        """Unlink `index`; return its neighbours, which now cost more to lose."""
         before, after = self.before[index], self.after[index]
         self.ages[index] = -1
         if before >= 0:
@@ -133,27 +133,19 @@ class _Chain:
         return changed
 
 
-def expected(times: Sequence[float], end: float) -> float:
+def expected_replay(times: Sequence[float], end: float) -> float:
     """Return the mean computing seconds from the nearest checkpoint to a random moment of a run.
 
-    >>> expected([], 10.0), expected([5.0], 10.0)
+    >>> expected_replay([], 10.0), expected_replay([5.0], 10.0)
     (5.0, 2.5)
     """
     marks = [0.0, *sorted(times), end]
     return sum((b - a) ** 2 for a, b in itertools.pairwise(marks)) / (2 * end)
 
 
-GONE = ".gone-"
-"""How the name of a file begins while it is being removed."""
-SLACK = 2.0
-"""Seconds that file times may lag behind the clock."""
-RECORDING = 60.0
-"""The same while a run is going on: an object may wait so long for the record that names it."""
-
-
 @dataclass(frozen=True, slots=True)
 class Freed:
-    """What a sweep removed, or would remove."""
+    """What a garbage collection removed, or would remove."""
 
     checkpoints: tuple[str, ...] = ()
     files: int = 0
@@ -161,7 +153,7 @@ class Freed:
     left: int = 0
     """Bytes that remain."""
     spared: int = 0
-    """Bytes that nothing refers to, but a save in flight may be about to."""
+    """Unreferenced bytes that a save in flight may be about to use."""
 
 
 def gc(
@@ -173,17 +165,17 @@ def gc(
     without: Collection[str] = (),
     dry: bool = False,
 ) -> Freed:
-    """Free what is not needed, and thin checkpoints until `budget` bytes suffice.
+    """Thin checkpoints until they fit `budget` bytes, and remove files that nothing refers to.
 
-    `referenced` returns the oids that records name. `keep` holds ids of runs and checkpoints that
-    are promised: they stay, whatever the budget. Checkpoints of the runs in `without` need nothing;
-    those runs are about to be removed. With `dry` nothing is changed.
+    `referenced` returns the oids that records name. Runs and checkpoints whose ids are in `keep` stay,
+    whatever the budget. The runs in `without` are about to be removed; their checkpoints do not count.
+    With `dry` nothing is changed.
     """
     if not dry:
-        bring_back(project)
+        restore_renamed(project)
     files = _files(project)
     now = _clock(project) if not dry else time.time()
-    cutoff = earliest(project, now) - (RECORDING if _recording(project, now) else SLACK)
+    cutoff = earliest_start(project, now) - (RECORDING if _recording(project, now) else SLACK)
     checkpoints = Checkpoints(project)
     held = [checkpoint for run in checkpoints.runs() for checkpoint in _readable(checkpoints, run)]
     held = [checkpoint for checkpoint in held if checkpoint.run not in without]
@@ -211,7 +203,7 @@ def gc(
 
 
 def usage(project: Project) -> int:
-    """Return the bytes that objects and packs take."""
+    """Return the size of all objects and packs in bytes."""
     return sum(size for size, _ in _files(project).values())
 
 
@@ -224,10 +216,10 @@ def _choose(
     budget: int,
     keep: Collection[str],
 ) -> list[str]:
-    """Return the checkpoints to give up so that what the rest needs fits the budget."""
+    """Return the checkpoints to remove so that the files of the others fit the budget."""
     gone: list[str] = []
     left = dict(uses)
-    clock = _moments(held)
+    clock = _times_in_run(held)
     while True:
         users = Counter(path for used in left.values() for path in used)
         for path in recorded:
@@ -256,8 +248,8 @@ def _choose(
         gone += chosen
 
 
-def _moments(held: list[Checkpoint]) -> dict[str, float]:
-    """Return when in its run each checkpoint was taken; a clock set back never reverses order."""
+def _times_in_run(held: list[Checkpoint]) -> dict[str, float]:
+    """Return the seconds into its run of each checkpoint; a clock set back does not reverse the order."""
     moments: dict[str, float] = {}
     for run in {each.run for each in held}:
         chain = [each for each in held if each.run == run]
@@ -270,7 +262,7 @@ def _moments(held: list[Checkpoint]) -> dict[str, float]:
 
 
 def _readable(checkpoints: Checkpoints, run: str) -> list[Checkpoint]:
-    """Return the checkpoints of `run`; what an unreadable one refers to must not be guessed."""
+    """Return the checkpoints of `run`; raise if one is unreadable, because its files are unknown then."""
     found = checkpoints.of(run)
     folder = checkpoints.project.checkpoints / run
     names = [name for name in folder.iterdir() if name.suffix == ".json"]
@@ -282,7 +274,7 @@ def _readable(checkpoints: Checkpoints, run: str) -> list[Checkpoint]:
                 checkpoints.get(f"{run}/{int(path.stem)}")  # raises what is wrong with it
             except UsageError:
                 if path.exists():
-                    raise  # else somebody has deleted it meanwhile
+                    raise  # else it has just been deleted
     return found
 
 
@@ -295,7 +287,7 @@ def _uses(checkpoints: Checkpoints, checkpoint: Checkpoint) -> frozenset[Path]:
 
 
 def _files(project: Project) -> dict[Path, tuple[int, int]]:
-    """Return size and time of every object, pack and leftover of a dead save."""
+    """Return size and modification time of every object, pack and leftover of a killed save."""
     found: dict[Path, tuple[int, int]] = {}
     for root in (project.objects, project.packs, project.checkpoints):
         for folder, _, names in os.walk(root):
@@ -310,7 +302,7 @@ def _files(project: Project) -> dict[Path, tuple[int, int]]:
 
 
 def _remove(path: Path, stamp: int) -> bool:
-    """Remove `path` unless somebody has marked it as in use since `stamp`."""
+    """Remove `path` unless a save has marked it as in use since `stamp`; return True if removed."""
     if path.name.startswith("."):
         path.unlink(missing_ok=True)
         return True
@@ -324,7 +316,7 @@ def _remove(path: Path, stamp: int) -> bool:
             f"{path} cannot be removed: {exc.strerror or exc}. Make the store writable.",
             slug="store-unwritable",
         ) from exc
-    with contextlib.suppress(FileNotFoundError):  # another sweep has brought it back
+    with contextlib.suppress(FileNotFoundError):  # another garbage collection has renamed it back
         if gone.stat().st_mtime_ns == stamp:
             gone.unlink()
             return True
@@ -332,8 +324,8 @@ def _remove(path: Path, stamp: int) -> bool:
     return False
 
 
-def bring_back(project: Project) -> None:
-    """Bring back what a sweep that was killed had renamed; this one judges it anew."""
+def restore_renamed(project: Project) -> None:
+    """Rename back the files that a killed garbage collection had renamed."""
     for root in (project.objects, project.packs):
         for gone in root.rglob(f"{GONE}*"):
             with contextlib.suppress(OSError):
@@ -349,7 +341,7 @@ def _recording(project: Project, now: float) -> bool:
 
 
 def _clock(project: Project) -> float:
-    """Return the time as the store's file system tells it, which may be another machine's."""
+    """Return the time by the clock of the store's file system, which may be another machine's."""
     probe = project.writing / f".clock-{os.getpid()}-{os.urandom(4).hex()}"
     try:
         make_folder(probe.parent)
@@ -365,26 +357,26 @@ def _clock(project: Project) -> float:
     return min(moment, time.time())
 
 
-def fit(project: Project, budget: int, run: str) -> Freed:
-    """Thin checkpoints, those of `run` too, until `budget` bytes suffice.
+def fit_budget(project: Project, budget: int, run: str) -> Freed:
+    """Collect garbage and thin checkpoints, also those of `run`, until they fit `budget` bytes.
 
-    Other runs that are going on keep all of theirs: their processes lean on them.
+    Other runs that are still recording keep all of theirs: their next saves refer to them.
     """
-    going = [one.id for one in Runs(project).all() if one.status is Status.RUNNING]
+    recording = [each.id for each in Runs(project).all() if each.status is Status.RUNNING]
     tables = Tables(project)
     try:
         return gc(
             project,
-            referenced=lambda: named(tables),
+            referenced=lambda: recorded_objects(tables),
             budget=budget,
-            keep=[each for each in going if each != run],
+            keep=[each for each in recording if each != run],
         )
     finally:
         tables.close()
 
 
-def named(tables: Tables, without: Collection[str] = ()) -> list[str]:
-    """Return the objects that records name, alone or inside lists and dictionaries.
+def recorded_objects(tables: Tables, without: Collection[str] = ()) -> list[str]:
+    """Return the oids of objects that records refer to, also inside lists and dictionaries.
 
     Records of the runs in `without` do not count.
     """
@@ -408,12 +400,12 @@ def _oids(value: object) -> Iterator[str]:
 
 
 def main() -> None:
-    """Do it for the project named on the command line, when nobody else needs the processor."""
+    """Run `fit_budget` for the project on the command line, at the lowest priority."""
     root, budget, run = sys.argv[1:4]
     with contextlib.suppress(OSError):
         os.nice(19)
     try:
-        freed = fit(Project.open(Path(root)), int(budget), run)
+        freed = fit_budget(Project.open(Path(root)), int(budget), run)
     except RearviewError as exc:
         sys.exit(f"rearview: {exc}")
     sys.stdout.write(f"{freed.left}\n")

@@ -1,11 +1,11 @@
 import pytest
 
 from rearview.errors import UsageError
-from rearview.remote.base import open_remote
 from rearview.remote.folder import FolderRemote
 from rearview.remote.fsspec import FsspecRemote
 from rearview.remote.function import FunctionRemote
 from rearview.remote.htcondor import CondorRemote, JobAd
+from rearview.remote.open import open_remote
 from rearview.remote.xrootd import XrootdRemote
 
 

@@ -1,8 +1,7 @@
-"""Sealed records: what a Parquet file says about itself, and the checksum of all its bytes.
+"""Summary and checksum of a sealed Parquet file.
 
-DuckDB writes the file with our summary (`tables.summary`) among its metadata. The summary ends in
-`"check":"…"`: the XXH3 hash of the whole file, taken with these 32 digits as zeros. Files of summary
-format 1 have none.
+DuckDB writes the file with our summary (`seal.Summary`) in its metadata. The summary ends in `"check":"…"`: the
+XXH3 hash of the whole file, computed with these 32 digits as zeros. Files of summary format 1 have none.
 """
 
 from __future__ import annotations
@@ -21,30 +20,30 @@ import xxhash
 from rearview.errors import DamagedError
 
 MARK = "rearview"
-"""Key under which a Parquet file carries its summary."""
+"""Key of the summary in the metadata of the Parquet file."""
 NO_CHECK = "0" * 32
-"""What stands in the place of the checksum until it is known."""
+"""Placeholder of the checksum until it is computed."""
 _KEY = b'"check":"'
 _TAIL = struct.Struct("<I4s")
-"""How a Parquet file ends: the length of what stands before, and a mark."""
+"""Last bytes of a Parquet file: the length of the metadata before them, and a magic."""
 _ENTRY = b"\x18" + bytes([len(MARK)]) + MARK.encode() + b"\x18"
-"""How the entry with our summary begins there; the length of the summary follows."""
+"""First bytes of the metadata entry with our summary; the length of the summary follows."""
 
 
-def about(file: Path) -> dict[str, Any]:
-    """Return what a sealed file says about itself, unchecked.
+def read_summary(file: Path) -> dict[str, Any]:
+    """Return the summary of a sealed file, unchecked.
 
-    It is taken from the last bytes: DuckDB takes longer to load than many replays take to begin,
-    and most files of a run with many questions hold answers, which need not be read.
+    It is parsed from the last bytes: loading DuckDB takes longer than many replays take to start, and most
+    files of a run with many backfills hold records of replays, which need not be read.
     """
     with _mapped(file) as data:
         return _decoded(file, _summary(file, data)[0])
 
 
-def checked(file: Path) -> dict[str, Any]:
-    """Return what a sealed file says about itself; an error if any of its bytes is damaged.
+def checked_summary(file: Path) -> dict[str, Any]:
+    """Return the summary of a sealed file; raise if any of its bytes is damaged.
 
-    The summary of a file that was written before there were checksums holds no `check`.
+    The summary of an old file without a checksum has no `check`.
     """
     with _mapped(file) as data:
         text, at = _summary(file, data)
@@ -57,8 +56,8 @@ def checked(file: Path) -> dict[str, Any]:
     return found
 
 
-def stamp(file: Path) -> None:
-    """Put the checksum of a new file into the place that its summary has for it."""
+def write_check(file: Path) -> None:
+    """Write the checksum of a new file into its summary."""
     with file.open("r+b") as opened, mmap.mmap(opened.fileno(), 0) as data:
         text, at = _summary(file, data)
         start = at + text.rindex(_KEY) + len(_KEY)
@@ -85,14 +84,14 @@ def _mapped(file: Path) -> Iterator[mmap.mmap]:
 
 
 def _summary(file: Path, data: Any) -> tuple[bytes, int]:
-    """Return the text of the summary, and where in the file it begins."""
+    """Return the text of the summary and its offset in the file."""
     try:
         size, _ = _TAIL.unpack(data[-_TAIL.size :])
         begin = max(0, len(data) - _TAIL.size - size)
         foot = bytes(data[begin : len(data) - _TAIL.size])
         at = foot.rindex(_ENTRY) + len(_ENTRY)
         length, shift = 0, 0
-        while shift == 0 or foot[at - 1] >= 0x80:  # seven bits a byte, as Thrift writes lengths
+        while shift == 0 or foot[at - 1] >= 0x80:  # Thrift writes lengths with seven bits per byte
             length |= (foot[at] & 0x7F) << shift
             at, shift = at + 1, shift + 7
         return foot[at : at + length], begin + at

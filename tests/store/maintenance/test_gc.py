@@ -5,10 +5,10 @@ import pytest
 
 from rearview.errors import DamagedError, StoreError
 from rearview.model import Edge, Part, Point, Snapshot
-from rearview.store.checkpoints import gc as gc_module
 from rearview.store.checkpoints.checkpoints import OBJECT_FROM, Checkpoints
-from rearview.store.checkpoints.gc import gc, usage
-from rearview.store.machine import writing
+from rearview.store.checkpoints.saves_in_flight import save_in_flight
+from rearview.store.maintenance import gc as gc_module
+from rearview.store.maintenance.gc import gc, usage
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_shared_bytes_are_freed_with_their_last_user(project, checkpoints, old):
 
 def test_a_save_in_flight_is_spared(project, checkpoints, old, monkeypatch):
     monkeypatch.setattr(gc_module, "SLACK", 0.01)
-    with writing(project):
+    with save_in_flight(project):
         ref = checkpoints.objects.put(b"on its way")
         freed = gc(project, referenced=tuple)
         assert (freed.nbytes, freed.spared) == (0, len(b"on its way"))
@@ -113,7 +113,7 @@ def test_the_save_of_a_dead_process_does_not_hold_up_a_sweep(project, checkpoint
     checkpoints.objects.put(b"left")
     pid = os.fork()
     if not pid:
-        with writing(project):
+        with save_in_flight(project):
             os._exit(0)
     os.waitpid(pid, 0)
     assert len(list(project.writing.iterdir())) == 1
@@ -130,7 +130,7 @@ def test_a_mark_set_during_the_sweep_saves_the_object(project, checkpoints, old,
         checkpoints.objects.touch(ref)  # a save begins right after the files were listed
         return now
 
-    monkeypatch.setattr(gc_module, "earliest", marked)
+    monkeypatch.setattr(gc_module, "earliest_start", marked)
     gc(project, referenced=tuple)
     assert checkpoints.objects.get(ref) == b"wanted again"
 

@@ -1,6 +1,6 @@
-"""Bring a run with its checkpoints to a remote, and from there into another store.
+"""Push a run with its checkpoints to a remote, and pull it into another store.
 
-Bytes first, the pointer last: whoever reads the pointer finds everything it needs.
+Files are sent first and the pointer last, so that everything a pointer names is there.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from rearview.errors import DamagedError, RemoteError
 from rearview.model import Checkpoint
 from rearview.remote.base import Remote, check_key
 from rearview.store.checkpoints.checkpoints import Checkpoints
-from rearview.store.files import close_to_others, make_folder
-from rearview.store.project import FORMAT, Project, publish
+from rearview.store.files import close_to_others, make_folder, publish
+from rearview.store.project import FORMAT, Project
 from rearview.store.runs import Runs
 from rearview.store.versions.versions import Versions
 
 _FOLDERS = frozenset(("runs", "checkpoints", "packs", "objects"))
-"""Folders of a store in which the files of a run are."""
+"""Folders of a store that hold files of runs."""
 _ATTEMPTS = 3
-"""How often files are listed anew when one of them went away meanwhile."""
+"""How often files are listed again because one of them was removed during the push."""
 
 
 class Pointer(msgspec.Struct, frozen=True):
-    """What a remote says of the last run of one command."""
+    """File at a remote that names the last run of one command."""
 
     format: int
-    """That of the store it came from."""
+    """Format of the store it came from."""
     run: str
     version: str
     files: tuple[str, ...]
-    """Keys to fetch, which are paths below `.rearview`; the version is `versions/<version>`."""
+    """Keys to fetch: paths below `.rearview`. The source is at `versions/<version>`."""
 
 
 def command_key(target: str, args: Sequence[str]) -> str:
-    """Return the key under which the last run of a command is found.
+    """Return the key of the pointer to the last run of a command.
 
     >>> command_key("train.py", ["--lr", "1"]) == command_key("train.py", ["--lr", "2"])
     False
@@ -52,9 +52,9 @@ def command_key(target: str, args: Sequence[str]) -> str:
 def push(
     project: Project, run: str, remote: Remote, key: str, known: dict[str, object] | None = None
 ) -> int:
-    """Bring everything that `run` needs to go on to `remote`; return the bytes that were new.
+    """Send everything that is needed to resume `run` to `remote`; return the bytes that were new.
 
-    It may be called again and again while the run goes on; `known` remembers what is there.
+    May be called repeatedly while the run continues; `known` remembers what the remote has.
     """
     known = {} if known is None else known
     about = Runs(project).get(run)
@@ -64,7 +64,7 @@ def push(
             files = sorted({*_of_run(project, run), *_of_checkpoints(project, run)})
             sent = sum(_send(project, path, remote, known) for path in files)
             break
-        except FileNotFoundError:  # a sweep removed a checkpoint since it was listed
+        except FileNotFoundError:  # a garbage collection removed a checkpoint since it was listed
             if attempt == _ATTEMPTS - 1:
                 raise
     for source in {version, about.source} - {"", *known}:
@@ -77,7 +77,7 @@ def push(
 
 
 def _send(project: Project, path: str, remote: Remote, known: dict[str, object]) -> int:
-    """Bring one file there, unless it is; return the bytes that were new."""
+    """Send one file unless the remote has it; return the bytes that were new."""
     local = project.store / path
     if not path.startswith("runs/"):  # objects and manifests never change
         if path in known:
@@ -89,14 +89,14 @@ def _send(project: Project, path: str, remote: Remote, known: dict[str, object])
     now = (facts.st_size, facts.st_mtime_ns)
     if known.get(path) == now:
         return 0
-    # the run may be writing to it: what is compared at the far end must stand still
+    # the run may append to it: send a copy, because the remote compares what it received
     size = _put(remote, path, local.read_bytes())
     known[path] = now
     return size
 
 
-def waiting(remote: Remote) -> dict[str, str]:
-    """Return the key by run of what a remote holds, the run that began last at the end."""
+def pending_runs(remote: Remote) -> dict[str, str]:
+    """Return the runs at a remote with the keys of their pointers, the newest run last."""
     found = {}
     for key in remote.list("commands/"):
         pointer = msgspec.json.decode(_get(remote, key), type=Pointer)
@@ -105,7 +105,7 @@ def waiting(remote: Remote) -> dict[str, str]:
 
 
 def pull(project: Project, remote: Remote, key: str) -> str | None:
-    """Bring the last run of a command into the store; return its id, None if there is none."""
+    """Copy the last run of a command into the store; return its id, None if there is none."""
     if remote.stat(key) is None:
         return None
     pointer = msgspec.json.decode(_get(remote, key), type=Pointer)
@@ -117,7 +117,7 @@ def pull(project: Project, remote: Remote, key: str) -> str | None:
         )
     _check_names(pointer, key)
     project.needs(pointer.format)
-    # manifests last: a checkpoint is there only when its objects are
+    # manifests last: a checkpoint exists only when its objects do
     for path in sorted(pointer.files, key=lambda path: path.startswith("checkpoints/")):
         check_key(path)
         local = project.store / path
@@ -148,12 +148,12 @@ def _adopt(project: Project, remote: Remote, name: str, version: str) -> None:
 
 
 def _check_names(pointer: Pointer, key: str) -> None:
-    """Refuse a pointer that names files outside of the folders that a run has."""
+    """Raise if a pointer names files outside the folders of runs."""
     for name in (*pointer.files, f"runs/{pointer.run}"):
         parts = name.split("/")
         if parts[0] not in _FOLDERS or len(parts) < 2 or any(p in {"", ".", ".."} for p in parts):
             raise RemoteError(
-                f"{key} names {name!r}, which is no file of a run. It was not written by Rearview; do "
+                f"{key} names {name!r}, which is not a file of a run. Rearview did not write it; do "
                 "not trust that remote.",
                 slug="remote-names",
             )

@@ -1,8 +1,8 @@
-"""Remove runs: their records, checkpoints, replays and versions, and nothing that others need.
+"""Remove runs: their records, checkpoints, replays and versions, and nothing that other runs need.
 
-A run disappears in one step: its folder is renamed into `.rearview/removed/`. From then on it does
-not exist for any reader. Everything else that is its own is removed after that; a removal that was
-interrupted there is completed by the next one, or by the next sweep.
+A run disappears in one step: its folder is renamed into `.rearview/removed/`, and from then on it does not
+exist for readers. Its other files are removed after that; an interrupted removal is completed by the next
+removal or garbage collection.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from rearview.errors import DamagedError, RearviewError, UsageError
 from rearview.model import Status
 from rearview.store.checkpoints.checkpoints import Checkpoints
-from rearview.store.files import make_folder, unwritable
+from rearview.store.files import make_folder, write_error
 from rearview.store.json_lines import read_lines
 from rearview.store.labels import labels_of
 from rearview.store.project import Project
@@ -25,22 +25,22 @@ from rearview.store.runs import FORMAT, Runs
 from rearview.store.versions.versions import Versions
 
 FOLDER = "removed"
-"""Folder of a store that holds what is being removed."""
+"""Folder of a store that holds the runs being removed."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunRemoval:
-    """What goes with a run."""
+    """What is removed with a run."""
 
     run: str
     checkpoints: int
     replays: tuple[str, ...]
     nbytes: int
-    """Bytes of its records and replays; those of its checkpoints come with the next sweep."""
+    """Bytes of its records and replays; garbage collection frees those of its checkpoints."""
 
 
 def removal_of(project: Project, run: str, *, together: Collection[str] = ()) -> RunRemoval:
-    """Return what goes with a run; refuse one that is in use by another than those of `together`."""
+    """Return what is removed with a run; raise if a run that is not in `together` needs it."""
     runs = Runs(project)
     _refuse_if_used(runs, run, together)
     folder = runs.folder(run)
@@ -51,18 +51,18 @@ def removal_of(project: Project, run: str, *, together: Collection[str] = ()) ->
 
 
 def remove(project: Project, versions: Versions, run: str) -> None:
-    """Remove a run, which `removal_of` did not refuse; the next sweep frees what only it used."""
+    """Remove a run, after `removal_of` has allowed it; garbage collection frees what only it used."""
     place = project.store / FOLDER
     try:
         make_folder(place)
         Runs(project).folder(run).rename(place / run)
         finish_removals(project, versions)
     except OSError as exc:
-        raise unwritable(exc, f"The removal of run {run}", project.store) from exc
+        raise write_error(exc, f"The removal of run {run}", project.store) from exc
 
 
 def unfinished(project: Project) -> list[tuple[str, str]]:
-    """Return id and name of the runs whose removal was interrupted."""
+    """Return id and name of each run whose removal was interrupted."""
     place = project.store / FOLDER
     folders = sorted(place.iterdir()) if place.is_dir() else []
     return [
@@ -72,7 +72,7 @@ def unfinished(project: Project) -> list[tuple[str, str]]:
 
 
 def finish_removals(project: Project, versions: Versions) -> None:
-    """Complete the removals that were begun."""
+    """Complete interrupted removals."""
     for run, _ in unfinished(project):
         folder = project.store / FOLDER / run
         derived = {str(line.get("version")) for line in _replay_lines(folder)}
@@ -86,9 +86,9 @@ def finish_removals(project: Project, versions: Versions) -> None:
 
 
 def drop_empty_packs(project: Project, runs: Collection[str]) -> None:
-    """Remove the folders of packs of removed runs that a sweep has emptied."""
+    """Remove the pack folders of removed runs that garbage collection has emptied."""
     for run in runs:
-        with contextlib.suppress(OSError):  # it still holds what others need, or is not there
+        with contextlib.suppress(OSError):  # it holds what other runs need, or does not exist
             (project.packs / run).rmdir()
 
 
@@ -103,7 +103,7 @@ def _refuse_if_used(runs: Runs, run: str, together: Collection[str]) -> None:
     if children:
         raise UsageError(
             f"Run {run} is not removed: {', '.join(children[:4])} came from it and would lose "
-            "where it began. Remove those runs first.",
+            "their origin. Remove those runs first.",
             slug="run-in-use",
         )
     aside = runs.folder(run) / "aside"
@@ -123,13 +123,13 @@ def _replay_lines(folder: Path) -> Iterator[dict[str, object]]:
 
 
 def _replays(folder: Path) -> list[str]:
-    """Return the replays of a run; an id that would lead out of the folder of replays is no id."""
+    """Return the replays of a run, without ids that would lead out of the folder of replays."""
     found = dict.fromkeys(str(line.get("replay", "")) for line in _replay_lines(folder))
     return [name for name in found if name and name == Path(name).name and name != ".."]
 
 
 def _derived_in_use(project: Project) -> set[str]:
-    """Return the versions that replays of the remaining runs ran, or that runs went on with."""
+    """Return the derived versions that remaining runs or their replays use."""
     runs = Runs(project)
     used: set[str] = set()
     for run in runs.ids():
@@ -152,7 +152,7 @@ def _size(folder: Path) -> int:
 
 
 def _delete(path: Path) -> None:
-    """Remove a folder, or the link that stands in its place; never what a link leads to."""
+    """Remove a folder, or the link in its place; never the target of a link."""
     if path.is_symlink() or path.is_file():
         path.unlink()
     elif path.is_dir():
@@ -162,5 +162,5 @@ def _delete(path: Path) -> None:
                 if not inside.is_symlink():
                     with contextlib.suppress(OSError):
                         inside.chmod(0o700)
-        with contextlib.suppress(FileNotFoundError):  # another process completes it, too
+        with contextlib.suppress(FileNotFoundError):  # another process is completing it as well
             shutil.rmtree(path)

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from checkpointers import ONCE, make, other_node, read, write
 from rearview.checkpointer.archive import CheckpointerWarning
 from rearview.errors import RemoteError, UsageError
-from rearview.remote.base import open_remote
 from rearview.remote.folder import FolderRemote
-from runtime.checkpointers import ONCE, make, other_node, read, write
+from rearview.remote.open import open_remote
 
 __all__ = ["make"]
 

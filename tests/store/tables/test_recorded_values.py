@@ -8,12 +8,12 @@ import msgspec
 import pytest
 
 from rearview.errors import DamagedError
-from rearview.store.records import recorded
-from rearview.store.sealed_records import MARK, about
+from rearview.store.tables.recorded_values import recorded
+from rearview.store.tables.sealed_records import MARK, read_summary
 from rearview.store.tables.tables import Tables
 from recorded import Recorded, at
 
-GOLD = Path(__file__).parents[1] / "gold/records/format-1.parquet"
+GOLD = Path(__file__).parents[2] / "gold/records/format-1.parquet"
 
 
 @pytest.fixture
@@ -41,9 +41,9 @@ def test_a_sealed_file_says_what_it_holds(store):
     store.replay(run, f"{run}.a", (at(epoch=1), names))
     seal(store)
     files = sealed(store, run)
-    assert {about(file)["replay"] for file in files} == {None, f"{run}.a"}
+    assert {read_summary(file)["replay"] for file in files} == {None, f"{run}.a"}
     for file in (*files, GOLD):
-        assert about(file) == told(file)
+        assert read_summary(file) == told(file)
 
 
 def test_answers_are_not_read_to_know_what_the_run_logged(store, monkeypatch):
@@ -69,4 +69,4 @@ def test_a_torn_file_is_said_to_be_damaged(tmp_path, keep):
     file = tmp_path / "records-1-0.parquet"
     file.write_bytes(GOLD.read_bytes()[-keep:] if keep else b"")
     with pytest.raises(DamagedError, match="does not hold the records"):
-        about(file)
+        read_summary(file)

@@ -1,7 +1,7 @@
-"""The files that a run wrote: which they are, and their contents as far as they are kept.
+"""The files that a run wrote: which they are, and their contents if they are still stored.
 
-Each checkpoint holds the files that the run had written by then, if they are not too large. The
-files themselves are in the project, as the run left them or changed since.
+Each checkpoint holds the files that the run had written by then, if they are not too large. The files
+themselves are in the project, as the run left them or changed since.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rearview.store.json_lines import read_lines
 from rearview.store.runs import ABSENT, TRACES, TRACES_FORMAT, Runs
 
 PREFIX = "file:"
-"""How the key of a file begins among the parts of a checkpoint; its path follows."""
+"""Prefix of the part of a checkpoint that holds a file; its path follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,26 +25,26 @@ class RunFile:
     """A file that a run wrote."""
 
     path: str
-    """From the root of the project, or in full outside of it."""
+    """Relative to the root of the project; absolute outside of it."""
     made: bool
-    """Whether the file was not there before the run."""
+    """Whether the run created the file."""
     nbytes: int | None
-    """Its size in the project now; None if it is not there."""
+    """Its size in the project now; None if it does not exist."""
     in_place: bool
-    """Whether the project holds it as the run left it."""
+    """Whether it has not changed since the run."""
     kept_at: str | None
-    """The last point at which a checkpoint holds it; None if the last checkpoint does not."""
+    """Point of the last checkpoint, if that holds the file."""
 
 
 def files_of(run: Run, root: Path, runs: Runs, checkpoints: Checkpoints) -> list[RunFile]:
     """Return the files that a run wrote, in the order it first wrote them."""
-    found: dict[str, bool] = {}
+    written: dict[str, bool] = {}
     for line in read_lines(runs.folder(run.id) / TRACES, TRACES_FORMAT):
         if "path" in line:
-            found.setdefault(str(line["path"]), line.get("was") == ABSENT)
+            written.setdefault(str(line["path"]), line.get("was") == ABSENT)
     last = checkpoints.of(run.id)[-1:]
     out = []
-    for path, made in found.items():
+    for path, made in written.items():
         size, in_place = _in_project(run, root / path)
         kept = next((_place(each) for each in last if PREFIX + path in each.parts), None)
         out.append(RunFile(path, made, size, in_place, kept))
@@ -56,32 +56,32 @@ def content_of(
 ) -> tuple[bytes, str]:
     """Return the content of a file that a run wrote, and in words where it comes from.
 
-    That is the file in the project if it is as the run left it, else the last checkpoint that holds
-    it; with `at`, the checkpoint at that point.
+    It comes from the project, if the file has not changed since the run; else from the last checkpoint
+    that holds it, or with `at` from the checkpoint at that point.
     """
     if at is None and _in_project(run, root / path)[1]:
         return (root / path).read_bytes(), "as the run left it"
     held = [each for each in checkpoints.of(run.id) if PREFIX + path in each.parts]
     chosen = [each for each in held if at is None or _place(each) == at]
     if not chosen:
-        raise UsageError(f"{_lost(run, path, at)} {_known(held)}", slug="no-file")
+        raise UsageError(f"{_missing_message(run, path, at)} {_remedy(held)}", slug="no-file")
     data = bytes(checkpoints.load(chosen[-1])[PREFIX + path])
     return data, f"as it was at {_place(chosen[-1])}"
 
 
-def _lost(run: Run, path: str, at: str | None) -> str:
+def _missing_message(run: Run, path: str, at: str | None) -> str:
     if at is not None:
         return f"No checkpoint of run {run.id} holds {path} at {at}."
     return (
-        f"What run {run.id} wrote to {path} is not kept: the file is gone or was changed since, and no "
+        f"What run {run.id} wrote to {path} is not stored: the file was removed or changed since, and no "
         "checkpoint holds it."
     )
 
 
-def _known(held: Sequence[Checkpoint]) -> str:
+def _remedy(held: Sequence[Checkpoint]) -> str:
     points = list(dict.fromkeys(map(_place, held)))
     if points:
-        return f"It is kept at {', '.join(points[-6:])}."
+        return f"Checkpoints hold it at {', '.join(points[-6:])}."
     return "Run it again to have it back: `rearview run`."
 
 
@@ -90,11 +90,11 @@ def _place(checkpoint: Checkpoint) -> str:
 
 
 def _in_project(run: Run, file: Path) -> tuple[int | None, bool]:
-    """Return the size of a file, and whether it was last written while the run was going on."""
+    """Return the size of a file, and whether it was last written during the run."""
     try:
-        found = file.stat()
+        facts = file.stat()
     except OSError:
         return None, False
     ended = run.ended if run.ended is not None else float("inf")
-    own = run.started - 1 <= found.st_mtime <= ended  # file times lag behind the clock a little
-    return found.st_size, own and file.is_file()
+    own = run.started - 1 <= facts.st_mtime <= ended  # file times lag behind the clock a little
+    return facts.st_size, own and file.is_file()

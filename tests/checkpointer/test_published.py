@@ -7,8 +7,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from tests.runtime.checkpointers import make, read, write  # noqa: F401
 
+from checkpointers import make, read, write  # noqa: F401
 from rearview import Checkpointer
 from rearview.checkpointer import published
 from rearview.errors import UsageError
@@ -170,7 +170,7 @@ def test_a_transfer_that_is_under_way_delays_no_local_save(tmp_path, asynchronou
         begun.wait()
         for value in range(1, 8):
             one.step(value)
-            one._courier.wait()  # with True, a save that is still being written is not joined by another
+            one._writer.wait()  # with True, a save that is still being written is not joined by another
             assert read(tmp_path / "here" / "a.pt") == value
         kept = {read(p / "a.pt") for p in (tmp_path / "here" / "a.pt.saves").iterdir()}
         assert kept == {0, 7}  # the newest, and the one that is on its way

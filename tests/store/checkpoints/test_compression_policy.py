@@ -5,15 +5,15 @@ import random
 import pytest
 
 from rearview.store.checkpoints.compression import (
-    FIRST,
-    LONGEST,
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
+    CompressionPolicy,
     CompressionSample,
-    Disk,
-    Worth,
-    pays,
+    DiskSpeed,
+    compression_pays,
 )
 
-NVME, HARD_DISK, HOME_FOLDER = Disk(2e9, 1.0), Disk(1.5e8, 1.0), Disk(1e7, 1.0)
+NVME, HARD_DISK, HOME_FOLDER = DiskSpeed(2e9, 1.0), DiskSpeed(1.5e8, 1.0), DiskSpeed(1e7, 1.0)
 MB = 1 << 20
 
 
@@ -21,34 +21,34 @@ def sample(share, speed=3e8):
     return CompressionSample(16384, round(16384 * share), 16384 / speed)
 
 
-@pytest.mark.parametrize("disk", [Disk(), NVME, HARD_DISK, HOME_FOLDER])
+@pytest.mark.parametrize("disk", [DiskSpeed(), NVME, HARD_DISK, HOME_FOLDER])
 def test_dense_floats_never_are_and_what_shrinks_to_half_always_is(disk):
     for share in (0.78, 0.92, 0.96, 1.0, 1.01):
-        assert not pays(sample(share), disk)
+        assert not compression_pays(sample(share), disk)
     for share in (0.0, 0.14, 0.5):
-        assert pays(sample(share, speed=1.5e8), disk)
+        assert compression_pays(sample(share, speed=1.5e8), disk)
 
 
 def test_what_lies_between_is_where_that_is_faster():
-    assert not pays(sample(0.6), Disk())
-    assert not pays(sample(0.6), NVME)
-    assert pays(sample(0.6), HOME_FOLDER)
-    assert pays(sample(0.6, speed=1e9), HARD_DISK)
-    assert not pays(sample(0.6, speed=2e8), HARD_DISK)
+    assert not compression_pays(sample(0.6), DiskSpeed())
+    assert not compression_pays(sample(0.6), NVME)
+    assert compression_pays(sample(0.6), HOME_FOLDER)
+    assert compression_pays(sample(0.6, speed=1e9), HARD_DISK)
+    assert not compression_pays(sample(0.6, speed=2e8), HARD_DISK)
 
 
 def test_the_disk_is_as_it_was_of_late():
-    disk = Disk()
+    disk = DiskSpeed()
     for speed in [1e9] * 5 + [1e8] * 5:
         disk = disk.after(100 * MB, 100 * MB / speed)
     assert 1e8 <= disk.speed < 1.3e8
 
 
 def test_small_writes_tell_nothing_about_the_disk():
-    worth = Worth()
-    worth.wrote(4096, 0.01)
+    worth = CompressionPolicy()
+    worth.note_write(4096, 0.01)
     assert worth.disk.speed is None
-    worth.wrote(16 * MB, 0.1)
+    worth.note_write(16 * MB, 0.1)
     assert worth.disk.speed == 160 * MB
 
 
@@ -78,10 +78,12 @@ def arrays():
 
 
 def test_real_data_are_told_apart(arrays):
-    worth = Worth()
+    worth = CompressionPolicy()
     worth.disk = NVME
     shrinks = {
-        name for name, array in arrays.items() if worth.share(name, memoryview(array).cast("B"))
+        name
+        for name, array in arrays.items()
+        if worth.predicted_share(name, memoryview(array).cast("B"))
     }
     dense = {"weights", "moments", "half", "bfloat16", "double", "noise"}
     assert shrinks == arrays.keys() - dense
@@ -89,7 +91,7 @@ def test_real_data_are_told_apart(arrays):
 
 def test_what_does_not_shrink_is_seldom_looked_at_again(monkeypatch):
     dense = memoryview(random.Random(5).randbytes(MB))
-    worth, looks = Worth(), []
+    worth, looks = CompressionPolicy(), []
     look = worth.sample
 
     def counted(view):
@@ -97,18 +99,18 @@ def test_what_does_not_shrink_is_seldom_looked_at_again(monkeypatch):
         return look(view)
 
     monkeypatch.setattr(worth, "sample", counted)
-    assert all(worth.share("a", dense) is None for _ in range(FIRST + 1))
+    assert all(worth.predicted_share("a", dense) is None for _ in range(FIRST_PAUSE + 1))
     assert len(looks) == 1
-    assert worth.share("another", dense) is None
+    assert worth.predicted_share("another", dense) is None
     assert len(looks) == 2
     for _ in range(10_000):
-        worth.share("a", dense)
-    assert 10_000 // LONGEST < len(looks) < 25
+        worth.predicted_share("a", dense)
+    assert 10_000 // LONGEST_PAUSE < len(looks) < 25
 
 
 def test_what_shrinks_at_last_is_found_and_stays_known():
     dense, zeros = memoryview(random.Random(5).randbytes(MB)), memoryview(bytes(MB))
-    worth = Worth()
-    assert worth.share("a", dense) is None
-    found = [worth.share("a", zeros) is not None for _ in range(FIRST + 3)]
-    assert found == [False] * FIRST + [True] * 3
+    worth = CompressionPolicy()
+    assert worth.predicted_share("a", dense) is None
+    found = [worth.predicted_share("a", zeros) is not None for _ in range(FIRST_PAUSE + 3)]
+    assert found == [False] * FIRST_PAUSE + [True] * 3

@@ -260,7 +260,7 @@ def test_eight_runs_that_start_at_once_all_keep_their_version(tmp_path):
             "from rearview.store.project import Project; from rearview.store.versions.versions import Versions;"
             "print(Versions(Project.create(Path(sys.argv[1])), Settings()).save(sys.argv[2]))"
         )
-        env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2] / "src")}
+        env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3] / "src")}
 
         def start(i, place=place, code=code, env=env):
             argv = [sys.executable, "-c", code, str(place), f"r{i}"]

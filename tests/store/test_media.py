@@ -14,7 +14,7 @@ from PIL import Image
 
 from rearview.errors import DamagedError, StoreError, UsageError
 from rearview.store.checkpoints.objects import Objects
-from rearview.store.media import StoredValue, in_text, stored_value
+from rearview.store.media import StoredValue, stored_value, value_in_text
 from rearview.store.tables.result_table import PREVIEW
 from rearview.store.tables.tables import Tables
 from rearview.store.values import convert
@@ -239,10 +239,10 @@ def kept(value):
     shelf = {}
 
     def put(data):
-        from rearview.store.checkpoints.objects import named, plain
+        from rearview.store.checkpoints.objects import as_bytes, reference_of
 
-        ref = named(plain(data))
-        shelf[ref.oid] = bytes(plain(data))
+        ref = reference_of(as_bytes(data))
+        shelf[ref.oid] = bytes(as_bytes(data))
         return ref
 
     facts = json.loads(json.dumps(convert(value, put)))
@@ -298,9 +298,9 @@ def test_no_value_is_ever_unpickled(log, monkeypatch):
 def test_only_the_text_of_a_stored_value_is_taken_for_one():
     value = kept(torch.ones(2))
     text = json.dumps(dict(value.facts), separators=(",", ":"))
-    assert in_text(text).shape == (2,)
+    assert value_in_text(text).shape == (2,)
     for other in (None, 3, "", text[:-1], text.replace(value.oid, "ab"), f" {text}"):
-        assert in_text(other) is None
+        assert value_in_text(other) is None
 
 
 def test_a_value_can_be_asked_for_an_array_only_if_it_is_one():

@@ -4,7 +4,7 @@ import os
 import pytest
 
 from rearview.errors import DamagedError, StoreError, UsageError
-from rearview.model import Edge, MissingPart, Part, Point, Snapshot, Step
+from rearview.model import CheckpointMeta, Edge, MissingPart, Part, Point, Snapshot, Step
 from rearview.store.checkpoints.checkpoints import OBJECT_FROM, Checkpoints
 from rearview.store.checkpoints.manifest import FORMAT, INLINE
 
@@ -21,10 +21,11 @@ def test_what_was_saved_is_loaded(checkpoints, save, holds):
 
 def test_everything_said_about_a_checkpoint_is_kept(checkpoints):
     saved = checkpoints.save(
-        Snapshot("r", 7, POINT, Edge.END, meta={"x": [1, None]}, missing=MISSING), [Part("a", b"1")]
+        Snapshot("r", 7, POINT, Edge.END, meta=CheckpointMeta(records=7), missing=MISSING),
+        [Part("a", b"1")],
     )
     found = Checkpoints(checkpoints.project).get("r/7")
-    assert (found.point, found.edge, found.meta) == (POINT, "end", {"x": [1, None]})
+    assert (found.point, found.edge, found.meta) == (POINT, "end", CheckpointMeta(records=7))
     assert (found.complete, found.missing) == (False, MISSING)
     assert found.time == saved.time
     assert found.nbytes == 1
@@ -68,7 +69,7 @@ def test_only_what_is_new_is_stored(checkpoints):
 def test_a_shared_object_that_is_gone_is_not_pretended(checkpoints):
     first = checkpoints.save(Snapshot("r", 0, POINT, Edge.START), [Part("big", b"a" * OBJECT_FROM)])
     checkpoints.objects.delete(first.parts["big"].oid)
-    with pytest.raises(StoreError, match=r"removed from .* meanwhile"):
+    with pytest.raises(StoreError, match=r"removed from .* during the save"):
         checkpoints.save(
             Snapshot("r", 1, POINT, Edge.START), [Part("big", b"", first.parts["big"])]
         )
@@ -100,9 +101,11 @@ def test_asking_again_reads_only_what_is_new(checkpoints, save, monkeypatch):
 
 def test_a_checkpoint_that_was_saved_again_is_the_new_one(checkpoints, save):
     save(1, seed=1)
-    assert checkpoints.of("r")[0].meta == {"n": 1}
-    checkpoints.save(Snapshot("r", 1, POINT, Edge.START, meta={"n": "again"}), [Part("a", b"")])
-    assert checkpoints.of("r")[0].meta == {"n": "again"}
+    assert checkpoints.of("r")[0].meta == CheckpointMeta(records=1)
+    checkpoints.save(
+        Snapshot("r", 1, POINT, Edge.START, meta=CheckpointMeta(records=2)), [Part("a", b"")]
+    )
+    assert checkpoints.of("r")[0].meta == CheckpointMeta(records=2)
 
 
 def test_parts_are_read_one_by_one_or_together(checkpoints, save, state):
@@ -151,7 +154,7 @@ def test_a_damaged_manifest_hides_only_itself(checkpoints, save, caplog):
     for seq in range(3):
         save(seq)
     path = checkpoints.project.checkpoints / "r" / "00000001.json"
-    path.write_bytes(path.read_bytes().replace(b'"n":1', b'"n":8'))
+    path.write_bytes(path.read_bytes().replace(b'"records":1', b'"records":8'))
     store = Checkpoints(checkpoints.project)
     assert [each.seq for each in store.of("r")] == [0, 2]
     assert "checksum" in caplog.text

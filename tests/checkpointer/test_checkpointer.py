@@ -7,12 +7,12 @@ import warnings
 
 import pytest
 
+from checkpointers import make, other_node, read, write
 from limits import HUNG
 from rearview import Checkpointer
 from rearview.checkpointer.archive import CheckpointerWarning
 from rearview.errors import DamagedError, UsageError
 from rearview.remote.folder import FolderRemote
-from runtime.checkpointers import make, other_node, read, write
 
 __all__ = ["make"]
 
@@ -186,7 +186,7 @@ def test_what_fails_in_the_background_is_raised_at_the_next_step(make):
     one = make(asynchronous=True)
     one.checkpoint_function = lambda *_: 1 / 0
     one.step(1)
-    one._courier.wait()
+    one._writer.wait()
     with pytest.raises(ZeroDivisionError):
         one.step(2)
 

@@ -3,7 +3,7 @@ import random
 
 import pytest
 
-from rearview.store.checkpoints.gc import KeptCheckpoint, expected, thin
+from rearview.store.maintenance.gc import KeptCheckpoint, expected_replay, thin
 
 
 def kept(times, count, **more):
@@ -14,9 +14,9 @@ def kept(times, count, **more):
 
 def test_equal_epochs_are_thinned_almost_evenly():
     left = kept(range(1, 101), 12)
-    best = expected([101 / 13 * i for i in range(1, 13)], 101)
+    best = expected_replay([101 / 13 * i for i in range(1, 13)], 101)
     assert len(left) == 12
-    assert expected(left, 101) <= 1.2 * best
+    assert expected_replay(left, 101) <= 1.2 * best
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -25,10 +25,10 @@ def test_thinning_is_close_to_the_best_choice(seed):
     times = sorted(dice.random() for _ in range(9))
     left = kept(times, 4)
     best = min(
-        expected([*choice, times[-1]], times[-1])
+        expected_replay([*choice, times[-1]], times[-1])
         for choice in itertools.combinations(times[:-1], 3)
     )
-    assert expected(left, times[-1]) <= 1.35 * best
+    assert expected_replay(left, times[-1]) <= 1.35 * best
 
 
 def test_the_last_and_the_promised_never_go():

@@ -1,8 +1,6 @@
-"""Look at everything in the store, and put right what can be put right.
+"""Check every byte of the store, and repair what can be repaired.
 
-Look at every byte of the records of runs, and say what is not as it was written.
-
-Look at everything in the store, and put right what can be put right.
+Nothing is deleted: damaged files move to `.rearview/damaged/`.
 """
 
 from __future__ import annotations
@@ -17,13 +15,13 @@ from rearview.config import Settings
 from rearview.errors import DamagedError, RearviewError, StoreError, VersionError
 from rearview.model import Checkpoint, ObjectRef
 from rearview.store import printed_lines, recorded_inputs, trust
-from rearview.store.checkpoints.checkpoints import Checkpoints, is_of
-from rearview.store.checkpoints.gc import bring_back
-from rearview.store.checkpoints.manifest import body_of, checkpoint_of, seal, unseal
+from rearview.store.checkpoints.checkpoints import Checkpoints, check_owner
+from rearview.store.checkpoints.manifest import checkpoint_of, pack_body, seal, unseal
 from rearview.store.checkpoints.objects import Objects
-from rearview.store.files import make_folder, unwritable
-from rearview.store.json_lines import CHECKED, damaged_lines, facts_of, read_facts
-from rearview.store.project import FORMAT, Project, publish
+from rearview.store.files import make_folder, publish, write_error
+from rearview.store.json_lines import CHECKED, damaged_lines, decode_facts, read_facts
+from rearview.store.maintenance.gc import restore_renamed
+from rearview.store.project import FORMAT, Project
 from rearview.store.records import repaired, scan
 from rearview.store.runs import ACCOUNT, Runs
 from rearview.store.runs import FORMAT as FACTS
@@ -35,36 +33,36 @@ from rearview.store.versions.versions import Versions
 
 
 class FileCheck(NamedTuple):
-    """What was found in one file of records."""
+    """Result of checking one file of records."""
 
     file: Path
     what: str = ""
-    """What is wrong with it; empty if nothing is."""
+    """What is wrong with it; empty if it is intact."""
     checked: bool = True
-    """False for a file without checksums: that it can be read is all that is known."""
+    """False for a file without checksums: it can be read, and no more is known."""
 
 
 def check_records(project: Project) -> Iterator[str]:
-    """Yield one sentence for every run or records file that is damaged; nothing if all is well."""
+    """Yield one sentence for every damaged run or file of records."""
     runs, duck = Runs(project), Duck(project.store)
     try:
         for run in runs.ids():
             try:
-                damage = runs.get(run).facts.get("damaged")
+                damage = runs.get(run).damaged
                 if damage:
-                    yield str(damage)
+                    yield damage
                 runs.replays(run)
             except RearviewError as exc:
                 yield str(exc)
-            for look in look_at(duck, runs.folder(run)):
-                if look.what:
-                    yield f"{look.file} {look.what}"
+            for check in check_record_files(duck, runs.folder(run)):
+                if check.what:
+                    yield f"{check.file} {check.what}"
     finally:
         duck.close()
 
 
-def look_at(duck: Duck, folder: Path) -> Iterator[FileCheck]:
-    """Yield what is found in each file of records in a run's folder."""
+def check_record_files(duck: Duck, folder: Path) -> Iterator[FileCheck]:
+    """Yield the result of checking each file of records in a run's folder."""
     for file in sorted(folder.glob("records-*")):
         try:
             if file.suffix == ".jsonl":
@@ -72,7 +70,7 @@ def look_at(duck: Duck, folder: Path) -> Iterator[FileCheck]:
             elif file.suffix == ".parquet":
                 yield FileCheck(file, checked=bool(summary_of(duck, file).check))
         except FileNotFoundError:
-            continue  # sealed by a reader meanwhile
+            continue  # a reader has just sealed it
         except DamagedError as exc:
             yield FileCheck(file, f"is damaged: {exc}")
         except OSError as exc:
@@ -80,29 +78,31 @@ def look_at(duck: Duck, folder: Path) -> Iterator[FileCheck]:
 
 
 def _lines(file: Path) -> FileCheck:
-    found = scan(file)
-    if found.header.format >= CHECKED:
-        return FileCheck(file, f"has lost at least {found.lost} records" if found.lost else "")
-    bad = unreadable(found.lines)
+    scanned = scan(file)
+    if scanned.header.format >= CHECKED:
+        return FileCheck(file, f"has lost at least {scanned.lost} records" if scanned.lost else "")
+    bad = unreadable(scanned.lines)
     what = f"has {bad} lines that cannot be read; all others can." if bad else ""
     return FileCheck(file, what, checked=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is not as it was written."""
+    """One file that is damaged."""
 
     path: Path
     what: str
     done: str = ""
-    """What was done about it; empty when nothing was."""
+    """How it was repaired; empty if it was not."""
     lost: tuple[str, ...] = ()
     """Checkpoints that cannot be loaded because of it."""
+    run: str = ""
+    """Run whose file it is; empty if the file belongs to no single run."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """What was looked at, and what was found."""
+    """What was checked, and the problems."""
 
     objects: int = 0
     packs: int = 0
@@ -111,11 +111,11 @@ class VerifyReport:
     nbytes: int = 0
     problems: tuple[Problem, ...] = ()
     unchecked: int = 0
-    """Files that were written before there were checksums: that they can be read is all we know."""
+    """Files of an old format without checksums: they can be read, and no more is known."""
 
     @property
     def ok(self) -> bool:
-        """Say whether everything is, or now is, as it should be."""
+        """Whether every problem was repaired, or there was none."""
         return all(problem.done for problem in self.problems)
 
 
@@ -127,23 +127,23 @@ def verify(
     fetch: Callable[[str], bytes | None] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> VerifyReport:
-    """Check every byte of the store; with `repair` rebuild what can be, set aside what cannot.
+    """Check every byte of the store; with `repair` rebuild damaged files, or move them aside.
 
-    `versions` are those of the project, which may lie in the user's git. `fetch` brings the content of an object from elsewhere by its oid. `progress` is told the bytes checked. Nothing is
-    ever deleted: damaged files move to `.rearview/damaged/`.
+    `versions` are those of the project, which may be in the user's git. `fetch` returns the content of an
+    object from another place by its oid, or None. `progress` is called with the bytes checked.
     """
     sources = versions or Versions(project, Settings())
     check = _Check(project, repair, fetch, progress or (lambda _: None), sources)
     try:
         if repair:
-            bring_back(project)
+            restore_renamed(project)
         check.format()
         check.runs()
         check.objects_of_their_own()
         check.manifests()
         check.versions()
     except OSError as exc:
-        raise unwritable(exc, "A repair", project.store) from exc
+        raise write_error(exc, "A repair", project.store) from exc
     return VerifyReport(
         objects=check.objects,
         packs=len(check.packs),
@@ -170,7 +170,7 @@ class _Check:
     unchecked: int = 0
     packs: set[str] = field(default_factory=set)
     verdicts: dict[ObjectRef, str] = field(default_factory=dict)
-    """What is wrong with a part; empty when it is good."""
+    """What is wrong with a part; empty if it is intact."""
 
     def format(self) -> None:
         try:
@@ -181,13 +181,13 @@ class _Check:
             done = ""
             if self.repair:
                 self._write_format()
-                done = "written anew"
+                done = "rewritten"
             self._note(self.project.store / "format", str(exc), done)
             return
         layout = trust.layout_of(self.project.store)
         text = (self.project.store / "format").read_bytes()
         if not 1 <= int(text) <= FORMAT:
-            what = f"is {text!r}, which is no format of a store"
+            what = f"is {text!r}, which is not a format of a store"
             self._note(self.project.store / "format", what, self._write_format())
         identity = self.project.store / trust.FILE
         if layout is None and identity.exists():
@@ -199,7 +199,7 @@ class _Check:
             return ""
         number = trust.layout_of(self.project.store) or FORMAT
         publish(self.project.store / "format", b"%d\n" % number)
-        return "written anew"
+        return "rewritten"
 
     def runs(self) -> None:
         duck = Duck(self.project.store)
@@ -217,10 +217,10 @@ class _Check:
                     self._lines(folder / name)
                 self._printed(folder)
                 self._clock(folder)
-                for look in look_at(duck, folder):
-                    self.unchecked += not look.checked
-                    if look.what:
-                        self._note(look.file, look.what, *self._without_damage(look.file))
+                for check in check_record_files(duck, folder):
+                    self.unchecked += not check.checked
+                    if check.what:
+                        self._note(check.file, check.what, *self._without_damage(check.file))
         finally:
             duck.close()
 
@@ -245,18 +245,18 @@ class _Check:
                     version = self.sources.names().get(f"runs/{folder.name}", "")
                     Runs(self.project).rebuild(folder.name, version)
                     lost = "its command, its arguments and its surroundings"
-                    done += "; written anew with what its id and its version tell"
+                    done += "; rewritten from its id and its version"
                 self._note(path, str(exc), f"{done}; {lost} are lost" if done else "")
 
     def _lines(self, path: Path) -> None:
-        """Check a file of facts, of which each line is apart."""
+        """Check a file of facts, in which each line has its own checksum."""
         bad = damaged_lines(path, FACTS)
         if not bad:
             return
         done = ""
         if self.repair:
-            good = [line for line in path.read_bytes().split(b"\n") if facts_of(line, FACTS)]
-            done = f"{self._aside(path)}; what is intact stays"
+            good = [line for line in path.read_bytes().split(b"\n") if decode_facts(line, FACTS)]
+            done = f"{self._aside(path)}; intact lines stay"
             publish(path, b"".join(line + b"\n" for line in good))
         self._note(path, f"{bad} lines are damaged, or were cut off by a kill", done)
 
@@ -269,7 +269,7 @@ class _Check:
             return
         done = ""
         if self.repair:
-            done = f"{self._aside(path)}; the lines that are intact stay"
+            done = f"{self._aside(path)}; intact lines stay"
             publish(path, b"".join(line + b"\n" for line in good))
         self._note(path, f"{bad} printed lines are damaged", done)
 
@@ -285,7 +285,7 @@ class _Check:
             self._note(path, str(exc), f"{done}; {lost}" if done else "")
 
     def _without_damage(self, file: Path) -> tuple[str, tuple[str, ...]]:
-        """Set a file of records aside and put what is intact of it in its place, if repairing."""
+        """If repairing, move a file of records aside and put its intact records in its place."""
         if not self.repair:
             return "", ()
         kept = repaired(file) if file.suffix == ".jsonl" else None
@@ -293,7 +293,7 @@ class _Check:
         if kept is None:
             return f"{done}; all records in it are lost", ()
         publish(file, kept)
-        return f"{done}; the records that are intact stay", ()
+        return f"{done}; intact records stay", ()
 
     def versions(self) -> None:
         try:
@@ -318,7 +318,7 @@ class _Check:
             try:
                 ref = store.ref(oid)
             except FileNotFoundError:
-                continue  # swept meanwhile
+                continue  # garbage collection has just removed it
             except OSError:
                 ref = ObjectRef(oid, path.stat().st_size)
             if self._judge(ref) and not self._bring_back(ref):
@@ -336,7 +336,9 @@ class _Check:
     def _manifest(self, store: Checkpoints, path: Path) -> Checkpoint | None:
         name = f"{path.parent.name}/{path.stem}"
         try:
-            return is_of(path, checkpoint_of(unseal(path.read_bytes(), name), store.objects.get))
+            return check_owner(
+                path, checkpoint_of(unseal(path.read_bytes(), name), store.objects.get)
+            )
         except FileNotFoundError:
             return None
         except RearviewError as exc:
@@ -344,7 +346,7 @@ class _Check:
                 raise
             why = str(exc)
         for pack in sorted((self.project.packs / path.parent.name).glob(f"{path.stem}-*.pack")):
-            body = body_of(pack)
+            body = pack_body(pack)
             if body is None:
                 continue
             done = ""
@@ -375,7 +377,7 @@ class _Check:
             self._note(path, f"a part is lost: {bad}", self._aside(path), lost=(checkpoint.id,))
 
     def _judge(self, ref: ObjectRef) -> str:
-        """Return what is wrong with `ref`, looking at its bytes once."""
+        """Return what is wrong with `ref`; its bytes are read once."""
         verdict = self.verdicts.get(ref)
         if verdict is None:
             verdict = ""
@@ -420,7 +422,15 @@ class _Check:
         return f"set aside as {place.relative_to(self.project.store)}"
 
     def _note(self, path: Path, what: str, done: str = "", lost: tuple[str, ...] = ()) -> None:
-        self.problems.append(Problem(path, what, done, lost))
+        self.problems.append(Problem(path, what, done, lost, _run_of(path, self.project)))
+
+
+def _run_of(path: Path, project: Project) -> str:
+    """Return the run whose folder of records, packs or manifests `path` is in; empty if there is none."""
+    for folder in (project.runs, project.packs, project.checkpoints):
+        if path.is_relative_to(folder):
+            return path.relative_to(folder).parts[0]
+    return ""
 
 
 def _id(path: Path) -> str:

@@ -2,15 +2,15 @@ import pytest
 
 from rearview.energy import (
     Account,
+    EnergyLog,
     EnergyReading,
     Forecast,
     GridSample,
     Meter,
-    OnTime,
-    Used,
+    RunInterval,
     report,
 )
-from rearview.energy.meter import busy
+from rearview.energy.meter import process_cpu_seconds
 
 HOUR = 3600
 GRID = Forecast.of(
@@ -19,18 +19,18 @@ GRID = Forecast.of(
 
 
 def test_grams_are_those_of_the_hours_it_ran_in():
-    ran = [OnTime(HOUR, 2 * HOUR, 2.0, "RAPL")]
+    ran = [RunInterval(HOUR, 2 * HOUR, 2.0, "RAPL")]
     found = report(ran, GRID, asked=0)
     assert (found.kwh, found.grams, found.grams_at_once, found.saved) == (2.0, 200.0, 800.0, 600.0)
 
 
 def test_waiting_may_have_been_the_worse_choice_and_is_said():
-    ran = [OnTime(2 * HOUR, 3 * HOUR, 1.0, "RAPL")]
+    ran = [RunInterval(2 * HOUR, 3 * HOUR, 1.0, "RAPL")]
     assert report(ran, GRID, asked=HOUR).saved == -100.0
 
 
 def test_hours_of_which_nothing_is_known_are_not_made_up():
-    found = report([OnTime(9 * HOUR, 10 * HOUR, 1.0, "RAPL")], GRID, asked=0)
+    found = report([RunInterval(9 * HOUR, 10 * HOUR, 1.0, "RAPL")], GRID, asked=0)
     assert found.grams is None
     assert found.saved is None
     assert found.kwh == 1.0
@@ -40,9 +40,9 @@ def test_what_was_noted_survives_a_torn_line(tmp_path):
     account = Account(tmp_path / "sub" / "energy.jsonl")
     account.asked(0)
     account.grid(GRID)
-    account.on(OnTime(HOUR, 2 * HOUR, 2.0, "RAPL"))
+    account.on(RunInterval(HOUR, 2 * HOUR, 2.0, "RAPL"))
     account.asked(HOUR)  # started again: the first time counts
-    account.on(OnTime(2 * HOUR, 3 * HOUR, 1.0, "estimate: 10 W per busy core"))
+    account.on(RunInterval(2 * HOUR, 3 * HOUR, 1.0, "estimate: 10 W per busy core"))
     with account.path.open("a") as file:
         file.write('{"format": 1, "on": {"beg')
     found = account.report()
@@ -99,16 +99,16 @@ def test_the_work_of_children_that_still_run_is_counted():
     import sys
 
     code = "sum(n * n for n in range(10**7)); print(flush=True); input()"
-    before = busy()
+    before = process_cpu_seconds()
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as child:
         child.stdout.readline()
-        assert busy() - before >= 0.1
-        assert busy(child.pid) >= 0.1
+        assert process_cpu_seconds() - before >= 0.1
+        assert process_cpu_seconds(child.pid) >= 0.1
         child.communicate(b"\n")
-    assert busy() - before >= 0.1
-    assert busy(child.pid) == 0
+    assert process_cpu_seconds() - before >= 0.1
+    assert process_cpu_seconds(child.pid) == 0
 
 
 def test_time_asleep_is_not_time_on(tmp_path):
@@ -119,12 +119,12 @@ def test_time_asleep_is_not_time_on(tmp_path):
             return EnergyReading((now[0] - slept[0]) / HOUR, "test")
 
     account = Account(tmp_path / "energy.jsonl")
-    used = Used(account, meter=Kilowatt, clock=lambda: now[0], slept=lambda: slept[0])
+    used = EnergyLog(account, meter=Kilowatt, clock=lambda: now[0], slept=lambda: slept[0])
     now[0] = 30.0
     used.beat()  # too soon
     assert account.report().intervals == ()
     now[0], slept[0] = 10 * HOUR, 9 * HOUR
     used.beat()
-    assert account.report().intervals == (OnTime(9 * HOUR, 10 * HOUR, 1.0, "test"),)
+    assert account.report().intervals == (RunInterval(9 * HOUR, 10 * HOUR, 1.0, "test"),)
     used.note()  # no time has passed
     assert len(account.report().intervals) == 1
