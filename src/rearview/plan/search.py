@@ -58,7 +58,7 @@ class _Search:
         self.known: dict[State, float] = {}
 
     def _worthy(self, node: int) -> bool:
-        """Say whether keeping a node can be better than keeping its only child."""
+        """Return True if keeping a node can be better than keeping its only child."""
         below, cell = self.tree.children[node], self.tree.cells[node]
         if not below or not self.fits[node]:
             return False

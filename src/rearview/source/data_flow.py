@@ -1,8 +1,7 @@
-"""Which names can hold a value at a place, and which statement set them.
+"""What statements read, bind and may change, and which statement set a name before a place.
 
-What statements read, bind and may change.
-
-Which names can hold a value at a place, and which statement set them.
+Used to move a statement to another text: docs/decisions/two-matchings.md says why `scopes` is another
+reading of names.
 """
 
 import ast
@@ -243,7 +242,7 @@ def rebinds(used: Uses, other: Uses) -> bool:
 
 
 def conflict(one: Uses, two: Uses) -> bool:
-    """Say whether the order of two stretches of code can matter to what they compute."""
+    """Return True if the order of two stretches of code can matter to what they compute."""
     first, second = one.writes | one.changes, two.writes | two.changes
     if one.leaves or two.leaves:
         return True
