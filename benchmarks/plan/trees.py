@@ -11,8 +11,8 @@ import random
 import statistics
 import time
 
-from rearview.plan.multiversion import order
-from rearview.plan.tree import START, Cell, Tree
+from rearview.plan.versions.order import order
+from rearview.plan.versions.tree import START, Cell, Tree
 
 PLANNERS = ("LFU", "PRP-v1", "PRP-v2", "PC", "dynamic program", "beam")
 PER_SIZE, SECONDS = 12, 2.0

@@ -319,7 +319,7 @@ def test_a_replay_that_runs_less_than_the_run_did_says_that_values_are_missing(t
     past = history(tmp_path)
     report = past.backfill(["x"])
     assert not report.proved
-    assert "went round 10 times, in the run 11" in report.proof
+    assert "had 10 iterations, in the run 11" in report.proof
     assert not past.plan(["x"]).nothing
     assert invoke(tmp_path, "backfill", "x", "--yes").code == 1
 

@@ -54,10 +54,10 @@ def become(request: dict) -> None:
         del sys.modules[name]  # torch brought it, with the clock as it was then
     if request.get("everywhere"):
         from rearview.runtime import recorder
-        from rearview.runtime.saving.policy import Policy, SaveDecision
+        from rearview.runtime.saving.policy import Policy, Reason, SaveDecision
 
         recorder.INNER_LEAST = 0.0
-        Policy.decide = lambda *_: SaveDecision(True, "the test wants all of them")
+        Policy.decide = lambda *_: SaveDecision(True, Reason.EVERY)
 
 
 if __name__ == "__main__":

@@ -6,13 +6,13 @@ import sys
 
 SCRIPT = """
 import os, sys
-from rearview.runtime import audit
+from rearview.runtime.sandbox import file_log
 
 hooks = []
 real, sys.addaudithook = sys.addaudithook, lambda hook: (hooks.append(hook), real(hook))
 first, second = [], []
-audit.listen(lambda event, args: first.append((event, args[0])), "open", "os.mkdir")
-audit.listen(lambda event, args: second.append(event), "open")
+file_log.listen(lambda event, args: first.append((event, args[0])), "open", "os.mkdir")
+file_log.listen(lambda event, args: second.append(event), "open")
 id(first)
 os.mkdir("made")
 open("made/it", "w").close()

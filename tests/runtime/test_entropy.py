@@ -111,22 +111,22 @@ def test_the_short_way_of_numpy_draws_what_the_long_one_draws(tmp_path, monkeypa
 
 FOLLOWS = """
 import os, random, sys, tempfile, uuid
-from rearview.runtime import entropy
+from rearview.runtime.sandbox import entropy
 
 key = bytes(range(32))
 if sys.argv[1] == "late":
-    chance = entropy.install(b"")
+    randomness = entropy.install(b"")
     import numpy as np
     import drawing
     if os.fork():
         sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
-    chance.follow(key)
+    randomness.follow(key)
 else:
-    chance = entropy.install(key)
+    randomness = entropy.install(key)
     import numpy as np
     import drawing
 print(os.urandom(4), random.random(), uuid.uuid4(), tempfile.mktemp(), np.random.random())
-print(np.random.default_rng().random(), drawing.again(), chance.stream.place)
+print(np.random.default_rng().random(), drawing.again(), randomness.stream.place)
 """
 
 

@@ -3,7 +3,7 @@ import sys
 import pytest
 
 from rearview.config import Settings
-from rearview.runtime.loops import Habit
+from rearview.runtime.loops import LoopHistory
 from rearview.runtime.session import Session
 from rearview.source.instrument import LoopSite
 from rearview.store.project import Project
@@ -31,8 +31,8 @@ class Watching(Session):
         return True
 
 
-def habit(name):
-    return Habit(
+def history(name):
+    return LoopHistory(
         LoopSite(name, name, "", 0, talks=True, loose=False, breaks=frozenset(), inner=False)
     )
 
@@ -42,17 +42,17 @@ def session(tmp_path):
     return Watching(Project.create(tmp_path), "run", Settings())
 
 
-@pytest.mark.parametrize("apart", [0.0, 60.0], ids=["each", "together"])
-def test_loops_inside_are_counted_anew_in_every_iteration(session, apart):
-    session.apart = apart
+@pytest.mark.parametrize("stride", [0.0, 60.0], ids=["each", "together"])
+def test_loops_inside_are_counted_anew_in_every_iteration(session, stride):
+    session.stride = stride
     frame = sys._getframe()
-    for _ in session.enter(habit("outer"), range(20), frame):
+    for _ in session.enter(history("outer"), range(20), frame):
         for _ in range(2):
-            list(session.enter(habit("inner"), range(3), frame))
+            list(session.enter(history("inner"), range(3), frame))
     assert session.entered == [(index, ordinal) for index in range(20) for ordinal in (0, 1)]
 
 
 def test_short_iterations_are_looked_at_together(session):
-    session.apart = 60.0
-    assert list(session.enter(habit("outer"), range(20), sys._getframe())) == list(range(20))
+    session.stride = 60.0
+    assert list(session.enter(history("outer"), range(20), sys._getframe())) == list(range(20))
     assert session.asked == [0, 1, 3, 7, 15, 20]

@@ -9,7 +9,7 @@ import pytest
 from limits import HUNG
 from plainly import SOURCE, plain, recorded, write
 from rearview._history import history
-from rearview.runtime.sandbox.overwritten_files import Traces
+from rearview.runtime.sandbox.overwritten_files import OverwrittenFiles
 
 TEXT = """
 import logging, os, pickle, random, signal, time
@@ -91,10 +91,10 @@ def test_a_file_too_large_to_be_kept_comes_back_from_aside(tmp_path):
     root = f"{tmp_path}{os.sep}"
     run = tmp_path / ".rearview"
     run.mkdir()
-    traces = Traces.of(run, root, lambda: True)
+    traces = OverwrittenFiles.of(run, root, lambda: True)
     traces.writing("best.pt")
     (tmp_path / "best.pt").write_text("weights")
-    again = Traces.of(run, root, lambda: False)
+    again = OverwrittenFiles.of(run, root, lambda: False)
     assert again.take_away(data=False) == set()
     assert not (tmp_path / "best.pt").exists()
     again.bring_back(["best.pt"])
@@ -105,7 +105,7 @@ def test_a_file_too_large_to_be_kept_comes_back_from_aside(tmp_path):
 def test_a_second_try_keeps_what_the_first_had_set_aside(tmp_path):
     run = tmp_path / ".rearview"
     run.mkdir()
-    traces = Traces.of(run, f"{tmp_path}{os.sep}", lambda: True)
+    traces = OverwrittenFiles.of(run, f"{tmp_path}{os.sep}", lambda: True)
     traces.writing("log.txt")
     (tmp_path / "log.txt").write_text("all of it")
     traces.take_away(data=False)
@@ -118,7 +118,7 @@ def test_a_second_try_keeps_what_the_first_had_set_aside(tmp_path):
 def test_data_that_the_program_made_stays_unless_it_starts_over(tmp_path):
     run = tmp_path / ".rearview"
     run.mkdir()
-    traces = Traces.of(run, f"{tmp_path}{os.sep}", lambda: False)
+    traces = OverwrittenFiles.of(run, f"{tmp_path}{os.sep}", lambda: False)
     traces.making("data")
     (tmp_path / "data").mkdir()
     traces.writing("data/a.npy")

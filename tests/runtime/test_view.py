@@ -12,20 +12,20 @@ import textwrap
 import pytest
 
 from plainly import SOURCE
-from rearview.runtime.sandbox.file_view import PathUse, View, resolved
+from rearview.runtime.sandbox.file_view import FileView, PathUse, resolved
 
 HEAD = """
 import glob, io, os, pathlib, pickle, shutil, sys
-from rearview.runtime import outside
-from rearview.runtime.sandbox.file_view import View
+from rearview.runtime.sandbox import file_patches
+from rearview.runtime.sandbox.file_view import FileView
 home = os.getcwd()
 os.makedirs("proj/.rearview/tree", exist_ok=True)
 for name in ("proj/.rearview/tree/made", "data"):
     os.makedirs(name, exist_ok=True)
 pathlib.Path("data/old.txt").write_text("old")
 pathlib.Path("data/other.txt").write_text("other")
-view = View(home + "/proj", home + "/proj/.rearview/tree", elsewhere=home + "/elsewhere", spared=(home + "/tmp/",))
-outside.install(view)
+view = FileView(home + "/proj", home + "/proj/.rearview/tree", elsewhere=home + "/elsewhere", spared=(home + "/tmp/",))
+file_patches.install(view)
 os.chdir(home + "/proj")
 """
 """What every program of these tests begins with: a project beside a folder of data."""
@@ -50,7 +50,7 @@ AS_IT_WAS = {"old.txt": "old", "other.txt": "other"}
 
 
 def test_paths_below_the_root_lead_into_the_scratch_tree_and_those_above_it_out():
-    view = View("/home/me/proj", "/scratch")
+    view = FileView("/home/me/proj", "/scratch")
     assert view.real("/home/me/proj/a/../b.txt") == "/scratch/a/../b.txt"
     assert view.real("/home/me/other/../proj/b.txt") == "/scratch/b.txt"
     assert view.real("/home/me/proj/../proj/b.txt") == "/scratch/b.txt"
@@ -249,7 +249,7 @@ def test_a_linked_input_is_copied_before_it_is_changed(tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
     (tmp_path / "tree").mkdir()
     (tmp_path / "tree" / "in.txt").symlink_to(tmp_path / "mine.txt")
-    view = View(f"{tmp_path}/proj", f"{tmp_path}/tree")
+    view = FileView(f"{tmp_path}/proj", f"{tmp_path}/tree")
     path = view.real(f"{tmp_path}/proj/in.txt", PathUse.CHANGE)
     assert path == f"{tmp_path}/tree/in.txt"
     assert not (tmp_path / "tree" / "in.txt").is_symlink()
@@ -257,7 +257,7 @@ def test_a_linked_input_is_copied_before_it_is_changed(tmp_path):
 
 
 def test_an_environment_of_python_in_the_project_is_used_as_it_is():
-    view = View("/proj", "/scratch", elsewhere="/e", installed=("/proj/.venv/",))
+    view = FileView("/proj", "/scratch", elsewhere="/e", installed=("/proj/.venv/",))
     inside = "/proj/.venv/lib/a.py"
     assert view.real(inside) == view.real("/proj/src/../.venv/lib/a.py") == inside
     assert view.real("/proj/.venvs/a.py") == "/scratch/.venvs/a.py"

@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 
 from rearview.energy import Account
-from rearview.model import Missing, Point, Step
-from rearview.runtime.sandbox.overwritten_files import Traces
+from rearview.model import CheckpointMeta, MissingPart, Point, Step
+from rearview.runtime.sandbox.overwritten_files import OverwrittenFiles
 from rearview.store import printed_lines, runs
 from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.checkpoints.compression import MARK
 from rearview.store.checkpoints.objects import Objects
 from rearview.store.json_lines import CHECKED
+from rearview.store.maintenance.verify import verify
 from rearview.store.project import COMPRESSED, FORMAT, Project
-from rearview.store.verify import verify
 
 GOLD = Path(__file__).parent.parent / "gold"
 
@@ -33,12 +33,12 @@ def test_a_store_of_an_old_format_is_read(tmp_path, number):
     first, second = store.of("20240101-000000-gold")
     assert (first.id, first.seq, first.edge) == ("20240101-000000-gold/1", 1, "start")
     assert first.time == 1700000000.25
-    assert first.meta == {"anchors": 3}
+    assert first.meta == CheckpointMeta()  # unknown keys of old manifests are ignored
     assert second.point == Point((Step("epoch", 2, "second"), Step("step", 5, 0.5)))
     assert (second.edge, second.complete, second.missing) == (
         "end",
         False,
-        (Missing("", "a socket"),),
+        (MissingPart("", "a socket"),),
     )
     weights = bytes(range(256)) * 4096
     assert store.load(first)["weights"] == weights
@@ -71,7 +71,7 @@ def test_facts_of_runs_of_an_old_format_are_read(tmp_path, number):
     assert (found.started, found.ended, found.exit_code) == (1704067200.5, 1704067300.5, 0)
     (replay,) = runs.Runs(project).replays(name)
     assert (replay.id, replay.names, replay.proved) == ("a.1", ("norm",), True)
-    kept = Traces.of(project.runs / name, "/project/", lambda: False)
+    kept = OverwrittenFiles.of(project.runs / name, "/project/", lambda: False)
     assert (kept.made("out.txt"), list(kept.folders), kept.read) == (True, ["logs"], {"out.txt"})
     assert Account(project.runs / name / runs.ACCOUNT).report().kwh == 0.5
     report = verify(project)

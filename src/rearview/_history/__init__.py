@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from rearview.plan.facts import Machine
     from rearview.source.inspection import Inspection
     from rearview.store.machine import cores
+    from rearview.store.maintenance.verify import Problem
     from rearview.store.project import FOLDER, Project
     from rearview.store.runs import ACCOUNT, Replay
     from rearview.store.tables.result_table import Table
-    from rearview.store.verify import Problem
 
 __all__ = [
     "ACCOUNT",
@@ -101,7 +101,7 @@ _HOMES = {
     "rearview.store.project": ("FOLDER", "Project"),
     "rearview.store.runs": ("ACCOUNT", "Replay"),
     "rearview.store.tables.result_table": ("Table",),
-    "rearview.store.verify": ("Problem",),
+    "rearview.store.maintenance.verify": ("Problem",),
 }
 
 

@@ -245,10 +245,7 @@ class Backfiller:
             outcomes=result.outcomes,
             refusals=planned.refusals,
             seconds=seconds,
-            recorded_seconds=sum(
-                float(planned.prepared[run].run.facts.get("end", {}).get("seconds", 0.0))
-                for run in runs
-            ),
+            recorded_seconds=sum(float(planned.prepared[run].run.end.seconds) for run in runs),
             elsewhere=result.filled_elsewhere,
             environment_differences=planned.environment_differences,
             names=tuple(question.names),
@@ -262,7 +259,7 @@ class Backfiller:
             return None
         self.tables.refresh()
         selected: dict[str, SelectedIterations | None] = {}
-        for span in self.tables.stretches(where, [run.id for run in runs]):
+        for span in self.tables.iteration_ranges(where, [run.id for run in runs]):
             iterations = selected.setdefault(span.run, {})
             if not span.loops:
                 selected[span.run] = None

@@ -56,7 +56,7 @@ def _recorded_inputs(
     run: Run, root: Path, stored: Collection[str]
 ) -> Iterator[tuple[Path, list[object]]]:
     """Yield the path now and the recorded fingerprint of each input that is not in the store."""
-    for recorded_path, recorded in run.facts.get("end", {}).get("inputs", {}).items():
+    for recorded_path, recorded in run.end.inputs.items():
         path = Path(run.now(recorded_path, str(root)))
         if not path.is_relative_to(root) or str(path.relative_to(root)) not in stored:
             yield path, list(recorded)
@@ -129,6 +129,17 @@ def logged_outside_project(name: str, root: Path) -> str:
                 f"recorded: set REARVIEW_ROOT={top} and record a run anew."
             )
     return ""
+
+
+def script_is_gone(run: Run, root: Path) -> str:
+    """Return a sentence on a script that is no longer where the run had it; empty if it is."""
+    target = run.facts.target or run.script
+    if run.facts.module or not target.endswith(".py"):
+        return ""
+    script = Path(run.now(os.path.join(run.cwd or str(root), target), str(root)))  # noqa: PTH118
+    if script.exists():
+        return ""
+    return f" The run's script {script} is not there any more: put the statement where its code is now."
 
 
 def logged_in_unparsable_file(name: str, files: Mapping[str, str]) -> str:

@@ -22,6 +22,7 @@ from rearview.backfill.obstacles import (
     logged_outside_project,
     missing_input,
     missing_packages,
+    script_is_gone,
 )
 from rearview.backfill.propagation import Probing
 from rearview.backfill.question import Question
@@ -160,7 +161,7 @@ class RunPreparer:
         wanted = tuple(probe for probe in probes.probes if probe.names)
         recorded_files = self.versions.files(run.version)
         version, files = self._derived_version(run, dict(probes.source), recorded_files)
-        executed = run.facts.get("end", {}).get("files") or [run.script]
+        executed = run.end.files or [run.script]
         facts = run_facts(
             run,
             version,
@@ -205,7 +206,8 @@ class RunPreparer:
                 f"{', '.join(unknown)}: nothing in the work tree logs this beyond what {{run}} "
                 f"logged. Add a statement such as rearview.log({unknown[0]!r}, value)."
             ).format
-            hint = logged_in_unparsable_file(unknown[0], probing.edited)
+            hint = script_is_gone(run, self.project.root)
+            hint += logged_in_unparsable_file(unknown[0], probing.edited)
             hint += logged_outside_project(unknown[0], self.project.root)
             raise UsageError(
                 text(run=f"run {run.id}") + hint,
@@ -224,7 +226,7 @@ class RunPreparer:
         question: Question,
         selected: SelectedIterations | None,
     ) -> CoverageQuery:
-        entered_once = run.facts.get("end", {}).get("main", {}).get("alone", True)
+        entered_once = run.end.main.alone
         loop = facts.loops[0] if facts.loops else None
         main = loop.name if loop is not None and entered_once else None
         return CoverageQuery(
@@ -289,9 +291,8 @@ class RunPreparer:
 
 
 def _refuse_if_two_sources(run: Run) -> None:
-    continued = run.facts.get("continued")
-    if continued:
-        point = continued[0]["point"] or "its end"
+    if run.continued:
+        point = run.continued[0].point or "its end"
         text = (
             f"{{run}} went on with another source at {point}: no one source repeats it, so it is not "
             "replayed. What it recorded is in the table."

@@ -11,18 +11,21 @@ import click
 
 from rearview.cli.options import (
     TakesRuns,
+    a_run,
     at_option,
+    complete_run,
     json_option,
-    one_run,
     open_history,
     quiet_option,
     some_names,
     some_runs,
     span,
 )
+from rearview.cli.studies import replay_programs, study_options
 from rearview.cli.terminal import output
 from rearview.cli.terminal.output import duration, moment, plural, size
 from rearview.cli.terminal.progress import Bar, Lines, waiting
+from rearview.errors import UsageError
 from rearview.model.proof import WITHHELD
 from rearview.model.run import name_of
 
@@ -46,7 +49,7 @@ MAX_SEGMENTS = 60
 
 
 @click.command(cls=TakesRuns)
-@some_names(required=True)
+@some_names(required=False)
 @click.option("--where", metavar="SQL", help="Only runs or rows for which this holds: 'acc < 0.9'.")
 @some_runs
 @at_option
@@ -96,6 +99,8 @@ def backfill(
     from rearview._history import BackfillReport, Question
 
     past = open_history()
+    if not names:
+        raise _no_name_asked(past.empty(past.names()))
     question = Question(
         names,
         runs=which or None,
@@ -134,17 +139,43 @@ def backfill(
     return finish(report, as_json=False) or int(bool(plan.unproved))
 
 
+def _no_name_asked(unfilled: list[str]) -> UsageError:
+    """Return the error for a backfill that names nothing: it offers what can be filled."""
+    if unfilled:
+        text = f"Say which names to fill: `rearview backfill {' '.join(unfilled)}`."
+    else:
+        text = (
+            "Say which names to fill. Everything that the newest source logs has values: add a "
+            'statement such as rearview.log("grad_norm", value), then `rearview backfill grad_norm`.'
+        )
+    return UsageError(text, slug="no-names")
+
+
 @click.command(cls=TakesRuns)
-@one_run
+@click.argument(
+    "words", metavar="[RUN or FILES]...", nargs=-1, type=a_run, shell_complete=complete_run
+)
 @at_option
+@study_options
 @quiet_option
 @json_option
-def replay(which: str, at: str | None, quiet: bool, as_json: bool) -> int:
+def replay(words: Sequence[str], at: str | None, quiet: bool, as_json: bool, **chosen: Any) -> int:
     """Run a past run again from its checkpoints and prove it exact.
 
     RUN is an id or part of one, `latest` (the default), or -2 for the one before the newest. The
     user's files are not touched. Exit code 0: exact; 1: it is not, and where it first differs.
+
+    FILES are a package (study.rvz), or scripts and notebooks that are versions of one program: all
+    of them are run as one tree, shared cells once, and their outputs compared with the recorded
+    ones. The other options are for these.
     """
+    from rearview.multiversion.recorded import names_programs
+
+    if words and names_programs(words):
+        return replay_programs(words, as_json=as_json, quiet=quiet, **chosen)
+    if len(words) > 1:
+        raise click.UsageError("Give one run, or the files of several versions.")
+    which = words[0] if words else "latest"
     with Bar(quiet=quiet) as bar:
         report = open_history().replay(which, at=at, progress=bar)
     if not as_json and not quiet:

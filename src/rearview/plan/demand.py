@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
+from rearview.model.checkpoint import Edge
 from rearview.model.run import columns_of, name_of
 from rearview.plan.cost import CostModel
 from rearview.plan.facts import CheckpointFacts, DeepFacts, LoopFacts, RunFacts, Shown, Want, Within
@@ -106,10 +107,10 @@ class Axis:
             index = steps[0].index
             if len(steps) == 1:
                 if checkpoint.complete:
-                    begins[count if checkpoint.edge == "end" else index] = checkpoint
+                    begins[count if checkpoint.edge == Edge.END else index] = checkpoint
             elif steps[1].loop != inner or index >= count:
                 continue
-            elif checkpoint.edge != "end":
+            elif checkpoint.edge != Edge.END:
                 if checkpoint.complete:
                     middles.setdefault(index, []).append((steps[1].index, checkpoint))
             elif len(steps) == 2:
@@ -337,7 +338,9 @@ class Needs:
 
 
 def _elsewhere(wanted: Want, loop: str) -> str:
-    return f"`{wanted.names[0]}` is not logged in a loop `{loop}`"
+    loops = [f"`{name_of(each)}`" for each in wanted.loops]
+    around = f"only in {' and '.join(loops)}" if loops else "but outside all loops"
+    return f"`{wanted.names[0]}` is not logged in a loop `{loop}`, {around}"
 
 
 def _listed(values: Sequence[Shown] | None) -> str:

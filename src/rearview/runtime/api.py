@@ -15,7 +15,7 @@ from typing import Any, TypeVar, overload
 
 from rearview.errors import StoreError, UsageError
 from rearview.model.wording import printable
-from rearview.runtime.session import Explicit, Session, current_session, use_session
+from rearview.runtime.session import NamedLoop, Session, current_session, use_session
 
 T = TypeVar("T")
 V = TypeVar("V", bound="int | float | str | bool | None")
@@ -181,7 +181,7 @@ def converted(name: str, text: str, default: Any) -> Any:
 
 def loop(name: str, iterable: Iterable[T]) -> Iterable[T]:
     """Return `iterable`, its iterations known under `name`: they name points and can be replayed."""
-    explicit: Iterable[T] = Explicit(current(), name, iterable)
+    explicit: Iterable[T] = NamedLoop(current(), name, iterable)
     return explicit
 
 

@@ -1,10 +1,8 @@
-"""Go to a checkpoint: find it by the loops being executed, restore it, compare with it.
+"""Find, restore and compare the checkpoints of a run that is executed again.
 
-Which memory is known to hold which object: what stays the same is neither read nor hashed again.
-
-A data set in memory is part of every checkpoint of a run, and the same in all of them.
-
-Go to a checkpoint: find it by the loops being executed, restore it, compare with it.
+A replay or a resumed run looks up checkpoints by the loops being executed. `KnownMemory` remembers
+which stored object a memory block equals, so that it is not read or hashed again: a data set in
+memory is part of every checkpoint of a run, and the same in all of them.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from typing import Any
 import msgspec
 
 from rearview.errors import ReplayError
-from rearview.model import Checkpoint, Edge
+from rearview.model import Checkpoint, Edge, LoopStep
 from rearview.runtime.frames import as_recorded, load_modules, qualified, rebind
 from rearview.runtime.loops import LoopEntry
 from rearview.runtime.sandbox.file_view import PathUse
@@ -33,35 +31,35 @@ from rearview.state.codecs.iterators import drawn
 from rearview.state.compare import Difference, compare
 from rearview.state.restore import restore
 from rearview.store.checkpoints.checkpoints import Checkpoints, LoadedCheckpoint
-from rearview.store.checkpoints.objects import digest, plain
+from rearview.store.checkpoints.objects import as_bytes, digest
 
 
-class How(Enum):
-    """How memory came to be known."""
+class KnownFrom(Enum):
+    """How it became known that memory equals an object."""
 
     READ = "read"
     """It was filled from the store."""
     HASHED = "hashed"
-    """It was found to hold what was recorded."""
+    """Its hash equals that of the recorded object."""
 
 
 @dataclass(slots=True)
-class _Known:
+class _KnownBlock:
     nbytes: int
     oid: str
-    ways: tuple[How, ...]
+    ways: tuple[KnownFrom, ...]
     watch: PageWatch | None
 
 
 @dataclass(slots=True)
 class KnownMemory:
-    """Memory of this process by the objects it holds, as long as nobody writes to it."""
+    """Memory of this process that equals stored objects, as long as it is not written."""
 
     pages: Pages = field(default_factory=Pages)
-    known: dict[int, _Known] = field(default_factory=dict)
+    known: dict[int, _KnownBlock] = field(default_factory=dict)
 
     def holds(self, view: memoryview, oid: str) -> bool:
-        """Say whether `view` surely holds the object `oid`."""
+        """Return True if `view` is known to hold the object `oid`."""
         if len(view) < TRACK_FROM or not self.known:
             return False
         known = self.known.get(address_of(view))
@@ -69,12 +67,12 @@ class KnownMemory:
             return False
         return self.pages.unwritten(known.watch, view)
 
-    def note(self, view: memoryview, oid: str, how: How) -> None:
-        """Take in that `view` was just found, or made, to hold `oid`.
+    def note(self, view: memoryview, oid: str, how: KnownFrom) -> None:
+        """Remember that `view` now holds `oid`.
 
-        It is watched once the same was done for nothing: read or hashed a second time. Most memory
-        changes each time, and to watch it costs more than to read it. That it is hashed after it
-        was read says nothing: so is all that is restored and compared a moment later.
+        It is watched only after the same object was read, or hashed, a second time: most memory
+        changes each time, and watching costs more than reading. A hash after a read does not count
+        as a second time: everything that is restored is compared a moment later.
         """
         if len(view) < TRACK_FROM or not self.pages.available:
             return
@@ -85,120 +83,122 @@ class KnownMemory:
         same = known is not None and (known.oid, known.nbytes) == (oid, len(view))
         ways = known.ways if known is not None and same else ()
         watch = self.pages.watch(view) if how in ways else None
-        self.known[address] = _Known(len(view), oid, ways if how in ways else (*ways, how), watch)
+        self.known[address] = _KnownBlock(
+            len(view), oid, ways if how in ways else (*ways, how), watch
+        )
 
 
-Key = tuple[str, tuple[tuple[str, int, int], ...]]
+Key = tuple[Edge, tuple[LoopStep, ...]]
 
 
-def key_of(edge: Edge, path: Sequence[Sequence[Any]]) -> Key:
-    """Return what a checkpoint is found by: its edge and its path of (site, ordinal, index).
+def key_of(edge: Edge, path: Sequence[LoopStep]) -> Key:
+    """Return the key of a checkpoint: its edge and its path of (loop, ordinal, index).
 
-    After a loop the last index does not matter, so it is left out.
+    After a loop the last index does not matter and is replaced by -1.
     """
-    steps = [(str(site), int(ordinal), int(index)) for site, ordinal, index in path]
     if edge is Edge.END:
-        site, ordinal, _ = steps[-1]
-        steps[-1] = (site, ordinal, -1)
-    return edge, tuple(steps)
+        path = [*path[:-1], path[-1]._replace(iteration=-1)]
+    return edge, tuple(path)
 
 
 @dataclass
-class Jumps:
-    """The checkpoints of one run, as a session that re-executes it finds them."""
+class CheckpointIndex:
+    """The checkpoints of one run, for a session that executes it again."""
 
     session: Session
     store: Checkpoints
-    found: dict[Key, Checkpoint] = field(default_factory=dict)
+    complete: dict[Key, Checkpoint] = field(default_factory=dict)
     partial: dict[Key, Checkpoint] = field(default_factory=dict)
-    """Those in which something is missing: what they hold can still be compared."""
+    """Checkpoints with missing parts: the others of their parts can be compared."""
     starts: dict[tuple[Any, ...], list[int]] = field(default_factory=dict)
-    """Iterations that a loop can be entered at, in order, by its path without the index."""
+    """Iterations at which a loop can be entered, in order, by its path without the index."""
     restored: int = 0
     seconds: float = 0.0
-    """Spent restoring."""
+    """Seconds spent restoring."""
     pending: Checkpoint | None = None
-    held: KnownMemory = field(default_factory=KnownMemory)
+    known_memory: KnownMemory = field(default_factory=KnownMemory)
     _places: tuple[str, dict[str, list[str]]] = field(default=("", {}))
-    """What the state started from in the checkpoint looked at last, under the oid of that part."""
+    """Roots of the last checkpoint that was used, with the oid of that part."""
 
     @classmethod
-    def of(cls, session: Session, store: Checkpoints, run: str, depth: int | None = None) -> Jumps:
-        """Return the jumps that the complete checkpoints of `run` allow; partial ones only prove.
+    def of(
+        cls, session: Session, store: Checkpoints, run: str, depth: int | None = None
+    ) -> CheckpointIndex:
+        """Return the index of the checkpoints of `run`; partial ones are only compared with.
 
-        With `depth`, only those that lie so many loops deep or less.
+        With `depth`, only checkpoints at most so many loops deep are used.
         """
-        jumps = cls(session, store)
+        index = cls(session, store)
         for checkpoint in store.of(run):
-            key = key_of(checkpoint.edge, checkpoint.meta["path"])
+            key = key_of(checkpoint.edge, checkpoint.meta.path)
             if depth is not None and len(key[1]) > depth:
                 continue
             if not checkpoint.complete:
-                jumps.partial[key] = checkpoint
+                index.partial[key] = checkpoint
             else:
-                jumps.found[key] = checkpoint
+                index.complete[key] = checkpoint
                 if checkpoint.edge is Edge.START:
-                    insort(jumps.starts.setdefault(_loop(key[1]), []), key[1][-1][2])
-        return jumps
+                    insort(index.starts.setdefault(_loop(key[1]), []), key[1][-1][2])
+        return index
 
     def anchor(self, entry: LoopEntry, index: int, frame: FrameType) -> None:
-        """Walk the anchors where the recording walked them, if this is where."""
+        """Walk the anchors if the recording walked them at this boundary."""
         nest = self.session.nest
         if nest is None or nest.entry is not entry or nest.anchors is not None:
             return
         head = (entry.site.id, entry.ordinal)
         for _, checkpoint in self._of_loop(head):
-            if checkpoint.meta["anchored"] == index:
+            if checkpoint.meta.anchored == index:
                 loaded = self.store.load(checkpoint)
                 then = msgspec.json.decode(loaded["anchors"])
-                found, _ = self.session.roots(frame)
-                mine = as_recorded(found, then["names"])
+                live, _ = self.session.roots(frame)
+                mine = as_recorded(live, then["names"])
                 missing = [name for name in then["names"] if name not in mine]
                 if missing:
                     raise ReplayError(
                         f"{_plain(missing[0])} existed when the run entered the loop {entry.site.name}, "
-                        "and does not exist now. The program took another way; was an input changed?",
+                        "and does not exist now. The program took another path; was an input changed?",
                         slug="anchors",
                     )
                 self.session.anchor(nest, index, mine, then["signature"]).check(then["signature"])
                 return
 
     def _of_loop(self, head: tuple[str, int]) -> Iterator[tuple[Key, Checkpoint]]:
-        for kept in (self.found, self.partial):
+        for kept in (self.complete, self.partial):
             for key, checkpoint in kept.items():
                 if key[1][0][:2] == head:
                     yield key, checkpoint
 
-    def at(self, edge: Edge, path: Sequence[Sequence[Any]]) -> Checkpoint | None:
-        """Return the checkpoint at a place, None if there is none or it can't be used yet."""
-        checkpoint = self.found.get(key_of(edge, path))
+    def at(self, edge: Edge, path: Sequence[LoopStep]) -> Checkpoint | None:
+        """Return the complete checkpoint at a boundary; None if there is none, or no anchors yet."""
+        checkpoint = self.complete.get(key_of(edge, path))
         nest = self.session.nest
         if checkpoint is None or nest is None or nest.anchors is None:
             return None
         return checkpoint
 
-    def proof(self, edge: Edge, path: Sequence[Sequence[Any]]) -> Checkpoint | None:
-        """Return the checkpoint to compare with at a place, a partial one for want of a better."""
+    def to_compare(self, edge: Edge, path: Sequence[LoopStep]) -> Checkpoint | None:
+        """Return the checkpoint to compare with at a boundary; a partial one if there is no other."""
         nest = self.session.nest
         if nest is None or nest.anchors is None:
             return None
         return self.at(edge, path) or self.partial.get(key_of(edge, path))
 
-    def nearest(self, path: Sequence[Sequence[Any]], goal: int) -> Checkpoint | None:
+    def nearest(self, path: Sequence[LoopStep], goal: int) -> Checkpoint | None:
         """Return the last checkpoint of the loop that `path` ends in, up to iteration `goal`."""
         _, steps = key_of(Edge.START, path)
         *outer, (site, ordinal, index) = steps
-        known = self.starts.get(_loop(steps), [])
-        best = bisect_right(known, goal) - 1
-        if best < 0 or known[best] <= index:
+        starts = self.starts.get(_loop(steps), [])
+        best = bisect_right(starts, goal) - 1
+        if best < 0 or starts[best] <= index:
             return None
-        return self.at(Edge.START, [*outer, (site, ordinal, known[best])])
+        return self.at(Edge.START, [*outer, LoopStep(site, ordinal, starts[best])])
 
-    def ahead(self, path: Sequence[Sequence[Any]], reach: int) -> bool:
-        """Say whether there is something to compare with, up to iteration `reach` of this loop."""
+    def has_more(self, path: Sequence[LoopStep], reach: int) -> bool:
+        """Return True if a checkpoint to compare with follows, up to iteration `reach` of this loop."""
         _, steps = key_of(Edge.START, path)
-        for key, checkpoint in (*self.found.items(), *self.partial.items()):
-            last = int(checkpoint.meta["path"][-1][2])
+        for key, checkpoint in (*self.complete.items(), *self.partial.items()):
+            last = checkpoint.meta.path[-1].iteration
             later = last > steps[-1][2] or checkpoint.edge is Edge.END
             if _loop(key[1]) == _loop(steps) and later and last <= reach:
                 return True
@@ -220,19 +220,19 @@ class Jumps:
         loaded = self.store.load(checkpoint)
         then = self._started_from(loaded)
         load_modules(then["names"])
-        found, frames = self.session.roots(frame)
-        functions = [qualified(one.f_code) for one in frames]
+        live, frames = self.session.roots(frame)
+        functions = [qualified(each.f_code) for each in frames]
         if functions != then["frames"]:
             raise ReplayError(
                 f"The checkpoint at {checkpoint.point} was taken in {' → '.join(then['frames'])}; "
                 f"the program is now in {' → '.join(functions)}.",
                 slug="frames",
             )
-        now = as_recorded(found, then["names"])
+        now = as_recorded(live, then["names"])
         put_back(
             checkpoint.parts,
             lambda key: loaded[key],
-            checkpoint.meta.get("outputs", {}),
+            checkpoint.meta.outputs,
             lambda path: self.session.real(path, PathUse.CHANGE),
             self.session.root,
             self.session.shared,
@@ -240,10 +240,10 @@ class Jumps:
         skeleton = bytes(loaded["skeleton"])
 
         def read(key: str, memory: Any) -> None:
-            view, oid = plain(memory), checkpoint.parts[key].oid
-            if not self.held.holds(view, oid):
+            view, oid = as_bytes(memory), checkpoint.parts[key].oid
+            if not self.known_memory.holds(view, oid):
                 loaded.read_into(key, view)
-                self.held.note(view, oid, How.READ)
+                self.known_memory.note(view, oid, KnownFrom.READ)
 
         values = restore(nest.anchors, now, skeleton, loaded.__getitem__, read)
         rebind(values, now, frames)
@@ -251,31 +251,31 @@ class Jumps:
         self.seconds += perf_counter() - begun
 
     def _started_from(self, loaded: LoadedCheckpoint) -> dict[str, list[str]]:
-        """Return the names and functions that the state started from: mostly those of the last time."""
+        """Return the roots of a checkpoint: names and functions, mostly the same as the last time."""
         oid = loaded.checkpoint.parts["roots"].oid
         if oid != self._places[0]:
             self._places = (oid, msgspec.json.decode(loaded["roots"]))
         return self._places[1]
 
     def difference(self, checkpoint: Checkpoint, frame: FrameType) -> Difference | None:
-        """Return where the live state differs from `checkpoint` first; None if nowhere."""
+        """Return the first difference between the live state and `checkpoint`, or None."""
         nest = self.session.nest
         assert nest is not None
         assert nest.anchors is not None
         loaded = self.store.load(checkpoint)
         then = self._started_from(loaded)
-        found, _ = self.session.roots(frame)
-        now = as_recorded(found, then["names"])
+        live, _ = self.session.roots(frame)
+        now = as_recorded(live, then["names"])
         captured = capture(nest.anchors, now)
 
         def same(key: str, here: str) -> bool:
-            # what is recorded need not be read: its name is its hash
-            view, oid = plain(captured.buffers[here]), checkpoint.parts[key].oid
-            if self.held.holds(view, oid):
+            # the recorded object need not be read: its name is its hash
+            view, oid = as_bytes(captured.buffers[here]), checkpoint.parts[key].oid
+            if self.known_memory.holds(view, oid):
                 return True
             if digest(view) != oid:
                 return False
-            self.held.note(view, oid, How.HASHED)
+            self.known_memory.note(view, oid, KnownFrom.HASHED)
             return True
 
         skeleton = bytes(loaded["skeleton"])
@@ -294,7 +294,7 @@ def _loop(steps: tuple[tuple[str, int, int], ...]) -> tuple[Any, ...]:
 
 
 def _plain(root: str) -> str:
-    """Return a root's name as the user knows it.
+    """Return the name of a root as the user knows it.
 
     >>> _plain("local:0:main:model"), _plain("global:__main__:lr")
     ('model in main', 'lr in __main__')

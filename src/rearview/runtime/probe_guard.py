@@ -1,11 +1,8 @@
-"""Run a probe without leaving a trace in the program: chance goes on as if it had not run.
+"""Run a probe without a trace in the program, and silence trackers during a replay.
 
-Other people's trackers in a replay: nothing reaches TensorBoard, W&B or MLflow.
-
-What a probe tells them lands in our table; what the program itself tells them was told when it was
-recorded, and is not told again: no file of theirs is written and no server is asked.
-
-Run a probe without leaving a trace in the program: chance goes on as if it had not run.
+Random state, and everything else that a probe might disturb, is put back after it has run. Nothing
+reaches TensorBoard, W&B or MLflow during a replay: values that a probe logs there go to Rearview's
+table, and values that the program itself logs were sent when it was recorded.
 """
 
 from __future__ import annotations
@@ -33,7 +30,7 @@ _WRITERS = ("torch.utils.tensorboard.writer", "tensorboardX.writer")
 
 
 def told(method: str, args: tuple[Any, ...], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values by name in a call of a tracker's method.
+    """Return the values by name that a call of a tracker's method logs.
 
     >>> told("add_scalar", ("loss", 0.5, 3), {}), told("log", ({"a": 1},), {"step": 2})
     ({'loss': 0.5}, {'a': 1})
@@ -73,7 +70,7 @@ def plain(value: Any) -> Any:
 
 
 def silence(folder: Path) -> None:
-    """Let the trackers of a program that is replayed write nothing and speak to nobody.
+    """Silence trackers in a replay: they write nothing and contact no server.
 
     `folder` takes what cannot be had without a file.
     """
@@ -86,8 +83,8 @@ def silence(folder: Path) -> None:
     after_import("wandb", lambda module: _silence_wandb(module, folder))
 
 
-class Quiet:
-    """Stands where a file writer of TensorBoard or tensorboardX would; each names the folder its way."""
+class SilentWriter:
+    """Replaces the file writer of TensorBoard or tensorboardX, and writes nothing."""
 
     def __init__(self, *args: Any, **given: Any) -> None:
         named = (given[name] for name in ("log_dir", "logdir", "file_prefix") if name in given)
@@ -104,11 +101,11 @@ class Quiet:
 
 
 def _nothing(*args: Any, **given: Any) -> None:
-    """Do nothing, whatever is asked."""
+    """Do nothing."""
 
 
 def _silence_writer(module: ModuleType) -> None:
-    vars(module)["FileWriter"] = Quiet
+    vars(module)["FileWriter"] = SilentWriter
     module.SummaryWriter.add_embedding = _nothing  # the one that writes files of its own
 
 
@@ -118,7 +115,7 @@ def _silence_mlflow(module: ModuleType) -> None:
 
 
 def _silence_wandb(module: ModuleType, folder: Path) -> None:
-    """Let a run of W&B be one that stays on this machine, in `folder`; a disabled one stays so."""
+    """Keep a run of W&B offline, in `folder`; a disabled one stays disabled."""
     real = module.init
 
     def init(*args: Any, **given: Any) -> Any:
@@ -145,7 +142,7 @@ def install(session: Replayer) -> None:
             yield
         except Exception as exc:
             here = exc.__traceback__  # where this generator stands; the statement comes after
-            session.note_raised(exc, here and here.tb_next)
+            session.note_probe_error(exc, here and here.tb_next)
             raise
         finally:
             session.probing -= 1
@@ -155,21 +152,21 @@ def install(session: Replayer) -> None:
             for one, state in own:
                 _put_back(one, state)
 
-    calm = _Calm(session)
+    light_guard = _LightGuard(session)
 
     def track(method: str, *args: Any, **given: Any) -> None:
         session.log({name: plain(value) for name, value in told(method, args, given).items()})
 
-    def calmly(line: int) -> _Calm:
+    def calmly(line: int) -> _LightGuard:
         del line
-        return calm
+        return light_guard
 
     offer(SHIELD, shield, **{CALM: calmly, TRACK: track})
     lend(OURS, importlib.import_module(OURS))  # a probe may use it without importing it
 
 
-class _Calm:
-    """The shield of a probe that draws nothing: it only says that a probe is at work."""
+class _LightGuard:
+    """The guard of a probe that draws no random numbers: only marks that a probe runs."""
 
     __slots__ = ("session",)
 
@@ -183,7 +180,7 @@ class _Calm:
         self, kind: object, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(exc, Exception):
-            self.session.note_raised(exc, trace)
+            self.session.note_probe_error(exc, trace)
         self.session.probing -= 1
 
 

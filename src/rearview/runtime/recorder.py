@@ -1,8 +1,7 @@
-"""Record a run: take checkpoints where the policy says they pay, keep records, never interfere.
+"""Record a run: append records, and save checkpoints where the policy decides that they pay.
 
-Points as records spell them, without building each.
-
-Record a run: take checkpoints where the policy says they pay, keep records, never interfere.
+Recording never breaks or changes training: a failure of our own becomes one warning, and the program
+continues unrecorded.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ from typing import Any
 import msgspec
 
 from rearview.checkpointer.signals import Signals, leave_at_once
-from rearview.energy import Used
+from rearview.energy import EnergyLog
 from rearview.errors import UsageError
-from rearview.model import Edge, Point, Snapshot, Step
+from rearview.model import CheckpointMeta, Edge, Point, RunEnd, Snapshot, Step
 from rearview.model.run import EXIT_PAUSED
 from rearview.model.wording import printable
 from rearview.runtime.frames import position, qualified, unobserved
 from rearview.runtime.loops import SLICE, STRIDE, LoopEntry, untried
 from rearview.runtime.measurements import Timeline, surroundings
 from rearview.runtime.sandbox.clock import Clock
-from rearview.runtime.sandbox.file_log import Inputs
+from rearview.runtime.sandbox.file_log import InputFiles
 from rearview.runtime.sandbox.outputs import Outputs
-from rearview.runtime.sandbox.printed_lines import Printing
+from rearview.runtime.sandbox.printed_lines import PrintedLines
 from rearview.runtime.saving.changes import CopyHints
 from rearview.runtime.saving.overhead import Overhead
 from rearview.runtime.saving.policy import INNER_LEAST, Reason
@@ -46,14 +45,14 @@ from rearview.store.records import RecordFile, encode_point
 from rearview.store.runs import Runs
 
 
-class Prefixes:
-    """What records at the points of one run begin with."""
+class PointEncoder:
+    """Encodes the current point as records spell it, without building a Point each time."""
 
     def __init__(self) -> None:
         self._heads: dict[tuple[str, ...], bytes] = {(): encode_point(Point())}
 
     def of(self, session: Session) -> bytes:
-        """Return the current point as records spell it; the common case without building it."""
+        """Return the encoded current point."""
         stack = session.stack
         if session.loose or threading.get_ident() != session.thread:
             return encode_point(session.point())
@@ -61,7 +60,7 @@ class Prefixes:
         for entry, index in zip(stack, indices, strict=True):
             if entry.label(index) is not None:
                 return encode_point(session.point())
-        names = tuple([entry.habit.site.name for entry in stack])
+        names = tuple([entry.history.site.name for entry in stack])
         head = self._heads.get(names)
         if head is None:
             zeros = encode_point(Point(tuple(Step(name, 0) for name in names)))
@@ -72,15 +71,15 @@ class Prefixes:
 
 
 _WALKING = 0.01
-"""Share of the time so far that walking anchors may take."""
+"""Fraction of the time so far that walking anchors may take."""
 _FIRST = 0.1
 """Seconds of walking that are always allowed."""
 _BRIEF = 0.001
-"""A loop shorter than this is not worth skipping."""
+"""Seconds; a shorter loop is not worth skipping in a replay."""
 _CROWDED = 0.5
-"""Share of a core that training may leave too few, and still what it leaves alone is copied beside it."""
+"""Fraction of a core that a late copy may lack and still be made."""
 _PATIENCE = 0.05
-"""Seconds before an inner boundary is considered again after one was not worth it."""
+"""Seconds before an inner boundary is considered again after the policy refused one."""
 
 
 @dataclass
@@ -93,48 +92,49 @@ class Recorder(Session):
     overhead: Overhead = field(kw_only=True)
     script: str = ""
     clock: Clock | None = None
-    """What the program was told of the time."""
-    inputs: Inputs | None = None
+    """Records the times that the program reads."""
+    inputs: InputFiles | None = None
     signals: Signals | None = None
-    """Notices when somebody asks the program to leave; None: nobody may."""
-    bring: RemoteCopy | None = None
-    """Brings what was saved to another place."""
+    """Watches for stop signals; None if the run is not preemptible."""
+    remote_copy: RemoteCopy | None = None
+    """Copies the run to a remote after each save."""
     outputs: Outputs | None = None
-    """The files that the program writes, which are part of its state."""
-    used: Used | None = None
-    """The account of the energy used."""
-    printing: Printing = field(default_factory=Printing)
-    """The lines that it prints."""
+    """Files that the program writes, which are part of its state."""
+    energy: EnergyLog | None = None
+    """Measures the energy that the run uses."""
+    printing: PrintedLines = field(default_factory=PrintedLines)
+    """Records the lines that the program prints."""
     joins: bool = False
-    """This process is a child of the one that the run is about."""
-    only: frozenset[str] | None = None
-    """Names to log, where the rest was logged before."""
+    """Whether this process is a child of the process that the run recorded first."""
+    only_names: frozenset[str] | None = None
+    """Names to record; None for all. In a child of a replay, the others were recorded before."""
     seq: int = 0
     due: dict[str, float] = field(default_factory=dict)
-    """Before which time no checkpoint is considered inside a loop, or after one, by its site."""
+    """Time before which no inner boundary, or end of a loop, is considered; by loop id."""
     failed: bool = False
-    turned: float = 0.0
-    """When the iteration of the outermost loop began."""
+    """Whether recording has failed; then the program runs on unrecorded."""
+    iteration_began: float = 0.0
+    """Time when the iteration of the outermost loop began."""
     last: float = 0.0
-    """When a boundary was last saved that a replay could start from."""
+    """Time of the last saved boundary that a replay could start from."""
     finished: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.began = perf_counter()
-        self.apart = SLICE if self.settings.every else STRIDE
-        self.walked = 0.0
+        self.stride = SLICE if self.settings.every else STRIDE
+        self.walk_seconds = 0.0
         self.timeline = Timeline()
-        self._prefixes = Prefixes()
+        self._prefixes = PointEncoder()
 
     def push(self, entry: LoopEntry) -> None:
-        """Note when an outermost loop begins."""
+        """Put a loop on the stack, and an outermost one on the timeline."""
         super().push(entry)
         if self.nest is not None and self.nest.entry is entry:
             self.timeline.enter(entry.site.id, entry.site.name)
 
     def leave(self, entry: LoopEntry, frame: FrameType | None, *, ended: bool) -> None:
-        """Note what a loop took."""
+        """Take a loop off the stack and add its duration to the timeline."""
         outermost = self.nest is not None and self.nest.entry is entry
         if outermost and not ended and not untried(entry, frame):
             self.timeline.turn(entry.now + 1, self.overhead.waited)
@@ -145,7 +145,7 @@ class Recorder(Session):
             self._count(entry)
 
     def _count(self, entry: LoopEntry) -> None:
-        """Note how often an inner loop went round, in this iteration of the outermost one."""
+        """Count the iterations of an inner loop in this iteration of the outermost one."""
         outer, *between = self.stack
         count = max(0, entry.now + 1)
         self.timeline.count(entry.site.id, outer.now, count)
@@ -170,19 +170,19 @@ class Recorder(Session):
                 self.timeline.turn(index, self.overhead.waited)
                 if index:
                     self.overhead.end_iteration(
-                        entry.site.id + Edge.START, perf_counter() - self.turned
+                        entry.site.id + Edge.START, perf_counter() - self.iteration_began
                     )
-                self.turned = perf_counter()
+                self.iteration_began = perf_counter()
                 self.printing.turn()
             elif len(self.stack) == 2:
                 self.overhead.begin_step(entry.site.id, index, self.writer.background_seconds)
             if nest.anchors is None:
                 if nest.entry is entry and self._may_walk(entry):
                     anchors = self.anchor(nest, index, self.roots(frame)[0])
-                    self.walked += nest.seconds
+                    self.walk_seconds += nest.seconds
                     self.overhead.enter_loop(nest.seconds, memory_of(anchors.alive()))
                     self.writer.prepare(self.overhead.nbytes)
-            elif index and (nest.entry is entry or self._long_since(entry)):
+            elif index and (nest.entry is entry or self._inner_boundary_is_due(entry)):
                 self.consider(entry, index, Edge.START, frame)
             if nest.entry is entry:
                 self.overhead.add_wait(self.writer.training_resumes())
@@ -190,17 +190,17 @@ class Recorder(Session):
             self.fail(exc)
         return index
 
-    def _long_since(self, entry: LoopEntry) -> bool:
-        """Say whether to ask about an inner boundary: asking takes a tenth of a millisecond."""
+    def _inner_boundary_is_due(self, entry: LoopEntry) -> bool:
+        """Return True if the policy should be asked about an inner boundary, which takes 0.1 ms."""
         now = perf_counter()
         since = now - max(entry.started, self.last)
         return since >= INNER_LEAST and now >= self.due.get(Edge.START, 0.0)
 
     def leave_program(self, entry: LoopEntry, index: int, frame: FrameType) -> None:
-        """Save here and end with exit code 85, as somebody asked; the run is to be continued.
+        """Save and end with exit code 85, because a signal asked for it; the run can be resumed.
 
-        Where the state cannot be saved whole, the program goes on to the next boundary of its
-        outermost loop, and leaves there in any case: the last good checkpoint is still there.
+        If the state cannot be saved completely, the program continues to the next boundary of its
+        outermost loop and ends there in any case: the last complete checkpoint still exists.
         """
         nest = self.nest
         assert nest is not None
@@ -229,21 +229,21 @@ class Recorder(Session):
             return False  # nothing will be saved
         now = perf_counter()
         allowed = _FIRST + _WALKING * (now - self.began)
-        return self.walked <= allowed or now - entry.started > 20 * self.walked
+        return self.walk_seconds <= allowed or now - entry.started > 20 * self.walk_seconds
 
     def exhausted(self, entry: LoopEntry, index: int, frame: FrameType) -> bool:
         """Consider a checkpoint after the loop."""
-        self.ended(entry, index, frame)
+        self.after_loop(entry, index, frame)
         return True
 
     def broken(self, entry: LoopEntry, frame: FrameType) -> None:
         """Consider a checkpoint after a loop that was left by `break`."""
         if position(frame) in entry.site.breaks:
-            self.ended(entry, entry.now, frame)
+            self.after_loop(entry, entry.now, frame)
 
     @unobserved
-    def ended(self, entry: LoopEntry, index: int, frame: FrameType) -> None:
-        """Consider a checkpoint after a loop that ended where its exhaustion would lead."""
+    def after_loop(self, entry: LoopEntry, index: int, frame: FrameType) -> None:
+        """Consider a checkpoint after a loop that was exhausted, or left by `break`."""
         nest = self.nest
         if not self.checkpointing or self.failed or entry.site.loose or nest is None:
             return
@@ -256,9 +256,9 @@ class Recorder(Session):
             self.fail(exc)
 
     def consider(self, entry: LoopEntry, index: int, edge: Edge, frame: FrameType) -> None:
-        """Save if the policy finds that it pays."""
+        """Save if the policy decides that it pays."""
         depth = len(self.stack) - 1
-        ends = edge is Edge.END and depth == 1  # what an iteration leaves to be skipped to
+        ends = edge is Edge.END and depth == 1  # a replay can skip to the end of an inner loop
         begun = perf_counter()
         since = begun - (entry.started if edge is Edge.END else max(entry.started, self.last))
         decision = self.overhead.decide(entry.site.id + edge, since, depth * (not ends), ends=ends)
@@ -276,7 +276,7 @@ class Recorder(Session):
         self.overhead.add_wait(perf_counter() - begun)
 
     def _last_chance(self, entry: LoopEntry, edge: Edge) -> bool:
-        """Say whether to save after an outermost loop, so that a replay has something to equal."""
+        """Return True if the end of an outermost loop is saved to have something to compare with."""
         nest = self.nest
         if edge is not Edge.END or nest is None or nest.entry is not entry:
             return False
@@ -285,21 +285,21 @@ class Recorder(Session):
     def save(
         self, entry: LoopEntry, index: int, edge: Edge, frame: FrameType, *, wait: bool = False
     ) -> bool:
-        """Take a checkpoint here; say whether it was taken, and with `wait` whether it is whole."""
+        """Capture the state and submit it; return True if accepted, and with `wait` also complete."""
         nest = self.nest
         assert nest is not None
         assert nest.anchors is not None
         begun = perf_counter()
-        found, frames = self.roots(frame)
-        captured = capture(nest.anchors, found)
-        if not nest.told:
+        roots, frames = self.roots(frame)
+        captured = capture(nest.anchors, roots)
+        if not nest.encoded:
             anchors = {"names": nest.names, "signature": nest.anchors.signature}
-            nest.told = msgspec.json.encode(anchors)
-        places = {"names": list(found), "frames": [qualified(one.f_code) for one in frames]}
+            nest.encoded = msgspec.json.encode(anchors)
+        origin = {"names": list(roots), "frames": [qualified(each.f_code) for each in frames]}
         files, outputs = self.outputs.parts() if self.outputs is not None else ({}, {})
         buffers: dict[str, Any] = {
-            "anchors": nest.told,
-            "roots": msgspec.json.encode(places),
+            "anchors": nest.encoded,
+            "roots": msgspec.json.encode(origin),
             **captured.buffers,
             **files,
         }
@@ -311,17 +311,17 @@ class Recorder(Session):
         snapshot = Snapshot(
             self.run,
             self.seq,
-            self.place(entry, index),
+            self.point_of(entry, index),
             edge,
             captured.skeleton,
             buffers,
-            meta={
-                "path": path,
-                "anchored": nest.at,
-                "records": self.records.position,
-                "seconds": begun - self.began,
-                **({"outputs": outputs} if outputs else {}),
-            },
+            meta=CheckpointMeta(
+                path=path,
+                anchored=nest.at,
+                records=self.records.position,
+                seconds=begun - self.began,
+                outputs=outputs,
+            ),
             missing=tuple(captured.missing),
         )
         hints = CopyHints(
@@ -334,11 +334,11 @@ class Recorder(Session):
             self.overhead.skip_save(self.seq, self.writer.reason or Reason.FAILED)
         return taken and not (wait and captured.missing)
 
-    def place(self, entry: LoopEntry, index: int) -> Point:
-        """Return the point whose start or end a checkpoint of `entry` marks."""
+    def point_of(self, entry: LoopEntry, index: int) -> Point:
+        """Return the point of a checkpoint of `entry` at iteration `index`."""
         steps = [other.step() for other in self.stack]
-        known = entry.sequence[index] if entry.sequence and index < len(entry.sequence) else None
-        steps[-1] = Step(entry.site.name, index, None if known == index else known)
+        value = entry.sequence[index] if entry.sequence and index < len(entry.sequence) else None
+        steps[-1] = Step(entry.site.name, index, None if value == index else value)
         return Point(tuple(steps))
 
     def log(self, items: Mapping[str, Any]) -> None:
@@ -346,10 +346,10 @@ class Recorder(Session):
         try:
             if self.finished:
                 return
-            if self.only is not None:
-                items = {name: value for name, value in items.items() if name in self.only}
-            if self.loose or not (self.stack and self.stack[-1].habit.loud):
-                self.loudly()
+            if self.only_names is not None:
+                items = {name: value for name, value in items.items() if name in self.only_names}
+            if self.loose or not (self.stack and self.stack[-1].history.logs):
+                self.mark_logging()
             self.records.append(self._prefixes.of(self), list(items.items()))
         except Exception as exc:
             self.fail(exc)
@@ -362,14 +362,14 @@ class Recorder(Session):
             self.fail(exc)
 
     def forked(self) -> None:
-        """Become a child: loops and checkpoints are the parent's, records are our own."""
+        """In a forked child: watch no loops and save nothing; records still go to the run."""
         self.watching = False
         self.checkpointing = 0
         self.stack = []
         self.printing.remove()
 
     def deleted(self) -> None:
-        """Stop writing: the program is about to remove the store, and we must not be in its way."""
+        """Stop writing: the program is about to remove the store itself."""
         self.writer.close()
         self.records.close()
         self.printing.remove()
@@ -377,9 +377,9 @@ class Recorder(Session):
         self.fail(UsageError("the program removes the store itself", slug="store-removed"))
 
     def fail(self, exc: BaseException) -> None:
-        """Say once that recording has a problem; the program goes on as if it were not recorded."""
+        """Warn once that recording has failed; the program continues unrecorded."""
         if _raised_by_handler(exc):
-            raise exc  # the program's own: it came while we were at work
+            raise exc  # raised by a signal handler of the program while our code ran
         if not self.failed:
             self.failed = True
             if os.environ.get("REARVIEW_DEBUG"):
@@ -392,7 +392,7 @@ class Recorder(Session):
             )
 
     def finish(self, code: int | None) -> None:
-        """Publish how the run ended, when everything is written."""
+        """Write everything that is left, then publish how the run ended."""
         if self.finished or self.pid != os.getpid():
             return
         self.finished = True
@@ -405,50 +405,52 @@ class Recorder(Session):
             self.printing.close()
             if self.joins:
                 return
-            if self.used is not None:
-                self.used.note()
+            if self.energy is not None:
+                self.energy.note()
             self.overhead.close()
             if self.outputs is not None:
                 self.outputs.ended(well=not final)
             self.runs.end(self.run, final or 0, self.summary())
         except Exception as exc:
             self.fail(exc)
-        self._bring_last()
+        self._push_end()
 
-    def _bring_last(self) -> None:
-        """Bring the run's end to the remote, or say that it is not there."""
-        if self.bring is None or self.joins:
+    def _push_end(self) -> None:
+        """Push the end of the run to the remote; print a message if that fails."""
+        if self.remote_copy is None or self.joins:
             return
         try:
-            self.bring.finish()
+            self.remote_copy.finish()
         except Exception as exc:
             if self.code == EXIT_PAUSED:
-                self.code = 1  # who continues it elsewhere would not find it
+                self.code = 1  # it cannot be resumed on another machine
             sys.stderr.write(
-                f"rearview: saved, but not brought to the remote: {printable(str(exc))}\n"
+                f"rearview: saved, but not pushed to the remote: {printable(str(exc))}\n"
             )
 
-    def _made(self) -> frozenset[str]:
-        """Return the files that the run made, also those that C code wrote."""
+    def _created_files(self) -> frozenset[str]:
+        """Return the files that the run created, also those that C code wrote."""
         traces = self.outputs.traces if self.outputs is not None else None
         return frozenset(traces.absent() if traces is not None else ())
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> RunEnd:
         """Return what the run measured, for planning and for `rearview show`."""
         files = {str(module.__file__) for _, module in self.modules}
         if self.script and self.belongs(self.script):
             files.add(self.script)  # Python forgets its name
-        return {
-            "seconds": perf_counter() - self.began,
-            "cpu": process_time(),
-            "costs": self.overhead.report(self.writer.costs),
-            "main": self.timeline.facts(),
-            "imports": loading.facts() if (loading := self.compiler.loading) is not None else {},
-            "surroundings": surroundings(),
-            "inputs": self.inputs.facts(self._made()) if self.inputs is not None else {},
-            "loops": {k: h.facts() for k, h in self.habits.items() if h.entries and not h.quiet},
-            "files": sorted({os.path.relpath(file, self.root) for file in files}),
-        }
+        return RunEnd(
+            seconds=perf_counter() - self.began,
+            cpu=process_time(),
+            costs=self.overhead.report(self.writer.costs),
+            main=self.timeline.facts(),
+            imports=loading.facts() if (loading := self.compiler.loading) is not None else {},
+            surroundings=surroundings(),
+            inputs=self.inputs.facts(self._created_files()) if self.inputs is not None else {},
+            loops={
+                k: h.facts() for k, h in self.histories.items() if h.entries and not h.unwatched
+            },
+            files=sorted({os.path.relpath(file, self.root) for file in files}),
+        )
 
 
 def _raised_by_handler(exc: BaseException) -> bool:

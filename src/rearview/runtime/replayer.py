@@ -1,4 +1,4 @@
-"""Replay a stretch of a run: skip what holds nothing asked for, run the rest, prove it."""
+"""Replay a segment of a run: skip iterations that are not needed, run the others, prove the result."""
 
 from __future__ import annotations
 
@@ -15,61 +15,62 @@ import msgspec
 
 from rearview.checkpointer.signals import leave_at_once
 from rearview.errors import RearviewError
-from rearview.model import Checkpoint, Edge, Point, ReplayReport, SegmentFile
+from rearview.model import Checkpoint, Edge, LoopStep, Point, ReplayReport, SegmentFile
 from rearview.model.plan import ReplayFailure, may_hold
 from rearview.model.run import name_of
-from rearview.runtime.checkpoint_index import Jumps
+from rearview.runtime.checkpoint_index import CheckpointIndex
 from rearview.runtime.frames import position, unobserved
 from rearview.runtime.loops import LoopEntry
 from rearview.runtime.measurements import changed_inputs, changes, surroundings
 from rearview.runtime.session import Session
-from rearview.store.files import caused_by_full_disk
-from rearview.store.project import publish
-from rearview.store.records import RecordFile, encode_point, recorded
+from rearview.store.files import caused_by_full_disk, publish
+from rearview.store.records import RecordFile, encode_point
+from rearview.store.tables.recorded_values import recorded
 from rearview.store.values import Put, convert
 
 _SELDOM = 8
-"""While execution goes on, comparing may take one part in so many."""
+"""While the program runs, at most one part in this many of the time goes into comparing."""
 
 
 @dataclass
 class Replayer(Session):
-    """A session that replays one segment and then leaves the program."""
+    """A session that replays one segment and then ends the process."""
 
-    wanted: SegmentFile = field(kw_only=True)
-    jumps: Jumps = field(init=False)
+    segment: SegmentFile = field(kw_only=True)
+    checkpoint_index: CheckpointIndex = field(init=False)
     records: RecordFile = field(kw_only=True)
     put: Put | None = None
     surroundings: Mapping[str, str] = field(default_factory=dict)
-    """What the run stood on."""
+    """Library versions and thread counts of the run."""
     inputs: Mapping[str, list[Any]] = field(default_factory=dict)
-    """Fingerprints of the files that it read."""
-    made: Collection[str] = ()
-    """Files that the run made, which were not there before."""
+    """Fingerprints of the files that the run read."""
+    created: Collection[str] = ()
+    """Files that the run created."""
     recorded: Mapping[tuple[Any, ...], list[bytes]] = field(kw_only=True)
     report: ReplayReport = field(default_factory=ReplayReport)
     seen: Counter[tuple[Any, ...]] = field(default_factory=Counter)
     moved: bool = False
-    """Something was executed since the last restore."""
+    """Whether anything was executed since the last restore or comparison."""
     worked: bool = False
-    """Loops were executed since something was last compared."""
+    """Whether loops were executed since the last comparison."""
     skips: int = 0
-    """Loops that were skipped before the present iteration of the outermost loop."""
+    """Number of skipped loops when the present iteration of the outermost loop began."""
     repeats: int = 0
-    """Recorded values that had come out equal when the last stretch ended."""
+    """Number of equal recorded values at the last comparison or jump."""
     proving: float = 0.0
     """Seconds that the last comparison took."""
     compared: float = 0.0
-    """When that was."""
+    """Time of the last comparison."""
     probing: int = 0
-    raised: str = ""
-    """What the last probe said that raised something."""
+    """Above 0 while a probe runs."""
+    probe_error: str = ""
+    """Message about the last probe that raised an exception."""
     visited: Counter[str] = field(default_factory=Counter)
-    """Iterations that ran of loops in which something is wanted, by site."""
+    """Iterations that ran of loops in which something is wanted, by loop id."""
     since: int = 0
-    """Iteration of the main loop from which on they are not counted yet."""
+    """Iteration of the main loop up to which `visited` is counted."""
     entered: bool = False
-    """The loop that is divided among segments was entered."""
+    """Whether the main loop, which is divided among segments, was entered."""
     closed: bool = False
 
     def __post_init__(self) -> None:
@@ -78,50 +79,50 @@ class Replayer(Session):
 
     @unobserved
     def boundary(self, entry: LoopEntry, index: int, frame: FrameType) -> int | None:
-        """Skip, jump or go on, by what is wanted."""
+        """Skip, jump or continue, by what the segment asks for."""
         if entry.site.loose or self.nest is None:
             return index
         outermost = self.nest.entry is entry
-        if outermost and entry.site.id == self.wanted.main:
+        if outermost and entry.site.id == self.segment.main:
             self.entered = True
         if outermost and index == 0 and not self.report.setup:
             self.report.setup = perf_counter() - self.began
-        if outermost and self.wanted.until == entry.site.id:
+        if outermost and self.segment.until == entry.site.id:
             self.leave_program()
         try:
-            self.jumps.anchor(entry, index, frame)
+            self.checkpoint_index.anchor(entry, index, frame)
         except Exception as exc:
             self.give_up(exc)
         if outermost and self.in_main:
-            self.gone_on(index)
+            self.count_main_iterations(index)
         path = self.path(entry, index)
         goal = self.goal(entry, index)
-        idle = index == 0 and not self.needed(entry)
+        idle = index == 0 and not self.needs(entry)
         last = goal != index or idle  # before something is restored, or the end
-        if (outermost and self.turned()) or last or self.due():
-            self.prove(self.jumps.proof(Edge.START, path), frame)
+        if (outermost and self.end_outer_iteration()) or last or self.should_compare():
+            self.prove(self.checkpoint_index.to_compare(Edge.START, path), frame)
         if idle and self.skip(path, frame):
             return None
         if goal is None:
-            if outermost and not self.wanted.after:
+            if outermost and not self.segment.after:
                 if self.may_leave(entry, index):
                     self.leave_program()
             elif self.skip(path, frame):
                 return None
-        elif goal > index and self.wanted.jump and len(path) <= self.wanted.levels:
-            self.jumps.pending = self.jumps.nearest(path, goal)
-            if self.jumps.pending is not None:
-                target: int = self.jumps.pending.meta["path"][-1][2]
+        elif goal > index and self.segment.jump and len(path) <= self.segment.levels:
+            self.checkpoint_index.pending = self.checkpoint_index.nearest(path, goal)
+            if self.checkpoint_index.pending is not None:
+                target: int = self.checkpoint_index.pending.meta.path[-1].iteration
                 return target
         self.report.iterations += outermost
         self.moved = True
         self.worked = self.worked or not outermost
         return index
 
-    def turned(self) -> bool:
-        """Take in that an iteration of the outermost loop has ended: work, if nothing was skipped.
+    def end_outer_iteration(self) -> bool:
+        """Count the end of an iteration of the outermost loop; return True if a loop was skipped in it.
 
-        Say whether something was: no later comparison would cover what followed it.
+        After a skipped loop the state has to be compared now: no later comparison covers it.
         """
         skipped = self.report.skipped != self.skips
         self.worked = self.worked or (self.moved and not skipped)
@@ -129,12 +130,12 @@ class Replayer(Session):
         return skipped
 
     def slice(self, entry: LoopEntry, size: int) -> int:
-        """Act before every iteration once loops inside are skipped: what followed is compared there."""
+        """Stop before every iteration once inner loops are skipped, to compare what followed them."""
         skips = self.report.skipped > 0 and self.nest is not None and self.nest.entry is entry
         return 1 if skips else super().slice(entry, size)
 
     def learn(self, entry: LoopEntry) -> None:
-        """Take in what a loop took; one that was skipped tells nothing, and may be skipped again."""
+        """Learn from a loop that has ended, unless it was skipped."""
         if entry.now >= 0:
             self.count(entry)
             super().learn(entry)
@@ -142,92 +143,92 @@ class Replayer(Session):
     def leave(self, entry: LoopEntry, frame: FrameType | None, *, ended: bool) -> None:
         """Count the last iterations of the main loop."""
         if self.in_main and self.nest is not None and self.nest.entry is entry:
-            self.gone_on(entry.now + 1)
+            self.count_main_iterations(entry.now + 1)
         super().leave(entry, frame, ended=ended)
 
-    def gone_on(self, index: int) -> None:
-        """Count the wanted iterations of the main loop that have run, up to `index`."""
-        ranges = self.wanted.ranges.get(self.wanted.main, [])
+    def count_main_iterations(self, index: int) -> None:
+        """Count the iterations of the main loop that the segment asks for and that have run."""
+        ranges = self.segment.ranges.get(self.segment.main, [])
         for first, last in ranges:
-            self.visited[self.wanted.main] += max(0, min(last, index) - max(first, self.since))
+            self.visited[self.segment.main] += max(0, min(last, index) - max(first, self.since))
         self.since = index
 
     def count(self, entry: LoopEntry) -> None:
-        """Count the iterations of a loop that has ended, as far as they are this segment's."""
-        if entry.site.id not in self.wanted.owed:
+        """Count the iterations of a loop that has ended, if they belong to this segment."""
+        if entry.site.id not in self.segment.owed:
             return
-        if self.wanted.main:
-            if entry.site.id == self.wanted.main and not self.stack:
-                return  # counted as it went on
-            if not (all(map(self.in_range, self.stack)) if self.in_main else self.wanted.tail):
+        if self.segment.main:
+            if entry.site.id == self.segment.main and not self.stack:
+                return  # counted while it ran
+            if not (all(map(self.in_range, self.stack)) if self.in_main else self.segment.tail):
                 return
         self.visited[entry.site.id] += entry.now + 1
 
     def lacking(self) -> list[str]:
-        """Return the loops that went round less often than in the run, each in words."""
+        """Return a message for each loop that had fewer iterations than in the run."""
         return [
-            f"`{name_of(site)}` ({site.partition(':')[0]}) went round {self.visited[site]} times, "
+            f"`{name_of(site)}` ({site.partition(':')[0]}) had {self.visited[site]} iterations, "
             f"in the run {owed}"
-            for site, owed in self.wanted.owed.items()
-            if self.visited[site] < owed and site not in self.quiet
+            for site, owed in self.segment.owed.items()
+            if self.visited[site] < owed and site not in self.unwatched
         ]
 
-    def due(self) -> bool:
-        """Say whether to compare although execution goes on: a later comparison covers this one.
+    def should_compare(self) -> bool:
+        """Return True if it is time for a comparison that a later one would cover as well.
 
-        A replay that is to find out where a difference begins compares wherever it can.
+        A replay without jumps looks for the start of a difference: it compares wherever it can.
         """
-        return not self.wanted.jump or perf_counter() - self.compared >= _SELDOM * self.proving
+        return not self.segment.jump or perf_counter() - self.compared >= _SELDOM * self.proving
 
-    def end_stretch(self) -> None:
-        """Count it if what was executed so far ends here without having been compared."""
+    def end_uncompared(self) -> None:
+        """Count loops that were executed and will not be compared."""
         self.report.open += self.worked and self.report.repeated == self.repeats
         self.worked, self.repeats = False, self.report.repeated
 
-    def needed(self, entry: LoopEntry) -> bool:
-        """Say whether something inside this loop is wanted, at the current iterations around it."""
+    def needs(self, entry: LoopEntry) -> bool:
+        """Return True if the segment wants something inside this loop, in the current iterations around it."""
         around = [other for other in self.stack if other is not entry]
         if not all(map(self.in_range, around)):
             return False
-        if self.wanted.everywhere:
+        if self.segment.everywhere:
             return True
         sites = [other.site.id for other in (*around, entry)]
-        return any(may_hold(chain, sites) for chain in self.wanted.chains)
+        return any(may_hold(chain, sites) for chain in self.segment.chains)
 
     @property
     def in_main(self) -> bool:
-        """Whether the program is in the loop that is divided among segments."""
-        return self.nest is not None and self.nest.entry.site.id == self.wanted.main
+        """Whether the program is in the main loop, which is divided among segments."""
+        return self.nest is not None and self.nest.entry.site.id == self.segment.main
 
     def in_range(self, entry: LoopEntry) -> bool:
-        """Return True if the iteration that a loop is in is wanted."""
+        """Return True if the current iteration of a loop is wanted."""
         ranges = self.ranges_of(entry)
         return ranges is None or any(first <= entry.now < last for first, last in ranges)
 
     def ranges_of(self, entry: LoopEntry) -> list[tuple[int, int]] | None:
-        """Return which iterations of a loop are wanted in this one of the main loop; None: all.
+        """Return the wanted iterations of a loop in this iteration of the main loop; None for all.
 
         Only the main loop and those directly inside it have ranges: the same lines of the program
         may run elsewhere as well, under another loop or by recursion.
         """
         if not self.in_main or not any(entry is other for other in self.stack[:2]):
             return None
-        ranges = self.wanted.ranges.get(entry.site.id)
-        spans = self.wanted.spans.get(entry.site.id)
+        ranges = self.segment.ranges.get(entry.site.id)
+        spans = self.segment.spans.get(entry.site.id)
         if entry is self.stack[0]:
             return ranges
-        if entry.site.id == self.wanted.main:  # it calls itself
+        if entry.site.id == self.segment.main:  # it calls itself
             return None
         span = spans.get(self.stack[0].now) if spans else None
         if span is None:
             return ranges
         low, high = span
-        found = [(max(first, low), min(last, high)) for first, last in ranges or [span]]
-        return [(first, last) for first, last in found if first < last]
+        cut = [(max(first, low), min(last, high)) for first, last in ranges or [span]]
+        return [(first, last) for first, last in cut if first < last]
 
     def goal(self, entry: LoopEntry, index: int) -> int | None:
         """Return the next wanted iteration from `index` on; None if there is none."""
-        if not self.needed(entry):
+        if not self.needs(entry):
             return index
         ranges = self.ranges_of(entry)
         if ranges is None:
@@ -235,30 +236,32 @@ class Replayer(Session):
         return min((max(first, index) for first, last in ranges if last > index), default=None)
 
     def may_leave(self, entry: LoopEntry, index: int) -> bool:
-        """Say whether the proof is in, or too far away to wait for."""
+        """Return True if the state is proved, or the next checkpoint is too far to wait for."""
         reach = index + self.report.iterations
-        return not self.moved or not self.jumps.ahead(self.path(entry, index), reach)
+        return not self.moved or not self.checkpoint_index.has_more(self.path(entry, index), reach)
 
-    def skip(self, path: list[list[Any]], frame: FrameType) -> bool:
-        """Restore what the loop left behind, if that was saved; then it need not run."""
-        checkpoint = self.jumps.at(Edge.END, path) if self.wanted.jump else None
-        if checkpoint is None or self.worked:  # what was not compared yet must not be overwritten
+    def skip(self, path: tuple[LoopStep, ...], frame: FrameType) -> bool:
+        """Restore the state after the loop, if it was saved, instead of running it."""
+        checkpoint = self.checkpoint_index.at(Edge.END, path) if self.segment.jump else None
+        if (
+            checkpoint is None or self.worked
+        ):  # a state that was not compared yet must not be overwritten
             return False
         try:
-            self.jumps.restore(checkpoint, frame)
+            self.checkpoint_index.restore(checkpoint, frame)
         except Exception as exc:
             self.give_up(exc)
         self.report.skipped += 1
-        self.moved = True  # what follows the loop is executed
+        self.moved = True  # the code after the loop is executed
         return True
 
     def advance(
         self, entry: LoopEntry, source: Iterator[Any], index: int, target: int, frame: FrameType
     ) -> int:
         """Go to the pending checkpoint."""
-        self.end_stretch()
+        self.end_uncompared()
         try:
-            self.jumps.advance(source, target - index, frame)
+            self.checkpoint_index.advance(source, target - index, frame)
         except Exception as exc:
             self.give_up(exc)
         self.moved = True
@@ -270,62 +273,63 @@ class Replayer(Session):
 
     @unobserved
     def exhausted(self, entry: LoopEntry, index: int, frame: FrameType) -> bool:
-        """Prove the state after the loop; leave if nothing is wanted any more."""
+        """Compare the state after the loop; end the process if the segment is done."""
         if entry.site.loose or self.nest is None:
             return True
         outermost = self.nest.entry is entry
         if outermost:
-            self.turned()
-        if outermost or self.due():
-            self.prove(self.jumps.proof(Edge.END, self.path(entry, index)), frame)
-        if outermost and self.needed(entry) and not self.wanted.after:
-            if not self.wanted.main or entry.site.id == self.wanted.main:
+            self.end_outer_iteration()
+        if outermost or self.should_compare():
+            self.prove(self.checkpoint_index.to_compare(Edge.END, self.path(entry, index)), frame)
+        if outermost and self.needs(entry) and not self.segment.after:
+            if not self.segment.main or entry.site.id == self.segment.main:
                 self.leave_program()
         return True
 
     @unobserved
     def broken(self, entry: LoopEntry, frame: FrameType) -> None:
-        """Prove the state after a loop that was left by `break`."""
+        """Compare the state after a loop that was left by `break`."""
         if position(frame) in entry.site.breaks:
             self.exhausted(entry, entry.now, frame)
 
     def give_up(self, exc: Exception) -> None:
-        """End a replay whose state can no longer be trusted; one without jumps tells more."""
-        if not self.wanted.jump:
-            self.report.difference = self.report.difference or _said(exc)
-            self.jumps.found = {}
+        """End a replay whose state is not trusted; a second one, without jumps, finds out more."""
+        if not self.segment.jump:
+            self.report.difference = self.report.difference or _message(exc)
+            self.checkpoint_index.complete = {}
             return
         self.report.retry = True
-        self.report.error = _said(exc)
+        self.report.error = _message(exc)
         self.note_failure(exc)
         self.finish(1)
         leave_at_once(1)
 
     def prove(self, checkpoint: Checkpoint | None, frame: FrameType) -> None:
-        """Compare the state reached by execution with the one recorded here."""
+        """Compare the live state with the one recorded here."""
         if checkpoint is None or not self.moved or self.report.difference is not None:
             return
         begun = perf_counter()
         try:
-            found = self.jumps.difference(checkpoint, frame)
+            difference = self.checkpoint_index.difference(checkpoint, frame)
         except Exception as exc:
-            self.report.difference = f"at {checkpoint.point}: {_said(exc)}"
+            self.report.difference = f"at {checkpoint.point}: {_message(exc)}"
             return
         self.compared = perf_counter()
         self.proving = self.compared - begun
-        if found is None:
+        if difference is None:
             self.report.states += 1
         else:
             self.report.difference = (
-                f"{found.path} at {checkpoint.point}: recorded {found.then}, now {found.now}"
+                f"{difference.path} at {checkpoint.point}: recorded {difference.then}, "
+                f"now {difference.now}"
             )
         self.moved = self.worked = False
 
     def log(self, items: Mapping[str, Any]) -> None:
-        """Check what was recorded, and keep what is new."""
+        """Check recorded values, and record new ones."""
         if self.pid != os.getpid():
             return
-        self.loudly()
+        self.mark_logging()
         point = self.point()
         place = (point.loops, point.indices)
         fresh = list(items.items()) if self.probing else []
@@ -337,8 +341,8 @@ class Replayer(Session):
                 continue
             occurrence = self.seen[key]
             now = msgspec.json.encode(convert(value, self.put))
-            if self.report.skipped or self.jumps.restored:
-                # loops of one name share their points, and those that were passed by logged first
+            if self.report.skipped or self.checkpoint_index.restored:
+                # loops of one name share their points, and skipped ones logged first
                 occurrence = next(
                     (k for k in range(occurrence, len(before)) if before[k] == now), occurrence
                 )
@@ -347,26 +351,26 @@ class Replayer(Session):
                 self.report.repeated += 1
             elif name not in self.report.differing:
                 self.report.differing.append(name)
-        if fresh and self.asked(point):
+        if fresh and self.writes_at(point):
             self.records.append(encode_point(point), fresh)
             self.report.written += len(fresh)
 
-    def asked(self, point: Point) -> bool:
-        """Say whether values at a point are this segment's to write.
+    def writes_at(self, point: Point) -> bool:
+        """Return True if this segment records values at a point.
 
-        Outside the loop that is divided among segments, the first writes what comes before it and
-        the one that goes on to the end what comes after.
+        Outside the main loop, the first segment records what comes before it, and the segment that
+        runs to the end records what comes after.
         """
-        if self.wanted.main and not (point.steps and self.in_main):
-            return self.wanted.tail if self.entered else self.wanted.head
+        if self.segment.main and not (point.steps and self.in_main):
+            return self.segment.tail if self.entered else self.segment.head
         return all(map(self.in_range, self.stack))
 
-    def note_raised(self, exc: Exception, trace: TracebackType | None) -> None:
-        """Keep that a probe raised, and where: should the program end by it, that is why."""
+    def note_probe_error(self, exc: Exception, trace: TracebackType | None) -> None:
+        """Remember that a probe raised an exception, and where: it may end the program."""
         line = trace.tb_lineno if trace is not None else 0
         file = Path(trace.tb_frame.f_code.co_filename).name if trace is not None else ""
         where = f" at {point}" if (point := self.point()).steps else ""
-        self.raised = (
+        self.probe_error = (
             f"the added statement at {file}:{line} raised {type(exc).__name__}: {exc}{where}. Let it "
             "log only where it can (`if …:`, or `try:` around it), and ask again"
         )
@@ -377,22 +381,22 @@ class Replayer(Session):
             self.report.failure = ReplayFailure.DISK_FULL
 
     def _read_by_run(self) -> dict[str, list[Any]]:
-        """Return the files that the run read and had not made itself.
+        """Return the files that the run read and did not create.
 
-        A replay that ended before it wrote one of its own would miss it.
+        A replay that ends early has not created them yet.
         """
-        return {path: about for path, about in self.inputs.items() if path not in self.made}
+        return {path: about for path, about in self.inputs.items() if path not in self.created}
 
     def argument(self, values: Mapping[str, Any]) -> None:
-        """Leave arguments as they were recorded."""
+        """Do nothing: arguments are recorded already."""
 
     def forked(self) -> None:
-        """Become a child, which replays nothing."""
+        """In a forked child: replay nothing."""
         self.watching = False
         self.stack = []
 
     def leave_program(self) -> None:
-        """End the process: all that was wanted has been replayed."""
+        """End the process: the segment has been replayed."""
         self.report.finished = True
         self.finish(0)
         leave_at_once(0)
@@ -402,35 +406,35 @@ class Replayer(Session):
         if self.closed or self.pid != os.getpid():
             return
         self.closed = True
-        self.end_stretch()
+        self.end_uncompared()
         final = code if code is not None else self.code
         if not self.report.finished:
             self.report.finished = final == 0
         if self.report.finished and not self.report.retry and self.report.error is None:
             self.report.lacking = self.lacking()
         if final and self.report.error is None:
-            self.report.error = self.raised or f"the program ended with exit code {final}"
-            if self.raised and self.report.failure is None:
+            self.report.error = self.probe_error or f"the program ended with exit code {final}"
+            if self.probe_error and self.report.failure is None:
                 self.report.failure = ReplayFailure.PROBE_RAISED
         self.report.seconds = perf_counter() - self.began
-        self.report.restoring = self.jumps.seconds
-        self.report.restored = self.jumps.restored
+        self.report.restoring = self.checkpoint_index.seconds
+        self.report.restored = self.checkpoint_index.restored
         if not self.report.proved:
             self.report.surroundings = [
                 *changes(self.surroundings, surroundings()),
                 *changed_inputs(self._read_by_run(), self.real),
             ]
         self.records.close()
-        publish(Path(self.wanted.report), msgspec.json.encode(self.report))
+        publish(Path(self.segment.report), msgspec.json.encode(self.report))
 
 
-def _said(exc: Exception) -> str:
+def _message(exc: Exception) -> str:
     return str(exc) if isinstance(exc, RearviewError) else f"{type(exc).__name__}: {exc}"
 
 
 def recorded_values(folder: Path) -> dict[tuple[Any, ...], list[bytes]]:
-    """Return what a run logged itself, by place and name, in order."""
-    found: dict[tuple[Any, ...], list[bytes]] = {}
+    """Return the values that a run logged, by point and name, in order."""
+    values: dict[tuple[Any, ...], list[bytes]] = {}
     for loops, indices, name, value in recorded(folder):
-        found.setdefault((loops, indices, name), []).append(msgspec.json.encode(value))
-    return found
+        values.setdefault((loops, indices, name), []).append(msgspec.json.encode(value))
+    return values

@@ -1,17 +1,11 @@
-"""Go on with a run that stopped: set up again, jump to its last checkpoint, record from there.
+"""Resume a run that stopped: set up again, jump to its last checkpoint, record from there.
 
-Begin the process anew when a checkpoint turns out not to be one to go on from.
+If a checkpoint turns out not to be usable, the process is started again (`Restart`) and resumes from
+a checkpoint less deep in the loops, or from the start. Whether it is usable may only be seen in the
+middle of the program's own work, for example when a gradient flows through the boundary.
 
-A gradient that flows through the boundary is only seen when it flows, in the middle of the program's
-own work, and a state that cannot be read back leaves the program neither here nor there. Nothing but
-a fresh process helps then; it goes on from a checkpoint less deep in the loops, or from the start.
-
-Go on with a mended source: refuse as soon as a changed line is about to run too early.
-
-Until the checkpoint is reached, the program only sets up what the run had set up. A line that was changed
-and runs before that is part of what the run did before the checkpoint.
-
-Go on with a run that stopped: set up again, jump to its last checkpoint, record from there.
+A run can be resumed with an edited source (`SourceChange`) if no changed line runs before the
+checkpoint is reached: such a line would be part of what the run did before.
 """
 
 from __future__ import annotations
@@ -30,9 +24,9 @@ import msgspec
 
 from rearview.checkpointer.signals import end_children
 from rearview.errors import RearviewError, StateError
-from rearview.model import Checkpoint, Control, Edge
+from rearview.model import Checkpoint, Control, Edge, LoopStep
 from rearview.model.plan import LAUNCHER, VARIABLE
-from rearview.runtime.checkpoint_index import Jumps
+from rearview.runtime.checkpoint_index import CheckpointIndex
 from rearview.runtime.frames import unobserved
 from rearview.runtime.loops import LoopEntry
 from rearview.runtime.recorder import Recorder
@@ -42,12 +36,12 @@ _OPEN = Path("/proc/self/fd")
 
 
 def _files() -> set[int]:
-    return {int(one.name) for one in _OPEN.iterdir()} if _OPEN.is_dir() else set()
+    return {int(entry.name) for entry in _OPEN.iterdir()} if _OPEN.is_dir() else set()
 
 
 @dataclass(frozen=True)
-class Retreat:
-    """How this process was started, so that it can be once more."""
+class Restart:
+    """How this process was started, so that it can be started again."""
 
     control: Control
     environment: dict[str, str] = field(default_factory=os.environ.copy)
@@ -55,53 +49,53 @@ class Retreat:
     files: set[int] = field(default_factory=_files)
 
     def __call__(self, checkpoint: Checkpoint, why: RearviewError) -> None:
-        """Go on from a checkpoint less deep in the loops than this one; does not return."""
-        depth = len(checkpoint.meta["path"]) - 1
-        way = "going on from an earlier one" if depth else "starting over"
+        """Resume from a checkpoint less deep in the loops than this one; does not return."""
+        depth = len(checkpoint.meta.path) - 1
+        way = "resuming from an earlier one" if depth else "starting over"
         sys.stderr.write(
-            f"rearview: the checkpoint at {checkpoint.point} is not one to go on from; {way} ({why})\n"
+            f"rearview: the checkpoint at {checkpoint.point} cannot be resumed from; {way} ({why})\n"
         )
         sys.stderr.flush()
         self._begin(msgspec.structs.replace(self.control, depth=depth))
 
     def afresh(self, why: RearviewError) -> None:
-        """Set up once more without the files that the run has made; does not return.
+        """Set up once more without the files that the run created; does not return.
 
-        A program that fetches its data only where it is absent has taken another way now.
+        A program that downloads its data only if it is absent has taken another path now.
         """
         sys.stderr.write(
-            "rearview: the set-up came out differently, now that files are there which the run made "
-            f"itself; setting up again without them ({why})\n"
+            "rearview: the set-up came out differently because files exist that the run created; "
+            f"setting up again without them ({why})\n"
         )
         sys.stderr.flush()
         self._begin(msgspec.structs.replace(self.control, afresh=True))
 
     def _begin(self, control: Control) -> None:
-        """Replace this process by one that is told `control`."""
+        """Replace this process by one that is started with `control`."""
         end_children()
         for number in _files() - self.files:
             try:
                 os.set_inheritable(number, False)
             except OSError:
-                continue  # it was that of the folder we looked into
+                continue  # the descriptor of the folder listing itself
         signal.pthread_sigmask(signal.SIG_BLOCK, self.control.signals)
-        told = msgspec.json.encode(control).decode()
+        encoded = msgspec.json.encode(control).decode()
         os.chdir(self.folder)
         command = (sys.executable, LAUNCHER)
-        env = {**self.environment, **self.control.lent, VARIABLE: told}
+        env = {**self.environment, **self.control.lent, VARIABLE: encoded}
         os.execve(command[0], command, env)  # noqa: S606 - no shell
 
 
 @dataclass
-class Mending:
-    """Watches the way to the checkpoint that a run goes on from with a mended source."""
+class SourceChange:
+    """Refuses an edited source if a changed line runs before the checkpoint is reached."""
 
     mend: Mend
     root: str
     point: str
-    """Where the checkpoint lies."""
+    """Point of the checkpoint."""
     leave: Callable[[str], NoReturn]
-    """Ends the process, saying why."""
+    """Ends the process with a reason."""
     _files: dict[str, str] = field(default_factory=dict)
     _stopped: bool = False
 
@@ -110,8 +104,8 @@ class Mending:
         sys.settrace(self._call)
 
     def stop(self) -> None:
-        """Stop watching: the checkpoint is reached, and all that runs from now on is after it."""
-        self._stopped = True  # a boundary puts the tracer back that it found when it began
+        """Stop watching: the checkpoint is reached."""
+        self._stopped = True  # `unobserved` puts this tracer back after the boundary
         sys.settrace(None)
 
     def skipped(self, loop: str) -> None:
@@ -120,8 +114,8 @@ class Mending:
             self._refuse(path, line)
 
     def failed(self, exc: RearviewError) -> NoReturn:
-        """Refuse: the state does not fit the program as it is now."""
-        self.leave(f"the state saved at {self.point} does not fit the mended source: {exc}")
+        """Refuse: the state does not fit the edited program."""
+        self.leave(f"the state saved at {self.point} does not fit the edited source: {exc}")
 
     def _call(self, frame: FrameType, event: str, _arg: Any) -> Any:
         if self._stopped:
@@ -150,35 +144,36 @@ class Mending:
 
 
 def last_usable(checkpoints: list[Checkpoint]) -> Checkpoint | None:
-    """Return the newest complete checkpoint among these.
+    """Return the newest complete checkpoint, or None.
 
-    Any can be reached: loops around it are entered at the nearest checkpoint of their own, and
-    what lies between runs again, skipping inner loops whose end was saved.
+    Any checkpoint can be reached: loops around it are entered at their own nearest checkpoint, and
+    the iterations in between run again, skipping inner loops whose end was saved.
     """
-    complete = [one for one in checkpoints if one.complete]
+    complete = [checkpoint for checkpoint in checkpoints if checkpoint.complete]
     return max(complete, key=lambda each: each.seq, default=None)
 
 
 @dataclass
 class Resumer(Recorder):
-    """A recorder that first finds its way to where the run stopped."""
+    """A recorder that first goes to the checkpoint where the run stopped."""
 
     target: Checkpoint | None = None
-    jumps: Jumps = field(init=False)
-    retreat: Callable[[Checkpoint, RearviewError], None] | None = None
-    """Begins anew from an earlier checkpoint than the one that turned out to be of no use."""
-    mending: Mending | None = None
-    """Set while a run goes on with another source than it had, until the checkpoint is reached."""
+    """The checkpoint to resume from; None once it is reached."""
+    checkpoint_index: CheckpointIndex = field(init=False)
+    restart: Callable[[Checkpoint, RearviewError], None] | None = None
+    """Starts the process again, to resume from an earlier checkpoint."""
+    source_change: SourceChange | None = None
+    """Set if the run is resumed with an edited source, until the checkpoint is reached."""
     continues: str = ""
-    """The version that it goes on with then."""
+    """The version of the edited source."""
     afresh: Callable[[RearviewError], None] | None = None
-    """Sets up again without the files that the run has made; None if that was done, or there are none."""
+    """Sets up again without the files that the run created; None if that was done before."""
     origin: Checkpoint | None = None
-    """Where the run went on from."""
+    """The checkpoint that the run was resumed from, once it is reached."""
 
     @property
     def pending(self) -> bool:
-        """Whether the program is still on its way: what it logs now was recorded before."""
+        """Whether the checkpoint is still to be reached: values logged until then are recorded already."""
         return self.target is not None
 
     @unobserved
@@ -190,33 +185,33 @@ class Resumer(Recorder):
             return index
         self._anchor(entry, index, frame)
         path = self.path(entry, index)
-        wanted = self.target.meta["path"]
+        target_path = self.target.meta.path
         depth = len(path)
-        on_the_way = depth <= len(wanted) and all(
+        on_the_way = depth <= len(target_path) and all(
             list(mine[:2]) == list(other[:2]) and (level == depth - 1 or mine[2] == other[2])
-            for level, (mine, other) in enumerate(zip(path, wanted, strict=False))
+            for level, (mine, other) in enumerate(zip(path, target_path, strict=False))
         )
         if not on_the_way:
             return None if index == 0 and self._skip(path, frame) else index
-        if depth == len(wanted) and self.target.edge is Edge.END:
-            self._bring_files()
+        if depth == len(target_path) and self.target.edge is Edge.END:
+            self._restore_large_files()
             self._skip(path, frame)
             self._arrived()
             return None
-        goal: int = wanted[depth - 1][2]
+        goal: int = target_path[depth - 1][2]
         if goal > index:
-            self.jumps.pending = self.jumps.nearest(path, goal)
-            if self.jumps.pending is not None:
-                target: int = self.jumps.pending.meta["path"][-1][2]
+            self.checkpoint_index.pending = self.checkpoint_index.nearest(path, goal)
+            if self.checkpoint_index.pending is not None:
+                target: int = self.checkpoint_index.pending.meta.path[-1].iteration
                 return target
         return index
 
     def _anchor(self, entry: LoopEntry, index: int, frame: FrameType) -> None:
         try:
-            self.jumps.anchor(entry, index, frame)
+            self.checkpoint_index.anchor(entry, index, frame)
         except RearviewError as exc:
-            if self.mending is not None:
-                self.mending.failed(exc)
+            if self.source_change is not None:
+                self.source_change.failed(exc)
             if self.afresh is not None and os.getpid() == self.pid:
                 self.afresh(exc)
             raise
@@ -224,69 +219,69 @@ class Resumer(Recorder):
     def advance(
         self, entry: LoopEntry, source: Iterator[Any], index: int, target: int, frame: FrameType
     ) -> int:
-        """Go to the pending checkpoint; if it is the target, the run goes on from here."""
+        """Go to the pending checkpoint; if it is the target, recording begins here."""
         assert self.target is not None
-        arrives = self.jumps.pending is self.target
+        arrives = self.checkpoint_index.pending is self.target
         if arrives:
-            self._bring_files()
-        checkpoint = self.jumps.pending
+            self._restore_large_files()
+        checkpoint = self.checkpoint_index.pending
         try:
-            self.jumps.advance(source, target - index, frame)
+            self.checkpoint_index.advance(source, target - index, frame)
         except StateError as exc:
-            self._retreat(checkpoint, exc)
+            self._restart(checkpoint, exc)
             raise
         if arrives:
             self._arrived()
         return target
 
-    def _skip(self, path: list[list[Any]], frame: FrameType) -> bool:
-        checkpoint = self.jumps.at(Edge.END, path)
+    def _skip(self, path: tuple[LoopStep, ...], frame: FrameType) -> bool:
+        checkpoint = self.checkpoint_index.at(Edge.END, path)
         if checkpoint is None:
             return False
-        if self.mending is not None:
-            self.mending.skipped(path[-1][0])
+        if self.source_change is not None:
+            self.source_change.skipped(path[-1][0])
         try:
-            self.jumps.restore(checkpoint, frame)
+            self.checkpoint_index.restore(checkpoint, frame)
         except StateError as exc:
-            self._retreat(checkpoint, exc)
+            self._restart(checkpoint, exc)
             raise
         return True
 
-    def refusing(self, exc: StateError) -> None:
-        """Begin anew: a gradient flows through the boundary that the run went on from."""
-        self._retreat(self.origin or self.target, exc)
+    def on_refusal(self, exc: StateError) -> None:
+        """Start again: a gradient flows through the boundary that the run was resumed from."""
+        self._restart(self.origin or self.target, exc)
 
-    def _retreat(self, checkpoint: Checkpoint | None, exc: StateError) -> None:
-        if self.mending is not None:
-            self.mending.failed(exc)
-        if self.retreat is not None and checkpoint is not None and os.getpid() == self.pid:
-            self.retreat(checkpoint, exc)
+    def _restart(self, checkpoint: Checkpoint | None, exc: StateError) -> None:
+        if self.source_change is not None:
+            self.source_change.failed(exc)
+        if self.restart is not None and checkpoint is not None and os.getpid() == self.pid:
+            self.restart(checkpoint, exc)
 
-    def _bring_files(self) -> None:
-        """Bring files back that are too large for a checkpoint, before it cuts them to size."""
+    def _restore_large_files(self) -> None:
+        """Put back files that are too large for a checkpoint, before restoring truncates them."""
         assert self.target is not None
         if self.outputs is not None:
-            self.outputs.bring_back(self.target.meta.get("outputs", {}).get("large", ()))
+            self.outputs.bring_back(self.target.meta.outputs.get("large", ()))
 
     def _arrived(self) -> None:
         self.origin, self.target = self.target, None
-        if self.mending is not None:
-            self.mending.stop()
-            self.mending = None
-            told = {"version": self.continues, "point": str(self.origin and self.origin.point)}
-            self.runs.note(self.run, "continued", told)
+        if self.source_change is not None:
+            self.source_change.stop()
+            self.source_change = None
+            facts = {"version": self.continues, "point": str(self.origin and self.origin.point)}
+            self.runs.note(self.run, "continued", facts)
         if self.origin is not None:
-            path = self.origin.meta["path"]
+            path = self.origin.meta.path
             whole = len(path) == 1 and self.origin.edge is not Edge.END
             self.timeline.skipped(path[0][2] + (not whole))
         if self.clock is not None:
             self.clock.go_on()
         self.overhead.now = self.last = perf_counter()
 
-    def ended(self, entry: LoopEntry, index: int, frame: FrameType) -> None:
+    def after_loop(self, entry: LoopEntry, index: int, frame: FrameType) -> None:
         """Record loop ends only once the target is reached."""
         if self.target is None:
-            super().ended(entry, index, frame)
+            super().after_loop(entry, index, frame)
 
     def log(self, items: Mapping[str, Any]) -> None:
         """Record values only once the target is reached; those before are recorded already."""

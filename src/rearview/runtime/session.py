@@ -1,4 +1,4 @@
-"""What recording and replaying have in common: the stack of loops, points and records."""
+"""Common base of recording and replaying: the stack of loops, points, roots of the state."""
 
 from __future__ import annotations
 
@@ -13,32 +13,40 @@ from types import FrameType
 from typing import Any
 
 from rearview.config import Settings
-from rearview.model import Point
+from rearview.model import LoopStep, Point
 from rearview.model.run import NAMED
 from rearview.runtime.frames import (
     LOOPS,
     Modules,
+    clear_library_references,
     library_roots,
     project_frames,
     resolved,
     roots,
-    settle,
 )
-from rearview.runtime.loops import SLICE, Habit, LoopEntry, iterate, suspended, untouched, watched
-from rearview.runtime.sandbox.file_view import PathUse, View
+from rearview.runtime.loops import (
+    SLICE,
+    LoopEntry,
+    LoopHistory,
+    iterate,
+    suspended,
+    untouched,
+    watched,
+)
+from rearview.runtime.sandbox.file_view import FileView, PathUse
 from rearview.source.instrument import LoopSite
 from rearview.state.anchors import Anchors
 from rearview.state.codecs.iterators import Walk, feeding
 from rearview.store.project import FOLDER, Project
 
 SHORT = 0.0002
-"""A loop that takes fewer seconds than this in all, inside another, is not worth looking at."""
+"""Seconds; an inner loop that takes less in all is not watched any more."""
 SHORT_OUTSIDE = 0.005
-"""The same for a loop outside all others."""
+"""The same for an outermost loop."""
 SHORT_DEEP = 0.02
-"""The same for a loop inside two others or more, where ten seconds lie between checkpoints."""
+"""The same for a loop inside two others or more, which is saved every ten seconds at most."""
 BRIEF = 20e-6
-"""Iterations shorter than this, without a record, are not worth looking at either."""
+"""Seconds; loops with shorter iterations and no record are not watched either."""
 
 
 _current: Session | None = None
@@ -55,22 +63,22 @@ def use_session(session: Session | None) -> None:
     _current = session
 
 
-class Explicit:
+class NamedLoop:
     """A loop that the user named: `for epoch in rearview.loop("epoch", range(10))`."""
 
-    __slots__ = ("habit", "iterable", "session")
+    __slots__ = ("history", "iterable", "session")
 
     def __init__(self, session: Session, name: str, iterable: Iterable[Any]) -> None:
         self.session = session
-        self.habit = session.named(name)
+        self.history = session.named_loop(name)
         self.iterable = iterable
 
     def __iter__(self) -> Iterator[Any]:
         items = iter(self.iterable)
-        if not self.session.in_sight():
+        if not self.session.is_watching():
             return items
         numbers = self.iterable if type(self.iterable) is range else items
-        return self.session.enter(self.habit, numbers, sys._getframe(1))
+        return self.session.enter(self.history, numbers, sys._getframe(1))
 
     def __len__(self) -> int:
         return len(self.iterable)  # type: ignore[arg-type]  # as the iterable itself would say
@@ -78,56 +86,57 @@ class Explicit:
 
 @dataclass(slots=True)
 class LoopNest:
-    """The loops from the outermost in: they share anchors."""
+    """An outermost loop with the loops inside it: they share anchors."""
 
     entry: LoopEntry
     anchors: Anchors | None = None
     at: int = 0
-    """Iteration of the outermost loop at whose start the anchors were walked."""
+    """Iteration of the outermost loop before which the anchors were walked."""
     names: tuple[str, ...] = ()
-    """Roots of that walk."""
-    told: bytes = b""
-    """Both, as every checkpoint of the nest holds them."""
+    """Names of the roots of that walk."""
+    encoded: bytes = b""
+    """Names and signature of the anchors, as every checkpoint of the nest holds them."""
     feeds: list[Any] | None = None
-    """Generators and iterators of loaders that the outermost loop draws from."""
+    """Generators and iterators of data loaders that the outermost loop draws from."""
     seconds: float = 0.0
+    """Duration of the walk."""
 
 
 @dataclass
 class Session:
-    """A run of the user's program under observation, in this process."""
+    """The user's program, observed in this process: common base of Recorder and Replayer."""
 
     project: Project
     run: str
     settings: Settings
     checkpointing: int = 0
-    """Above 0, checkpoints are taken: always under `rearview run`, else inside `checkpointing`."""
+    """Above 0, checkpoints are saved: always under `rearview run`, else inside `checkpointing`."""
     declared: dict[str, Any] = field(default_factory=dict)
-    """Objects given to `checkpointing`, by name."""
-    habits: dict[str, Habit] = field(default_factory=dict)
+    """Objects passed to `checkpointing`, by name."""
+    histories: dict[str, LoopHistory] = field(default_factory=dict)
     stack: list[LoopEntry] = field(default_factory=list)
     nest: LoopNest | None = None
     ordinals: dict[str, int] = field(default_factory=dict)
-    """Entries of loops outside all others, so far."""
+    """Number of entries so far of each outermost loop."""
     given: dict[str, str] = field(default_factory=dict)
     """Values for `arg` from `rearview run --arg`."""
     compiler: Any = None
-    view: View | None = None
-    """Where a replay's files seem to be; None when recording."""
+    view: FileView | None = None
+    """Translates paths in a replay; None when recording."""
     code: int | None = None
     """Exit code, once the program has ended."""
-    quiet: set[str] = field(default_factory=set)
-    """Sites of loops that are left alone from now on."""
+    unwatched: set[str] = field(default_factory=set)
+    """Ids of loops that are no longer watched."""
     watching: bool = True
-    """False in threads and forked children, where loops are left alone."""
+    """False in forked children, where loops are not watched."""
     loose: list[LoopEntry] = field(default_factory=list)
-    """Loops in generators and coroutines: suspended and resumed in any order, so not stacked."""
+    """Loops in generators and coroutines, which are suspended and resumed in any order."""
     loop_files: set[str] = field(default_factory=set)
     """Files of libraries whose training loops are watched."""
-    apart: float = SLICE
-    """Seconds that boundaries of short iterations are apart."""
+    stride: float = SLICE
+    """Seconds between boundaries of short iterations."""
     shared: frozenset[str] = frozenset()
-    """Files that others have written since the run stopped: they stay as they are."""
+    """Files that other programs have written since the run stopped: they are left alone."""
 
     def __post_init__(self) -> None:
         self.thread = threading.get_ident()
@@ -140,7 +149,7 @@ class Session:
         self.modules = Modules(self.belongs)
 
     def belongs(self, file: str) -> bool:
-        """Say whether a file is the project's own: under its root, and not an installed library."""
+        """Return True if a file belongs to the project: under its root, and not an installed library."""
         known = self._belongs.get(file)
         if known is None:
             path = resolved(file)
@@ -153,85 +162,85 @@ class Session:
         return known
 
     def real(self, path: str, use: PathUse = PathUse.READ) -> str:
-        """Return where a file of the program is, which in a replay is not where it seems."""
+        """Return the real path of a file, which differs from the program's path in a replay."""
         return path if self.view is None else str(self.view.real(path, use))
 
     def hook(self, site: str, items: Any, frame: FrameType) -> Any:
-        """Stand in for the iterator that a loop in `frame` draws from; None: it is a `while`."""
-        habit = self._watched(site)
-        if habit is None:
+        """Return the iterator for a loop in `frame`; `items` is None for a `while` loop."""
+        history = self._watched(site)
+        if history is None:
             return repeat(None) if items is None else untouched(items)
         if watched(items):  # the loop that the user named
             return items
-        return self.enter(habit, items, frame)
+        return self.enter(history, items, frame)
 
     def parts(self, site: str, numbers: Any, frame: FrameType) -> Iterable[Any]:
-        """Return the numbers of a loop in `frame` in parts, each to be iterated on its own.
+        """Return the numbers of a `for … in range(…)` loop in parts, each iterated on its own.
 
-        They are no numbers where a program has given the name `range` to something else.
+        `numbers` is something else if the program has given the name `range` to it.
         """
-        habit = self._watched(site)
-        if habit is None:
+        history = self._watched(site)
+        if history is None:
             return (numbers,)
         if type(numbers) is not range:
             return (self.hook(site, iter(numbers), frame),)
-        return self._entered(habit, numbers, frame)
+        return self._entered(history, numbers, frame)
 
-    def _watched(self, site: str) -> Habit | None:
-        habit = self.habits.get(site)
-        if habit is None or habit.quiet or not self.in_sight():
+    def _watched(self, site: str) -> LoopHistory | None:
+        history = self.histories.get(site)
+        if history is None or history.unwatched or not self.is_watching():
             return None
-        return habit
+        return history
 
-    def in_sight(self) -> bool:
-        """Return True if loops that are entered now are watched: not in other threads or children."""
+    def is_watching(self) -> bool:
+        """Return True if loops entered now are watched: not in other threads or forked children."""
         return self.watching and threading.get_ident() == self.thread
 
     def scalar(self, name: str, value: Any) -> None:
-        """Log what was assigned in a loop, if it is a number; text and the like are not.
+        """Log a value that was assigned in a loop, if it is a number.
 
-        A number may be NumPy's or a tensor without dimensions.
+        A NumPy number, or a tensor without dimensions, counts as one.
         """
         if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
             value = value.item()
         if type(value) in (int, float, bool) and threading.get_ident() == self.thread:
             self.log({name: value})
 
-    def named(self, name: str) -> Habit:
-        """Return what is known of the loop that the user named `name`."""
+    def named_loop(self, name: str) -> LoopHistory:
+        """Return the history of the loop that the user named `name`."""
         key = NAMED + name
-        habit = self.habits.get(key)
-        if habit is None:
+        history = self.histories.get(key)
+        if history is None:
             site = LoopSite(
                 key, name, "", 0, talks=True, loose=False, breaks=frozenset(), inner=False
             )
-            habit = self.habits[key] = Habit(site, loud=True)
-        return habit
+            history = self.histories[key] = LoopHistory(site, logs=True)
+        return history
 
-    def enter(self, habit: Habit, items: Any, frame: FrameType) -> Iterator[Any]:
-        """Return an iterator over `items`, as `iterate` takes them, that tells this session of each."""
-        if habit.site.loose:
-            entry = LoopEntry(habit, 0, id(frame))
-            habit.entries += 1
+    def enter(self, history: LoopHistory, items: Any, frame: FrameType) -> Iterator[Any]:
+        """Return an iterator over `items` (see `iterate`) that calls this session between iterations."""
+        if history.site.loose:
+            entry = LoopEntry(history, 0, id(frame))
+            history.entries += 1
             walk = items if type(items) is Walk else Walk(items)
             return chain.from_iterable(suspended(self, entry, walk))
-        return chain.from_iterable(self._entered(habit, items, frame))
+        return chain.from_iterable(self._entered(history, items, frame))
 
     def _entered(
-        self, habit: Habit, items: Any, frame: FrameType
+        self, history: LoopHistory, items: Any, frame: FrameType
     ) -> Generator[Iterable[Any], None, None]:
-        """Return the slices of a loop that is being entered."""
+        """Enter a loop; return its slices."""
         if self.loop_files:
             self._forget_interrupted()
         counts = self.stack[-1].inside() if self.stack else self.ordinals
-        ordinal = counts.get(habit.site.id, 0)
-        counts[habit.site.id] = ordinal + 1
-        entry = LoopEntry(habit, ordinal, id(frame))
-        habit.entries += 1
+        ordinal = counts.get(history.site.id, 0)
+        counts[history.site.id] = ordinal + 1
+        entry = LoopEntry(history, ordinal, id(frame))
+        history.entries += 1
         return iterate(self, entry, items)
 
     def _forget_interrupted(self) -> None:
-        """Drop loops of a library that were left by a pause, as Ignite's `interrupt` does."""
+        """Drop library loops whose frame has ended without a sign, as with Ignite's `interrupt`."""
         while self.stack and self.stack[-1].frame not in set(_frames()):
             last = self.stack.pop()
             if self.nest is not None and self.nest.entry is last:
@@ -244,7 +253,7 @@ class Session:
             return
         if not self.stack:
             self.nest = LoopNest(entry)
-            entry.habit.outermost = True
+            entry.history.outermost = True
         self.stack.append(entry)
 
     def leave(self, entry: LoopEntry, frame: FrameType | None, *, ended: bool) -> None:
@@ -266,39 +275,39 @@ class Session:
         self.learn(entry)
 
     def learn(self, entry: LoopEntry) -> None:
-        """Take in what a loop took; one that is brief and says nothing is left alone from now on."""
-        habit = entry.habit
+        """Add a loop that has ended to its history; stop watching it if it is short and logs nothing."""
+        history = entry.history
         seconds = perf_counter() - entry.started
         count = max(entry.now + 1, 0)
-        habit.seconds += seconds
-        habit.iterations += count
-        if not habit.loud and not habit.site.talks:
+        history.seconds += seconds
+        history.iterations += count
+        if not history.logs and not history.site.talks:
             limit = (SHORT_OUTSIDE, SHORT, SHORT_DEEP)[min(len(self.stack), 2)]
-            habit.quiet = brief = seconds < limit or (count > 100 and seconds < BRIEF * count)
+            history.unwatched = brief = seconds < limit or (count > 100 and seconds < BRIEF * count)
             if brief:
-                self.quiet.add(habit.site.id)
+                self.unwatched.add(history.site.id)
 
     def slice(self, entry: LoopEntry, size: int) -> int:
-        """Return how many iterations may pass unobserved, `size` at the most."""
+        """Return how many iterations may pass unobserved, at most `size`."""
         if entry.site.loose:
             return 1
-        if (entry.habit.loud or entry.site.talks) and entry.sequence is None:
+        if (entry.history.logs or entry.site.talks) and entry.sequence is None:
             return 1
         return size
 
     def point(self) -> Point:
-        """Return where the program is now."""
+        """Return the current point."""
         if threading.get_ident() != self.thread:
             return Point()
         return Point(tuple(entry.step() for entry in self.running()))
 
     def where(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
-        """Return the current point as the loops and the iteration that each is at."""
+        """Return the current point as names of loops and their iterations."""
         if self.loose or threading.get_ident() != self.thread:
             point = self.point()
             return point.loops, point.indices
         stack = self.stack
-        return tuple([one.habit.site.name for one in stack]), tuple([one.now for one in stack])
+        return tuple([one.history.site.name for one in stack]), tuple([one.now for one in stack])
 
     def running(self) -> list[LoopEntry]:
         """Return the loops around the statement being executed, outermost first."""
@@ -309,22 +318,22 @@ class Session:
         loose = [entry for entry in self.loose if entry.frame in depth]
         if not loose:
             return self.stack
-        # By the frames they run in: a generator was perhaps begun outside the loops around it now.
+        # by the frames they run in: a generator may have been started outside the loops around it now
         return sorted([*self.stack, *loose], key=lambda e: depth.get(e.frame, -len(frames)))
 
-    def path(self, entry: LoopEntry, index: int) -> list[list[Any]]:
-        """Return the stack down to `entry`, as checkpoints are found by."""
-        steps: list[list[Any]] = []
+    def path(self, entry: LoopEntry, index: int) -> tuple[LoopStep, ...]:
+        """Return the path of a checkpoint: (loop, ordinal, index) of each loop down to `entry`."""
+        steps: list[LoopStep] = []
         for other in self.stack:
             if other is entry:
                 break
-            steps.append([other.site.id, other.ordinal, other.now])
-        return [*steps, [entry.site.id, entry.ordinal, index]]
+            steps.append(LoopStep(other.site.id, other.ordinal, other.now))
+        return (*steps, LoopStep(entry.site.id, entry.ordinal, index))
 
     def roots(self, frame: FrameType) -> tuple[dict[str, Any], list[FrameType]]:
-        """Return what the state starts from, and the frames it lies in."""
+        """Return the roots of the state by name, and the frames of the program."""
         frames = project_frames(frame, self.belongs, self.loop_files)
-        settle(frames, self.loop_files)
+        clear_library_references(frames, self.loop_files)
         found = roots(frames, self.modules)
         if self.nest is not None:
             found.update(self._sources(self.nest))
@@ -333,7 +342,7 @@ class Session:
         return found, frames
 
     def _sources(self, nest: LoopNest) -> dict[str, Any]:
-        """Return the generators and loaders that feed the outermost loop: they are state too."""
+        """Return the generators and data loaders that feed the outermost loop: they are state too."""
         if nest.feeds is None:
             nest.feeds = feeding(nest.entry.source, self.is_project_module)
         return {f"loop:{n}:{nest.entry.site.id}": one for n, one in enumerate(nest.feeds)}
@@ -345,38 +354,36 @@ class Session:
         found: Mapping[str, Any],
         signature: Sequence[str] | None = None,
     ) -> Anchors:
-        """Walk the objects that exist now; later checkpoints of this nest refer to them."""
+        """Walk the objects that exist now: the anchors of later checkpoints of this nest."""
         begun = perf_counter()
         nest.anchors = Anchors.walk(
             found, project=self.is_project_module, loop_modules=LOOPS, signature=signature
         )
-        nest.names, nest.told = tuple(found), b""
+        nest.names, nest.encoded = tuple(found), b""
         nest.at = index
         nest.seconds = perf_counter() - begun
         return nest.anchors
 
     def is_project_module(self, module: Any) -> bool:
-        """Say whether a module, or the module of that name, is the project's."""
+        """Return True if a module, or the module of that name, belongs to the project."""
         if isinstance(module, str):
             module = sys.modules.get(module)
         file = getattr(module, "__file__", None)
         return isinstance(file, str) and self.belongs(file)
 
-    def loudly(self) -> None:
-        """Remember that something was logged in the loops being executed."""
+    def mark_logging(self) -> None:
+        """Remember that the loops being executed log values."""
         for entry in self.running():
-            entry.habit.loud = True
-
-    # What recording and replaying do differently.
+            entry.history.logs = True
 
     def boundary(self, entry: LoopEntry, index: int, frame: FrameType) -> int | None:
-        """Act before iteration `index`; return the iteration to go on with, None to end."""
+        """Act before iteration `index`; return the iteration to continue with, None to end."""
         raise AssertionError
 
     def advance(
         self, entry: LoopEntry, source: Iterator[Any], index: int, target: int, frame: FrameType
     ) -> int:
-        """Bring the loop from iteration `index` to `target` without running what lies between."""
+        """Bring the loop from iteration `index` to `target` without running those in between."""
         raise AssertionError
 
     def exhausted(self, entry: LoopEntry, index: int, frame: FrameType) -> bool:
@@ -387,18 +394,18 @@ class Session:
         """Act when the loop was left early."""
 
     def log(self, items: Mapping[str, Any]) -> None:
-        """Keep values under their names at the current point."""
+        """Record values under their names at the current point."""
         raise AssertionError
 
     def argument(self, values: Mapping[str, Any]) -> None:
-        """Keep hyper-parameters of the run."""
+        """Record hyper-parameters of the run."""
         raise AssertionError
 
     def note_failure(self, exc: BaseException) -> None:
         """Take note of the exception that ends the program."""
 
     def finish(self, code: int | None) -> None:
-        """Bring the run to its end; nothing follows."""
+        """End the run: everything is written when this returns."""
         raise AssertionError
 
 

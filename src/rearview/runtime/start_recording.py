@@ -1,8 +1,6 @@
-"""A session that records nothing: the program runs where its store cannot be written.
+"""Set up a session that records: a new run, a resumed run, or a child process of a run.
 
-Begin a session that records: a new run, or one that stopped and goes on.
-
-A session that records nothing: the program runs where its store cannot be written.
+If the store cannot be written, the program runs with an `Unrecorded` session.
 """
 
 from __future__ import annotations
@@ -23,44 +21,45 @@ from typing import Any, NoReturn
 
 from rearview.checkpointer.signals import Signals, leave_at_once
 from rearview.config import Settings
-from rearview.energy import Account, Used
+from rearview.energy import Account, EnergyLog
 from rearview.errors import RearviewError, VersionError
-from rearview.model import Checkpoint, Control, Run
+from rearview.model import Checkpoint, Control, Run, RunStart
 from rearview.model.secrets import redact_value, redact_words
 from rearview.model.wording import printable
-from rearview.remote.base import open_remote
+from rearview.remote.open import open_remote
 from rearview.runtime import importer, start_replay
-from rearview.runtime.checkpoint_index import Jumps
+from rearview.runtime.checkpoint_index import CheckpointIndex
 from rearview.runtime.importer import Loading
-from rearview.runtime.loops import Habit
+from rearview.runtime.loops import LoopHistory
 from rearview.runtime.recorder import Recorder
-from rearview.runtime.resumer import Mending, Resumer, Retreat, last_usable
+from rearview.runtime.resumer import Restart, Resumer, SourceChange, last_usable
 from rearview.runtime.sandbox import clock, entropy
 from rearview.runtime.sandbox.clock import Clock
 from rearview.runtime.sandbox.environment import EnvironmentReads
-from rearview.runtime.sandbox.file_log import Inputs
+from rearview.runtime.sandbox.file_log import InputFiles
 from rearview.runtime.sandbox.outputs import Outputs
-from rearview.runtime.sandbox.overwritten_files import Traces, allow_again
-from rearview.runtime.sandbox.printed_lines import Printing
+from rearview.runtime.sandbox.overwritten_files import OverwrittenFiles, allow_again
+from rearview.runtime.sandbox.printed_lines import PrintedLines
 from rearview.runtime.saving.overhead import Overhead
 from rearview.runtime.saving.remote_copy import RemoteCopy
 from rearview.runtime.saving.writer import Writer
 from rearview.runtime.session import Session, use_session
 from rearview.source.probes.mended_source import mend
-from rearview.state.rebuild import REFUSING
+from rearview.state.rebuild import REFUSAL_HANDLERS
 from rearview.store.checkpoints.checkpoints import Checkpoints
-from rearview.store.checkpoints.compression import Worth
+from rearview.store.checkpoints.compression import CompressionPolicy
+from rearview.store.json_lines import fields_of_record
 from rearview.store.machine import hardware
+from rearview.store.maintenance.sync import command_key, push
 from rearview.store.project import Project, root_of
 from rearview.store.records import RecordFile
 from rearview.store.runs import ACCOUNT, Runs
-from rearview.store.sync import command_key, push
 from rearview.store.versions.versions import Versions
 
 RUN_VARIABLE = "REARVIEW_RUN"
-"""Names the run that child processes join."""
+"""Environment variable with the run that child processes join."""
 ENTROPY_VARIABLE = "REARVIEW_ENTROPY"
-"""Hexadecimal key from which everything random follows: two runs with the same one are alike."""
+"""Environment variable with the key that all random numbers follow, in hexadecimal."""
 
 
 def begin(control: Control) -> Session:
@@ -69,30 +68,30 @@ def begin(control: Control) -> Session:
     importer.install(session.compiler)
     if control.signals:
         session.signals = Signals(control.signals).start()
-        # Held back since before this interpreter started, so that none kills it on the way.
+        # blocked since before this interpreter started, so that none could kill it
         signal.pthread_sigmask(signal.SIG_UNBLOCK, control.signals)
     if control.exit_every is not None:
         _leave_after(session, control.exit_every)
     if control.remote is not None:
         key, known = command_key(control.target, control.args), dict[str, object]()
         remote = open_remote(control.remote)
-        bring = functools.partial(push, session.project, session.run, remote, key, known)
-        session.bring = RemoteCopy(bring, share=session.settings.epsilon, warn=_warn)
-        session.writer.on_saved = session.bring.saved
+        remote_copy = functools.partial(push, session.project, session.run, remote, key, known)
+        session.remote_copy = RemoteCopy(remote_copy, share=session.settings.epsilon, warn=_warn)
+        session.writer.on_saved = session.remote_copy.saved
     return session
 
 
 INTERACTIVE = "<interactive>"
-"""What a run is called whose program is typed at a prompt."""
+"""Name of a program that is typed at a prompt."""
 
 
 def attach() -> Session:
     """Return a session for a script that was started with plain `python`.
 
-    A child process of a recorded run joins that run: its records land beside the parent's. So do
-    those of a replay's child, beside the replay's.
+    A child process of a recorded run joins that run and adds its records to it; a child process of
+    a replay joins the replay.
     """
-    replaying = start_replay.parent()
+    replaying = start_replay.parent_replay()
     if replaying is not None:
         return _join(replaying)
     main = getattr(sys.modules.get("__main__"), "__file__", None)
@@ -110,7 +109,7 @@ def attach() -> Session:
     return session
 
 
-def _join(replaying: start_replay.Replaying) -> Session:
+def _join(replaying: start_replay.ParentReplay) -> Session:
     project = Project.open(Path(replaying.root))
     settings = Settings.read(project.store)
     runs, checkpoints = Runs(project), Checkpoints(project)
@@ -124,7 +123,7 @@ def _join(replaying: start_replay.Replaying) -> Session:
         settings,
         runs=runs,
         joins=True,
-        only=frozenset(replaying.names),
+        only_names=frozenset(replaying.names),
         records=records,
         writer=Writer(checkpoints, settings, warn=_warn),
         overhead=Overhead.begin(settings, project, replaying.run, ""),
@@ -148,9 +147,9 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
         if watched:
             reads.install()
         else:
-            reads.read_all()  # what it has read so far is not known
+            reads.read_all()  # the program may have read any of them before
         os.environ[RUN_VARIABLE] = run
-    checkpoints = Checkpoints(project, Worth.of(settings.compress))
+    checkpoints = Checkpoints(project, CompressionPolicy.of(settings.compress))
     overhead = Overhead.begin(settings, project, run, control.target)
     session = Recorder(
         project,
@@ -175,13 +174,13 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
             session.declared[clock.ROOT] = session.clock.place
             session.clock.in_loop = lambda: bool(session.stack)
             session.clock.install()
-        session.inputs = Inputs()
+        session.inputs = InputFiles()
         _watch_arguments(session)
-        traces = None if joins else _traces(session)
-        session.outputs = Outputs(session.root, session.deleted, traces)
+        overwritten = None if joins else _overwritten_files(session)
+        session.outputs = Outputs(session.root, session.deleted, overwritten)
         session.outputs.install()
         if not joins:
-            session.printing = Printing(runs.folder(run), session.where)
+            session.printing = PrintedLines(runs.folder(run), session.where)
             session.printing.install()
     if not joins:
         _beat(runs, session)
@@ -190,26 +189,26 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
 
 def _resume(control: Control) -> Resumer:
     assert control.resume is not None
-    retreat = Retreat(control)
+    restart = Restart(control)
     project = Project.open(Path(control.root))
     runs = Runs(project)
     run = runs.get(control.resume)
     settings = _settings_of(run, control, project)
     runs.claim(run.id)
-    checkpoints = Checkpoints(project, Worth.of(settings.compress))
+    checkpoints = Checkpoints(project, CompressionPolicy.of(settings.compress))
     saved = checkpoints.of(run.id)
     usable = [one for one in saved if _deep(one) <= (control.depth or 0)]
     target = last_usable(saved if control.depth is None else usable)
     overhead = Overhead.begin(settings, project, run.id, control.target)
-    since = int(target.meta["records"]) if target is not None else 0
-    attempt = 1 + int(run.facts.get("attempts", 0))
+    since = target.meta.records if target is not None else 0
+    attempt = 1 + run.attempts
     folder = runs.folder(run.id)
     if run.home(root := os.path.realpath(project.root)) != root:
         _warn(
-            f"run {run.id} was begun in {run.home(root)} and goes on in {root}; full paths that its "
-            "variables hold still name the old place"
+            f"run {run.id} was started in {run.home(root)} and is resumed in {root}; full paths in its "
+            "variables still name the old folder"
         )
-    lived = _lived(folder / "heartbeat", float(run.facts.get("heartbeat", settings.heartbeat)))
+    lived = _lived(folder / "heartbeat", run.heartbeat)
     runs.resume(run.id, {"heartbeat": settings.heartbeat, "since": since})
     EnvironmentReads(folder).install()
     os.environ[RUN_VARIABLE] = run.id
@@ -226,37 +225,37 @@ def _resume(control: Control) -> Resumer:
         overhead=overhead,
         seq=max((one.seq for one in saved), default=0),
         target=target,
-        retreat=None if control.source else retreat,
+        restart=None if control.source else restart,
     )
-    session.jumps = Jumps.of(session, checkpoints, run.id, control.depth)
-    REFUSING.append(session.refusing)
+    session.checkpoint_index = CheckpointIndex.of(session, checkpoints, run.id, control.depth)
+    REFUSAL_HANDLERS.append(session.on_refusal)
     session.compiler = importer.Compiler(session, autolog=settings.autolog)
     _use_source(session, run, control.source, Versions(project, settings))
     use_session(session)
     os.register_at_fork(after_in_child=session.forked)
-    chance = entropy.install(bytes.fromhex(run.facts["entropy"]))
-    session.declared[entropy.ROOT] = chance.stream.place
-    rule = int(run.facts.get("clock", 1))
+    randomness = entropy.install(bytes.fromhex(run.facts.entropy))
+    session.declared[entropy.ROOT] = randomness.stream.place
+    rule = run.facts.clock
     session.clock = Clock(folder / clock.FILE, replays=target is not None, rule=rule)
     session.declared[clock.ROOT] = session.clock.place
     session.clock.in_loop = lambda: bool(session.stack)
     session.clock.install()
-    traces = _traces(session)
+    overwritten = _overwritten_files(session)
     afresh = target is None or control.afresh
-    allow_again(traces.take_away(data=afresh, lived=lived), session.root)
-    if not afresh and traces.data():
-        session.afresh = retreat.afresh
-    session.shared = frozenset(traces.shared)
-    session.outputs = Outputs(session.root, session.deleted, traces)
+    allow_again(overwritten.take_away(data=afresh, lived=lived), session.root)
+    if not afresh and overwritten.data():
+        session.afresh = restart.afresh
+    session.shared = frozenset(overwritten.shared)
+    session.outputs = Outputs(session.root, session.deleted, overwritten)
     session.outputs.install()
-    session.printing = Printing(folder, session.where)
+    session.printing = PrintedLines(folder, session.where)
     session.printing.install()
     _beat(runs, session)
     return session
 
 
 def _use_source(session: Resumer, run: Run, source: str | None, versions: Versions) -> None:
-    """Let the program run the text that it goes on with, its loops known as they were recorded."""
+    """Let the program run its recorded or edited source, with the recorded ids of its loops."""
     version = source or run.source
     if not version:
         return
@@ -271,25 +270,23 @@ def _use_source(session: Resumer, run: Run, source: str | None, versions: Versio
     if source and session.target is not None:
         leave = functools.partial(_refuse_source, session, run)
         session.continues = source
-        session.mending = Mending(change, session.root, str(session.target.point), leave)
-        session.mending.start()
+        session.source_change = SourceChange(change, session.root, str(session.target.point), leave)
+        session.source_change.start()
 
 
 def _refuse_source(session: Resumer, run: Run, why: str) -> NoReturn:
-    """Say why a run does not go on with a mended source, and leave it as it was found."""
+    """Print why a run cannot be resumed with an edited source; leave the run unchanged."""
     session.finished = True
-    if session.mending is not None:
-        session.mending.stop()
+    if session.source_change is not None:
+        session.source_change.stop()
     session.writer.close()
     session.records.close()
     session.printing.close()
-    end = run.facts.get("end")
-    if end is not None:
-        facts = {k: v for k, v in end.items() if k not in {"format", "time", "exit_code"}}
-        session.runs.end(run.id, int(end["exit_code"]), facts)
+    if run.ended is not None:
+        session.runs.end(run.id, run.end.exit_code, run.end)
     sys.stderr.write(
-        f"rearview: Run {run.id} cannot go on with the mended source: {why}. Resume it with the "
-        "source that it ran (`rearview resume`), or start anew (`rearview run`). "
+        f"rearview: Run {run.id} cannot be resumed with the edited source: {why}. Resume it with the "
+        "source that it ran (`rearview resume`), or start a new run (`rearview run`). "
         "(docs/errors.md#mend-too-early)\n"
     )
     leave_at_once(2)
@@ -304,53 +301,60 @@ def _lived(heartbeat: Path, seconds: float) -> float:
 
 
 def _deep(checkpoint: Checkpoint) -> int:
-    return len(checkpoint.meta["path"])
+    return len(checkpoint.meta.path)
 
 
 def _settings_of(run: Run, control: Control, project: Project) -> Settings:
-    """Return the settings with which a run is resumed: options it was started with still hold.
+    """Return the settings of a resumed run: the options it was started with still hold.
 
-    Options given now come first, except for --autolog: it decides which columns the run has.
+    Options given now take precedence, except for --autolog: it decides which columns the run has.
     """
-    options = {**run.facts.get("settings", {}), **control.settings}
+    options = {**run.facts.settings, **control.settings}
     settings = Settings.read(project.store).changed(options)
-    return replace(settings, autolog=bool(run.facts.get("autolog", settings.autolog)))
+    if run.facts.autolog is None:
+        return settings
+    return replace(settings, autolog=run.facts.autolog)
 
 
-def _traces(session: Recorder) -> Traces:
-    return Traces.of(session.runs.folder(session.run), session.root, lambda: bool(session.stack))
+def _overwritten_files(session: Recorder) -> OverwrittenFiles:
+    return OverwrittenFiles.of(
+        session.runs.folder(session.run), session.root, lambda: bool(session.stack)
+    )
 
 
 def facts(
     control: Control, project: Project, settings: Settings, run: str, key: bytes, *, watched: bool
 ) -> dict[str, Any]:
-    """Return what a replay has to know of how this run was started."""
+    """Return how this run was started, as a replay needs to know it."""
     try:
         version = Versions(project, settings).save(run)
     except VersionError as exc:
-        warnings.warn(f"The source of this run was not kept: {exc}", RuntimeWarning, stacklevel=2)
+        warnings.warn(f"The source of this run was not saved: {exc}", RuntimeWarning, stacklevel=2)
         version = ""
+    start = RunStart(
+        target=control.target,
+        module=control.module,
+        root=os.path.realpath(project.root),
+        given={name: str(redact_value(name, value)) for name, value in control.given.items()},
+        watched=watched,
+        autolog=settings.autolog,
+        settings=dict(control.settings),
+        entropy=key.hex(),
+        clock=clock.RULE,
+        hash_seed=os.environ.get("PYTHONHASHSEED", "random"),
+        python=platform.python_version(),
+        executable=sys.executable,
+        machine=platform.platform(),
+        hardware=hardware(),
+        threads={k: v for k, v in os.environ.items() if k.endswith("_NUM_THREADS")},
+    )
     return {
         "version": version,
         "script": f"-m {control.target}" if control.module else control.target,
         "argv": redact_words(control.args),
-        "root": os.path.realpath(project.root),
         "cwd": os.getcwd(),  # noqa: PTH109 - as the program sees it
         "heartbeat": settings.heartbeat,
-        "target": control.target,
-        "module": control.module,
-        "given": {name: redact_value(name, one) for name, one in control.given.items()},
-        "watched": watched,
-        "autolog": settings.autolog,
-        "settings": dict(control.settings),
-        "entropy": key.hex(),
-        "clock": clock.RULE,
-        "hash_seed": os.environ.get("PYTHONHASHSEED", "random"),
-        "python": platform.python_version(),
-        "executable": sys.executable,
-        "machine": platform.platform(),
-        "hardware": hardware(),
-        "threads": {k: v for k, v in os.environ.items() if k.endswith("_NUM_THREADS")},
+        **fields_of_record(start),
     }
 
 
@@ -359,18 +363,15 @@ def _warn(message: str) -> None:
 
 
 def _beat(runs: Runs, session: Recorder) -> None:
-    """Give signs of life from a thread of our own, however long an iteration takes.
-
-    The same thread writes down what the run uses, for `rearview energy report`.
-    """
+    """Start the heartbeat thread, which also measures energy for `rearview energy report`."""
     run, seconds = session.run, session.settings.heartbeat
-    session.used = used = Used(Account(runs.folder(run) / ACCOUNT))
+    session.energy = energy = EnergyLog(Account(runs.folder(run) / ACCOUNT))
 
     def beat() -> None:
         while not ended.wait(seconds):
             try:
                 runs.heartbeat(run)
-                used.beat()
+                energy.beat()
             except OSError:
                 return
 
@@ -380,9 +381,10 @@ def _beat(runs: Runs, session: Recorder) -> None:
 
 
 def _leave_after(session: Recorder, seconds: float) -> None:
-    """Ask the program to save and leave when it has computed for so long.
+    """Ask the program to save and leave after it has computed for `seconds`.
 
-    Time counts from where it goes on, else a program that is slow to set up would never get far.
+    Time counts from the checkpoint that it is resumed from: otherwise a program with a slow set-up
+    would never get far.
     """
 
     def count() -> None:
@@ -397,7 +399,7 @@ def _leave_after(session: Recorder, seconds: float) -> None:
 
 
 def _watch_arguments(session: Recorder) -> None:
-    """Keep what `argparse` returns as hyper-parameters."""
+    """Record what `argparse` returns as hyper-parameters."""
     import argparse
 
     real = argparse.ArgumentParser.parse_known_args
@@ -414,7 +416,7 @@ def _watch_arguments(session: Recorder) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON has it, or its text."""
+    """Return a value that JSON can hold: the value itself, or its text."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list | tuple):
@@ -424,7 +426,7 @@ def plain(value: Any) -> Any:
 
 @dataclass
 class Unrecorded(Session):
-    """Lets every call of the program pass; what it logs is not kept."""
+    """A session that records nothing: the program runs as if without Rearview."""
 
     watching: bool = False
 
@@ -437,25 +439,25 @@ class Unrecorded(Session):
         code: CodeType = compile(data, path, "exec", dont_inherit=True)
         return code
 
-    def enter(self, habit: Habit, iterable: Any, frame: FrameType) -> Iterator[Any]:
-        """Iterate over what the program iterates over."""
+    def enter(self, history: LoopHistory, iterable: Any, frame: FrameType) -> Iterator[Any]:
+        """Return the plain iterator."""
         return iter(iterable)
 
     def log(self, items: Mapping[str, Any]) -> None:
-        """Keep nothing."""
+        """Record nothing."""
 
     def argument(self, values: Mapping[str, Any]) -> None:
-        """Keep nothing."""
+        """Record nothing."""
 
     def finish(self, code: int | None) -> None:
-        """There is nothing to finish."""
+        """Do nothing."""
 
 
 def go_unrecorded(root: Path, given: Mapping[str, str], why: Exception) -> Unrecorded:
-    """Say once why nothing is recorded; return the session with which the program runs all the same."""
+    """Print why nothing is recorded; return a session with which the program runs anyway."""
     slug = why.slug if isinstance(why, RearviewError) else "store-unwritable"
     sys.stderr.write(
-        f"rearview: this run is not recorded: {printable(str(why))} Your program runs all the same "
+        f"rearview: this run is not recorded: {printable(str(why))} Your program runs anyway "
         f"(docs/errors.md#{slug})\n"
     )
     session = Unrecorded(Project(root), "", Settings(), given=dict(given))

@@ -1,14 +1,11 @@
-"""Begin a session that replays a segment. What only recording needs is not loaded for it.
+"""Set up a session that replays a segment.
 
-Processes that a replay starts: they run in its scratch tree, and what they log is the replay's.
+A replay patches random numbers, the clock and the functions for files. Libraries take hold of such
+functions when they are imported (`from time import time`), so the patches come first, and are
+directed to a run once that is known: at once in a fresh process, after the fork in a process of the
+fork server. Processes that a replay starts run in its scratch tree and log into the replay.
 
-What a replay exchanges in the interpreter: chance, the clock, the functions for files.
-
-Libraries take hold of such functions when they are imported (`from time import time`), so the
-exchange comes first, and what is exchanged is pointed to a run when it is known which. In a fresh
-process that is at once; in one that segments are forked from, after the fork.
-
-Begin a session that replays a segment. What only recording needs is not loaded for it.
+Modules that only recording needs are not imported here.
 """
 
 from __future__ import annotations
@@ -27,15 +24,15 @@ from rearview.config import Settings
 from rearview.model import Control, SegmentFile
 from rearview.model.plan import TEXTS
 from rearview.runtime import importer, probe_guard
-from rearview.runtime.checkpoint_index import Jumps
+from rearview.runtime.checkpoint_index import CheckpointIndex
 from rearview.runtime.replayer import Replayer, recorded_values
 from rearview.runtime.sandbox import clock, entropy, environment, file_patches
 from rearview.runtime.sandbox import clock as clocks
 from rearview.runtime.sandbox.entropy import after_import
 from rearview.runtime.sandbox.file_log import foreign, libraries, temporary
-from rearview.runtime.sandbox.file_view import PathUse, View, resolved
+from rearview.runtime.sandbox.file_view import FileView, PathUse, resolved
 from rearview.runtime.sandbox.outputs import for_native_paths
-from rearview.runtime.sandbox.overwritten_files import Traces
+from rearview.runtime.sandbox.overwritten_files import OverwrittenFiles
 from rearview.runtime.sandbox.printed_lines import watch_streams
 from rearview.runtime.session import use_session
 from rearview.store.checkpoints.checkpoints import Checkpoints
@@ -44,33 +41,33 @@ from rearview.store.records import RecordFile
 from rearview.store.runs import Runs
 
 VARIABLE = "REARVIEW_REPLAY"
-"""Tells the children of a replay whose they are."""
+"""Environment variable with the replay that child processes belong to."""
 _PATHS = ("dir", "orig_dir", "init_main_from_path")
 
 
-class Replaying(msgspec.Struct, frozen=True):
+class ParentReplay(msgspec.Struct, frozen=True):
     """The replay that a process belongs to."""
 
     root: str
     run: str
     replay: str
     names: tuple[str, ...]
-    """What it is to log; the rest was logged before."""
+    """Names to record; the others were recorded before."""
 
 
-def parent() -> Replaying | None:
+def parent_replay() -> ParentReplay | None:
     """Return the replay that started this process, if one did."""
-    told = os.environ.get(VARIABLE)
-    return msgspec.json.decode(told, type=Replaying) if told else None
+    text = os.environ.get(VARIABLE)
+    return msgspec.json.decode(text, type=ParentReplay) if text else None
 
 
-def install(replaying: Replaying, view: View) -> None:
+def join_children(parent: ParentReplay, view: FileView) -> None:
     """Let processes started from now on belong to the replay."""
-    os.environ[VARIABLE] = msgspec.json.encode(replaying).decode()
+    os.environ[VARIABLE] = msgspec.json.encode(parent).decode()
     after_import("multiprocessing.spawn", functools.partial(_redirect, view=view))
 
 
-def _redirect(spawn: ModuleType, *, view: View) -> None:
+def _redirect(spawn: ModuleType, *, view: FileView) -> None:
     real = spawn.get_preparation_data
 
     @functools.wraps(real)
@@ -87,71 +84,72 @@ def _redirect(spawn: ModuleType, *, view: View) -> None:
 
 
 _NOWHERE = "\0"
-"""No path is below it."""
+"""A root that no path is below."""
 
 
 @dataclass(frozen=True, slots=True)
-class Hooks:
-    """What was exchanged."""
+class ReplayPatches:
+    """The patches of a replay: files, random numbers, clock."""
 
-    view: View
-    chance: entropy.Chance | None
+    view: FileView
+    randomness: entropy.Randomness | None
     clock: clocks.Clock | None
 
     @classmethod
-    def install(cls, *, watched: bool = True) -> Hooks:
-        """Exchange what a replay exchanges; a program that names its loops itself keeps its clock."""
-        chance = clock = None
+    def install(cls, *, watched: bool = True) -> ReplayPatches:
+        """Install the patches; without `watched`, random numbers and clock stay as they are."""
+        randomness = clock = None
         if watched:
-            chance = entropy.install(b"")
+            randomness = entropy.install(b"")
             clock = clocks.Clock(Path(os.devnull), replays=True, rule=1)
             clock.install()
             watch_streams()
-        view = View(_NOWHERE, _NOWHERE)
+        view = FileView(_NOWHERE, _NOWHERE)
         file_patches.install(view)
         for_native_paths(lambda path, mode: view.real(path, file_patches.use_of(mode)))
-        return cls(view, chance, clock)
+        return cls(view, randomness, clock)
 
-    def point(self, view: View, key: bytes, readings: Path, rule: int) -> dict[str, list[Any]]:
-        """Speak of one run from now on: see `view`, draw by `key`, tell the time of its `readings`.
+    def direct_to(
+        self, view: FileView, key: bytes, readings: Path, rule: int
+    ) -> dict[str, list[Any]]:
+        """Direct the patches to one run: its files, its random key, its recorded clock readings.
 
-        `rule` says which readings those are.
-
-        Returns how far chance and clock are, by root: that is part of the state.
+        `rule` is the version of the rule by which readings were recorded. Return the positions in
+        the random stream and the clock readings, by root: they are part of the state.
         """
-        found: dict[str, list[Any]] = {}
-        if self.chance is not None:
-            self.chance.follow(key)
-            found[entropy.ROOT] = self.chance.stream.place
+        positions: dict[str, list[Any]] = {}
+        if self.randomness is not None:
+            self.randomness.follow(key)
+            positions[entropy.ROOT] = self.randomness.stream.place
         if self.clock is not None:
             self.clock.follow(readings, rule)
-            found[clocks.ROOT] = self.clock.place
+            positions[clocks.ROOT] = self.clock.place
         self.view.become(view)
-        return found
+        return positions
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
-    """What a segment has from the process that it was forked from."""
+class SharedStart:
+    """What a segment inherits from the fork server."""
 
-    hooks: Hooks
+    hooks: ReplayPatches
     seconds: float
-    """How much longer it would have taken to begin without that."""
+    """Seconds that it would have taken to start without the fork server."""
 
 
-def replay(control: Control, shared: Shared | None = None) -> Replayer:
-    """Return the session that replays what the segment file of `control` asks for."""
+def replay(control: Control, shared: SharedStart | None = None) -> Replayer:
+    """Return the session that replays the segment of `control`."""
     assert control.segment is not None
-    wanted = msgspec.json.decode(Path(control.segment).read_bytes(), type=SegmentFile)
+    segment = msgspec.json.decode(Path(control.segment).read_bytes(), type=SegmentFile)
     project = Project.open(Path(control.root))
     settings = Settings.read(project.store).changed(control.settings)
     runs = Runs(project)
-    run = runs.get(wanted.run)
+    run = runs.get(segment.run)
     checkpoints = Checkpoints(project)
     folder = runs.folder(run.id)
     home = run.home(os.path.realpath(project.root))
-    made = Traces.of(folder, home + os.sep, lambda: False).absent()
-    view = _view(project, wanted, home, made)
+    created = OverwrittenFiles.of(folder, home + os.sep, lambda: False).absent()
+    view = _view(project, segment, home, created)
     session = Replayer(
         project,
         run.id,
@@ -159,59 +157,59 @@ def replay(control: Control, shared: Shared | None = None) -> Replayer:
         checkpointing=1,
         given=dict(control.given),
         view=view,
-        wanted=wanted,
-        records=RecordFile(folder, run.id, origin=wanted.replay, put=checkpoints.objects.put),
+        segment=segment,
+        records=RecordFile(folder, run.id, origin=segment.replay, put=checkpoints.objects.put),
         recorded=recorded_values(folder),
-        surroundings=run.facts.get("end", {}).get("surroundings", {}),
-        inputs=run.facts.get("end", {}).get("inputs", {}),
-        made=made,
+        surroundings=run.end.surroundings,
+        inputs=run.end.inputs,
+        created=created,
         put=checkpoints.objects.put,
     )
-    session.jumps = Jumps.of(session, checkpoints, run.id)
+    session.checkpoint_index = CheckpointIndex.of(session, checkpoints, run.id)
     session.compiler = importer.Compiler(
         session,
-        autolog=bool(run.facts.get("autolog")),
-        watched=bool(run.facts.get("watched", True)),
-        ids=wanted.ids,
+        autolog=bool(run.facts.autolog),
+        watched=run.facts.watched,
+        ids=segment.ids,
         probes={
             path: {(line, column): tuple(drawn) for line, column, drawn in places}
-            for path, places in wanted.probes.items()
+            for path, places in segment.probes.items()
         },
         view=view,
     )
     use_session(session)
     os.register_at_fork(after_in_child=session.forked)
-    hooks = shared.hooks if shared else Hooks.install(watched=session.compiler.watched)
+    hooks = shared.hooks if shared else ReplayPatches.install(watched=session.compiler.watched)
     session.report.spared = shared.seconds if shared else 0.0
-    key = bytes.fromhex(run.facts.get("entropy", ""))
-    session.declared |= hooks.point(view, key, folder / clock.FILE, int(run.facts.get("clock", 1)))
+    key = bytes.fromhex(run.facts.entropy)
+    session.declared |= hooks.direct_to(view, key, folder / clock.FILE, run.facts.clock)
     if hooks.clock is not None:
         hooks.clock.in_loop = lambda: bool(session.stack)
     view = session.view = session.compiler.view = hooks.view
     importer.install(session.compiler)
-    belonging = Replaying(str(project.root), run.id, wanted.replay, wanted.names)
-    install(belonging, view)
+    parent = ParentReplay(str(project.root), run.id, segment.replay, segment.names)
+    join_children(parent, view)
     environment.look_like(folder)
     probe_guard.install(session)
-    probe_guard.silence(Path(wanted.tree).parent)
+    probe_guard.silence(Path(segment.tree).parent)
     return session
 
 
-def _view(project: Project, wanted: SegmentFile, root: str, made: Sequence[str]) -> View:
-    """Return the view of a program that takes the project to be where it was, at `root`.
+def _view(project: Project, segment: SegmentFile, root: str, created: Sequence[str]) -> FileView:
+    """Return the view of a program that believes the project to be at `root`, where it was.
 
-    `made` are the files that the run made.
+    `created` are the files that the run created.
     """
     spared = (os.path.realpath(project.store) + os.sep, *foreign())
-    named = (f"{resolved(str(Path(one).parent))}{os.sep}{Path(one).name}" for one in made)
+    named = (f"{resolved(str(Path(one).parent))}{os.sep}{Path(one).name}" for one in created)
     places = {one for one in named if not one.startswith((root + os.sep, *spared))}
-    tree = os.path.realpath(wanted.tree)
+    tree = os.path.realpath(segment.tree)
     texts = Path(tree).parent / TEXTS
-    return View(
+    return FileView(
         root,
         tree,
         texts={f"{tree}{os.sep}{one.relative_to(texts)}": str(one) for one in texts.rglob("*.*")},
-        elsewhere=os.path.realpath(Path(wanted.report).parent / "elsewhere"),
+        elsewhere=os.path.realpath(Path(segment.report).parent / "elsewhere"),
         spared=spared,
         installed=tuple(
             one for one in libraries() if one.startswith(root + os.sep) and one != root + os.sep

@@ -194,7 +194,7 @@ class Layout:
 
     @property
     def plain(self) -> bool:
-        """Say whether attributes and slots are the whole state."""
+        """Whether attributes and slots are the whole state."""
         return self.base is object and not self.hidden
 
 

@@ -1,4 +1,7 @@
-"""Memory that arrays and tensors stand on, each piece once, however many views it has."""
+"""Memory below arrays and tensors: each block once, however many views it has.
+
+`Blocks` collects the blocks of one capture, `Memory` provides them to one restore.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from typing import Any, NamedTuple
 from rearview.errors import StateError
 
 SMALL = 4096
-"""Pieces up to this many bytes travel inside the skeleton; more of them cost less there."""
+"""Blocks of at most this many bytes are stored inside the skeleton."""
 
 
 MEMORY: Any = (ctypes.c_char * sys.maxsize).from_address(0)
@@ -28,18 +31,18 @@ def _memory() -> Any:
 
 
 def view_of(address: int, nbytes: int) -> Any:
-    """Return live memory as an array of bytes, which somebody else must keep alive."""
+    """Return live memory as an array of bytes; the caller keeps it alive."""
     return _memory()[address - 1 : address - 1 + nbytes]
 
 
 def is_tensor(obj: object) -> bool:
-    """Say whether it is a tensor, without importing torch."""
+    """Return True if it is a tensor, without importing torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(obj, torch.Tensor)
 
 
 def is_array(obj: object) -> bool:
-    """Say whether it is an array, without importing NumPy."""
+    """Return True if it is an array, without importing NumPy."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(obj, numpy.ndarray)
 
@@ -84,14 +87,14 @@ def bytes_at(address: int, nbytes: int, owner: object) -> Any:
 
 
 class Block(NamedTuple):
-    """One piece of memory in a skeleton."""
+    """One block of memory in a skeleton."""
 
     key: str | None
     """Name of its buffer, or None when `data` holds the bytes."""
     nbytes: int
     data: bytes | None
     home: int
-    """The anchor whose live memory it is, or -1 for memory born after the walk."""
+    """Number of the anchor whose live memory it is, -1 for memory allocated after the walk."""
     device: str
 
 

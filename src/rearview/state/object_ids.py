@@ -1,7 +1,8 @@
-"""Numbers in a state that are the `id` of an object in it: others in every process.
+"""Numbers in a state that are the `id` of an object, which differs in every process.
 
-A class that remembers what it has seen by `id` would, restored with the old numbers, no longer know
-any of it, and a replay from the start would never equal what was recorded.
+A class that remembers objects by their `id` would not recognise them after a restore with the old
+numbers, and a replay from the start would never equal the recording. So such numbers are stored as
+references to the objects.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How an object born after the walk goes into the skeleton, by its type."""
+"""Reducers: how an object created after the walk is pickled into the skeleton, by its type."""
 
 from __future__ import annotations
 

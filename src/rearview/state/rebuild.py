@@ -1,8 +1,7 @@
-"""Refuse what a restored program must not do; who knows a better way than an error is asked first.
+"""Builders: names in a skeleton for the functions that rebuild objects on restore.
 
-Names for what restore knows how to build; a skeleton refers to them, never to our functions.
-
-Refuse what a restored program must not do; who knows a better way than an error is asked first.
+A skeleton refers to builders by name, never to our functions. `refuse` raises if a restored program
+uses something that could not be restored; registered handlers may recover first.
 """
 
 from __future__ import annotations
@@ -74,13 +73,13 @@ def prelude(count: int) -> bytes:
     return b"\x80\x05" + b"".join(loads)
 
 
-REFUSING: list[Callable[[StateError], None]] = []
+REFUSAL_HANDLERS: list[Callable[[StateError], None]] = []
 """Called before something is refused."""
 
 
 def refuse(error: StateError) -> NoReturn:
     """Raise the error, unless somebody begins the program anew instead."""
-    for act in REFUSING:
+    for act in REFUSAL_HANDLERS:
         act(error)
     raise error
 

@@ -1,8 +1,8 @@
 """Read the variables of a checkpoint as plain values, without running any of the program's code.
 
-The skeleton is read as a neutral tree: every class and function in it is only a name. What can be
-made from names, numbers and memory is made: Python's own values, tensors, arrays, the `state_dict`
-of a torch module or optimizer. All else is a `NotGiven` with the reason.
+The skeleton is read as a tree of nodes in which every class and function is only a name. What can be
+built from names, numbers and memory is built: Python's own values, tensors, arrays, the `state_dict`
+of a torch module or optimizer. Everything else is a `NotGiven` with the reason.
 """
 
 from __future__ import annotations

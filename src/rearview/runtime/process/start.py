@@ -1,8 +1,9 @@
 # ruff: noqa: INP001 - a script, not a package
 """First file of a process that runs the user's program.
 
-Started as `python …/start.py`, alone in its folder: `-m` would put the user's folder first on the path, so
-that its files could shadow our imports, and `-P` would show in `sys.flags`, which children inherit.
+Started as `python …/start.py`, alone in its folder: `-m` would put the user's folder first on the
+path, so that its files could shadow our imports, and `-P` would show in `sys.flags`, which children
+inherit.
 """
 
 import os

@@ -1,13 +1,9 @@
-"""Notice which files a program reads, so that a replay can tell whether they have changed.
-
-What the interpreter tells of files, handed on to those who listen.
+"""Record which files a program reads, so that a replay can tell whether they have changed.
 
 Python calls an audit hook at every `id()` and every look at a frame, which libraries make by the
-thousand. So there is one hook, and it looks up who listens before it does anything else.
-
-Which files outside the project are not the program's own work: the system's, caches.
-
-Notice which files a program reads, so that a replay can tell whether they have changed.
+thousand. So there is one hook for all listeners (`listen`), and it looks up the listeners of an event
+before it does anything else. Files of the system, of installed libraries and in caches do not count
+as inputs.
 """
 
 from __future__ import annotations
@@ -26,7 +22,7 @@ _listeners: dict[str, list[Listener]] = {}
 
 
 def listen(listener: Listener, *events: str) -> None:
-    """Call `listener` with the name and the arguments of these events, for as long as we live."""
+    """Call `listener` with the name and arguments of these audit events, until the process ends."""
     if not _listeners:
         sys.addaudithook(_hear)
     for event in events:
@@ -51,9 +47,9 @@ _CACHES = (
     *("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "NUMBA_CACHE_DIR", "KERAS_HOME"),
     *("MPLCONFIGDIR", "PYTHONPYCACHEPREFIX"),
 )
-"""Variables that name folders in which libraries keep what they can make again."""
+"""Environment variables with the cache folders of libraries."""
 _CACHED = ("torchinductor_", "pymp-", f"ray{os.sep}", "joblib_", "matplotlib-", "dask", "wandb")
-"""How names of temporary files begin that libraries share with other programs."""
+"""Start of names of temporary files that libraries share with other programs."""
 
 
 def libraries() -> tuple[str, ...]:
@@ -63,7 +59,7 @@ def libraries() -> tuple[str, ...]:
 
 
 def foreign() -> tuple[str, ...]:
-    """Return the beginnings of paths whose files a run neither keeps nor sets back.
+    """Return prefixes of paths whose files are neither saved with a run nor put back.
 
     They are shared with other programs; a replay uses them as they are. Hidden folders of the
     user's home hold settings and caches.
@@ -84,10 +80,10 @@ def temporary() -> tuple[str, ...]:
 
 
 MOST = 5000
-"""Files noticed at the most; a data set of more is not described file by file."""
+"""Files recorded at most; a larger data set is not described file by file."""
 
 
-class Inputs:
+class InputFiles:
     """The data files that this process opened for reading and did not write itself."""
 
     def __init__(self) -> None:

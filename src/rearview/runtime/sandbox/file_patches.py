@@ -1,4 +1,4 @@
-"""Exchange the functions for files, so that a replay uses those of its own view."""
+"""Patch open, os, pathlib and shutil, so that a replay uses the files of its own view."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from rearview.runtime.sandbox.file_log import listen
-from rearview.runtime.sandbox.file_view import PathUse, View
+from rearview.runtime.sandbox.file_view import FileView, PathUse
 from rearview.state.codecs.functions import Standin
 
 _USES = {
@@ -26,7 +26,7 @@ _USES = {
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 
-def install(view: View) -> None:
+def install(view: FileView) -> None:
     """Redirect the file functions that Python code uses."""
     for use, names in _USES.items():
         for name in names:
@@ -48,7 +48,7 @@ def install(view: View) -> None:
 
 
 def exchange(module: Any, name: str, make: Callable[[Any], Callable[..., Any]]) -> None:
-    """Put what `make` returns for a builtin function in its place, wherever it is found by name."""
+    """Replace a builtin function by what `make` returns for it, in every module that has it."""
     real = getattr(module, name, None)
     if real is None:
         return
@@ -61,7 +61,7 @@ def exchange(module: Any, name: str, make: Callable[[Any], Callable[..., Any]]) 
             setattr(home, name, standin)
 
 
-def _moving(real: Any, view: View, use: PathUse) -> Callable[..., Any]:
+def _moving(real: Any, view: FileView, use: PathUse) -> Callable[..., Any]:
     def call(path: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("dir_fd") is None:
             path = view.real(path, use)
@@ -70,7 +70,7 @@ def _moving(real: Any, view: View, use: PathUse) -> Callable[..., Any]:
     return call
 
 
-def _removing(real: Any, view: View, *, folder: bool) -> Callable[..., Any]:
+def _removing(real: Any, view: FileView, *, folder: bool) -> Callable[..., Any]:
     def call(path: Any, *, dir_fd: int | None = None) -> None:
         found = path if dir_fd is not None else view.remove(path, folder=folder)
         if found is not None:
@@ -79,7 +79,7 @@ def _removing(real: Any, view: View, *, folder: bool) -> Callable[..., Any]:
     return call
 
 
-def _renaming(real: Any, view: View) -> Callable[..., Any]:
+def _renaming(real: Any, view: FileView) -> Callable[..., Any]:
     def call(src: Any, dst: Any, **kwargs: Any) -> None:
         source, target = src, dst
         if all(found is None for found in kwargs.values()):
@@ -96,7 +96,7 @@ def _renaming(real: Any, view: View) -> Callable[..., Any]:
     return call
 
 
-def _linking(real: Any, view: View) -> Callable[..., Any]:
+def _linking(real: Any, view: FileView) -> Callable[..., Any]:
     symbolic = real.__name__ == "symlink"
 
     def call(src: Any, dst: Any, *args: Any, **kwargs: Any) -> None:
@@ -108,7 +108,7 @@ def _linking(real: Any, view: View) -> Callable[..., Any]:
     return call
 
 
-def _opening_low(real: Any, view: View) -> Callable[..., Any]:
+def _opening_low(real: Any, view: FileView) -> Callable[..., Any]:
     def call(path: Any, flags: int, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("dir_fd") is None:
             writes = PathUse.WRITE if flags & os.O_TRUNC else PathUse.CHANGE
@@ -119,7 +119,7 @@ def _opening_low(real: Any, view: View) -> Callable[..., Any]:
     return call
 
 
-def _opening(real: Any, view: View) -> Callable[..., Any]:
+def _opening(real: Any, view: FileView) -> Callable[..., Any]:
     def call(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
         return real(view.real(file, use_of(mode)), mode, *args, **kwargs)
 
@@ -127,7 +127,7 @@ def _opening(real: Any, view: View) -> Callable[..., Any]:
 
 
 def use_of(mode: str) -> PathUse:
-    """Return what a file is used for that is opened in a mode of `open`."""
+    """Return how a file is used that is opened in a mode of `open`."""
     if "w" in mode:
         return PathUse.WRITE
     if "x" in mode:
@@ -135,7 +135,7 @@ def use_of(mode: str) -> PathUse:
     return PathUse.CHANGE if "a" in mode or "+" in mode else PathUse.READ
 
 
-def _listing(real: Any, view: View) -> Callable[..., Any]:
+def _listing(real: Any, view: FileView) -> Callable[..., Any]:
     def call(path: Any = ".") -> list[Any]:
         if path is None or isinstance(path, int | bytes):
             return list(real(view.real(path)))
@@ -148,11 +148,11 @@ def _listing(real: Any, view: View) -> Callable[..., Any]:
     return call
 
 
-def _seen(names: list[str], side: str, view: View) -> Iterator[str]:
+def _seen(names: list[str], side: str, view: FileView) -> Iterator[str]:
     return (name for name in names if not view.is_hidden(f"{side}{os.sep}{name}"))
 
 
-def _scanning(real: Any, view: View) -> Callable[..., Any]:
+def _scanning(real: Any, view: FileView) -> Callable[..., Any]:
     def call(path: Any = ".") -> Any:
         if path is None or isinstance(path, int | bytes):
             return real(view.real(path))
@@ -165,9 +165,9 @@ def _scanning(real: Any, view: View) -> Callable[..., Any]:
 
 
 class _Entries:
-    """What `scandir` gives, of two folders that seem to be one."""
+    """The result of `scandir` for two folders that look like one."""
 
-    def __init__(self, real: Any, sides: tuple[str, ...], view: View) -> None:
+    def __init__(self, real: Any, sides: tuple[str, ...], view: FileView) -> None:
         found: dict[str, Any] = {}
         for side in sides:
             with real(side) as entries:
@@ -189,12 +189,12 @@ class _Entries:
         self.close()
 
     def close(self) -> None:
-        """Give no more."""
+        """Close both."""
         self._left = iter(())
 
 
-def _watch(view: View, event: str, args: tuple[Any, ...]) -> None:
-    """Refuse a write into the user's files that took another way than the functions above."""
+def _watch(view: FileView, event: str, args: tuple[Any, ...]) -> None:
+    """Refuse a write to the user's files that bypasses the functions above."""
     if event == "open":
         path, mode, flags = args
         writes = isinstance(mode, str) and any(letter in mode for letter in "wax+")
@@ -211,7 +211,7 @@ def _watch(view: View, event: str, args: tuple[Any, ...]) -> None:
 
 
 def _of(path: Any, folder: int) -> Any:
-    """Return the path of a file that is named from an open folder."""
+    """Return the path of a file that is named relative to an open folder."""
     if folder < 0 or not isinstance(path, str):
         return path
     return str(Path(f"/proc/self/fd/{folder}").readlink() / path)

@@ -1,9 +1,9 @@
-"""Where the files of a replay are, and where the program takes them to be.
+"""Paths of a replay: where its files really are, and where the program believes them to be.
 
-Names of files are part of a program's state: a replay in another folder would differ in every
-path it computed. So paths keep their spelling and are changed when they are used. What lies below
-the project is in the replay's scratch tree. What lies outside is read where it is and never
-written: the first write puts a copy into a folder of the replay, and from then on that is read.
+Names of files are part of a program's state: a replay in another folder would differ in every path
+that it computes. So paths keep their spelling and are translated when they are used. Files below the
+project are in the replay's scratch tree. Files outside are read where they are and never written: the
+first write makes a copy in a folder of the replay, which is read from then on.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ class PathUse(enum.Enum):
 
     READ = enum.auto()
     WRITE = enum.auto()
-    """The content of before does not matter."""
+    """Writing: the previous content does not matter."""
     CHANGE = enum.auto()
-    """It does."""
+    """Changing: the previous content matters."""
     MAKE = enum.auto()
-    """There must be nothing of that name."""
+    """Creating: nothing of that name may exist."""
     RUN = enum.auto()
-    """It is program text, to be run with its probes."""
+    """Running: program source, with its probes."""
 
 
 @dataclass(slots=True)
-class View:
+class FileView:
     """Where the project seems to be, and where it is.
 
     >>> View("/home/me/proj", "/scratch").real("/home/me/proj/out/a.txt")
@@ -67,13 +67,13 @@ class View:
     made: set[str] = field(default_factory=set)
     """Temporary files and folders that the replay made."""
 
-    def become(self, other: View) -> None:
-        """See from now on what another sees."""
+    def become(self, other: FileView) -> None:
+        """Take over the fields of another view."""
         for one in fields(self):
             setattr(self, one.name, getattr(other, one.name))
 
     def real(self, path: Any, use: PathUse = PathUse.READ) -> Any:
-        """Return the path to use for one the program names."""
+        """Return the real path for a path of the program."""
         if isinstance(path, int):
             return path
         try:
@@ -112,21 +112,21 @@ class View:
         return self._outside(plain, use)
 
     def is_inside(self, path: str) -> bool:
-        """Say whether a path is below the project as the program sees it."""
+        """Return True if a path is below the project as the program sees it."""
         return path.startswith(self.root + os.sep) or path == self.root
 
     def _is_own(self, path: str) -> bool:
         return f"{path}{os.sep}".startswith((self.elsewhere + os.sep, self.scratch + os.sep))
 
     def seeming(self, path: str) -> str:
-        """Return how the program should see a path that is really used."""
+        """Return the program's path for a real path."""
         for real, seen in ((self.scratch, self.root), (self.elsewhere, "")):
             if real and (path == real or path.startswith(real + os.sep)):
                 return (seen + path[len(real) :]) or os.sep
         return path
 
     def sides(self, path: Any) -> tuple[str, ...]:
-        """Return the folders that together are the one the program names; the first counts more."""
+        """Return the real folders that together are a folder of the program; the first has precedence."""
         real = os.fspath(self.real(path))
         if self.elsewhere and _is_link(real):
             here = "" if real[0] == os.sep else f"{_getcwd()}{os.sep}"
@@ -138,7 +138,7 @@ class View:
         return (real,)
 
     def is_hidden(self, plain: str) -> bool:
-        """Say whether the program must not see what lies at a path outside the project."""
+        """Return True if a path outside the project must be hidden from the program."""
         if not self.gone:
             return False
         while plain not in self.gone:
@@ -149,7 +149,7 @@ class View:
         return True
 
     def guards(self, path: str) -> bool:
-        """Say whether a path that is really used is one of the user's files."""
+        """Return True if a real path is one of the user's files."""
         full = path if path[:1] == os.sep else f"{_getcwd()}{os.sep}{path}"
         if full.startswith(self.scratch + os.sep):
             return False
@@ -161,7 +161,7 @@ class View:
         return bool(self.elsewhere) and kind and self._plain(full) == os.path.normpath(full)
 
     def remove(self, path: Any, *, folder: bool) -> Any:
-        """Return what is to be removed really; None if it was enough to hide it."""
+        """Return the real path to remove; None if hiding it was enough."""
         real = self.real(path)
         plain = self._plain(real)
         if plain is None:
@@ -177,7 +177,7 @@ class View:
         return real if real != plain else None
 
     def rename(self, source: Any) -> Any:
-        """Return what is to be renamed really, a copy of its own if it lies outside."""
+        """Return the real path to rename: a copy if it is outside of the project."""
         real = self.real(source)
         plain = self._plain(real)
         if plain is None:
@@ -209,7 +209,7 @@ class View:
         return not self.is_hidden(plain) and _mode(plain) is not None
 
     def _is_free(self, plain: str, use: PathUse) -> bool:
-        """Say whether a temporary file may have the name that it had in the run."""
+        """Return True if a temporary file may have the name that it had in the run."""
         if use is PathUse.MAKE and plain in self.drafts and plain not in self.made:
             if _mode(plain) is not None:
                 self.gone.add(plain)
@@ -271,7 +271,7 @@ def resolved(path: str, below: str = "") -> str:
 
 
 def _stays(rest: str) -> bool:
-    """Say whether a path from the root never goes above it on its way.
+    """Return True if a path from the root never goes above it on its way.
 
     >>> _stays("/a/../b"), _stays("/../proj/b")
     (True, False)

@@ -1,16 +1,13 @@
-"""Files that the run itself writes and may read again later, such as `best.pt`: part of its state.
+"""Files that the run writes and may read again later, such as `best.pt`, as part of its state.
 
-What a program has written and Python still holds back, found whoever holds the file.
+A replay that skips the iterations in which a file was written would not find it. So files that the
+program wrote below the project are saved with each checkpoint, by content, and written into the
+replay's own tree when the checkpoint is restored. Outside the project this holds for files that the
+run has created or truncated: files that it only appends to may be shared with others and are left
+alone.
 
-A logger, a writer of rows or what was put in the place of `sys.stdout` may be the only one that
-knows a file. What is on disk is kept with a checkpoint, so it has to be there.
-
-Files that the run itself writes and may read again later, such as `best.pt`: part of its state.
-
-A replay that skips the iterations in which a file was written would not find it. So what the
-program wrote below the project is kept with each checkpoint, by content, and put into the replay's
-own tree when the checkpoint is restored. Outside the project that holds for files that the run has
-made or begun anew: what it only adds to may be shared with others, and is left as it is.
+Before a checkpoint, files that Python still buffers are flushed (`UnflushedFiles`), also those that only a
+logger or a CSV writer refers to.
 """
 
 from __future__ import annotations
@@ -30,17 +27,17 @@ from typing import Any
 
 from rearview.runtime.sandbox.entropy import after_import
 from rearview.runtime.sandbox.file_log import foreign, listen
-from rearview.runtime.sandbox.overwritten_files import Traces
+from rearview.runtime.sandbox.overwritten_files import OverwrittenFiles
 from rearview.state.codecs.open_files import transforms
+from rearview.store.checkpoints.run_files import PREFIX
 from rearview.store.project import FOLDER
-from rearview.store.run_files import PREFIX
 
 _KINDS = frozenset({io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom})
 _SEARCHES = 20
-"""Times that all objects are looked through for files that are not known yet."""
+"""How often all objects are searched for open files that are not known yet."""
 
 
-class Buffers:
+class UnflushedFiles:
     """The files that the program holds open for writing."""
 
     def __init__(self) -> None:
@@ -48,7 +45,7 @@ class Buffers:
         self._searches = 0
 
     def flush(self, ours: Callable[[str], bool]) -> None:
-        """Write down what is held back of files whose paths are `ours`."""
+        """Flush buffered data of files whose paths are `ours`."""
         found = {number: path for number, path in open_for_writing() if ours(path)}
         fresh = {number for number, path in found.items() if (number, path) not in self._known}
         if fresh and self._searches < _SEARCHES:
@@ -87,7 +84,7 @@ def _number(file: Any) -> int:
 
 
 LIMIT = 64 << 20
-"""Bytes of written files that a checkpoint takes along; larger ones are named, not kept."""
+"""Bytes of written files that a checkpoint includes; larger files are only named."""
 NATIVE = {
     "torch": ("save:1", "load:0"),
     "safetensors.torch": ("save_file:1", "load_file:0"),
@@ -99,7 +96,7 @@ NATIVE = {
 """Functions that open files in native code, with the position of the path among the arguments."""
 _BY_PATH = {"os.rename": 2, "os.remove": 1, "os.symlink": 2, "os.link": 2, "sqlite3.connect": 1}
 """Other ways to change files, and how many paths are told; last comes the folder they are in, if open."""
-_BUFFERS = Buffers()
+_BUFFERS = UnflushedFiles()
 _LINKS = ("os.symlink", "os.link")
 """Of these only the second path is made; the first is what it leads to."""
 _NAMELESS: int = getattr(os, "O_TMPFILE", -1)
@@ -111,22 +108,25 @@ class Outputs:
     """The files that this process has written: named from `root`, or in full outside of it."""
 
     def __init__(
-        self, root: str, deleting: Callable[[], None] | None = None, traces: Traces | None = None
+        self,
+        root: str,
+        deleting: Callable[[], None] | None = None,
+        traces: OverwrittenFiles | None = None,
     ) -> None:
         self.deleting = deleting
         """Called before the program removes the store itself."""
         self.traces = traces
-        """What was there before; None for a process that only joins a run."""
+        """Previous contents of files; None in a process that only joins a run."""
         self.root = root.rstrip(os.sep) + os.sep
         self._foreign = (os.path.realpath(self.root + FOLDER) + os.sep, *foreign())
         self.pid = os.getpid()
         self.busy = False
-        """We are at the files ourselves."""
+        """Whether our own code is using the files."""
         self.written: dict[str, None] = {}
         self.known: dict[str, tuple[tuple[int, ...], bytes]] = {}
 
     def install(self) -> None:
-        """Take note of every file that is opened for writing or renamed from now on."""
+        """Record every file that is opened for writing or renamed from now on."""
         listen(self._heard, "open", "os.mkdir", "shutil.rmtree", *_BY_PATH)
         for_native_paths(self._native)
 
@@ -142,12 +142,12 @@ class Outputs:
                 if flags & _NAMELESS != _NAMELESS:
                     self.note(path, emptied=bool(flags & os.O_TRUNC))
             elif self.written:
-                self._noted(path, Traces.reading, follow=True)
+                self._noted(path, OverwrittenFiles.reading, follow=True)
         elif event in _BY_PATH and not any(isinstance(one, int) and one >= 0 for one in args[-1:]):
             for path in args[event in _LINKS : _BY_PATH[event]]:
                 self.note(path, emptied=event != "os.remove", follow=False)
         elif event == "os.mkdir" and args[2] < 0:
-            self._noted(args[0], Traces.making)
+            self._noted(args[0], OverwrittenFiles.making)
         elif event == "shutil.rmtree" and self.deleting is not None:
             path = os.path.abspath(os.fsdecode(args[0])) + os.sep  # noqa: PTH100
             if f"{self.root}{FOLDER}{os.sep}".startswith(path) and os.getpid() == self.pid:
@@ -159,15 +159,19 @@ class Outputs:
         return path
 
     def note(self, path: Any, *, emptied: bool = False, follow: bool = True) -> None:
-        """Remember a file, if it is the project's or one that the run makes or makes anew.
+        """Remember a file if it belongs to the project, or if the run creates or truncates it.
 
         With `follow`, a link leads to the file that is written.
         """
-        name = self._noted(path, Traces.emptying if emptied else Traces.writing, follow=follow)
+        name = self._noted(
+            path, OverwrittenFiles.emptying if emptied else OverwrittenFiles.writing, follow=follow
+        )
         if name and (name[0] != os.sep or (self.traces is not None and self.traces.owns(name))):
             self.written[name] = None
 
-    def _noted(self, path: Any, act: Callable[[Traces, str], None], *, follow: bool = False) -> str:
+    def _noted(
+        self, path: Any, act: Callable[[OverwrittenFiles, str], None], *, follow: bool = False
+    ) -> str:
         """Let the traces act on a path of the program; return its name, or nothing."""
         if isinstance(path, int) or os.getpid() != self.pid:
             return ""
@@ -188,7 +192,7 @@ class Outputs:
         return name
 
     def parts(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the contents to save by key, and what else there is to say of the files.
+        """Return the contents to save by key, and facts about the files.
 
         That is which are gone, which are too large, which folders were made, and which links, with
         what they lead to.
@@ -198,13 +202,13 @@ class Outputs:
             return self._parts()
 
     def bring_back(self, names: Iterable[str]) -> None:
-        """Put files too large for a checkpoint where they were; the program has come that far."""
+        """Put back files that are too large for a checkpoint: the checkpoint is reached."""
         if self.traces is not None:
             with self._ourselves():
                 self.traces.bring_back(names)
 
     def ended(self, *, well: bool) -> None:
-        """Leave the files as a run should that has ended; what is written now is not the program's."""
+        """Clean up at the end of the run; later writes are not the program's."""
         self.busy = True
         if self.traces is not None:
             self.traces.ended(well=well)
@@ -261,7 +265,7 @@ def put_back(
     root: str,
     shared: frozenset[str] = frozenset(),
 ) -> None:
-    """Make the files of a checkpoint what they were, but for those that are `shared`.
+    """Restore the files of a checkpoint, except those that are `shared`.
 
     `place` says where one that is to be written lies really; the names start from `root`.
     """

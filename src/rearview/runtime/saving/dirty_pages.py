@@ -1,10 +1,10 @@
-"""Which memory has not been written since: asked of the processor's page tables.
+"""Detect memory that was not written since it was saved, with the page tables of Linux.
 
-Linux 6.7 can write-protect pages so that the first write to each is noted by the kernel and goes
-on at once. No write path escapes it (libraries in C, other threads, the kernel filling a buffer),
-so "not written" is a proof of "unchanged" at 30 microseconds for 400 MB, where hashing takes 40 ms. Only
-private memory of this process is tracked: shared memory can be written through another mapping,
-memory registered with a device by the device.
+Linux 6.7 can write-protect pages so that the kernel notes the first write to each and continues at
+once. No write path escapes it (libraries in C, other threads, the kernel filling a buffer), so "not
+written" proves "unchanged", in 30 microseconds for 400 MB, where hashing takes 40 ms. Only private
+memory of this process is tracked: shared memory can be written through another mapping, and memory
+registered with a device by the device.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Pages:
 
     @property
     def available(self) -> bool:
-        """Say whether watching works here and now."""
+        """Whether watching works here and now."""
         return self._fd >= 0 and self._pid == os.getpid() and not _device_in_use()
 
     def watch(self, view: memoryview) -> PageWatch | None:
@@ -116,7 +116,7 @@ class Pages:
         return [known.get(address_of(view)) for view in views]
 
     def unwritten(self, watch: PageWatch, view: memoryview) -> bool:
-        """Say whether `view` is the watched memory and holds the bytes it held then."""
+        """Return True if `view` is the watched memory and holds the bytes it held then."""
         if not self.available or not self._is_watched(watch):
             return False
         if len(view) != watch.nbytes or address_of(view) != watch.address:
@@ -126,7 +126,7 @@ class Pages:
         return _edges(view, watch.address, watch.low, watch.high) == watch.edges
 
     def intact(self, watch: PageWatch) -> bool:
-        """Say whether its whole pages were not written; any thread may ask."""
+        """Return True if its whole pages were not written; any thread may ask."""
         # whoever watches them anew lets go of this one first, so that is looked at last
         return (
             self.available and not self._written(watch.low, watch.high) and self._is_watched(watch)
@@ -279,7 +279,7 @@ def private_spans() -> Spans:
 
 
 def _within(spans: Spans, low: int, high: int) -> bool:
-    """Say whether `low:high` lies in one of the spans.
+    """Return True if `low:high` lies in one of the spans.
 
     >>> _within([(0, 10), (20, 30)], 22, 30), _within([(0, 10), (20, 30)], 8, 12)
     (True, False)
@@ -289,7 +289,7 @@ def _within(spans: Spans, low: int, high: int) -> bool:
 
 
 def _device_in_use() -> bool:
-    """Say whether an accelerator may write into host memory behind the page tables' back."""
+    """Return True if an accelerator may write into host memory behind the page tables' back."""
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     return bool(cuda is not None and cuda.is_initialized())

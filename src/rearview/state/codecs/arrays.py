@@ -1,4 +1,4 @@
-"""NumPy arrays, read at the memory they stand on, so that views go on sharing it."""
+"""NumPy arrays, captured as the memory below them, so that views keep sharing it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rearview.state.memory import Blocks, Memory, bytes_at, extent, is_array
 
 
 def owns_memory(array: Any) -> bool:
-    """Say whether an array could be resized in place."""
+    """Return True if an array could be resized in place."""
     import numpy as np
 
     return type(array) is np.ndarray and array.base is None and not array.dtype.hasobject
@@ -116,7 +116,7 @@ class ArrayKind(Kind):
 
 
 def constant(array: Any) -> bool:
-    """Say whether nobody can write to the memory of an array: a file mapped for reading."""
+    """Return True if nobody can write to the memory of an array: a file mapped for reading."""
     while True:
         if array.flags.writeable:
             return False

@@ -1,8 +1,7 @@
-"""Builtin containers: their items, kept in order, written back without breaking live iterators.
+"""Builtin containers: dict, list, set, deque and so on, with their iteration order.
 
-The order in which a set iterates, and how to make a set that iterates so again.
-
-Builtin containers: their items, kept in order, written back without breaking live iterators.
+They are restored without breaking live iterators. The order in which a set iterates depends on how
+it was filled; `set_recipe` finds insertions that give the same order again.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _ATOMS = (str, int, float, bytes, bool, type(None))
 
 
 def is_steady(key: Any) -> bool:
-    """Say whether a key hashes the same whatever is restored."""
+    """Return True if a key hashes the same whatever is restored."""
     cls = type(key)
     by_identity = getattr(cls, "__hash__") is getattr(object, "__hash__")  # noqa: B009
     if cls in _ATOMS or by_identity or is_tensor(key):

@@ -1,4 +1,4 @@
-"""Values that stand in no attribute: of context variables, of this thread, in shared memory."""
+"""Values that are not attributes: of context variables, of thread-locals, in shared memory."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def hidden_kind(obj: Any) -> Kind | None:
 
 
 def is_number(cls: Any) -> bool:
-    """Say whether a type of ctypes holds numbers only, no addresses.
+    """Return True if a type of ctypes holds numbers only, no addresses.
 
     >>> is_number(ctypes.c_int), is_number(ctypes.c_double * 3), is_number(ctypes.c_void_p)
     (True, True, False)
@@ -164,13 +164,13 @@ def is_number(cls: Any) -> bool:
 
 
 def is_child(obj: Any) -> bool:
-    """Say whether it is a process of `multiprocessing`."""
+    """Return True if it is a process of `multiprocessing`."""
     module = sys.modules.get(_CHILDREN)
     return module is not None and isinstance(obj, module.BaseProcess)
 
 
 def runs(child: Any) -> bool:
-    """Say whether a process is alive; one of somebody else is not ours to wait for."""
+    """Return True if a process is alive; one of somebody else is not ours to wait for."""
     try:
         return bool(child.is_alive())
     except (AssertionError, ValueError):

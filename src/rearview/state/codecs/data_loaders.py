@@ -1,8 +1,8 @@
-"""Iterators of data loaders: their samplers draw again what they had drawn.
+"""Iterators of data loaders: on restore, their samplers draw again what they had drawn.
 
-With workers, part of an iterator lies in other processes, where each item may have drawn from a
-generator of the worker's own. Such an iterator begins anew in the random state in which it began,
-and the items that had been taken from it are made again and dropped: slow, and right.
+With workers, a part of the iterator is in other processes, where each item may draw from a random
+generator of the worker. Such an iterator is started again in the random state in which it started,
+and the items that had been taken are produced again and dropped: slow, but exact.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WORKERS = "workers"
 
 
 def is_loader_iterator(obj: object) -> bool:
-    """Say whether it is the iterator of a torch DataLoader."""
+    """Return True if it is the iterator of a torch DataLoader."""
     module = sys.modules.get("torch.utils.data.dataloader")
     return module is not None and issubclass(type(obj), module._BaseDataLoaderIter)
 

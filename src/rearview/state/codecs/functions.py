@@ -1,4 +1,4 @@
-"""Functions and classes by name: which stand in a module, and where the code of nested ones is."""
+"""Functions and classes by name: which can be imported, and where the code of nested ones is."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Standin(functools.partial[Any]):
 
 
 def importable(obj: Any) -> bool:
-    """Say whether module and qualified name lead back to this very object."""
+    """Return True if module and qualified name lead back to this very object."""
     module = sys.modules.get(obj.__module__ or "")
     found: Any = module
     for part in obj.__qualname__.split("."):

@@ -1,9 +1,9 @@
-"""Generators of the project: kept in the middle, set going again.
+"""Generators of the project: captured while suspended, restored at the same yield.
 
-A suspended generator is its local variables, the yield it stands at, and the iterators of the loops
-around that yield. The instrumenter puts those iterators into local variables (as `Walk`), so all of
-it can be read. To restore one, it is driven to the same yield, whatever it computes on the way, and
-then given the recorded locals; everything it touched is restored afterwards with the rest.
+A suspended generator consists of its local variables, the yield it is suspended at, and the iterators
+of the loops around that yield. The instrumenter puts those iterators into local variables (as `Walk`),
+so that all of it can be captured. To restore one, it is run to the same yield, whatever it computes on
+the way, and then given the recorded locals; everything it touched is restored afterwards.
 """
 
 from __future__ import annotations

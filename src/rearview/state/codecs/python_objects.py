@@ -31,12 +31,12 @@ COMPILER = (
 
 
 def is_compiled(function: types.FunctionType) -> bool:
-    """Say whether a function is what `torch.compile` returned for one of the program."""
+    """Return True if a function is what `torch.compile` returned for one of the program."""
     return str(function.__globals__.get("__name__") or "").startswith(COMPILER)
 
 
 def is_ours(function: types.FunctionType) -> bool:
-    """Say whether a function is what we put in the place of one, such as `time.time`.
+    """Return True if a function is what we put in the place of one, such as `time.time`.
 
     What it holds is not the program's: the real clock would come back as the one that asks it.
     """
@@ -360,7 +360,7 @@ class EnumKind(ClassKind):
 
 
 def has_functions(cls: type[enum.Enum]) -> bool:
-    """Say whether somebody wrote a function into the body of an enumeration.
+    """Return True if somebody wrote a function into the body of an enumeration.
 
     >>> has_functions(enum.Enum("Plain", "A B"))
     False
@@ -370,5 +370,5 @@ def has_functions(cls: type[enum.Enum]) -> bool:
 
 
 def _is_of_enum(name: str) -> bool:
-    """Say whether an attribute is one that every member has."""
+    """Return True if an attribute is one that every member has."""
     return name.startswith("_") and name.endswith("_")

@@ -1,4 +1,4 @@
-"""Random generators: those the program holds, and the global ones with torch's global modes."""
+"""Random state: of generators that the program holds, and global, with torch's global modes."""
 
 from __future__ import annotations
 

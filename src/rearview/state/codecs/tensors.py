@@ -1,4 +1,4 @@
-"""Torch tensors, read at storage level so that views and tied weights stay what they are."""
+"""Torch tensors, captured at storage level, so that views and tied weights stay shared."""
 
 from __future__ import annotations
 
@@ -349,7 +349,7 @@ class TensorKind(Kind):
 
 
 def needs_form(tensor: Any) -> bool:
-    """Say whether the tensor does not simply stand on one strided storage."""
+    """Return True if the tensor does not simply stand on one strided storage."""
     torch = sys.modules["torch"]
     if tensor.layout is not torch.strided or tensor.is_quantized:
         return True

@@ -1,0 +1,249 @@
+"""What a cell shows and reads, observed inside its process. Standard library and IPython only."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from typing import Any
+
+MOST_OUTPUT = 16 << 20
+"""Bytes of output kept per cell."""
+
+
+class CellOutputs:
+    """What a cell shows, as notebooks store it."""
+
+    def __init__(self) -> None:
+        self.items: list[dict[str, Any]] = []
+        self.size = 0
+        self.clear_next = False
+
+    def take(self) -> list[dict[str, Any]]:
+        """Return the outputs so far and begin anew."""
+        items, self.items, self.size, self.clear_next = self.items, [], 0, False
+        return items
+
+    def add(self, item: dict[str, Any], size: int) -> None:
+        """Add one output."""
+        if self.clear_next:
+            self.items, self.clear_next = [], False
+        if self.size > MOST_OUTPUT:
+            return
+        self.size += size
+        if self.size > MOST_OUTPUT:
+            item = {"output_type": "stream", "name": "stderr", "text": "[output cut off]\n"}
+        self.items.append(item)
+
+    def write(self, name: str, text: str) -> None:
+        """Add text to a stream."""
+        last = self.items[-1] if self.items and not self.clear_next else None
+        if last and last["output_type"] == "stream" and last["name"] == name:
+            self.size += len(text)
+            if self.size <= MOST_OUTPUT:
+                last["text"] += text
+            return
+        self.add({"output_type": "stream", "name": name, "text": text}, len(text))
+
+
+class OutputStream(io.TextIOBase):
+    """Standard output or error of the program."""
+
+    def __init__(self, outputs: CellOutputs, name: str, fd: int) -> None:
+        self.outputs, self.stream, self._fd = outputs, name, fd
+        self.encoding_name = "utf-8"
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """UTF-8, always."""
+        return "utf-8"
+
+    def write(self, text: str) -> int:
+        """Add text to the outputs of the cell."""
+        if not isinstance(text, str):
+            raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+        self.outputs.write(self.stream, text)
+        return len(text)
+
+    def writable(self) -> bool:
+        """Return True."""
+        return True
+
+    def isatty(self) -> bool:
+        """Return False."""
+        return False
+
+    def fileno(self) -> int:
+        """Return the descriptor that child processes write to."""
+        return self._fd
+
+
+class Descriptors:
+    """What is written to file descriptors 1 and 2 past Python: C code and child processes."""
+
+    def __init__(self) -> None:
+        self.files: dict[int, int] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """Give this process files of its own; a forked one must not share its parent's."""
+        for fd in (1, 2):
+            name = f"rearview-{os.getpid()}-{fd}"
+            target = os.memfd_create(name) if hasattr(os, "memfd_create") else _temporary()
+            os.dup2(target, fd)
+            os.set_inheritable(fd, True)
+            os.close(target)
+
+    def take(self, outputs: CellOutputs) -> None:
+        """Move what was written to the outputs."""
+        for fd, name in ((1, "stdout"), (2, "stderr")):
+            end = os.lseek(fd, 0, os.SEEK_END)
+            if end:
+                text = os.pread(fd, min(end, MOST_OUTPUT), 0).decode("utf-8", "replace")
+                os.ftruncate(fd, 0)
+                os.lseek(fd, 0, os.SEEK_SET)
+                outputs.write(name, text)
+
+
+def _temporary() -> int:
+    import tempfile
+
+    fd, path = tempfile.mkstemp()
+    os.unlink(path)
+    return fd
+
+
+class Reads:
+    """Files of the work folder that a cell reads, and copies of inputs before they are written."""
+
+    def __init__(self) -> None:
+        self.folder = ""
+        self.seen: dict[str, None] = {}
+        self.active = False
+        sys.addaudithook(self._hook)
+
+    def _hook(self, event: str, args: tuple[Any, ...]) -> None:
+        if not self.active or event not in {"open", "os.listdir", "os.scandir"}:
+            return
+        try:
+            self._note(event, args)
+        except Exception:
+            return
+
+    def _note(self, event: str, args: tuple[Any, ...]) -> None:
+        path = args[0] if args and args[0] is not None else "."
+        if isinstance(path, int):
+            return
+        full = os.path.normpath(os.path.join(self.folder, os.fsdecode(path)))
+        if not full.startswith(self.folder):
+            return
+        name = full[len(self.folder) + 1 :]
+        if event != "open":
+            self.seen.setdefault(f"{name}/" if name else "/")
+            return
+        flags = int(args[2] or 0)
+        writes = flags & (os.O_WRONLY | os.O_RDWR)
+        if not writes:
+            if not name.endswith(".pyc"):
+                self.seen.setdefault(name)
+        elif os.path.islink(full):
+            self.active = False
+            try:
+                target = os.path.realpath(full)
+                os.unlink(full)
+                if not flags & os.O_TRUNC and os.path.isfile(target):
+                    import shutil
+
+                    shutil.copy2(target, full)
+            finally:
+                self.active = True
+
+
+def make_shell(outputs: CellOutputs) -> Any:
+    """Return an IPython shell whose outputs are collected."""
+    from IPython.core.displayhook import DisplayHook
+    from IPython.core.displaypub import DisplayPublisher
+    from IPython.core.interactiveshell import InteractiveShell
+    from traitlets.config import Config
+
+    class Hook(DisplayHook):
+        def write_output_prompt(self) -> None:
+            pass
+
+        def write_format_data(self, format_dict: Any, md_dict: Any = None) -> None:
+            data = _mime(format_dict)
+            item = {"output_type": "execute_result", "data": data, "metadata": md_dict or {}}
+            item["execution_count"] = self.prompt_count
+            outputs.add(item, len(json.dumps(data)))
+
+        def finish_displayhook(self) -> None:
+            pass
+
+    class Publisher(DisplayPublisher):
+        def publish(
+            self,
+            data: Any,
+            metadata: Any = None,
+            source: Any = None,  # noqa: ARG002 - IPython's signature
+            *,
+            transient: Any = None,
+            update: Any = False,
+            **more: Any,  # noqa: ARG002
+        ) -> None:
+            shown = _mime(data)
+            item = {"output_type": "display_data", "data": shown, "metadata": metadata or {}}
+            display = (transient or {}).get("display_id")
+            if display:
+                item["display_id"] = display
+            if update:
+                for old in outputs.items:
+                    if display and old.get("display_id") == display:
+                        old["data"] = shown
+                return
+            outputs.add(item, len(json.dumps(shown)))
+
+        def clear_output(self, wait: bool = False) -> None:
+            if wait:
+                outputs.clear_next = True
+            else:
+                outputs.items = []
+
+    class Shell(InteractiveShell):
+        def _showtraceback(self, etype: Any, evalue: Any, stb: Any) -> None:
+            name = getattr(etype, "__name__", str(etype))
+            item = {"output_type": "error", "ename": name, "evalue": str(evalue)}
+            item["traceback"] = stb if isinstance(stb, list) else [str(stb)]
+            outputs.add(item, 0)
+
+        # as in a kernel: the output of shell lines is part of the outputs, without a terminal
+        system = InteractiveShell.system_piped
+
+        def ask_exit(self) -> None:
+            pass
+
+        def enable_gui(self, gui: Any = None) -> None:
+            pass
+
+    config = Config()
+    config.HistoryManager.enabled = False
+    config.HistoryAccessor.enabled = False
+    config.InteractiveShell.colors = "NoColor"
+    config.InteractiveShell.display_page = True
+    Shell.displayhook_class.default_value = Hook
+    Shell.display_pub_class.default_value = Publisher
+    shell = Shell.instance(config=config, displayhook_class=Hook, display_pub_class=Publisher)
+    setattr(InteractiveShell, "_instance", shell)  # noqa: B010 - get_ipython() looks there
+    inline = sys.modules.get("matplotlib_inline.backend_inline")
+    if inline is not None:  # imported before there was a shell: figures are not shown as images yet
+        inline._enable_matplotlib_integration()  # noqa: SLF001
+    return shell
+
+
+def _mime(data: Any) -> dict[str, Any]:
+    import base64
+
+    return {
+        kind: base64.b64encode(value).decode() if isinstance(value, bytes) else value
+        for kind, value in dict(data).items()
+    }

@@ -1,0 +1,402 @@
+"""The process that runs cells, parks itself by forking, and saves or loads its namespace.
+
+It runs in the interpreter that the versions need, which may have nothing of Rearview installed: it imports
+the standard library, IPython for notebooks, cloudpickle for stored namespaces. It takes commands from the
+engine over a Unix socket, a length and JSON each way.
+"""
+
+from __future__ import annotations
+import __future__ as future
+
+import ast
+import builtins
+import contextlib
+import gc
+import io
+import json
+import os
+import random
+import re
+import signal
+import socket
+import struct
+import sys
+import time
+import traceback
+import types
+import warnings
+from typing import Any
+
+from rearview.multiversion.cell_outputs import (
+    CellOutputs,
+    Descriptors,
+    OutputStream,
+    Reads,
+    make_shell,
+)
+from rearview.multiversion.process_state import (
+    Refused,
+    apply_settings,
+    exercise,
+    forbids_fork,
+    library_settings,
+    mount_folder,
+    open_files,
+    pause_openmp,
+    pickler,
+    random_states,
+    reopen,
+    set_random_states,
+    unpickler,
+)
+
+
+class Channel:
+    """Messages to and from the engine."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.socket = self._connected()
+
+    def _connected(self) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.connect(self.path)
+        return connection
+
+    def reconnect(self) -> None:
+        """Open a connection of its own after a fork."""
+        self.socket.close()
+        self.socket = self._connected()
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send one message."""
+        data = json.dumps(message, default=str).encode("utf-8", "surrogatepass")
+        self.socket.sendall(struct.pack(">Q", len(data)) + data)
+
+    def receive(self) -> dict[str, Any] | None:
+        """Return the next message; None if the engine is gone."""
+        head = self._exactly(8)
+        data = self._exactly(struct.unpack(">Q", head)[0]) if head else None
+        return json.loads(data.decode("utf-8", "surrogatepass")) if data is not None else None
+
+    def _exactly(self, count: int) -> bytes | None:
+        parts = bytearray()
+        while len(parts) < count:
+            part = self.socket.recv(min(1 << 20, count - len(parts)))
+            if not part:
+                return None
+            parts += part
+        return bytes(parts)
+
+
+class CellProcess:
+    """One process with the state of a program between two cells."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.outputs = CellOutputs()
+        self.descriptors = Descriptors()
+        self.reads = Reads()
+        self.shell: Any = None
+        self.namespace: dict[str, Any] = {}
+        self.flags = 0
+        self.program = ""
+        self.folder = self.cwd = ""
+        self.environment = dict(os.environ)
+        self.given: dict[str, str | None] = {}
+        self.kept_files: list[tuple[int, str, int, int]] = []
+
+    # -- set-up --
+
+    def setup(self, folder: str, program: str, cwd: str, *, notebook: bool) -> None:
+        """Become the process of a program that is about to run its first cell."""
+        self.folder = self.reads.folder = os.path.realpath(folder)
+        os.chdir(os.path.join(self.folder, cwd))
+        self.program = os.path.join(self.folder, program)
+        sys.path[0:1] = [os.path.dirname(self.program)]
+        sys.stdout = OutputStream(self.outputs, "stdout", 1)
+        sys.stderr = OutputStream(self.outputs, "stderr", 2)
+        sys.stdin = open(os.devnull)  # noqa: SIM115
+        builtins.input = _no_input
+        if notebook:
+            self._notebook()
+        else:
+            module = types.ModuleType("__main__")
+            module.__dict__.update({"__file__": self.program, "__builtins__": builtins})
+            sys.modules["__main__"] = module
+            self.namespace = module.__dict__
+
+    def _notebook(self) -> None:
+        self.shell = make_shell(self.outputs)
+        self.namespace = self.shell.user_ns
+
+    def switch(self, program: str, argv: list[str], environment: dict[str, str | None]) -> None:
+        """Give the program the name, arguments and variables of the version that runs next."""
+        self.program = os.path.join(self.folder, program)
+        if self.shell is None:
+            self.namespace["__file__"] = self.program
+        sys.argv = [self.program, *argv]
+        for name in self.given:
+            if name not in environment:
+                value = self.environment.get(name)
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
+        for name, value in environment.items():
+            if value is None:
+                os.environ.pop(name, None)
+            elif os.environ.get(name) != value:
+                os.environ[name] = value
+        self.given = dict(environment)
+
+    # -- cells --
+
+    def run(self, text: str, line: int) -> dict[str, Any]:
+        """Run one cell; return its outputs, seconds, reads and how it ended."""
+        self.outputs.take()
+        self.reads.seen.clear()
+        self.reads.active = True
+        begin = time.perf_counter()
+        try:
+            ended = self._run_notebook(text) if self.shell else self._run_script(text, line)
+        finally:
+            seconds = time.perf_counter() - begin
+            self.reads.active = False
+        self.descriptors.take(self.outputs)
+        return {
+            "outputs": self.outputs.take(),
+            "seconds": seconds,
+            "reads": list(self.reads.seen),
+            "ended": ended,
+        }
+
+    def _run_notebook(self, text: str) -> str:
+        result = self.shell.run_cell(text, store_history=True)
+        failure = result.error_before_exec or result.error_in_exec
+        if isinstance(failure, SystemExit):
+            return "exit"
+        return "failed" if failure is not None else "done"
+
+    def _run_script(self, text: str, line: int) -> str:
+        try:
+            tree = ast.parse(text, self.program)
+            ast.increment_lineno(tree, line - 1)
+            for node in tree.body:
+                if isinstance(node, ast.ImportFrom) and node.module == "__future__":
+                    for alias in node.names:
+                        self.flags |= getattr(future, alias.name).compiler_flag
+            code = compile(tree, self.program, "exec", flags=self.flags, dont_inherit=True)
+            exec(code, self.namespace)  # noqa: S102 - running the user's program is the purpose
+        except SystemExit as exc:
+            if exc.code not in {None, 0}:
+                message = exc.code if isinstance(exc.code, str) else f"exit code {exc.code}"
+                self._failed("SystemExit", str(message), [])
+                return "failed"
+            return "exit"
+        except BaseException as exc:
+            lines = traceback.format_exception(exc)
+            kept = [entry for entry in lines if __file__ not in entry]
+            self._failed(type(exc).__name__, str(exc), kept)
+            return "failed"
+        return "done"
+
+    def _failed(self, name: str, value: str, lines: list[str]) -> None:
+        item = {"output_type": "error", "ename": name, "evalue": value, "traceback": lines}
+        self.outputs.add(item, len(value))
+
+    # -- parking --
+
+    def park(self, token: str, folder: str, mount: str, *, first: bool) -> None:
+        """Fork: the child announces itself with `token` and goes on; this process stays as it is.
+
+        `first`: this process has just computed its state, and checks that it can be forked.
+        """
+        if first:
+            reason = forbids_fork(self.channel.socket.fileno())
+            if reason:
+                raise Refused(reason)
+            pause_openmp()
+            self.kept_files = open_files(self.folder)
+            gc.collect()
+            self.cwd = os.getcwd()
+        state = random.getstate()
+        with warnings.catch_warnings():
+            # newer Pythons warn of forks beside threads: `forbids_fork` has looked at them
+            warnings.simplefilter("ignore", DeprecationWarning)
+            child = os.fork()
+        if child:
+            return
+        random.setstate(state)  # Python reseeds it in a forked process
+        try:
+            self.channel.reconnect()
+            self.descriptors.begin()
+            if mount:
+                mount_folder(folder, mount)
+            if self.cwd:
+                os.chdir(self.cwd)
+            reopen(self.kept_files)
+            exercise()
+            self.channel.send({"hello": token, "pid": os.getpid()})
+        except BaseException as exc:
+            with contextlib.suppress(Exception):
+                self.channel.send({"hello": token, "pid": os.getpid(), "error": repr(exc)})
+            os._exit(1)
+
+    # -- stored namespace --
+
+    def save(self, file: str) -> int:
+        """Write the namespace and the process settings to a file; return its size."""
+        if self._open_figures():
+            raise Refused("matplotlib figures are open")
+        state = {
+            "namespace": self._variables(),
+            "modules": self._module_variables(),
+            "random": random_states(),
+            "settings": library_settings(),
+            "flags": self.flags,
+            "path": list(sys.path),
+            "count": self.shell.execution_count if self.shell else 0,
+        }
+        part = f"{file}.{os.getpid()}"
+        try:
+            with open(part, "wb") as stream:
+                pickler(stream, self.namespace).dump(state)
+            os.replace(part, file)
+        except Exception as exc:
+            with contextlib.suppress(OSError):
+                os.unlink(part)
+            raise Refused(self._unpicklable(exc)) from exc
+        return os.stat(file).st_size
+
+    def _variables(self) -> dict[str, Any]:
+        hidden = set(self.shell.user_ns_hidden) if self.shell else set()
+        skip = {
+            "__builtins__",
+            "In",
+            "Out",
+            "_ih",
+            "_oh",
+            "_dh",
+            "get_ipython",
+            "exit",
+            "quit",
+            "open",
+        }
+        return {
+            name: value
+            for name, value in self.namespace.items()
+            if name not in skip
+            and not (name in hidden and not name.startswith("__"))
+            and not re.fullmatch(r"_+|_i+|_\d+|_i\d+", name)
+            and not (self.shell and name in {"__name__", "__doc__", "__package__", "__loader__"})
+            and name not in {"__spec__", "__loader__"}
+        }
+
+    def _module_variables(self) -> dict[str, dict[str, Any]]:
+        """Return the data in modules of the project: importing them again would forget it."""
+        found: dict[str, dict[str, Any]] = {}
+        for name, module in list(sys.modules.items()):
+            file = getattr(module, "__file__", None)
+            if name == "__main__" or not file or not str(file).startswith(self.folder + os.sep):
+                continue
+            found[name] = {
+                key: value
+                for key, value in vars(module).items()
+                if not key.startswith("__")
+                and not isinstance(value, (types.ModuleType, types.FunctionType, type))
+            }
+        return found
+
+    def _open_figures(self) -> bool:
+        plotting = sys.modules.get("matplotlib.pyplot")
+        return bool(plotting and plotting.get_fignums())
+
+    def _unpicklable(self, exc: Exception) -> str:
+        for name, value in self._variables().items():
+            try:
+                pickler(io.BytesIO(), self.namespace).dump(value)
+            except Exception as why:
+                return f"variable {name} cannot be pickled: {why}"
+        return f"the namespace cannot be pickled: {exc}"
+
+    def load(self, file: str) -> None:
+        """Take over the namespace and settings that were saved to a file."""
+        with open(file, "rb") as stream:
+            state = unpickler(stream, self.namespace).load()
+        sys.path[:] = state["path"]
+        self.namespace.update(state["namespace"])
+        for name, values in state["modules"].items():
+            module = sys.modules.get(name) or __import__(name, fromlist=["_"])
+            vars(module).update(values)
+        self.flags = state["flags"]
+        if self.shell:
+            self.shell.execution_count = state["count"]
+        apply_settings(state["settings"])
+        set_random_states(state["random"])
+
+    # -- commands --
+
+    def serve(self) -> None:
+        """Do what the engine says until it closes the connection."""
+        while True:
+            message = self.channel.receive()
+            if message is None:
+                os._exit(0)
+            self._reap()
+            token = message.get("token")
+            before = os.getpid()
+            try:
+                answer = self._do(message)
+            except Refused as exc:
+                answer = {"refused": str(exc)}
+            except BaseException as exc:
+                answer = {"refused": f"{type(exc).__name__}: {exc}"}
+            if token is not None and os.getpid() != before:
+                continue  # the forked child: it has said hello instead
+            self.channel.send(answer)
+
+    def _do(self, message: dict[str, Any]) -> dict[str, Any]:
+        do = message["do"]
+        if do == "cell":
+            return self.run(message["text"], int(message["line"]))
+        if do == "setup":
+            self.setup(
+                message["folder"], message["program"], message["cwd"], notebook=message["notebook"]
+            )
+        elif do == "switch":
+            self.switch(message["program"], message["argv"], message["environment"])
+        elif do == "park":
+            self.park(message["token"], message["folder"], message["mount"], first=message["first"])
+        elif do == "save":
+            return {"saved": self.save(message["file"])}
+        elif do == "load":
+            self.load(message["file"])
+        elif do == "end":
+            os._exit(0)
+        return {"ok": True}
+
+    def _reap(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+
+def _no_input(prompt: object = "") -> str:
+    raise EOFError(f"input({prompt!r}) was called: a replay has nobody to ask.")
+
+
+def main() -> None:
+    """Connect to the engine, say hello and serve."""
+    path, token, notebook = sys.argv[-3:]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the engine, which ends us
+    channel = Channel(path)
+    process = CellProcess(channel)
+    if notebook == "1":
+        import matplotlib_inline  # noqa: F401 - imported once, before all versions
+    channel.send({"hello": token, "pid": os.getpid()})
+    process.serve()
+
+
+if __name__ == "__main__":
+    main()

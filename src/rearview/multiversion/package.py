@@ -1,0 +1,482 @@
+"""Packages: a study as one file for another person, without checkpoints.
+
+An `.rvz` file is a ZIP archive with `manifest.json`, `ro-crate-metadata.json` and `objects/<sha256>`, each
+content once. A package from elsewhere is untrusted: names, sizes and hashes are checked while it is read,
+nothing in it is unpickled, nothing is linked, and nothing runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import stat
+import time
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import msgspec
+
+from rearview.errors import RearviewError, StoreError, UsageError
+from rearview.multiversion.execution_tree import (
+    CellFacts,
+    Measurements,
+    build_tree,
+    cells_as_written,
+    to_json,
+)
+from rearview.multiversion.package_manifest import (
+    Manifest,
+    PackedCell,
+    PackedFile,
+    PackedVersion,
+    describe_environment,
+)
+from rearview.multiversion.ro_crate import crate_of
+from rearview.multiversion.study import (
+    FileRef,
+    Study,
+    StudyVersion,
+    digest_of,
+    program_cells,
+    split_loops,
+)
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+CRATE = "ro-crate-metadata.json"
+EMBEDDED = 200 << 20
+"""Files up to this many bytes are put into the package; of larger ones, name and hash."""
+MOST_ENTRIES = 100_000
+MOST_MANIFEST = 64 << 20
+"""Bytes of a manifest that are read."""
+MOST_BYTES = 50 << 30
+"""Bytes that the contents of a package may take when they are unpacked."""
+MOST_RATIO = 300
+"""How many times larger than packed a content may be; `pack` stores what compresses better as it is."""
+_OBJECT = re.compile(r"objects/([0-9a-f]{64})")
+_CHUNK = 1 << 20
+Measured = list[tuple[CellFacts | None, tuple[dict[str, Any], ...] | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """What `pack` wrote."""
+
+    file: Path
+    versions: int
+    files: int
+    embedded: int
+    """Bytes of the contents, before compression."""
+    referenced: tuple[str, ...]
+    """Files of which only name and hash are in the package."""
+    size: int
+
+
+def pack(
+    file: Path,
+    study: Study,
+    *,
+    programs: Mapping[str, bytes],
+    known: Measurements,
+    embed: int = EMBEDDED,
+    title: str = "",
+) -> Packed:
+    """Write a study to a package; the file appears when it is complete."""
+    tree = build_tree(study, known)
+    contents: dict[str, Path | bytes] = {}
+    referenced: dict[str, None] = {}
+    digests: dict[Path, str] = {}
+    versions = []
+    for version, cut in zip(study.versions, split_loops(study).versions, strict=True):
+        measured = cells_as_written(cut, known)
+        program = programs[version.name]
+        source = hashlib.sha256(program).hexdigest()
+        contents[source] = program
+        files: dict[str, PackedFile] = {}
+        for name, ref in _needed(version, measured).items():
+            if ref.place is None:
+                files[name] = PackedFile(ref.digest[:64], ref.size, embedded=False)
+                referenced[name] = None
+                continue
+            digest = digests.get(ref.place) or digest_of(ref.place)
+            digests[ref.place] = digest
+            embedded = ref.size <= embed
+            files[name] = PackedFile(digest, ref.size, embedded)
+            if embedded:
+                contents[digest] = ref.place
+            else:
+                referenced[name] = None
+        versions.append(_packed(version, source, files, measured))
+    environment = describe_environment([cell.text for v in study.versions for cell in v.cells])
+    manifest = Manifest(
+        FORMAT, round(time.time(), 3), tuple(versions), environment, to_json(tree), title
+    )
+    total = _write(file, manifest, contents)
+    return Packed(file, len(versions), len(contents), total, tuple(referenced), file.stat().st_size)
+
+
+def _needed(version: StudyVersion, measured: Measured) -> dict[str, FileRef]:
+    """Return the files that a version needs: those it was seen to read, or all if that is unknown."""
+    reads: set[str] = set()
+    for cell, (facts, _) in zip(version.cells, measured, strict=True):
+        seen = facts.reads if facts else cell.reads
+        if seen is None:
+            return dict(version.files)
+        reads.update(seen)
+    folders = tuple(name for name in reads if name.endswith("/") and name != "/")
+    return {
+        name: ref
+        for name, ref in version.files.items()
+        if name in reads
+        or name.endswith(".py")
+        or (folders and name.startswith(folders))
+        or (version.inputs is not None and name in version.inputs)
+        or Path(name).name in {"LICENSE", "README.md", "requirements.txt"}
+        # a library may have read it without Python noticing
+        or not name.endswith((".py", ".ipynb", ".md", ".txt", ".log"))
+    }
+
+
+def _packed(
+    version: StudyVersion,
+    source: str,
+    files: dict[str, PackedFile],
+    measured: Measured,
+) -> PackedVersion:
+    cells = [
+        PackedCell(
+            cell.code,
+            facts.seconds if facts else cell.seconds,
+            facts.size if facts else cell.size,
+            facts.reads if facts else cell.reads,
+            None if version.notebook else outputs,
+        )
+        for cell, (facts, outputs) in zip(version.cells, measured, strict=True)
+    ]
+    return PackedVersion(
+        version.name,
+        version.program,
+        source,
+        version.notebook,
+        version.cwd,
+        version.argv,
+        dict(version.environment),
+        files,
+        None if version.inputs is None else tuple(sorted(version.inputs)),
+        version.printed,
+        version.run,
+        tuple(cells),
+    )
+
+
+def _write(file: Path, manifest: Manifest, contents: Mapping[str, Path | bytes]) -> int:
+    part = file.with_name(f".{file.name}.{os.getpid()}.part")
+    total = 0
+    try:
+        with zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
+            archive.writestr(MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+            crate = crate_of(manifest)
+            archive.writestr(CRATE, msgspec.json.format(msgspec.json.encode(crate), indent=1))
+            for digest, content in sorted(contents.items()):
+                name = f"objects/{digest}"
+                if isinstance(content, bytes):
+                    archive.writestr(name, content)
+                    total += len(content)
+                else:
+                    total += content.stat().st_size
+                    archive.write(content, name, _compression(content))
+        part.replace(file)
+    except OSError as exc:
+        raise StoreError(
+            f"The package {file} cannot be written: {exc.strerror or exc}.", slug="package-write"
+        ) from exc
+    finally:
+        part.unlink(missing_ok=True)
+    return total
+
+
+def _compression(file: Path) -> int:
+    """Return how to pack a file: one that would look like a bomb is stored as it is."""
+    with file.open("rb") as stream:
+        sample = stream.read(_CHUNK)
+    dense = len(sample) < 100 * len(zlib.compress(sample, 6))
+    return zipfile.ZIP_DEFLATED if dense else zipfile.ZIP_STORED
+
+
+# What follows reads packages from elsewhere.
+
+
+class PackageReader:
+    """A package that was checked; `extract` writes its contents to a folder."""
+
+    def __init__(self, file: Path, *, most_bytes: int = MOST_BYTES) -> None:
+        self.file = file
+        self._most = most_bytes
+        try:
+            self._archive = zipfile.ZipFile(file)
+        except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as exc:
+            raise _bad(
+                file, f"it is not a complete package ({exc})", slug="package-damaged"
+            ) from exc
+        self._entries = self._checked_entries()
+        self.manifest = self._read_manifest()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._archive.close()
+
+    def _checked_entries(self) -> dict[str, zipfile.ZipInfo]:
+        infos = self._archive.infolist()
+        if len(infos) > MOST_ENTRIES:
+            raise _bad(self.file, f"it has {len(infos)} entries, more than {MOST_ENTRIES}")
+        entries: dict[str, zipfile.ZipInfo] = {}
+        total = 0
+        for info in infos:
+            name = info.filename
+            if name not in {MANIFEST, CRATE} and not _OBJECT.fullmatch(name):
+                raise _bad(self.file, f"it has an entry {name[:80]!r}, which packages do not have")
+            if name in entries:
+                raise _bad(self.file, f"it has two entries {name!r}")
+            mode = info.external_attr >> 16
+            if mode and not stat.S_ISREG(mode) and stat.S_IFMT(mode):
+                raise _bad(self.file, f"its entry {name!r} is a link or a device")
+            if info.flag_bits & 1:
+                raise _bad(self.file, f"its entry {name!r} is encrypted")
+            if info.compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
+                raise _bad(self.file, f"its entry {name!r} is compressed in an unknown way")
+            if info.file_size > _CHUNK and info.file_size > MOST_RATIO * max(1, info.compress_size):
+                raise _bad(
+                    self.file,
+                    f"its entry {name!r} grows {info.file_size // max(1, info.compress_size)} "
+                    "times when unpacked",
+                )
+            total += info.file_size
+            entries[name] = info
+        if total > self._most:
+            raise _bad(
+                self.file,
+                f"its contents take {total / 1e9:.1f} GB, more than the {self._most / 1e9:.1f} GB "
+                "allowed. Raise the limit with --max-size if you trust it",
+                slug="package-too-large",
+            )
+        if MANIFEST not in entries:
+            raise _bad(self.file, "it has no manifest.json", slug="package-damaged")
+        return entries
+
+    def _read_manifest(self) -> Manifest:
+        info = self._entries[MANIFEST]
+        if info.file_size > MOST_MANIFEST:
+            raise _bad(self.file, f"its manifest has {info.file_size} bytes")
+        data = b"".join(self._chunks(info))
+        try:
+            number = msgspec.json.decode(data, type=_Numbered).format
+            if number > FORMAT:
+                raise _bad(
+                    self.file,
+                    f"it has format {number}, and this Rearview reads up to {FORMAT}: update it",
+                    slug="package-format",
+                )
+            manifest = msgspec.json.decode(data, type=Manifest)
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as exc:
+            raise _bad(
+                self.file, f"its manifest cannot be read: {exc}", slug="package-damaged"
+            ) from exc
+        self._check_manifest(manifest)
+        return manifest
+
+    def _check_manifest(self, manifest: Manifest) -> None:
+        names = [version.name for version in manifest.versions]
+        if not names:
+            raise _bad(self.file, "it has no versions", slug="package-damaged")
+        if len(set(names)) != len(names):
+            raise _bad(self.file, "two of its versions have the same name")
+        for version in manifest.versions:
+            paths = [version.program, *version.files]
+            if version.cwd:
+                paths.append(version.cwd)
+            for path in paths:
+                self._check_path(path)
+            files = set(version.files) | {version.program}
+            for path in files:
+                above = [str(p) for p in PurePosixPath(path).parents]
+                if any(p in files for p in above):
+                    raise _bad(self.file, f"{path!r} lies below another file")
+            self._check_object(version.source, None)
+            for name, packed in version.files.items():
+                if packed.embedded:
+                    self._check_object(packed.sha256, packed.size)
+                elif not re.fullmatch(r"[0-9a-f]{64}|recorded:[0-9a-f]+", packed.sha256):
+                    raise _bad(self.file, f"the hash of {name!r} is not one")
+            for name, value in version.environment.items():
+                if not name or "=" in name or "\0" in name + (value or ""):
+                    raise _bad(self.file, f"it sets an environment variable {name!r}")
+            if any("\0" in word for word in version.argv):
+                raise _bad(self.file, "an argument contains a null byte")
+
+    def _check_path(self, path: str) -> None:
+        parts = path.split("/")
+        bad = (
+            not path
+            or len(path) > 1000
+            or path.startswith("/")
+            or any(part in {"", ".", ".."} for part in parts)
+            or any(len(os.fsencode(part)) > 255 for part in parts)
+            or any(ord(char) < 32 or char in '\\:*?"<>|\x7f' for char in path)
+        )
+        if bad:
+            raise _bad(self.file, f"it names a file {path[:100]!r}, which leads out of its folder")
+
+    def _check_object(self, digest: str, size: int | None) -> None:
+        info = self._entries.get(f"objects/{digest}")
+        if info is None:
+            raise _bad(self.file, f"content {digest[:12]} is missing", slug="package-damaged")
+        if size is not None and info.file_size != size:
+            raise _bad(
+                self.file,
+                f"content {digest[:12]} has {info.file_size} bytes, not {size}",
+                slug="package-damaged",
+            )
+
+    def _chunks(self, info: zipfile.ZipInfo) -> Iterator[bytes]:
+        """Yield the content of an entry; raise if it is not what its header says."""
+        seen = 0
+        try:
+            with self._archive.open(info) as stream:
+                while chunk := stream.read(_CHUNK):
+                    seen += len(chunk)
+                    if seen > info.file_size:
+                        raise _bad(self.file, f"{info.filename!r} is larger than it says")  # noqa: TRY301
+                    yield chunk
+        except (zipfile.BadZipFile, OSError, EOFError, ValueError) as exc:
+            raise _bad(
+                self.file, f"{info.filename!r} is damaged ({exc})", slug="package-damaged"
+            ) from exc
+        except Exception as exc:  # zlib.error has no public base
+            if isinstance(exc, RearviewError):
+                raise
+            raise _bad(
+                self.file, f"{info.filename!r} is damaged ({exc})", slug="package-damaged"
+            ) from exc
+        if seen != info.file_size:
+            raise _bad(
+                self.file, f"{info.filename!r} is shorter than it says", slug="package-damaged"
+            )
+
+    def content(self, digest: str) -> bytes:
+        """Return one content; raise if it does not have the hash it is named by."""
+        data = b"".join(self._chunks(self._entries[f"objects/{digest}"]))
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise _bad(self.file, f"content {digest[:12]} was changed", slug="package-damaged")
+        return data
+
+    def extract(
+        self, folder: Path, *, data: Sequence[Path] = (), only: Sequence[str] = ()
+    ) -> tuple[Study, dict[str, bytes]]:
+        """Write the contents below an empty folder; return the study and its programs.
+
+        Files that are not in the package are looked for below the folders `data`, by path, and must
+        have the recorded hash.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        versions: list[StudyVersion] = []
+        programs: dict[str, bytes] = {}
+        found: dict[tuple[str, str], Path | None] = {}
+        wanted = [v for v in self.manifest.versions if not only or v.name in only]
+        for packed in wanted:
+            source = self.content(packed.source)
+            programs[packed.name] = source
+            files = {
+                name: FileRef(ref.sha256, ref.size, self._placed(name, ref, folder, data, found))
+                for name, ref in packed.files.items()
+            }
+            cells = program_cells(source, packed.program)
+            measured = packed.cells if len(packed.cells) == len(cells) else ()
+            if measured and all(m.code == c.code for m, c in zip(measured, cells, strict=True)):
+                cells = tuple(
+                    replace(
+                        cell,
+                        seconds=m.seconds if m.seconds is None else max(0.0, m.seconds),
+                        size=m.size if m.size is None else max(1, m.size),
+                        reads=m.reads,
+                        outputs=cell.outputs if packed.notebook else m.outputs,
+                    )
+                    for cell, m in zip(cells, measured, strict=True)
+                )
+            versions.append(
+                StudyVersion(
+                    packed.name,
+                    packed.program,
+                    cells,
+                    packed.notebook,
+                    packed.cwd,
+                    packed.argv,
+                    packed.environment,
+                    files,
+                    None if packed.inputs is None else frozenset(packed.inputs),
+                    packed.printed,
+                    packed.run,
+                )
+            )
+        study = Study(tuple(versions))
+        return (study.only(only) if only else study), programs
+
+    def _placed(
+        self,
+        name: str,
+        ref: PackedFile,
+        folder: Path,
+        data: Sequence[Path],
+        found: dict[tuple[str, str], Path | None],
+    ) -> Path | None:
+        key = (name, ref.sha256)
+        if ref.embedded:
+            target = folder / ref.sha256
+            if not target.exists():
+                self._extract_one(ref.sha256, target)
+            return target
+        if key not in found:
+            places = [place / name for place in data]
+            found[key] = next(
+                (p for p in places if p.is_file() and digest_of(p) == ref.sha256), None
+            )
+        return found[key]
+
+    def _extract_one(self, digest: str, target: Path) -> None:
+        hashed = hashlib.sha256()
+        part = target.with_suffix(".part")
+        with part.open("xb") as stream:
+            for chunk in self._chunks(self._entries[f"objects/{digest}"]):
+                hashed.update(chunk)
+                stream.write(chunk)
+        if hashed.hexdigest() != digest:
+            part.unlink()
+            raise _bad(self.file, f"content {digest[:12]} was changed", slug="package-damaged")
+        part.rename(target)
+
+
+class _Numbered(msgspec.Struct):
+    format: int
+
+
+def is_package(file: Path) -> bool:
+    """Return True if a path names a package."""
+    return file.suffix == ".rvz"
+
+
+def open_package(file: Path, *, most_bytes: int = MOST_BYTES) -> PackageReader:
+    """Return a checked package; raise if there is none, or if it is damaged or hostile."""
+    if not file.is_file():
+        raise UsageError(f"There is no package {file}.", slug="no-file")
+    return PackageReader(file, most_bytes=most_bytes)
+
+
+def _bad(file: Path, why: str, *, slug: str = "") -> StoreError:
+    return StoreError(
+        f"{file.name} was refused: {why}. Nothing of it was run. Ask its author for a new one.",
+        slug=slug or "package-refused",
+    )

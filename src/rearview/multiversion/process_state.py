@@ -1,0 +1,255 @@
+"""Keep the state of a cell process: forked, or as a stored namespace. Standard library only."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import random
+import re
+import stat
+import sys
+import threading
+from typing import Any
+
+_BAD_FORKS = {
+    "polars": "polars keeps a thread pool",
+    "jax": "JAX keeps threads",
+    "tensorflow": "TensorFlow keeps threads",
+    "ray": "Ray is connected",
+    "pyspark": "Spark is connected",
+    "cupy": "CuPy holds a device",
+    "grpc": "gRPC keeps threads",
+}
+_OMP = re.compile(r"/lib(?:g|i|)omp[^/]*\.so[^/]*$")
+_CLONE_NEWNS, _MS_BIND, _MS_REC, _MS_PRIVATE = 0x20000, 4096, 16384, 1 << 18
+_MNT_DETACH = 2
+
+
+class Refused(Exception):  # noqa: N818 - it says what happened
+    """The state cannot be kept this way."""
+
+
+def forbids_fork(own_socket: int) -> str:
+    """Return why this process must not be forked; empty if it may.
+
+    `own_socket` is the connection to the engine.
+    """
+    threads = [
+        thread.name
+        for thread in threading.enumerate()
+        if thread is not threading.current_thread() and thread.is_alive()
+    ]
+    if threads:
+        return f"thread {threads[0]!r} is running"
+    for name, why in _BAD_FORKS.items():
+        if name in sys.modules:
+            return why
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return "PyTorch holds a CUDA device"
+    children = ""
+    with contextlib.suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children") as file:
+        children = file.read().strip()
+    if children:
+        alive = [pid for pid in children.split() if _state(pid) not in {"Z", "X", ""}]
+        if alive:
+            return f"it has started {len(alive)} processes that are still running"
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            target = os.readlink(f"/proc/self/fd/{fd}")
+            if target.startswith("socket:") and int(fd) != own_socket:
+                return "it has an open network connection"
+    return ""
+
+
+def _state(pid: str) -> str:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
+def pause_openmp() -> None:
+    """End the threads of every OpenMP library in this process; they start again when needed.
+
+    A child of a process with a live OpenMP pool waits forever for threads that it does not have.
+    """
+    try:
+        with open("/proc/self/maps") as file:
+            libraries = {line.split(None, 5)[5].strip() for line in file if ".so" in line}
+    except OSError:
+        return
+    for library in sorted(libraries):
+        if _OMP.search(library):
+            with contextlib.suppress(OSError, AttributeError):
+                ctypes.CDLL(library).omp_pause_resource_all(2)
+
+
+def exercise() -> None:
+    """Use the thread pools of numerical libraries once: a child that hangs is noticed now."""
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        square = numpy.ones((160, 160))
+        square @ square
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        with torch.no_grad():
+            square = torch.ones(160, 160, dtype=torch.float32, device="cpu")
+            (square @ square).sum()
+            torch.ones(1 << 17).sum()
+
+
+def open_files(folder: str) -> list[tuple[int, str, int, int]]:
+    """Return (descriptor, path, flags, position) of the open files in the work folder."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        fd = int(name)
+        if fd <= 2:
+            continue
+        with contextlib.suppress(OSError):
+            path = os.readlink(f"/proc/self/fd/{fd}")
+            if path.startswith(folder + os.sep) and stat.S_ISREG(os.fstat(fd).st_mode):
+                with open(f"/proc/self/fdinfo/{fd}") as file:
+                    about = dict(line.split(":", 1) for line in file if ":" in line)
+                flags = int(about["flags"].strip(), 8)
+                found.append((fd, path, flags, int(about["pos"])))
+    return found
+
+
+def reopen(files: list[tuple[int, str, int, int]]) -> None:
+    """Open files again by name: a forked child shares positions with its parent."""
+    for fd, path, flags, position in files:
+        fresh = os.open(path, flags & ~(os.O_CREAT | os.O_TRUNC | os.O_EXCL))
+        os.lseek(fresh, position, os.SEEK_SET)
+        os.dup2(fresh, fd, inheritable=False)
+        os.close(fresh)
+
+
+def mount_folder(folder: str, at: str) -> None:
+    """Show `folder` under the path `at` to this process only."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    failed = libc.unshare(_CLONE_NEWNS)
+    failed = failed or libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None)
+    # a parked parent may show a folder there that is gone by now
+    libc.umount2(at.encode(), _MNT_DETACH)
+    failed = failed or libc.mount(folder.encode(), at.encode(), None, _MS_BIND, None)
+    if failed:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), at)
+
+
+def pickler(stream: Any, namespace: dict[str, Any]) -> Any:
+    """Return a pickler whose functions keep the program's namespace as their globals."""
+    import cloudpickle
+
+    marker: dict[str, Any] = {"__name__": "__main__", "__rearview_namespace__": True}
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        def persistent_id(self, value: Any) -> str | None:
+            return "namespace" if value is marker or value is namespace else None
+
+    found = Pickler(stream, protocol=5)
+    found.globals_ref[id(namespace)] = marker
+    return found
+
+
+def unpickler(stream: Any, namespace: dict[str, Any]) -> Any:
+    """Return the unpickler for what `pickler` wrote."""
+    import pickle
+
+    class Unpickler(pickle.Unpickler):
+        def persistent_load(self, pid: Any) -> Any:
+            if pid != "namespace":
+                raise pickle.UnpicklingError(f"unknown persistent id {pid!r}")
+            return namespace
+
+    return Unpickler(stream)
+
+
+def random_states() -> dict[str, Any]:
+    """Return the random states of Python, NumPy and PyTorch."""
+    states: dict[str, Any] = {"random": random.getstate()}
+    numpy, torch = sys.modules.get("numpy.random"), sys.modules.get("torch")
+    if numpy is not None:
+        states["numpy"] = numpy.get_state()
+    if torch is not None:
+        states["torch"] = torch.get_rng_state()
+    return states
+
+
+def set_random_states(states: dict[str, Any]) -> None:
+    """Set the random states."""
+    random.setstate(states["random"])
+    if "numpy" in states:
+        __import__("numpy").random.set_state(states["numpy"])
+    if "torch" in states:
+        __import__("torch").set_rng_state(states["torch"])
+
+
+def library_settings() -> dict[str, Any]:
+    """Return settings of libraries that are not in the namespace."""
+    found: dict[str, Any] = {"environment": dict(os.environ)}
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    pandas, plotting = sys.modules.get("pandas"), sys.modules.get("matplotlib")
+    if numpy is not None:
+        found["numpy"] = (numpy.get_printoptions(), numpy.geterr())
+    if torch is not None:
+        found["torch"] = (
+            torch.get_default_dtype(),
+            torch.get_num_threads(),
+            torch.is_grad_enabled(),
+            torch.are_deterministic_algorithms_enabled(),
+        )
+    if pandas is not None:
+        from pandas._config import config
+
+        found["pandas"] = _flat(config._global_config)  # noqa: SLF001
+    if plotting is not None:
+        found["matplotlib"] = dict(plotting.rcParams.copy())
+    return found
+
+
+def _flat(options: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in options.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+def apply_settings(settings: dict[str, Any]) -> None:
+    """Set what `library_settings` returned."""
+    import warnings
+
+    os.environ.update(settings["environment"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if "numpy" in settings:
+            import numpy as np
+
+            options, errors = settings["numpy"]
+            np.set_printoptions(**options)
+            np.seterr(**errors)
+        if "torch" in settings:
+            import torch
+
+            dtype, threads, grad, deterministic = settings["torch"]
+            torch.set_default_dtype(dtype)
+            torch.set_num_threads(threads)
+            torch.set_grad_enabled(grad)
+            torch.use_deterministic_algorithms(deterministic)
+        if "pandas" in settings:
+            import pandas as pd
+
+            for name, value in settings["pandas"].items():
+                with contextlib.suppress(Exception):
+                    if pd.get_option(name) != value:
+                        pd.set_option(name, value)
+        if "matplotlib" in settings:
+            import matplotlib as mpl
+
+            mpl.rcParams.update(settings["matplotlib"])

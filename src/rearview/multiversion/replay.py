@@ -1,0 +1,334 @@
+"""Replay a study: build its tree, plan, run the cells, compare the outputs, report."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rearview.multiversion.engine import CellResult, Engine, Progress, ReplayResult
+from rearview.multiversion.execution_tree import (
+    ExecutionTree,
+    Measurements,
+    build_tree,
+    without,
+)
+from rearview.multiversion.states import stored_size
+from rearview.multiversion.study import Study, StudyVersion
+from rearview.multiversion.verdicts import OutputVerdict, Same, Tolerance, compare
+from rearview.plan.versions.order import Order, order
+from rearview.plan.versions.tree import START, CacheLevel, Tree
+from rearview.source.cells import only_defines
+
+START_SECONDS = 0.05
+"""Seconds to fork a fresh process and lay out its folder."""
+PARK_SECONDS = 0.03
+"""Seconds to park a process, and to fork a parked one."""
+DISK_BYTE = 1 / 400e6
+"""Seconds to pickle and write, or to read and unpickle, one byte."""
+PLANNING = 0.8
+"""Seconds that the search for a better order may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayOptions:
+    """How a study is replayed."""
+
+    cache: float = 2e9
+    """Bytes of memory for kept states."""
+    disk: float = 0.0
+    """Bytes of disk for kept states."""
+    workers: int = 1
+    planner: str = "auto"
+    cell_limit: float | None = None
+    backend: str = "auto"
+    """`auto` parks processes where that is possible; `stored` always stores namespaces."""
+    tolerance: Tolerance = field(default_factory=Tolerance)
+    keep_states: bool = False
+    """Leave states on disk for the next replay."""
+
+
+@dataclass(frozen=True, slots=True)
+class CellReport:
+    """One cell of one version after a replay."""
+
+    number: int
+    title: str
+    verdict: OutputVerdict
+    seconds: float
+    shared: bool
+    """Whether it was computed for another version already."""
+    ended: str
+    outputs: tuple[dict[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class VersionReport:
+    """One version after a replay."""
+
+    name: str
+    program: str
+    cells: tuple[CellReport, ...]
+    problem: str = ""
+    """Why it could not be replayed, or why it ended early."""
+
+    @property
+    def same(self) -> Same:
+        """The worst verdict of its cells."""
+        verdicts = [cell.verdict.same for cell in self.cells]
+        if Same.DIFFERENT in verdicts or (self.problem and Same.SAME not in verdicts):
+            return Same.DIFFERENT
+        return Same.NOT_COMPARABLE if Same.NOT_COMPARABLE in verdicts else Same.SAME
+
+
+@dataclass(frozen=True, slots=True)
+class StudyReport:
+    """Everything a replay of a study found."""
+
+    tree: ExecutionTree
+    order: Order
+    versions: tuple[VersionReport, ...]
+    result: ReplayResult
+
+    @property
+    def exact(self) -> bool:
+        """Whether no version is different and none is missing."""
+        return all(v.same is not Same.DIFFERENT and not v.problem for v in self.versions)
+
+    @property
+    def computed_alone(self) -> float:
+        """Seconds that the same cells take if every version is replayed alone."""
+        results = self.result.results
+        return sum(
+            results[node].seconds
+            for path in self.tree.paths.values()
+            for node in path
+            if node in results
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StudyPlan:
+    """A tree, the order to replay it in, and where states are kept."""
+
+    tree: ExecutionTree
+    order: Order
+    levels: tuple[CacheLevel, ...]
+    names: Mapping[int, str]
+    """Node -> name of its stored state."""
+
+
+def plan_study(
+    study: Study,
+    options: ReplayOptions,
+    known: Measurements,
+    store: Path | None = None,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+) -> StudyPlan:
+    """Return the tree of a study and the order to replay it in."""
+    tree = build_tree(study, known, start=START_SECONDS)
+    if tree.unavailable and len(tree.unavailable) < len(study.versions):
+        smaller = without(tree, list(tree.unavailable))
+        tree = replace(smaller, unavailable=tree.unavailable)
+    names = _state_names(tree)
+    cells = []
+    imports = _import_seconds(tree)
+    for node, cell in enumerate(tree.tree.cells):
+        size = stored_size(store, names[node]) if store is not None else None
+        if size is not None:
+            load = START_SECONDS + imports[node] + size * DISK_BYTE
+            cells.append(replace(cell, save=PARK_SECONDS, load=load, kept=True))
+        else:
+            again = imports[node] if options.backend == "stored" else 0.0
+            cells.append(replace(cell, save=PARK_SECONDS, load=PARK_SECONDS + again))
+    planned = Tree.of(tree.tree.parent, cells, start=START_SECONDS, versions=tree.tree.versions)
+    tree = replace(tree, tree=planned)
+    levels = [CacheLevel(options.cache if options.backend != "stored" else 0.0)]
+    room = options.disk if options.backend != "stored" else max(options.disk, options.cache)
+    if room > 0:
+        levels.append(CacheLevel(room, "disk", save_byte=DISK_BYTE, load_byte=DISK_BYTE))
+    end = clock() + PLANNING
+    found = order(
+        tree.tree,
+        tuple(levels),
+        planner=options.planner,
+        workers=options.workers,
+        patience=10**9,
+        going=lambda: clock() < end,
+    )
+    return StudyPlan(tree, found, tuple(levels), names)
+
+
+def _import_seconds(tree: ExecutionTree) -> list[float]:
+    """Return the seconds of imports up to each node: loading a stored namespace repeats them."""
+    seconds: list[float] = []
+    for node, about in enumerate(tree.nodes):
+        above = tree.tree.parent[node]
+        mine = tree.tree.cells[node].seconds if only_defines(about.cell.text) else 0.0
+        seconds.append(mine + (seconds[above] if above != START else 0.0))
+    return seconds
+
+
+def _state_names(tree: ExecutionTree) -> dict[int, str]:
+    """Return the names of stored states: lineage, interpreter and all files must be the same."""
+    machine = f"{sys.version} {platform.machine()} {os.environ.get('OMP_NUM_THREADS', '')}"
+    prints: dict[str, str] = {}
+    for version in tree.study.versions:
+        facts = []
+        for name, ref in sorted(version.files.items()):
+            if ref.digest:
+                facts.append([name, ref.digest])
+            elif ref.place is not None:
+                status = ref.place.stat()
+                facts.append([name, f"{status.st_size} {status.st_mtime_ns}"])
+        prints[version.name] = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+    names = {}
+    for node, about in enumerate(tree.nodes):
+        text = f"{tree.tree.cells[node].lineage} {machine} {prints[about.versions[0]]}"
+        names[node] = hashlib.sha256(text.encode()).hexdigest()[:40]
+    return names
+
+
+def replay_study(
+    plan: StudyPlan,
+    options: ReplayOptions,
+    known: Measurements,
+    *,
+    programs: Mapping[str, bytes],
+    environment: Mapping[str, str],
+    python: str = sys.executable,
+    store: Path | None = None,
+    tell: Callable[[Progress], None] = lambda _: None,
+) -> StudyReport:
+    """Run a plan and compare what the cells give with the author's outputs."""
+    engine = Engine(
+        plan.tree,
+        plan.order,
+        plan.levels,
+        programs=programs,
+        known=known,
+        workers=options.workers,
+        python=python,
+        environment=environment,
+        store=store,
+        cell_limit=options.cell_limit,
+        backend=options.backend,
+        names=plan.names,
+        keep_stored=options.keep_states,
+        tell=tell,
+    )
+    result = engine.run()
+    for node, got in result.results.items():
+        version = next(
+            v for v in plan.tree.study.versions if v.name == plan.tree.nodes[node].versions[0]
+        )
+        if not version.notebook and got.ended in {"done", "exit"}:
+            known.keep_outputs(plan.tree.nodes[node].chain, got.outputs)
+    reports = [
+        _version_report(plan.tree, version, result, options.tolerance)
+        for version in plan.tree.study.versions
+        if version.name in plan.tree.paths
+    ]
+    reports += [
+        VersionReport(name, "", (), f"It was not replayed: {why}.")
+        for name, why in plan.tree.unavailable.items()
+    ]
+    return StudyReport(plan.tree, plan.order, tuple(reports), result)
+
+
+def _version_report(
+    tree: ExecutionTree, version: StudyVersion, result: ReplayResult, tolerance: Tolerance
+) -> VersionReport:
+    cells: list[CellReport] = []
+    problem = ""
+    nodes = tree.paths[version.name]
+    stopped: CellResult | None = None
+    for i, node in enumerate(nodes):
+        cell = version.cells[i]
+        got = result.results.get(node)
+        first = tree.nodes[node].versions[0] == version.name
+        if stopped is not None or got is None:
+            verdict = OutputVerdict(
+                Same.NOT_COMPARABLE, "it did not run: a cell before it ended the program"
+            )
+            if stopped is not None and stopped.ended == "exit":
+                verdict = OutputVerdict(Same.SAME, "the program had ended")
+            cells.append(CellReport(i + 1, cell.title, verdict, 0.0, not first, "not run"))
+            continue
+        verdict = _cell_verdict(version, nodes, i, result, tolerance)
+        cells.append(
+            CellReport(i + 1, cell.title, verdict, got.seconds, not first, got.ended, got.outputs)
+        )
+        if not got.goes_on:
+            stopped = got
+            if got.ended != "exit":
+                problem = f"Cell {i + 1} ({cell.title}) ended the branch: {_reason(got)}."
+                if verdict.same is Same.SAME:
+                    problem = ""  # the author's cell failed in the same way
+    if version.printed is not None and not problem:
+        cells = _with_printed(version, nodes, result, cells, tolerance)
+    return VersionReport(version.name, version.program, tuple(cells), problem)
+
+
+def _reason(result: CellResult) -> str:
+    error = next((o for o in result.outputs if o.get("output_type") == "error"), None)
+    if error is not None:
+        return f"{error.get('ename')}: {str(error.get('evalue'))[:200]}"
+    return result.why or result.ended
+
+
+def _cell_verdict(
+    version: StudyVersion,
+    nodes: tuple[int, ...],
+    i: int,
+    result: ReplayResult,
+    tolerance: Tolerance,
+) -> OutputVerdict:
+    cell, got = version.cells[i], result.results[nodes[i]]
+    if cell.outputs is None and any(
+        later.parts > j and later.outputs is not None for j, later in enumerate(version.cells[i:])
+    ):
+        return OutputVerdict(Same.SAME, "a part of a loop: judged at its end")
+    if cell.outputs is None and got.ended in {"failed", "stopped"}:
+        return OutputVerdict(Same.DIFFERENT, f"it {got.ended}: {_reason(got)}")
+    if got.ended == "stopped":
+        return OutputVerdict(Same.DIFFERENT, got.why)
+    outputs: list[dict[str, Any]] = []
+    for node in nodes[i - cell.parts + 1 : i + 1]:
+        outputs.extend(result.results[node].outputs if node in result.results else ())
+    return compare(cell.outputs, outputs, tolerance)
+
+
+def _with_printed(
+    version: StudyVersion,
+    nodes: tuple[int, ...],
+    result: ReplayResult,
+    cells: list[CellReport],
+    tolerance: Tolerance,
+) -> list[CellReport]:
+    """Judge a recorded script by everything it printed: lines are not recorded cell by cell."""
+    ours = "".join(
+        str(output.get("text", ""))
+        for node in nodes
+        if node in result.results
+        for output in result.results[node].outputs
+        if output.get("output_type") == "stream" and output.get("name") == "stdout"
+    )
+    theirs = [{"output_type": "stream", "name": "stdout", "text": version.printed}]
+    mine = [{"output_type": "stream", "name": "stdout", "text": ours}]
+    verdict = compare(theirs if version.printed else [], mine if ours else [], tolerance)
+    told = OutputVerdict(
+        verdict.same, verdict.why or "all that was printed is the same", verdict.diff
+    )
+    rest = OutputVerdict(Same.SAME, "judged by all that was printed, at the last cell")
+    if not cells:
+        return cells
+    return [*(replace(c, verdict=rest) for c in cells[:-1]), replace(cells[-1], verdict=told)]

@@ -1,0 +1,296 @@
+"""Trees and replays for people: text, plain data, SVG, and one HTML page that needs nothing else."""
+
+from __future__ import annotations
+
+import html
+from typing import Any
+
+from rearview.multiversion.execution_tree import ExecutionTree
+from rearview.multiversion.replay import StudyPlan, StudyReport
+from rearview.multiversion.verdicts import Same
+from rearview.plan.versions.tree import START
+
+MOST_IMAGE = 4 << 20
+"""Bytes of an image that are put into the page."""
+_MARKS = {Same.SAME: "=", Same.DIFFERENT: "!", Same.NOT_COMPARABLE: "?"}
+
+
+def seconds_text(seconds: float) -> str:
+    """Return seconds as people read them.
+
+    >>> seconds_text(0.004), seconds_text(75), seconds_text(7300)
+    ('4 ms', '1 min 15 s', '2 h 2 min')
+    """
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def bytes_text(count: float) -> str:
+    """Return bytes as people read them.
+
+    >>> bytes_text(2_500_000)
+    '2.5 MB'
+    """
+    for unit in ("B", "KB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError
+
+
+def tree_lines(tree: ExecutionTree) -> list[str]:
+    """Return the tree as text: one line per cell, branches indented."""
+    plan = tree.tree
+    ends: dict[int, list[str]] = {}
+    for version, end in zip(tree.study.versions, plan.versions, strict=True):
+        ends.setdefault(end, []).append(version.name)
+    lines: list[str] = []
+    stack = [(root, 0) for root in reversed(plan.roots)]
+    while stack:
+        node, depth = stack.pop()
+        about = tree.nodes[node]
+        cell = plan.cells[node]
+        cost = (
+            f"{seconds_text(cell.seconds)}, {bytes_text(cell.size)}"
+            if about.measured
+            else "not measured"
+        )
+        stored = ", stored" if cell.kept else ""
+        share = f"  x{len(about.versions)}" if len(about.versions) > 1 else ""
+        names = f"  <- {', '.join(ends[node])}" if node in ends else ""
+        lines.append(
+            f"{'  ' * depth}[{about.number}] {about.cell.title}  ({cost}{stored}){share}{names}"
+        )
+        below = plan.children[node]
+        deeper = depth + 1 if len(below) > 1 else depth
+        stack.extend((child, deeper) for child in reversed(below))
+    return lines
+
+
+def tree_svg(tree: ExecutionTree) -> str:
+    """Return the tree as an SVG picture: wide bars are slow cells, versions end at the right."""
+    plan = tree.tree
+    rows: dict[int, float] = {}
+    next_row = 0
+    for node in _depth_first(tree):
+        if not plan.children[node]:
+            rows[node] = next_row
+            next_row += 1
+    for node in range(len(plan) - 1, -1, -1):
+        below = plan.children[node]
+        if below:
+            rows[node] = sum(rows[child] for child in below) / len(below)
+    depth = [0] * len(plan)
+    for node, above in enumerate(plan.parent):
+        depth[node] = 0 if above == START else depth[above] + 1
+    column, row = 150, 34
+    slowest = max((cell.seconds for cell in plan.cells), default=1.0) or 1.0
+    ends = {
+        end: version.name for version, end in zip(tree.study.versions, plan.versions, strict=True)
+    }
+    wide, high = (max(depth, default=0) + 2) * column, (next_row + 1) * row
+    size = f'width="{wide}" height="{high}" font-family="sans-serif" font-size="11"'
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" {size}>']
+    for node, above in enumerate(plan.parent):
+        x, y = depth[node] * column + 10, rows[node] * row + row / 2
+        if above != START:
+            x0, y0 = depth[above] * column + 140, rows[above] * row + row / 2
+            parts.append(
+                f'<path d="M{x0},{y0:.1f} C{x0 + 10},{y0:.1f} {x - 10},{y:.1f} {x},{y:.1f}" '
+                'fill="none" stroke="#999"/>'
+            )
+        about = tree.nodes[node]
+        bar = 4 + 126 * plan.cells[node].seconds / slowest
+        title = about.cell.title if len(about.cell.title) <= 22 else about.cell.title[:20] + "…"
+        parts.append(
+            f"<g><title>{html.escape(about.cell.text[:600])}</title>"
+            f'<rect x="{x}" y="{y - 12:.1f}" width="130" height="24" rx="3" fill="#f4f4f4" '
+            f'stroke="{"#2a6" if len(about.versions) > 1 else "#bbb"}"/>'
+            f'<rect x="{x}" y="{y + 8:.1f}" width="{bar:.1f}" height="4" fill="#47a"/>'
+            f'<text x="{x + 4}" y="{y + 2:.1f}">{html.escape(title)}</text></g>'
+        )
+        if node in ends:
+            parts.append(
+                f'<text x="{x + 136}" y="{y + 4:.1f}" font-weight="bold">'
+                f"{html.escape(ends[node])}</text>"
+            )
+    return "\n".join([*parts, "</svg>"])
+
+
+def _depth_first(tree: ExecutionTree) -> list[int]:
+    found: list[int] = []
+    stack = list(reversed(tree.tree.roots))
+    while stack:
+        node = stack.pop()
+        found.append(node)
+        stack.extend(reversed(tree.tree.children[node]))
+    return found
+
+
+def plan_lines(plan: StudyPlan, *, cache: float, workers: int) -> list[str]:
+    """Return what a replay will do, and how good its order is proved to be."""
+    tree, found = plan.tree, plan.order
+    cells = len(tree.tree)
+    count = len(tree.paths)
+    alone = tree.tree.one_by_one
+    measured = all(node.measured for node in tree.nodes)
+    what = f"{count} version{'s' if count != 1 else ''}, {tree.cells_in_all} cells"
+    means = (
+        f"{bytes_text(cache)} of memory for states, {workers} worker{'s' if workers != 1 else ''}"
+    )
+    lines = [f"{what}, {cells} of them distinct; {means}."]
+    if found.by == "none" and not found.steps:
+        return lines
+    about = "" if measured else " (cells that were never measured are counted as 1 s)"
+    lines.append(
+        f"One by one: {seconds_text(alone)}. Planned: {seconds_text(found.seconds)}, by "
+        f"{found.by}; no order can take less than {seconds_text(found.bound)} "
+        f"(gap {found.gap:.1%}){about}."
+    )
+    return lines
+
+
+def report_lines(report: StudyReport) -> list[str]:
+    """Return a replay as text: one line per version, and what differs."""
+    lines = []
+    for version in report.versions:
+        marks = "".join(_MARKS[cell.verdict.same] for cell in version.cells)
+        lines.append(f"{version.name:24} {version.same:15} {marks}")
+        if version.problem:
+            lines.append(f"    {version.problem}")
+        for cell in version.cells:
+            if cell.verdict.same is Same.DIFFERENT and not version.problem.startswith(
+                f"Cell {cell.number} "
+            ):
+                lines.append(f"    cell {cell.number} ({cell.title}): {cell.verdict.why}")
+                lines.extend(f"        {line}" for line in cell.verdict.diff.splitlines()[2:12])
+    result = report.result
+    alone = report.computed_alone
+    saved = 1 - result.seconds / alone if alone > result.seconds else 0.0
+    lines += ["", (
+        f"{result.computed} cells computed in {seconds_text(result.seconds)}, {result.checkpoints} "
+        f"states kept (at most {bytes_text(result.peak)}), {result.restores} restored. "
+        f"One by one the cells take {seconds_text(alone)}: {saved:.0%} saved."
+    )]  # fmt: skip
+    lines.extend(f"note: {note}" for note in result.notes)
+    return lines
+
+
+def report_json(report: StudyReport) -> dict[str, Any]:
+    """Return a replay as plain data."""
+    result = report.result
+    return {
+        "exact": report.exact,
+        "seconds": round(result.seconds, 3),
+        "one_by_one": round(report.computed_alone, 3),
+        "planned": round(report.order.seconds, 3),
+        "bound": round(report.order.bound, 3),
+        "gap": round(report.order.gap, 4),
+        "planner": report.order.by,
+        "tried": {name: round(cost, 3) for name, cost in report.order.tried.items()},
+        "computed": result.computed,
+        "checkpoints": result.checkpoints,
+        "restores": result.restores,
+        "peak_bytes": result.peak,
+        "notes": result.notes,
+        "versions": [
+            {
+                "name": version.name,
+                "program": version.program,
+                "verdict": version.same.value,
+                "problem": version.problem,
+                "cells": [
+                    {
+                        "cell": cell.number,
+                        "title": cell.title,
+                        "verdict": cell.verdict.same.value,
+                        "why": cell.verdict.why,
+                        "diff": cell.verdict.diff,
+                        "seconds": round(cell.seconds, 6),
+                        "shared": cell.shared,
+                        "ended": cell.ended,
+                    }
+                    for cell in version.cells
+                ],
+            }
+            for version in report.versions
+        ],
+    }
+
+
+_STYLE = """
+body{font:15px/1.5 sans-serif;margin:2em auto;max-width:70em;padding:0 1em;color:#222}
+pre{background:#f6f6f6;padding:.6em;overflow:auto;max-height:24em}
+.same{color:#276}.different{color:#b00}.not{color:#860}
+summary{cursor:pointer}table{border-collapse:collapse}td,th{padding:.2em .8em;text-align:left}
+img{max-width:100%;border:1px solid #ddd}
+"""
+
+
+def report_html(report: StudyReport, title: str = "Replay") -> str:
+    """Return a replay as one HTML page; everything from the study is escaped, nothing is loaded."""
+    esc = html.escape
+    rows, sections = [], []
+    for number, version in enumerate(report.versions):
+        kind = version.same.value.partition(" ")[0]
+        rows.append(
+            f'<tr><td><a href="#v{number}">{esc(version.name)}</a></td>'
+            f'<td class="{kind}">{version.same.value}</td>'
+            f"<td>{sum(cell.shared for cell in version.cells)} of {len(version.cells)}</td>"
+            f"<td>{esc(version.problem)}</td></tr>"
+        )
+        cells = []
+        for cell in version.cells:
+            state = cell.verdict.same.value
+            body = [f"<p>{esc(cell.verdict.why)}</p>"] if cell.verdict.why else []
+            if cell.verdict.diff:
+                body.append(f"<pre>{esc(cell.verdict.diff)}</pre>")
+            body.extend(_output_html(output) for output in cell.outputs)
+            opened = " open" if cell.verdict.same is Same.DIFFERENT else ""
+            cells.append(
+                f"<details{opened}><summary>[{cell.number}] <code>{esc(cell.title)}</code> "
+                f'<span class="{state.partition(" ")[0]}">{state}</span> '
+                f"{esc(seconds_text(cell.seconds))}{' shared' if cell.shared else ''}</summary>"
+                f"{''.join(body)}</details>"
+            )
+        sections.append(
+            f'<h2 id="v{number}">{esc(version.name)}</h2><p>{esc(version.problem)}</p>'
+            + "".join(cells)
+        )
+    summary = "<br>".join(
+        esc(line) for line in report_lines(report)[-1 - len(report.result.notes) :]
+    )
+    policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        f"<title>{esc(title)}</title><style>{_STYLE}</style></head><body>"
+        f"<h1>{esc(title)}</h1><p>{summary}</p>"
+        "<table><tr><th>version</th><th>verdict</th><th>shared cells</th><th></th></tr>"
+        f"{''.join(rows)}</table>{tree_svg(report.tree)}{''.join(sections)}</body></html>"
+    )
+
+
+def _output_html(output: dict[str, Any]) -> str:
+    """Return one output, escaped; of rich outputs only images are shown as they are."""
+    kind = output.get("output_type")
+    if kind == "stream":
+        return f"<pre>{html.escape(str(output.get('text', ''))[:20000])}</pre>"
+    if kind == "error":
+        message = f"{output.get('ename')}: {output.get('evalue')}"
+        return f"<pre>{html.escape(message)}</pre>"
+    data = output.get("data") or {}
+    picture = data.get("image/png")
+    if isinstance(picture, str) and len(picture) <= MOST_IMAGE and _is_base64(picture):
+        return f'<img alt="output" src="data:image/png;base64,{"".join(picture.split())}">'
+    return f"<pre>{html.escape(str(data.get('text/plain', ''))[:20000])}</pre>"
+
+
+def _is_base64(text: str) -> bool:
+    return all(char.isalnum() or char in "+/=\n\r" for char in text)

@@ -1,0 +1,344 @@
+"""A study: versions of one program, each a list of cells with what is known about them.
+
+Versions come from notebooks and scripts on disk, from recorded runs, or from a package.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rearview.errors import SourceError, UsageError
+from rearview.source.cells import code_hash, cut
+
+SKIPPED_FOLDERS = frozenset(
+    {".git", ".rearview", ".venv", "venv", "__pycache__", "node_modules", ".ipynb_checkpoints"}
+    | {".mypy_cache", ".ruff_cache", ".pytest_cache", ".tox"}
+)
+MOST_FILES = 20_000
+"""Files that a study may have beside its programs."""
+
+
+@dataclass(frozen=True, slots=True)
+class StudyCell:
+    """One cell of one version."""
+
+    text: str
+    title: str
+    code: str
+    """Hash of its code."""
+    outputs: tuple[dict[str, Any], ...] | None = None
+    """What the author saw below it, as notebooks store it; None: not recorded."""
+    seconds: float | None = None
+    size: int | None = None
+    """Bytes of the state after it, as measured."""
+    reads: tuple[str, ...] | None = None
+    """Files of the project that it read, relative to the project; None: not recorded."""
+    parts: int = 1
+    """How many cells up to this one are parts of one cell of the author, a loop that was cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileRef:
+    """One file that versions may read: its content hash, and where its bytes are."""
+
+    digest: str
+    size: int
+    place: Path | None = None
+    """File with these bytes; None if only the hash is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class StudyVersion:
+    """One version of the program."""
+
+    name: str
+    program: str
+    """Path of the script or notebook in the project."""
+    cells: tuple[StudyCell, ...]
+    notebook: bool = False
+    cwd: str = ""
+    """Folder it runs in, relative to the project."""
+    argv: tuple[str, ...] = ()
+    environment: Mapping[str, str | None] = field(default_factory=dict)
+    """Environment variables that the recorded run read; None: not set."""
+    files: Mapping[str, FileRef] = field(default_factory=dict)
+    """Every other file of the project, by path."""
+    inputs: frozenset[str] | None = None
+    """Files that the recorded run read or may have read; None: any of them."""
+    printed: str | None = None
+    """Everything the recorded run printed; None: not recorded."""
+    run: str = ""
+    """Id of the recorded run it comes from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """Versions that are replayed together."""
+
+    versions: tuple[StudyVersion, ...]
+
+    def only(self, names: Sequence[str]) -> Study:
+        """Return the study with the named versions only; raise if one does not exist."""
+        have = {version.name: version for version in self.versions}
+        missing = [name for name in names if name not in have]
+        if missing:
+            raise UsageError(
+                f"There is no version {missing[0]!r}. The versions are {', '.join(have)}.",
+                slug="no-version",
+            )
+        return Study(tuple(have[name] for name in dict.fromkeys(names)))
+
+
+def digest_of(file: Path) -> str:
+    """Return the sha256 of a file's content."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def notebook_cells(data: str, path: str) -> tuple[StudyCell, ...]:
+    """Return the code cells of a notebook; raise if it is not a Python notebook."""
+    try:
+        import nbformat
+    except ImportError as exc:
+        raise UsageError(
+            f"Reading {path} needs nbformat. Install it: pip install 'rearview[notebook]'.",
+            slug="needs-nbformat",
+        ) from exc
+    import warnings
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # cells without ids: nothing that matters here
+            content = nbformat.reads(data, as_version=4)
+        raw = [cell for cell in content["cells"] if cell["cell_type"] == "code"]
+        metadata = content.get("metadata", {})
+        language = str(
+            metadata.get("language_info", {}).get("name")
+            or metadata.get("kernelspec", {}).get("language")
+            or "python"
+        )
+        cells = []
+        for cell in raw:
+            text = cell["source"]
+            if not isinstance(text, str):
+                raise TypeError("the source of a cell is not text")  # noqa: TRY301
+            if text.strip() and "skip-execution" not in cell.get("metadata", {}).get("tags", ()):
+                known = cell.get("execution_count") is not None or bool(cell.get("outputs"))
+                outputs = tuple(_plain(output) for output in cell.get("outputs", ()))
+                cells.append(
+                    StudyCell(text, _title(text), code_hash(text), outputs if known else None)
+                )
+    except Exception as exc:
+        raise SourceError(
+            f"{path} is not a notebook that can be read: {exc}. Open it in Jupyter and save it again.",
+            slug="notebook-unreadable",
+        ) from exc
+    if language.lower() not in {"python", "ipython", "python3"}:
+        raise SourceError(
+            f"{path} is a notebook in {language}; only Python notebooks can be replayed.",
+            slug="notebook-language",
+        )
+    return tuple(cells)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of a notebook as plain dicts, lists and scalars."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _title(text: str) -> str:
+    for line in text.splitlines():
+        bare = line.strip()
+        if bare and not bare.startswith("#"):
+            return bare if len(bare) <= 60 else bare[:57] + "..."
+    return "(empty)"
+
+
+def program_cells(data: bytes, path: str) -> tuple[StudyCell, ...]:
+    """Return the cells of a script or notebook."""
+    if path.endswith(".ipynb"):
+        try:
+            return notebook_cells(data.decode("utf-8"), path)
+        except UnicodeDecodeError as exc:
+            raise SourceError(
+                f"{path} is not a notebook that can be read: {exc}.", slug="notebook-unreadable"
+            ) from exc
+    import io
+    import tokenize
+
+    encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+    text = data.decode(encoding)
+    return tuple(StudyCell(cell.text, cell.title, code_hash(cell.text)) for cell in cut(text))
+
+
+def from_files(files: Iterable[Path], *, argv: Sequence[str] = ()) -> Study:
+    """Return the study of scripts and notebooks that lie in one folder, each a version."""
+    paths = [Path(file).absolute() for file in files]
+    for path in paths:
+        if not path.is_file():
+            raise UsageError(f"There is no file {path}.", slug="no-file")
+    root = Path(os.path.commonpath([path.parent for path in paths]))
+    programs = {path.relative_to(root).as_posix() for path in paths}
+    others = {name: ref for name, ref in project_files(root).items() if name not in programs}
+    names = _short_names([path.relative_to(root).as_posix() for path in paths])
+    versions = []
+    for path, name in zip(paths, names, strict=True):
+        program = path.relative_to(root).as_posix()
+        cells = program_cells(path.read_bytes(), program)
+        versions.append(
+            StudyVersion(
+                name,
+                program,
+                cells,
+                notebook=program.endswith(".ipynb"),
+                cwd=program.rpartition("/")[0] if program.endswith(".ipynb") else "",
+                argv=tuple(argv),
+                files=others,
+            )
+        )
+    return Study(tuple(versions))
+
+
+def _short_names(paths: Sequence[str]) -> list[str]:
+    """Return names without suffix where that keeps them distinct."""
+    short = [str(Path(path).with_suffix("")) for path in paths]
+    return short if len(set(short)) == len(short) else list(paths)
+
+
+def project_files(root: Path) -> dict[str, FileRef]:
+    """Return the files below a folder, without version control, environments and caches.
+
+    The hash is left empty: files on disk are the same for all versions.
+    """
+    refs: dict[str, FileRef] = {}
+    for folder, folders, names in os.walk(root):
+        folders[:] = sorted(
+            name
+            for name in folders
+            if name not in SKIPPED_FOLDERS and not (Path(folder) / name / "pyvenv.cfg").exists()
+        )
+        for name in sorted(names):
+            file = Path(folder) / name
+            if len(refs) >= MOST_FILES:
+                raise UsageError(
+                    f"{root} has more than {MOST_FILES} files. Put the versions into a folder of "
+                    "their own, with the files that they read.",
+                    slug="too-many-files",
+                )
+            if file.is_file():
+                refs[file.relative_to(root).as_posix()] = FileRef("", file.stat().st_size, file)
+    return refs
+
+
+@dataclass(frozen=True, slots=True)
+class _Loop:
+    key: str
+    start: int
+    stop: int
+    node: ast.For
+
+
+def split_loops(study: Study) -> Study:
+    """Cut top-level `for … in range(n)` loops where other versions of the same loop end.
+
+    A version that trains ten more epochs is then a longer path, not another one. Only loops whose
+    bounds are plain numbers are cut, and only without `break`, `else` or `return`, so that the parts
+    together do exactly what the loop does.
+    """
+    loops = [[_loop(cell.text) for cell in version.cells] for version in study.versions]
+    stops: dict[str, set[int]] = {}
+    for per_version in loops:
+        for loop in per_version:
+            if loop is not None:
+                stops.setdefault(loop.key, set()).add(loop.stop)
+    versions = []
+    for version, per_version in zip(study.versions, loops, strict=True):
+        cells: list[StudyCell] = []
+        for cell, loop in zip(version.cells, per_version, strict=True):
+            bounds = [] if loop is None else sorted(s for s in stops[loop.key] if s <= loop.stop)
+            if loop is None or len(stops[loop.key]) == 1:
+                cells.append(cell)
+            else:
+                cells.extend(_parts(cell, loop, bounds))
+        versions.append(replace(version, cells=tuple(cells)))
+    return Study(tuple(versions))
+
+
+def _loop(text: str) -> _Loop | None:
+    try:
+        body = ast.parse(text).body
+    except (SyntaxError, ValueError):
+        return None
+    if len(body) != 1 or not isinstance(body[0], ast.For) or body[0].orelse:
+        return None
+    node = body[0]
+    call = node.iter
+    if not (
+        isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Name)
+        and call.func.id == "range"
+        and 1 <= len(call.args) <= 2
+        and not call.keywords
+    ):
+        return None
+    bounds = [
+        arg.value for arg in call.args if isinstance(arg, ast.Constant) and type(arg.value) is int
+    ]
+    if len(bounds) != len(call.args) or _leaves(node.body):
+        return None
+    start, stop = (0, bounds[0]) if len(bounds) == 1 else (bounds[0], bounds[1])
+    if stop <= start:
+        return None
+    rest = ast.dump(node.target) + "".join(map(ast.dump, node.body))
+    key = hashlib.sha256(f"{start} {rest}".encode()).hexdigest()
+    return _Loop(key, start, stop, node)
+
+
+def _leaves(body: Sequence[ast.stmt]) -> bool:
+    """Return True if a statement may leave the loop early."""
+    for statement in body:
+        for node in ast.walk(statement):
+            if isinstance(node, (ast.Break, ast.Return, ast.Await, ast.AsyncFor, ast.AsyncWith)):
+                return True
+    return False
+
+
+def _parts(cell: StudyCell, loop: _Loop, stops: Sequence[int]) -> list[StudyCell]:
+    """Return the cell cut at these iterations; the last part has the outputs of them all."""
+    lines = cell.text.splitlines(keepends=True)
+    head = loop.node.iter
+    row = head.lineno - 1
+    if head.end_lineno != head.lineno:
+        return [cell]
+    line = lines[row].encode()
+    parts, begin = [], loop.start
+    for stop in stops:
+        new = (
+            line[: head.col_offset]
+            + f"range({begin}, {stop})".encode()
+            + line[head.end_col_offset :]
+        )
+        text = "".join((*lines[:row], new.decode(), *lines[row + 1 :]))
+        share = (stop - begin) / (loop.stop - loop.start)
+        parts.append(
+            StudyCell(
+                text,
+                f"{_title(cell.text)} [{begin}:{stop}]",
+                hashlib.sha256(f"{loop.key} {begin} {stop}".encode()).hexdigest()[:32],
+                seconds=None if cell.seconds is None else cell.seconds * share,
+                size=cell.size,
+                reads=cell.reads,
+            )
+        )
+        begin = stop
+    return [*parts[:-1], replace(parts[-1], outputs=cell.outputs, parts=len(parts))]

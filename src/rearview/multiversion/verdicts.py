@@ -1,0 +1,353 @@
+"""Compare the outputs of a replay with the author's: same, different, or not comparable."""
+
+from __future__ import annotations
+
+import base64
+import difflib
+import html.parser
+import io
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+MOST_DIFF = 60
+"""Lines of a difference that are kept."""
+_NUMBER = re.compile(
+    r"(?<![\w.])[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf)\b"
+)
+_VARYING = (
+    (re.compile(r"\b0x[0-9a-fA-F]{6,16}\b"), "an address in memory"),
+    (
+        re.compile(r"\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:?\d\d)?"),
+        "a time",
+    ),
+    (
+        re.compile(
+            r"\b(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]* \w{3} +\d+ \d\d:\d\d:\d\d(?: \w+)? \d{4}"
+        ),
+        "a time",
+    ),
+    (re.compile(r"(?<![\w-])\d\d:\d\d:\d\d(?:\.\d+)?(?![\w-])"), "a time"),
+    (
+        re.compile(
+            r"\b\d+(?:\.\d+)?(?:e[+-]?\d+)?\s?"
+            r"(?:ns|\u00b5s|\u03bcs|us|ms|s|sec|seconds?|min|it/s|s/it)\b"
+        ),
+        "a duration",
+    ),
+    (
+        re.compile(r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b"),
+        "a random id",
+    ),
+    (re.compile(r"(?:/tmp|/var/folders)/[^\s'\"<>]+"), "a temporary path"),
+    (
+        re.compile(r"/[^\s'\"<>:]*/(?:ipykernel_\d+|rearview-replay-[^\s'\"<>:/]+)[^\s'\"<>:]*"),
+        "a path",
+    ),
+)
+_ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+
+
+class Same(StrEnum):
+    """How the outputs of a replay compare."""
+
+    SAME = "same"
+    DIFFERENT = "different"
+    NOT_COMPARABLE = "not comparable"
+
+
+@dataclass(frozen=True, slots=True)
+class OutputVerdict:
+    """How one cell's outputs compare, and why."""
+
+    same: Same
+    why: str = ""
+    diff: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """How far numbers and pixels may differ and still count as the same."""
+
+    relative: float = 0.0
+    absolute: float = 0.0
+    perceptual: bool = False
+    """Compare images by what is seen rather than pixel by pixel."""
+
+
+SAME = OutputVerdict(Same.SAME)
+
+
+def compare(
+    author: Sequence[dict[str, Any]] | None,
+    replayed: Sequence[dict[str, Any]],
+    tolerance: Tolerance | None = None,
+) -> OutputVerdict:
+    """Return how the outputs of a replayed cell compare with the author's."""
+    tolerance = tolerance or Tolerance()
+    if author is None:
+        return OutputVerdict(Same.NOT_COMPARABLE, "the author's outputs were not recorded")
+    theirs, ours = _items(author), _items(replayed)
+    if [kind for kind, _ in theirs] != [kind for kind, _ in ours]:
+        return _other_kinds(theirs, ours, tolerance)
+    found = [
+        _compared(kind, a, b, tolerance) for (kind, a), (_, b) in zip(theirs, ours, strict=True)
+    ]
+    for same in (Same.DIFFERENT, Same.NOT_COMPARABLE):
+        for verdict in found:
+            if verdict.same is same:
+                return verdict
+    return SAME
+
+
+def _other_kinds(
+    theirs: list[tuple[str, Any]], ours: list[tuple[str, Any]], tolerance: Tolerance
+) -> OutputVerdict:
+    """Judge outputs of which there are more or fewer: warnings alone make no difference."""
+    a = [item for item in theirs if item[0] != "stderr"]
+    b = [item for item in ours if item[0] != "stderr"]
+    if [kind for kind, _ in a] == [kind for kind, _ in b]:
+        for (kind, x), (_, y) in zip(a, b, strict=True):
+            verdict = _compared(kind, x, y, tolerance)
+            if verdict.same is not Same.SAME:
+                return verdict
+        return OutputVerdict(Same.NOT_COMPARABLE, "only one of them wrote to standard error")
+    failed = next((item for kind, item in ours if kind == "error"), None)
+    why = f"{len(ours)} outputs instead of {len(theirs)}"
+    if failed is not None and not any(kind == "error" for kind, _ in theirs):
+        why = f"{failed['ename']}: {failed['evalue']}"
+    return OutputVerdict(Same.DIFFERENT, why, _diff(_as_text(theirs), _as_text(ours)))
+
+
+def _items(outputs: Sequence[dict[str, Any]]) -> list[tuple[str, Any]]:
+    """Return (kind, content) of outputs; neighbouring parts of one stream are joined."""
+    items: list[tuple[str, Any]] = []
+    streams: dict[str, str] = {}
+    for output in outputs:
+        kind = output.get("output_type")
+        if kind == "stream":
+            name = str(output.get("name", "stdout"))
+            text = streams.get(name, "") + _text(output.get("text", ""))
+            streams[name] = text
+        elif kind in {"display_data", "execute_result", "update_display_data"}:
+            items.append(("data", output.get("data", {})))
+        elif kind == "error":
+            items.append(("error", output))
+    # interleaving of streams and displays depends on timing: streams come first
+    return [*sorted(streams.items()), *items]
+
+
+def _text(value: Any) -> str:
+    return "".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _as_text(items: Sequence[tuple[str, Any]]) -> str:
+    parts = []
+    for kind, item in items:
+        if kind == "error":
+            parts.append(f"{item.get('ename')}: {item.get('evalue')}")
+        elif kind == "data":
+            parts.append(_text(item.get("text/plain", f"<{', '.join(item)}>")))
+        else:
+            parts.append(item)
+    return "\n".join(parts)
+
+
+def _compared(kind: str, a: Any, b: Any, tolerance: Tolerance) -> OutputVerdict:
+    if kind == "error":
+        if a.get("ename") != b.get("ename"):
+            text = f"{b.get('ename')} instead of {a.get('ename')}"
+            return OutputVerdict(
+                Same.DIFFERENT, text, _diff(_as_text([(kind, a)]), _as_text([(kind, b)]))
+            )
+        return _texts(_text(a.get("evalue", "")), _text(b.get("evalue", "")), tolerance)
+    if kind == "data":
+        return _data(a, b, tolerance)
+    verdict = _texts(_shown(a), _shown(b), tolerance)
+    if kind == "stderr" and verdict.same is Same.DIFFERENT:
+        return OutputVerdict(Same.NOT_COMPARABLE, "standard error differs", verdict.diff)
+    return verdict
+
+
+def _shown(text: str) -> str:
+    """Return what stays on the screen: progress bars overwrite their line."""
+    lines = [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")]
+    return "\n".join(line.rstrip() for line in lines).strip("\n")
+
+
+def _data(a: dict[str, Any], b: dict[str, Any], tolerance: Tolerance) -> OutputVerdict:
+    for kind in ("image/png", "image/jpeg"):
+        if kind in a and kind in b:
+            return _images(_text(a[kind]), _text(b[kind]), tolerance)
+    if "text/html" in a and "text/html" in b:
+        tables = _table(_text(a["text/html"])), _table(_text(b["text/html"]))
+        if all(tables):
+            return _tables(*tables, tolerance)
+    for kind in ("application/json", "image/svg+xml", "text/latex", "text/markdown", "text/plain"):
+        if kind in a and kind in b:
+            return _texts(_text(a[kind]), _text(b[kind]), tolerance)
+    shared = sorted(set(a) & set(b))
+    if not shared:
+        return OutputVerdict(Same.DIFFERENT, f"{', '.join(b)} instead of {', '.join(a)}")
+    if all(a[kind] == b[kind] for kind in shared):
+        return SAME
+    return OutputVerdict(Same.NOT_COMPARABLE, f"outputs of kind {shared[0]} cannot be compared")
+
+
+def _texts(a: str, b: str, tolerance: Tolerance) -> OutputVerdict:
+    a, b = _ANSI.sub("", a), _ANSI.sub("", b)
+    if a == b:
+        return SAME
+    if _close_text(a, b, tolerance):
+        return SAME
+    plain_a, plain_b, reasons = a, b, []
+    for pattern, why in _VARYING:
+        changed_a, changed_b = pattern.sub("…", plain_a), pattern.sub("…", plain_b)
+        if (changed_a, changed_b) != (plain_a, plain_b):
+            reasons.append(why)
+        plain_a, plain_b = changed_a, changed_b
+    if reasons and (plain_a == plain_b or _close_text(plain_a, plain_b, tolerance)):
+        return OutputVerdict(Same.NOT_COMPARABLE, f"it shows {reasons[0]}", _diff(a, b))
+    return OutputVerdict(Same.DIFFERENT, _first_difference(a, b), _diff(a, b))
+
+
+def _close_text(a: str, b: str, tolerance: Tolerance) -> bool:
+    """Return True if two texts differ only in numbers, and those by less than the tolerance."""
+    if not tolerance.relative and not tolerance.absolute:
+        return False
+    if [part.split() for part in _NUMBER.split(a)] != [part.split() for part in _NUMBER.split(b)]:
+        return False
+    pairs = zip(_NUMBER.findall(a), _NUMBER.findall(b), strict=True)
+    return all(_close(float(x), float(y), tolerance) for x, y in pairs)
+
+
+def _close(a: float, b: float, tolerance: Tolerance) -> bool:
+    if math.isnan(a) or math.isnan(b):
+        return math.isnan(a) and math.isnan(b)
+    return math.isclose(a, b, rel_tol=tolerance.relative, abs_tol=tolerance.absolute)
+
+
+def _first_difference(a: str, b: str) -> str:
+    for number, (x, y) in enumerate(zip(a.splitlines(), b.splitlines(), strict=False), 1):
+        if x != y:
+            return f"line {number}: {_short(y)} instead of {_short(x)}"
+    return f"{len(b.splitlines())} lines instead of {len(a.splitlines())}"
+
+
+def _short(text: str) -> str:
+    text = text.strip()
+    return repr(text if len(text) <= 60 else text[:57] + "...")
+
+
+def _diff(a: str, b: str) -> str:
+    lines = list(
+        difflib.unified_diff(a.splitlines(), b.splitlines(), "author", "replay", lineterm="", n=1)
+    )
+    if len(lines) > MOST_DIFF:
+        lines = [*lines[:MOST_DIFF], f"… {len(lines) - MOST_DIFF} lines more"]
+    return "\n".join(lines)
+
+
+class _Cells(html.parser.HTMLParser):
+    """The cells of an HTML table, row by row."""
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.rows: list[list[str]] = []
+        self.open = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:  # noqa: ARG002
+        """Begin a row or a cell."""
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in {"td", "th"} and self.rows:
+            self.rows[-1].append("")
+            self.open = True
+
+    def handle_endtag(self, tag: str) -> None:
+        """End a cell."""
+        if tag in {"td", "th"}:
+            self.open = False
+
+    def handle_data(self, data: str) -> None:
+        """Add text to the cell."""
+        if self.open and self.rows and self.rows[-1]:
+            self.rows[-1][-1] += data
+
+
+def _table(text: str) -> list[list[str]]:
+    if "<table" not in text:
+        return []
+    parser = _Cells()
+    parser.feed(text)
+    return [[cell.strip() for cell in row] for row in parser.rows if row]
+
+
+def _tables(a: list[list[str]], b: list[list[str]], tolerance: Tolerance) -> OutputVerdict:
+    if [len(row) for row in a] != [len(row) for row in b]:
+        return OutputVerdict(
+            Same.DIFFERENT, f"a table of {len(b)} rows instead of {len(a)}", _diff(_csv(a), _csv(b))
+        )
+    for i, (row, other) in enumerate(zip(a, b, strict=True)):
+        for j, (x, y) in enumerate(zip(row, other, strict=True)):
+            verdict = _texts(x, y, tolerance)
+            if verdict.same is not Same.SAME:
+                column = a[0][j] if i and a[0][j] else f"column {j + 1}"
+                why = f"row {i}, {column}: {_short(y)} instead of {_short(x)}"
+                if verdict.same is Same.NOT_COMPARABLE:
+                    why = verdict.why
+                return OutputVerdict(verdict.same, why, _diff(_csv(a), _csv(b)))
+    return SAME
+
+
+def _csv(rows: list[list[str]]) -> str:
+    return "\n".join(" | ".join(row) for row in rows)
+
+
+def _images(a: str, b: str, tolerance: Tolerance) -> OutputVerdict:
+    if a.split() == b.split():
+        return SAME
+    try:
+        from PIL import Image
+    except ImportError:
+        return OutputVerdict(
+            Same.NOT_COMPARABLE, "comparing images needs Pillow: pip install pillow"
+        )
+    try:
+        left, right = (
+            Image.open(io.BytesIO(base64.b64decode(text))).convert("RGBA") for text in (a, b)
+        )
+    except (ValueError, OSError, Image.DecompressionBombError) as exc:
+        return OutputVerdict(Same.NOT_COMPARABLE, f"an image cannot be read: {exc}")
+    if tolerance.perceptual:
+        return _perceptual(left, right)
+    if left.size != right.size:
+        sizes = f"{right.size[0]}x{right.size[1]} instead of {left.size[0]}x{left.size[1]} pixels"
+        return OutputVerdict(Same.DIFFERENT, f"an image of {sizes}")
+    from PIL import ImageChops
+
+    difference = ImageChops.difference(left, right).convert("RGB")
+    box = difference.getbbox()
+    if box is None:
+        return SAME
+    histogram = difference.convert("L").histogram()
+    changed = sum(histogram[1:])
+    share = changed / (left.size[0] * left.size[1])
+    return OutputVerdict(Same.DIFFERENT, f"{share:.2%} of the pixels of an image differ, in {box}")
+
+
+def _perceptual(left: Any, right: Any) -> OutputVerdict:
+    """Compare small grey versions of two images: what the eye sees at a glance."""
+    from PIL import ImageChops
+
+    small = [image.convert("L").resize((64, 64)) for image in (left, right)]
+    histogram = ImageChops.difference(*small).histogram()
+    mean = sum(i * count for i, count in enumerate(histogram)) / (64 * 64)
+    if mean <= 2.0:
+        return SAME
+    return OutputVerdict(
+        Same.DIFFERENT, f"an image looks different (mean difference {mean:.1f} of 255)"
+    )

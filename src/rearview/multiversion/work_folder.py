@@ -1,0 +1,154 @@
+"""The folder that cells run in: a copy of the project's files, never the user's own."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from rearview.errors import ReplayError
+from rearview.multiversion.study import FileRef, Study, StudyVersion
+
+LINKED = 1 << 20
+"""Files larger than this many bytes are links to the one copy of the replay until they are written."""
+
+
+class WorkFolders:
+    """Folders for the cells of one study below a scratch folder.
+
+    Every file is copied once into `inputs`. A work folder has copies of the small ones and links to the
+    large ones, which a cell process replaces by copies before it writes to them.
+    """
+
+    def __init__(self, scratch: Path, study: Study) -> None:
+        self.scratch = scratch
+        self.inputs = scratch / "inputs"
+        self.images = scratch / "images"
+        self.work = scratch / "work"
+        """The path that programs see, whichever folder it shows."""
+        for folder in (self.inputs, self.images, self.work):
+            folder.mkdir(parents=True, exist_ok=True)
+        self._copies: dict[tuple[str, str], Path] = {}
+        self._study = study
+
+    def _copy(self, ref: FileRef) -> Path:
+        """Return the replay's own copy of a file."""
+        if ref.place is None:
+            raise ReplayError(
+                "A file that a version reads is gone: only its hash is known.", slug="file-gone"
+            )
+        key = (str(ref.place), ref.digest)
+        if key not in self._copies:
+            target = self.inputs / f"{len(self._copies):06d}-{ref.place.name[-60:]}"
+            shutil.copy2(ref.place, target)
+            target.chmod(target.stat().st_mode | 0o200)
+            self._copies[key] = target
+        return self._copies[key]
+
+    def lay_out(self, version: StudyVersion, folder: Path, program: bytes | None = None) -> None:
+        """Fill an empty folder with the files of a version."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, ref in version.files.items():
+            if ref.place is not None:
+                self._place(folder / name, ref)
+        (folder / version.cwd).mkdir(parents=True, exist_ok=True)
+        if program is not None:
+            file = folder / version.program
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(program)
+
+    def _place(self, file: Path, ref: FileRef) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if file.is_symlink() or file.exists():
+            file.unlink()
+        copy = self._copy(ref)
+        if ref.size > LINKED:
+            file.symlink_to(copy)
+        else:
+            shutil.copy2(copy, file)
+
+    def switch(self, before: StudyVersion, after: StudyVersion, folder: Path) -> None:
+        """Exchange the files in which two versions differ."""
+        if before.files is after.files:
+            return
+        for name in {**before.files, **after.files}:
+            old, new = before.files.get(name), after.files.get(name)
+            if old == new or (old and new and old.digest and old.digest == new.digest):
+                continue
+            if new is None:
+                (folder / name).unlink(missing_ok=True)
+            elif new.place is not None:
+                self._place(folder / name, new)
+
+    def keep_image(self, name: str, folder: Path) -> Path:
+        """Copy a work folder, as it is now; return the copy."""
+        image = self.images / name
+        remove(image)
+        shutil.copytree(folder, image, symlinks=True)
+        return image
+
+    def restore_image(self, image: Path, folder: Path) -> None:
+        """Make a work folder what it was when the image was kept."""
+        remove(folder)
+        shutil.copytree(image, folder, symlinks=True)
+
+    def save_written(self, folder: Path, target: Path) -> list[str]:
+        """Copy the files of a work folder that are not links to inputs; return the names of those."""
+        inputs: list[str] = []
+
+        def links(where: str, names: list[str]) -> list[str]:
+            skipped = []
+            for name in names:
+                file = Path(where) / name
+                if file.is_symlink() and file.readlink().parent == self.inputs:
+                    inputs.append(file.relative_to(folder).as_posix())
+                    skipped.append(name)
+            return skipped
+
+        shutil.copytree(folder, target, symlinks=True, ignore=links)
+        return inputs
+
+    def load_written(
+        self, version: StudyVersion, saved: Path, inputs: list[str], folder: Path
+    ) -> None:
+        """Make a work folder what it was when `save_written` copied it."""
+        remove(folder)
+        shutil.copytree(saved, folder, symlinks=True)
+        for name in inputs:
+            ref = version.files.get(name)
+            if ref is not None and ref.place is not None:
+                self._place(folder / name, ref)
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder and all in it, if it is there."""
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(folder)
+
+
+def can_mount() -> bool:
+    """Return True if processes here may have mounts of their own; several workers need that."""
+    code = (
+        "import ctypes; libc = ctypes.CDLL(None); "
+        "raise SystemExit(bool(libc.unshare(0x20000) or "
+        "libc.mount(b'none', b'/', None, 16384 | (1 << 18), None)))"
+    )
+    tried = subprocess.run([sys.executable, "-I", "-c", code], check=False, capture_output=True)
+    return tried.returncode == 0
+
+
+def environment_for(now: Mapping[str, str], *, notebook: bool) -> dict[str, str]:
+    """Return the environment of cell processes."""
+    environment = dict(now)
+    environment.setdefault("PYTHONHASHSEED", "0")
+    environment["PYTHONDONTWRITEBYTECODE"] = "1"
+    # huge pages: forking a process of several gigabytes takes milliseconds
+    environment.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
+    inline = "module://matplotlib_inline.backend_inline"
+    environment.setdefault("MPLBACKEND", inline if notebook else "Agg")
+    for name in ("PYTHONPATH", "PYTHONSTARTUP", "REARVIEW_SEGMENT"):
+        environment.pop(name, None)
+    return environment

@@ -1,0 +1,378 @@
+"""The order in which versions are replayed as one tree, within bounds on what is kept.
+
+`auto` is never worse than the published planners: all of them are tried, a dynamic program covers every
+depth-first order that keeps ancestors only, and a best-first search over all legal sequences improves on
+the best of them for as long as it may. The bound it has proved by then gives the gap.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from rearview.errors import PlanError
+from rearview.plan.versions.published import (
+    Kept,
+    lfu,
+    parent_choice,
+    prp,
+    sequential,
+    walk,
+)
+from rearview.plan.versions.search import beam, search
+from rearview.plan.versions.tree import (
+    EXISTING,
+    START,
+    CacheLevel,
+    Do,
+    Levels,
+    ReplayStep,
+    Tree,
+    check,
+    levels_of,
+)
+
+WIDEST = 60
+"""Leaves up to which a beam looks for orders that are not depth-first."""
+STATES = 150_000
+"""Situations that the dynamic program may look at before it counts sizes in coarser steps."""
+PLANNERS = ("auto", "prp1", "prp2", "pc", "lfu", "none")
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Steps that replay every version, what they cost and how good they are proved to be."""
+
+    steps: tuple[ReplayStep, ...]
+    seconds: float
+    """Wall seconds on the workers it was planned for."""
+    bound: float
+    """No order can take less."""
+    by: str
+    """The planner that found it."""
+    tried: Mapping[str, float] = field(default_factory=dict)
+    """Planner -> seconds."""
+    workers: int = 1
+
+    @property
+    def gap(self) -> float:
+        """Share of the cost that a better order could save at most."""
+        return 0.0 if self.seconds <= 0 else max(0.0, 1.0 - self.bound / self.seconds)
+
+
+def order(
+    tree: Tree,
+    room: float | Levels,
+    *,
+    planner: str = "auto",
+    workers: int = 1,
+    patience: int = 20_000,
+    going: Callable[[], bool] = lambda: True,
+) -> Order:
+    """Return the best order found for replaying a tree with these levels for checkpoints.
+
+    The search ends after `patience` situations, or when `going` returns False. Existing checkpoints
+    cut the tree: what is below one is replayed from there.
+    """
+    if planner not in PLANNERS:
+        raise PlanError(
+            f"There is no planner {planner!r}. Choose one of {', '.join(PLANNERS)}.",
+            slug="planner",
+        )
+    levels = levels_of(room)
+    candidates: dict[str, list[ReplayStep]] = {}
+    bound = 0.0
+    per_part: list[tuple[int, list[int], dict[str, list[ReplayStep]], float]] = []
+    for base, nodes, part in tree.parts():
+        if planner == "auto":
+            found, least = _auto(part, levels, patience, going)
+            if base != START:
+                # computing past a slow checkpoint could be cheaper: the proof allows for it
+                least -= max(0.0, part.start - tree.cells[base].seconds) * len(part.leaves)
+        else:
+            found, least = {planner: _published(part, levels, planner)}, _least(part)
+        bound += max(0.0, least)
+        per_part.append((base, nodes, found, least))
+    names = list(dict.fromkeys(name for _, _, found, _ in per_part for name in found))
+    for name in names:
+        if all(name in found for _, _, found, _ in per_part):
+            candidates[name] = [
+                _renamed(step, base, nodes)
+                for base, nodes, found, _ in per_part
+                for step in _emptied(found[name])
+            ]
+    tried = {
+        name: schedule(tree, steps, levels, workers) if workers > 1 else check(tree, steps, levels)
+        for name, steps in candidates.items()
+    }
+    if not tried:
+        return Order((), 0.0, 0.0, planner, {}, workers)
+    by = _best(tree, candidates, tried, levels, workers)
+    bound = max(bound / workers, _longest(tree)) if workers > 1 else bound
+    return Order(
+        tuple(candidates[by]),
+        tried[by],
+        min(bound, tried[by]),
+        by,
+        dict(sorted(tried.items())),
+        workers,
+    )
+
+
+def _best(
+    tree: Tree,
+    candidates: Mapping[str, list[ReplayStep]],
+    tried: Mapping[str, float],
+    levels: Levels,
+    workers: int,
+) -> str:
+    """Return the planner whose order is taken.
+
+    On several workers an order may take up to 1 % longer if it computes less in all: workers share
+    the machine, so computing a cell twice is never quite free.
+    """
+
+    def rank(name: str) -> tuple[float, bool]:
+        return tried[name], name not in {"search", "dynamic program"}
+
+    if workers == 1:
+        return min(tried, key=rank)
+    least = min(tried.values()) * 1.01
+    close = [name for name in tried if tried[name] <= least]
+    return min(close, key=lambda name: (check(tree, candidates[name], levels), *rank(name)))
+
+
+def _renamed(step: ReplayStep, base: int, nodes: list[int]) -> ReplayStep:
+    """Return a step of a part with the node numbers of the whole tree."""
+    if step.node == START:
+        level = EXISTING if base != START else step.level
+        return step._replace(node=base, child=nodes[step.child], level=level)
+    child = nodes[step.child] if step.do is Do.RESTORE else START
+    return step._replace(node=nodes[step.node], child=child)
+
+
+def _emptied(steps: list[ReplayStep]) -> list[ReplayStep]:
+    """Return the steps with evictions at the end, so that the next part finds all the room."""
+    held: dict[tuple[int, int], None] = {}
+    for step in steps:
+        if step.do is Do.CHECKPOINT:
+            held[step.node, step.level] = None
+        elif step.do is Do.EVICT:
+            del held[step.node, step.level]
+    return steps + [ReplayStep(Do.EVICT, node, level=level) for node, level in held]
+
+
+def _least(tree: Tree) -> float:
+    """Return what every order takes at least: each cell once, a start or load for each leaf."""
+    return search(tree, max((cell.size for cell in tree.cells), default=0), patience=0)[1]
+
+
+def _longest(tree: Tree) -> float:
+    """Return the seconds of the longest path that has to be computed in sequence."""
+    return max(
+        (part.start + reach for _, _, part in tree.parts() for reach in part.reach), default=0.0
+    )
+
+
+def _published(tree: Tree, levels: Sequence[CacheLevel], planner: str) -> list[ReplayStep]:
+    if planner == "none" or all(level.room <= 0 for level in levels):
+        return sequential(tree)
+    level = next(i for i, level in enumerate(levels) if level.room > 0)
+    if planner == "pc":
+        return parent_choice(tree, levels, level=level)
+    if planner == "lfu":
+        return lfu(tree, levels, level=level)
+    return prp(tree, levels, per_byte=planner == "prp2", level=level)
+
+
+def _auto(
+    tree: Tree, levels: Sequence[CacheLevel], patience: int, going: Callable[[], bool]
+) -> tuple[dict[str, list[ReplayStep]], float]:
+    """Return the steps of every planner for a tree without existing checkpoints, and the bound."""
+    found: dict[str, list[ReplayStep]] = {"none": sequential(tree)}
+    for i, level in enumerate(levels):
+        if level.room <= 0:
+            continue
+        suffix = "" if i == 0 else f" ({level.name})"
+        found[f"PRP-v1{suffix}"] = prp(tree, levels, level=i)
+        found[f"PRP-v2{suffix}"] = prp(tree, levels, per_byte=True, level=i)
+        found[f"LFU{suffix}"] = lfu(tree, levels, level=i)
+        with suppress(PlanError):  # too high a tree: the dynamic program covers what it would find
+            found[f"PC{suffix}"] = parent_choice(tree, levels, level=i)
+    found["dynamic program"] = dynamic(tree, levels)
+    if len(tree.leaves) <= WIDEST:
+        steps = beam(tree, levels, going=going)
+        if steps is not None:
+            found["beam"] = steps
+    costs = {name: check(tree, steps, levels) for name, steps in found.items()}
+    by = min(costs, key=lambda name: (costs[name], name != "dynamic program"))
+    better, bound = search(tree, levels, below=costs[by], patience=patience, going=going)
+    found["search"] = better if better is not None else found[by]
+    return found, bound
+
+
+def dynamic(tree: Tree, room: float | Levels, *, states: int = STATES) -> list[ReplayStep]:
+    """Return the best depth-first steps that keep ancestors only.
+
+    The best way to replay what is below a node depends on two things: the nearest kept state above it
+    and the room left. So there are nodes x height x sizes situations, not 2^height sets.
+    """
+    levels = levels_of(room)
+    sizes = [tuple(float(cell.size) for _ in levels) for cell in tree.cells]
+    left = tuple(level.room for level in levels)
+    grid = 0
+    while True:
+        reached = _situations(tree, sizes, left, states)
+        if reached is not None:
+            break
+        # sizes rounded up to a grid: fewer rooms to distinguish, never too much kept
+        grid = grid // 4 if grid else 1024
+        if grid < 4:
+            return sequential(tree)
+        sizes = [
+            tuple(float(-(-cell.size * grid // max(level.room, 1))) for level in levels)
+            for cell in tree.cells
+        ]
+        left = tuple(float(grid) if level.room > 0 else 0.0 for level in levels)
+    costs: dict[tuple[int, int, int, tuple[float, ...]], float] = {}
+    choices: dict[tuple[int, int, int, tuple[float, ...]], tuple[tuple[int, ...], int]] = {}
+    for node in range(len(tree) - 1, -1, -1):
+        below = tree.children[node]
+        for near, near_level, free in reached[node]:
+            key = (node, near, near_level, free)
+            once = tree.load(near, levels[near_level]) + tree.between(near, node)
+            if not below:
+                costs[key] = once
+                continue
+            without = [costs[child, near, near_level, free] for child in below]
+            costs[key], choices[key] = sum(without), ((), 0)
+            for at, level in enumerate(levels):
+                if free[at] < sizes[node][at]:
+                    continue
+                rest = _less(free, at, sizes[node][at])
+                with_ = [costs[child, node, at, rest] for child in below]
+                kept = once + tree.save(node, level) - tree.load(node, level)
+                kept += sum(map(min, zip(with_, without, strict=True)))
+                wanted = tuple(c for c, a, b in zip(below, with_, without, strict=True) if a < b)
+                if wanted and kept < costs[key]:
+                    costs[key], choices[key] = kept, (wanted, at)
+
+    def choose(node: int, kept: Kept) -> tuple[tuple[int, ...], int]:
+        free = left
+        for ancestor, at in kept:
+            free = _less(free, at, sizes[ancestor][at])
+        near, near_level = kept[-1] if kept else (START, 0)
+        return choices.get((node, near, near_level, free), ((), 0))
+
+    return walk(tree, choose)
+
+
+def _less(free: tuple[float, ...], at: int, size: float) -> tuple[float, ...]:
+    return (*free[:at], free[at] - size, *free[at + 1 :])
+
+
+def _situations(
+    tree: Tree, sizes: list[tuple[float, ...]], room: tuple[float, ...], limit: int
+) -> list[set[tuple[int, int, tuple[float, ...]]]] | None:
+    """Return, per node, the (nearest kept node, its level, room left) that may hold there."""
+    reached: list[set[tuple[int, int, tuple[float, ...]]]] = [set() for _ in range(len(tree))]
+    count = 0
+    for node, above in enumerate(tree.parent):
+        if above == START:
+            reached[node] = {(START, 0, room)}
+        else:
+            for near, level, free in reached[above]:
+                reached[node].add((near, level, free))
+                for at, size in enumerate(sizes[above]):
+                    if free[at] >= size:
+                        reached[node].add((above, at, _less(free, at, size)))
+        count += len(reached[node])
+        if count > limit:
+            return None
+    return reached
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """A restore and the steps up to the next restore that is not of the state in the process."""
+
+    steps: tuple[ReplayStep, ...]
+
+    @property
+    def base(self) -> tuple[int, int]:
+        """Node and level the path begins from."""
+        return self.steps[0].node, self.steps[0].level
+
+    @property
+    def changes_cache(self) -> bool:
+        """Whether it checkpoints or evicts: such paths start in their planned order."""
+        return any(step.do in {Do.CHECKPOINT, Do.EVICT} for step in self.steps)
+
+
+def paths_of(steps: Sequence[ReplayStep]) -> list[Path]:
+    """Return the paths of a sequence: what one process does after one restore."""
+    paths: list[list[ReplayStep]] = []
+    last = START
+    for step in steps:
+        if step.do is Do.RESTORE and not (last == step.node != START and paths):
+            paths.append([])
+        elif not paths:
+            paths.append([ReplayStep(Do.RESTORE, START, step.node)])
+        paths[-1].append(step)
+        if step.do is not Do.EVICT:
+            last = step.node if step.do is Do.CHECKPOINT else START
+    return [Path(tuple(path)) for path in paths]
+
+
+def schedule(tree: Tree, steps: Sequence[ReplayStep], room: float | Levels, workers: int) -> float:
+    """Return the wall seconds of steps on several workers that share the checkpoints.
+
+    A path starts when its base is kept and a worker is free. Paths that change the cache start in
+    their planned order, and the cache changes in that order, so the bound on its size holds whatever
+    the timing; others may start as soon as their base is there.
+    """
+    check(tree, steps, room)
+    levels = levels_of(room)
+    paths = paths_of(steps)
+    # index of the cache change, among all of them, that each path has to wait for
+    kept_at: dict[tuple[int, int], int] = {}
+    changes = 0
+    available: list[int] = []
+    for path in paths:
+        available.append(kept_at.get(path.base, -1))
+        for step in path.steps:
+            if step.do is Do.CHECKPOINT:
+                kept_at[step.node, step.level] = changes
+                changes += 1
+    clock = [0.0] * workers
+    heapq.heapify(clock)
+    done_at: list[float] = []  # time of each checkpoint, in planned order
+    waiting = list(range(len(paths)))
+    changed = 0.0  # time of the last change of the cache
+    while waiting:
+        first = waiting[0]
+        now = heapq.heappop(clock)
+        ready = first
+        if available[first] >= 0 and done_at[available[first]] > now:
+            # the next one has to wait: a path that leaves the cache alone may come first
+            for other in waiting[1:]:
+                known = available[other] < len(done_at)
+                free = available[other] < 0 or (known and done_at[available[other]] <= now)
+                if free and not paths[other].changes_cache:
+                    ready = other
+                    break
+        waiting.remove(ready)
+        base, level = paths[ready].base
+        begin = max(now, done_at[available[ready]] if available[ready] >= 0 else 0.0)
+        at = begin + tree.load(base, levels[level] if level >= 0 else None)
+        for step in paths[ready].steps:
+            if step.do is Do.COMPUTE:
+                at += tree.cells[step.node].seconds
+            elif step.do is Do.CHECKPOINT:
+                at = max(at, changed) + tree.save(step.node, levels[step.level])
+                changed = at
+                done_at.append(at)
+        heapq.heappush(clock, at)
+    return max(clock)

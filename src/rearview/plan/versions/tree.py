@@ -1,0 +1,368 @@
+"""The execution tree of many versions, and the steps that replay it.
+
+A node is a cell: a notebook cell, a group of top-level statements, or the part of a loop between two
+checkpoints. Versions share a node if all cells up to it have the same code and the same lineage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import NamedTuple
+
+from rearview.errors import PlanError
+
+START = -1
+"""The state before the first cell: a fresh process. It is the parent of every root."""
+EXISTING = -1
+"""Level of a checkpoint that existed before the replay: it takes no room and is never evicted."""
+SIMILAR = 10.0
+"""Two measurements of one cell are similar if the larger is at most this many times the smaller."""
+SMALL_SECONDS, SMALL_BYTES = 1.0, 64 << 20
+"""Costs below these are always similar: noise dominates them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One cell of one version: what identifies it, and what it costs."""
+
+    code: str
+    """Hash of its code."""
+    lineage: str
+    """Hash of everything it read, and of the lineage before it."""
+    seconds: float
+    size: int
+    """Bytes of the state after it."""
+    save: float = 0.0
+    """Seconds to checkpoint that state, whatever the level."""
+    load: float = 0.0
+    """Seconds to restore it, whatever the level."""
+    kept: bool = False
+    """Whether a checkpoint of it exists already."""
+
+    def similar(self, other: Cell) -> bool:
+        """Return True if seconds and size are of the same order (definition 5 of CHEX)."""
+        return _similar(self.seconds, other.seconds, SMALL_SECONDS) and _similar(
+            float(self.size), float(other.size), float(SMALL_BYTES)
+        )
+
+
+def _similar(a: float, b: float, small: float) -> bool:
+    return max(a, b) <= small or max(a, b) <= SIMILAR * min(a, b)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLevel:
+    """One place for checkpoints: memory, or disk."""
+
+    room: float
+    """Bytes that checkpoints may take here at any time."""
+    name: str = "memory"
+    save_byte: float = 0.0
+    """Seconds to write one byte of state."""
+    load_byte: float = 0.0
+    """Seconds to read one byte of state."""
+
+
+Levels = Sequence[CacheLevel]
+
+
+def levels_of(room: float | Levels) -> tuple[CacheLevel, ...]:
+    """Return the levels; a plain number is the room of a memory that costs nothing to use."""
+    return (CacheLevel(float(room)),) if isinstance(room, (int, float)) else tuple(room)
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """Cells of all versions, shared beginnings merged; nodes are numbered parents first."""
+
+    parent: tuple[int, ...]
+    cells: tuple[Cell, ...]
+    versions: tuple[int, ...] = ()
+    """Last node of each version, in the order given."""
+    start: float = 0.0
+    """Seconds to start a process."""
+    children: tuple[tuple[int, ...], ...] = field(default=())
+    reach: tuple[float, ...] = field(default=())
+    """Seconds of computing from the start up to and including each node."""
+
+    @classmethod
+    def of(
+        cls,
+        parent: Sequence[int],
+        cells: Sequence[Cell],
+        *,
+        start: float = 0.0,
+        versions: Sequence[int] = (),
+    ) -> Tree:
+        """Return the tree with these parents; START is the parent of a root."""
+        below: list[list[int]] = [[] for _ in parent]
+        reach: list[float] = []
+        for node, above in enumerate(parent):
+            if not START <= above < node:
+                raise PlanError(
+                    f"Node {node} comes before its parent {above}. Number parents first.",
+                    slug="tree-order",
+                )
+            if above != START:
+                below[above].append(node)
+            reach.append((reach[above] if above != START else 0.0) + cells[node].seconds)
+        return cls(
+            tuple(parent),
+            tuple(cells),
+            tuple(versions) or tuple(n for n, nodes in enumerate(below) if not nodes),
+            start,
+            tuple(map(tuple, below)),
+            tuple(reach),
+        )
+
+    def __len__(self) -> int:
+        return len(self.parent)
+
+    @property
+    def roots(self) -> tuple[int, ...]:
+        """Nodes without a parent."""
+        return tuple(node for node, above in enumerate(self.parent) if above == START)
+
+    @property
+    def leaves(self) -> tuple[int, ...]:
+        """Nodes without children: computing them all replays every version."""
+        return tuple(node for node, below in enumerate(self.children) if not below)
+
+    @property
+    def one_by_one(self) -> float:
+        """Seconds to replay each version alone, without any checkpoint."""
+        return sum(self.start + self.reach[end] for end in self.versions if end != START)
+
+    def path(self, above: int, node: int) -> list[int]:
+        """Return the nodes below `above` down to `node`."""
+        nodes: list[int] = []
+        while node != above:
+            if node == START:
+                raise PlanError(f"Node {above} is not above the node asked for.", slug="tree-order")
+            nodes.append(node)
+            node = self.parent[node]
+        return nodes[::-1]
+
+    def between(self, above: int, node: int) -> float:
+        """Return the seconds of computing from the state after `above` to that after `node`."""
+        return self.reach[node] - (self.reach[above] if above != START else 0.0)
+
+    def load(self, node: int, level: CacheLevel | None = None) -> float:
+        """Return the seconds to restore the state after a node; that of START is a fresh process."""
+        if node == START:
+            return self.start
+        cell = self.cells[node]
+        return cell.load + (cell.size * level.load_byte if level else 0.0)
+
+    def save(self, node: int, level: CacheLevel) -> float:
+        """Return the seconds to checkpoint the state after a node."""
+        cell = self.cells[node]
+        return cell.save + cell.size * level.save_byte
+
+    def parts(self) -> list[tuple[int, list[int], Tree]]:
+        """Return (node to begin from, nodes of this tree, tree) for what is replayed separately.
+
+        The nodes below an existing checkpoint begin there, unless loading it takes longer than
+        computing it again. Cells that lead only to existing checkpoints are left out.
+        """
+        used = [False] * len(self)
+        base_of = [START] * len(self)
+        for node, above in enumerate(self.parent):
+            if above != START:
+                base_of[node] = above if used[above] else base_of[above]
+            cell, base = self.cells[node], base_of[node]
+            again = self.load(base) + self.between(base, node)
+            used[node] = cell.kept and bool(self.children[node]) and cell.load <= again
+        needed = [not below for below in self.children]
+        for node in range(len(self) - 1, -1, -1):
+            above = self.parent[node]
+            if above != START and needed[node] and not used[node]:
+                needed[above] = True
+        bases: dict[int, list[int]] = {}
+        for node in range(len(self)):
+            if needed[node] and not used[node]:
+                bases.setdefault(base_of[node], []).append(node)
+        parts: list[tuple[int, list[int], Tree]] = []
+        for base, nodes in sorted(bases.items()):
+            number = {node: i for i, node in enumerate(nodes)}
+            parent = [number.get(self.parent[node], START) for node in nodes]
+            cells = [replace(self.cells[node], kept=False) for node in nodes]
+            ends = [number[node] for node in dict.fromkeys(self.versions) if node in number]
+            part = Tree.of(parent, cells, start=self.load(base), versions=ends)
+            parts.append((base, nodes, part))
+        return parts
+
+    def subtree(self) -> list[int]:
+        """Return how many nodes there are below each node, itself included."""
+        count = [1] * len(self)
+        for node in range(len(self) - 1, -1, -1):
+            if self.parent[node] != START:
+                count[self.parent[node]] += count[node]
+        return count
+
+
+def merge(versions: Iterable[Sequence[Cell]], *, start: float = 0.0) -> Tree:
+    """Return the tree of versions that share the cells they begin with.
+
+    Cells are equal if code and lineage are, and if seconds and size are similar.
+
+    >>> a, b, c = (Cell(x, x, 1.0, 1) for x in "abc")
+    >>> merge([[a, b], [a, c], [a, b]]).parent
+    (-1, 0, 0)
+    """
+    parent: list[int] = []
+    cells: list[Cell] = []
+    nodes: dict[tuple[int, str, str], list[int]] = {}
+    ends: list[int] = []
+    for version in versions:
+        at = START
+        for cell in version:
+            same = nodes.setdefault((at, cell.code, cell.lineage), [])
+            node = next((n for n in same if cells[n].similar(cell)), None)
+            if node is None:
+                node = len(cells)
+                same.append(node)
+                parent.append(at)
+                cells.append(cell)
+            elif cell.kept and not cells[node].kept:
+                cells[node] = replace(cells[node], kept=True, load=cell.load)
+            at = node
+        ends.append(at)
+    return Tree.of(parent, cells, start=start, versions=ends)
+
+
+class Do(StrEnum):
+    """What one step of a replay sequence does; the values are CHEX's names."""
+
+    COMPUTE = "CT"
+    CHECKPOINT = "CP"
+    RESTORE = "RS"
+    EVICT = "EV"
+
+
+class ReplayStep(NamedTuple):
+    """One step of a replay sequence."""
+
+    do: Do
+    node: int
+    child: int = START
+    """RS: the node that is computed next."""
+    level: int = 0
+    """CP, RS, EV: index of the level; EXISTING for a checkpoint made before the replay."""
+
+    def __str__(self) -> str:
+        if self.do is Do.RESTORE:
+            return f"RS({'start' if self.node == START else self.node}, {self.child})"
+        return f"{self.do}({self.node}{f', level {self.level}' if self.level > 0 else ''})"
+
+
+class StepBuilder:
+    """A replay sequence being built, one path after the other."""
+
+    def __init__(self, tree: Tree) -> None:
+        self.tree = tree
+        self.steps: list[ReplayStep] = []
+
+    def run(
+        self,
+        base: int,
+        end: int,
+        *,
+        level: int = 0,
+        keep: Sequence[tuple[int, int]] = (),
+        drop: Iterable[tuple[int, int]] = (),
+    ) -> None:
+        """Restore `base` and compute down to `end`; checkpoint `keep` (node, level) on the way.
+
+        `drop` lists what is evicted: before the first checkpoint, or at the end if there is none.
+        """
+        keep_at: dict[int, list[int]] = {}
+        for node, at in keep:
+            keep_at.setdefault(node, []).append(at)
+        evictions = [ReplayStep(Do.EVICT, node, level=at) for node, at in drop]
+        path = self.tree.path(base, end)
+        self.steps.append(ReplayStep(Do.RESTORE, base, path[0], level))
+        for i, node in enumerate(path):
+            self.steps.append(ReplayStep(Do.COMPUTE, node))
+            if node in keep_at:
+                self.steps.extend(evictions)
+                evictions = []
+                self.steps.extend(ReplayStep(Do.CHECKPOINT, node, level=at) for at in keep_at[node])
+                if i + 1 < len(path):
+                    self.steps.append(ReplayStep(Do.RESTORE, node, path[i + 1], keep_at[node][0]))
+        self.steps.extend(evictions)
+
+
+def check(
+    tree: Tree, steps: Sequence[ReplayStep], room: float | Levels, *, minimal: bool = False
+) -> float:
+    """Return the seconds that steps take; raise if they break a rule of CHEX or miss a leaf.
+
+    The rules: a node is checkpointed right after it was computed, with evictions in between at most;
+    a restore is of a kept node and is followed by the computation of the child it names; an eviction
+    is of a kept node; a node is computed right after its parent or right after a restore of its
+    parent. Restoring the state that was checkpointed just before costs nothing: it is still in the
+    process. With `minimal`, computing a node that is in the cache is refused, as in CHEX.
+    """
+    levels = levels_of(room)
+    held = {(node, EXISTING) for node, cell in enumerate(tree.cells) if cell.kept}
+    used = [0.0] * len(levels)
+    seconds, computed, at_hand = 0.0, START, START
+    before: ReplayStep | None = None
+    done: set[int] = set()
+    for i, step in enumerate(steps):
+        do, node, child, level = step
+        if before is not None and before.do is Do.RESTORE and do is not Do.COMPUTE:
+            raise _wrong(step, f"{before} must be followed by CT({before.child})")
+        if do is Do.COMPUTE:
+            above = tree.parent[node]
+            follows = before is not None and (
+                (before.do is Do.COMPUTE and before.node == above != START)
+                or (before.do is Do.RESTORE and (before.node, before.child) == (above, node))
+            )
+            if not follows and not (i == 0 and above == START):
+                raise _wrong(step, "the state before it is not in the process")
+            if minimal and any(kept == node for kept, _ in held):
+                raise _wrong(step, "its state is in the cache already")
+            seconds += tree.cells[node].seconds
+            computed = at_hand = node
+            done.add(node)
+        elif do is Do.CHECKPOINT:
+            if computed != node:
+                raise _wrong(step, "it was not computed just before")
+            if (node, level) in held or not 0 <= level < len(levels):
+                raise _wrong(step, "it is kept already" if level >= 0 else "no such level")
+            held.add((node, level))
+            used[level] += tree.cells[node].size
+            seconds += tree.save(node, levels[level])
+            if used[level] > levels[level].room * (1 + 1e-12):
+                raise _wrong(
+                    step, f"{used[level]:.0f} bytes do not fit into {levels[level].room:.0f}"
+                )
+        elif do is Do.RESTORE:
+            if node != START and (node, level) not in held:
+                raise _wrong(step, "its state is not kept")
+            if tree.parent[child] != node:
+                raise _wrong(step, f"node {child} is not a child of it")
+            fast = node != START and at_hand == node and before is not None
+            if not (fast and before is not None and before.do is not Do.COMPUTE):
+                seconds += tree.load(node, levels[level] if level >= 0 else None)
+            computed = at_hand = START
+        else:
+            if level < 0 or (node, level) not in held:
+                raise _wrong(step, "its state is not kept")
+            held.discard((node, level))
+            used[level] -= tree.cells[node].size
+        before = step
+    if before is not None and before.do is Do.RESTORE:
+        raise _wrong(before, f"it must be followed by CT({before.child})")
+    missing = set(tree.leaves) - done
+    if missing:
+        raise _wrong(ReplayStep(Do.COMPUTE, min(missing)), "it is never reached")
+    return seconds
+
+
+def _wrong(step: ReplayStep, why: str) -> PlanError:
+    return PlanError(f"Cannot do {step}: {why}.", slug="tree-steps")

@@ -1,0 +1,194 @@
+"""Cut a script into cells, and hash the code of a cell without its formatting."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rearview.errors import SourceError
+
+MARKER = re.compile(r"^#\s?%%(?:\s|\[|$)")
+"""First line of a cell in a percent script."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceCell:
+    """One cell: its text and the number of its first line, counted from 1."""
+
+    text: str
+    line: int
+
+    @property
+    def title(self) -> str:
+        """First line with code, shortened, for people."""
+        for line in self.text.splitlines():
+            bare = line.strip()
+            if bare and not bare.startswith("#"):
+                return bare if len(bare) <= 60 else bare[:57] + "..."
+        return "(empty)"
+
+
+def cut(source: str) -> list[SourceCell]:
+    r"""Return the cells of a script, in order; joined they are the script.
+
+    `# %%` markers are respected if there are any. Otherwise a cell is a paragraph of top-level
+    statements: a blank line ends it. Neighbouring imports are one cell, neighbouring definitions are
+    one cell, and a loop, `with`, `try` or `if` is a cell of its own and is never split.
+
+    >>> [cell.title for cell in cut("import a\n\nimport b\nx = 1\ny = 2\n\nfor i in x:\n  f(i)\n")]
+    ['import a', 'x = 1', 'for i in x:']
+    """
+    lines = source.splitlines(keepends=True)
+    marked = [i for i, line in enumerate(lines) if MARKER.match(line)]
+    tree = _parsed(source)
+    if marked and tree is not None:
+        # a marker inside a string or a block is text, not a cut
+        inside = {
+            n
+            for node in tree.body
+            for n in range(_first_line(node), (node.end_lineno or node.lineno))
+        }
+        marked = [i for i in marked if i not in inside]
+    if marked:
+        return _joined(lines, [0, *marked])
+    if tree is None:
+        _refuse(source)
+    return _joined(lines, [0, *_paragraphs(tree, lines)] if tree else [0])
+
+
+def _parsed(source: str) -> ast.Module | None:
+    try:
+        return ast.parse(source)
+    except (SyntaxError, ValueError):
+        return None  # magics in a percent script: the markers alone decide
+
+
+def _refuse(source: str) -> None:
+    try:
+        ast.parse(source)
+    except (SyntaxError, ValueError) as exc:
+        raise SourceError(
+            f"The script cannot be cut into cells: {exc}. Mend it, or mark its cells with `# %%`.",
+            slug="cells",
+        ) from exc
+
+
+def _first_line(node: ast.stmt) -> int:
+    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
+    return min([node.lineno, *(d.lineno for d in decorators)])
+
+
+def _joined(lines: Sequence[str], starts: Sequence[int]) -> list[SourceCell]:
+    cuts = sorted(set(starts))
+    cells = []
+    for begin, end in zip(cuts, [*cuts[1:], len(lines)], strict=True):
+        text = "".join(lines[begin:end])
+        if text.strip():
+            cells.append(SourceCell(text, begin + 1))
+    return cells
+
+
+def _kind(node: ast.stmt) -> str:
+    if isinstance(node, (ast.Import, ast.ImportFrom)) or (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    ):
+        return "import"
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return "definition"
+    if isinstance(node, (ast.For, ast.While, ast.If, ast.With, ast.Try, ast.AsyncFor, ast.Match)):
+        return "control"
+    return "plain"
+
+
+def _paragraphs(tree: ast.Module, lines: Sequence[str]) -> Iterator[int]:
+    """Yield the index of the line with which each cell but the first begins."""
+    end, before = 0, ""
+    for node in tree.body:
+        first, kind = _first_line(node) - 1, _kind(node)
+        if before and first >= end:  # else it shares a line with the statement before it
+            blank = any(not line.strip() for line in lines[end:first])
+            same = kind == before and (kind in {"import", "definition"} or not blank)
+            if not same or kind == "control":
+                start = first
+                # comments right above a statement belong to it
+                while start > end and lines[start - 1].lstrip().startswith("#"):
+                    start -= 1
+                yield start
+        end, before = node.end_lineno or node.lineno, kind
+
+
+def code_hash(text: str) -> str:
+    """Return a hash of the code of a cell; formatting and comments do not count.
+
+    >>> code_hash("x=1 # one") == code_hash("x = 1")
+    True
+    >>> code_hash("x = 1") == code_hash("x = 2")
+    False
+    """
+    try:
+        body = ast.parse(text)
+    except (SyntaxError, ValueError):
+        body = None
+    if body is not None:
+        plain = ast.dump(body, annotate_fields=False)
+    else:
+        # magics, shell lines, top-level await: the text, without blank ends and lines
+        kept = (line.rstrip() for line in text.splitlines())
+        plain = "\n".join(line for line in kept if line and not line.lstrip().startswith("#"))
+    return hashlib.sha256(plain.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def imported_modules(text: str) -> set[str]:
+    r"""Return the first parts of the modules that a cell imports by statement.
+
+    >>> sorted(imported_modules("import a.b\nfrom c import d"))
+    ['a', 'c']
+    """
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return set()
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.partition(".")[0])
+    return names
+
+
+def only_defines(text: str) -> bool:
+    r"""Return True if a cell only imports, defines functions and classes, or assigns constants.
+
+    >>> only_defines("import sys\nLR = 0.1\ndef f(): return sys.argv")
+    True
+    >>> only_defines("x = load()")
+    False
+    """
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return False
+    for node in tree.body:
+        kind = _kind(node)
+        if kind == "import":
+            continue
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and not node.decorator_list:
+            continue
+        if isinstance(node, ast.Assign) and _constant(node.value):
+            continue
+        return False
+    return True
+
+
+def _constant(node: ast.expr) -> bool:
+    try:
+        ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return False
+    return True

@@ -1,0 +1,62 @@
+"""Memory that holds what it held is known without looking; any write ends that."""
+
+import ctypes
+
+import numpy as np
+import pytest
+
+from rearview.runtime.checkpoint_index import KnownFrom, KnownMemory
+from rearview.runtime.saving.dirty_pages import Pages
+from rearview.store.checkpoints.objects import as_bytes
+
+MB = 1 << 20
+
+pytestmark = pytest.mark.skipif(
+    not Pages().available, reason="LOUD: this system does not note writes to pages"
+)
+
+
+@pytest.fixture
+def held():
+    one = KnownMemory()
+    yield one
+    one.pages.close()
+
+
+def test_what_was_found_twice_is_known(held):
+    data = as_bytes(np.ones(MB, np.uint8))
+    assert not held.holds(data, "a")
+    held.note(data, "a", KnownFrom.READ)
+    assert not held.holds(data, "a")  # it may have changed since: nobody watched
+    held.note(data, "a", KnownFrom.READ)
+    assert held.holds(data, "a")
+    assert not held.holds(data, "b")
+    assert not held.holds(data[: MB // 2], "a")
+
+
+def test_what_was_read_and_then_compared_is_not_watched_yet(held):
+    data = as_bytes(np.ones(MB, np.uint8))
+    for oid in ("a", "b"):
+        held.note(data, oid, KnownFrom.READ)
+        held.note(data, oid, KnownFrom.HASHED)
+        assert not held.holds(data, oid)
+    held.note(data, "b", KnownFrom.READ)
+    assert held.holds(data, "b")
+
+
+def test_a_write_by_anybody_ends_it(held):
+    array = np.ones(MB, np.uint8)
+    for _ in range(2):
+        held.note(as_bytes(array), "a", KnownFrom.READ)
+    ctypes.memset(array.ctypes.data + 5000, 3, 1)
+    assert not held.holds(as_bytes(array), "a")
+    held.note(as_bytes(array), "b", KnownFrom.READ)
+    held.note(as_bytes(array), "b", KnownFrom.READ)
+    assert held.holds(as_bytes(array), "b")
+
+
+def test_small_memory_is_not_worth_it(held):
+    small = as_bytes(np.ones(100, np.uint8))
+    held.note(small, "a", KnownFrom.READ)
+    held.note(small, "a", KnownFrom.READ)
+    assert not held.holds(small, "a")
