@@ -83,7 +83,7 @@ class _UseReader:
         if name not in self.writes and not any(name in names for names in self.hidden):
             self.reads.add(name)
 
-    def visit(self, tree: ast.AST) -> None:
+    def visit(self, tree: ast.AST) -> None:  # noqa: C901, PLR0912 - one dispatch over kinds of node
         if isinstance(tree, ast.Name):
             if isinstance(tree.ctx, ast.Load):
                 self.read(tree.id)

@@ -79,7 +79,7 @@ def siblings(found: Matching, spot: Spot, *, before: bool) -> list[StatementNode
         block, index = owner.parent, owner.index + (not before)
 
 
-def between(
+def between(  # noqa: C901, PLR0912 - cases of one decision, in order
     found: Matching, spot: Spot, target: StatementNode, low: int, high: int
 ) -> tuple[int, float] | Nowhere:
     """Choose among places between the same anchors: by data flow, order, comment, adjacency."""
