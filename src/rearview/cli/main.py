@@ -1,9 +1,4 @@
-"""The command `rearview`: which commands there are, and how each way of failing ends.
-
-The command completion.
-
-The command `rearview`: which commands there are, and how each way of failing ends.
-"""
+"""The command `rearview`: which commands there are, shell completion, and the exit code of each failure."""
 
 from __future__ import annotations
 

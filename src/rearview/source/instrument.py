@@ -335,7 +335,7 @@ def _own(nodes: list[ast.stmt]) -> Iterator[ast.AST]:
 
 
 def _compiles(decorator: ast.expr) -> bool:
-    """Say whether a decorator hands the function's own bytecode or text to a compiler."""
+    """Return True if a decorator hands the function's own bytecode or text to a compiler."""
     while isinstance(decorator, ast.Call):
         if any(map(_compiles, decorator.args)):  # functools.partial(jax.jit, …)
             return True
