@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .ONESHELL:
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-sites lint format bench docs clean demo-env test-env
+.PHONY: help demo quick test test-sites lint format bench docs clean demo-env test-env
 
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
@@ -38,6 +38,7 @@ endef
 
 help:
 	@echo "make demo    record a training run, ask a new question about it, see it answered"
+	@echo "make quick   the tests that start no process and need no server"
 	@echo "make test    style, types and all tests"
 	@echo "make test-sites  jobs under real HTCondor, Slurm and luigi daemons"
 	@echo "make lint    style and types only"
@@ -59,6 +60,9 @@ test: test-env
 	$(MAKE) --no-print-directory lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal --ignore=tests/sites
 
+quick: test-env
+	@$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not server" --ignore=tests/sites
+
 # Batch systems with their real daemons: heavy, so apart.
 test-sites: test-env
 	@tests/sites/install "$$PWD/$(BIN)/python"
@@ -78,6 +82,7 @@ format: test-env
 
 docs: test-env
 	@$(BIN)/python docs/generate.py
+	$(BIN)/python docs/draw_architecture.py
 
 bench: test-env
 	@for script in benchmarks/*.py benchmarks/*/run.py; do echo "== $$script"; $(BIN)/python $$script; done

@@ -98,7 +98,7 @@ def needed(arrows: dict[str, set[str]]) -> list[tuple[str, str]]:
         (room, target)
         for room, targets in sorted(arrows.items())
         for target in sorted(targets)
-        if not any(target in reached(other) for other in targets if other != target)
+        if not any(target in reached(other) for other in targets - {target, FACE})
     ]
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rearview._history import BackfillReport, Missing, PlanReport, Refusal, RunReport, Unproved
+from rearview._history import BackfillReport, MissingCells, PlanReport, Refusal, RunReport, Unproved
 from rearview.execute.replay_jobs import ReplayOutcome
 from rearview.model import Checkpoint, Operator, Plan, Point, Run, Segment, Status, Step
 from rearview.model.plan import ReplayReport
@@ -136,7 +136,7 @@ class FakeHistory:
         return PlanReport(
             Plan(self.segments),
             self.refusals,
-            Missing(5),
+            MissingCells(5),
             unproved=self.unproved,
             explaining=lambda: self.explained,
         )

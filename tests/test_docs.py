@@ -69,6 +69,13 @@ def test_the_page_of_settings_is_current():
     )
 
 
+def test_the_picture_of_the_architecture_is_drawn_from_the_imports_of_today():
+    spec = importlib.util.spec_from_file_location("drawing", DOCS / "draw_architecture.py")
+    drawing = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(drawing)
+    assert (DOCS / "architecture.svg").read_text("utf-8") == drawing.draw(), "run `make docs`"
+
+
 PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CHANGELOG.md", *DOCS.rglob("*.md")]
 
 

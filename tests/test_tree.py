@@ -8,9 +8,7 @@ from imports import MODULES, SRC
 MOST_FILES = 16
 DEEPEST = 3
 
-CROWDED = {
-    "store": "at rest: waits for a room of its own for what runs and records share",
-}
+CROWDED: dict[str, str] = {}
 """Folders with more files than that, with the reason. It only shrinks."""
 
 SHARED_STEMS: dict[str, str] = {}

@@ -17,15 +17,15 @@ from pathlib import Path
 import numpy as np
 
 from rearview.store.checkpoints import objects as store
-from rearview.store.checkpoints.compression import Worth
+from rearview.store.checkpoints.compression import CompressionPolicy
 from rearview.store.checkpoints.objects import Batch, Objects, digest
 from rearview.store.project import Project
 
 
-class Always(Worth):
+class Always(CompressionPolicy):
     """Compresses everything, to see what else would come of it."""
 
-    def share(self, *_):
+    def predicted_share(self, *_):
         return 1.0
 
 
@@ -86,15 +86,15 @@ def main():
 
 
 def run(objects, args):
-    store.BULKY = math.inf
+    store.LARGEST_SHARE = math.inf
     into = memoryview(bytearray(args.mb << 20))
     print("| data | kept | sample / hash | put | put plain | restored | plain |")
     print("|---|---|---|---|---|---|---|")
     for name, array in kinds(args.mb << 20).items():
         view = memoryview(np.ascontiguousarray(array)).cast("B")
         seen = {"sample": [], "hash": []}
-        worth = Worth()
-        chosen = worth.share(name, view) is not None
+        worth = CompressionPolicy()
+        chosen = worth.predicted_share(name, view) is not None
         for _ in range(args.rounds):
             spent, oid = timed(digest, view)
             seen["hash"].append(spent)

@@ -1,4 +1,4 @@
-"""Settings, read once and passed down."""
+"""Settings of a project: defaults, `.rearview/config.toml`, environment variables."""
 
 from __future__ import annotations
 
@@ -7,22 +7,18 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_type_hints
+
+import msgspec
 
 from rearview.errors import UsageError
 
 ENV_PREFIX = "REARVIEW_"
-CHOICES = {
-    "compress": ("auto", "never"),
-    "shared": ("never", "group"),
-    "trust": ("auto", "yes", "no"),
-}
-"""What a setting may be, where that is one of a few words."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a user may set: `[rearview]` in `.rearview/config.toml`, or `REARVIEW_<NAME>`.
+    """What a user can set: `[rearview]` in `.rearview/config.toml`, or `REARVIEW_<NAME>`.
 
     The environment wins over the file, the file over the default.
     """
@@ -32,13 +28,13 @@ class Settings:
     every: bool = False
     """Checkpoint at every boundary of the outermost loop, whatever it costs."""
     staging: int = 0
-    """Bound in bytes on staging memory; 0 means the changed bytes of one checkpoint, or 16 MB."""
+    """Most bytes of staging memory; 0 is as much as the changed bytes of one checkpoint, at least 16 MB."""
     budget: int = 0
-    """Size in bytes that checkpoints of a project may take; 0 is no bound."""
+    """Most bytes that the checkpoints of a project may take; 0 is no bound."""
     max_source: int = 1_000_000
     """Files larger than this many bytes are not part of a version."""
-    shared: str = "never"
-    """Who besides you may read and write the store: `never` anybody, or the `group` of its folder."""
+    shared: Literal["never", "group"] = "never"
+    """Who else may read and write the store: `never` anybody, or the `group` of its folder."""
     autolog: bool = False
     """Log every scalar that is assigned in a loop."""
     heartbeat: float = 10.0
@@ -48,23 +44,23 @@ class Settings:
     gpus: float = 0.0
     """Accelerators that each segment gets on a Ray cluster; 0.5 is half of one."""
     huge_pages: bool = True
-    """Let recorded programs have memory in huge pages, where the system offers them."""
+    """Give recorded programs huge memory pages, if the system has them."""
     shared_start: bool = True
-    """Let replays that begin with the same imports of libraries share them, on this machine."""
+    """Fork local replays that start with the same imports from one process that has done them."""
     grid: str = "energy-charts:de"
-    """Who is asked about the power in the grid, and for which place; see green.md."""
-    compress: str = "auto"
-    """Compress large parts of state where that pays, "auto", or "never"; dense floats never are."""
+    """Service that reports the power in the grid, and the place it reports on; see green.md."""
+    compress: Literal["auto", "never"] = "auto"
+    """Compress large parts of state if that pays (`auto`), or `never`."""
     propagation: float = 0.6
-    """How sure a statement's place in a past version must be, from 0 to 1; less is refused."""
-    trust: str = "auto"
-    """Run and unpickle what is in the store: "auto" if it was made here or `rearview trust` was said,
-    "yes" (only in the environment), or "no"."""
+    """Least certainty, from 0 to 1, of a statement's place in a past version; below it Rearview refuses."""
+    trust: Literal["auto", "yes", "no"] = "auto"
+    """Run and unpickle what is in the store: `auto` if it was made here or trusted by `rearview trust`,
+    `yes` (only in the environment), or `no`."""
 
     @classmethod
     def read(cls, folder: Path | None = None, env: Mapping[str, str] | None = None) -> Settings:
-        """Return the settings that hold for the project whose store is `folder`."""
-        found: dict[str, Any] = {}
+        """Return the settings of the project whose store is `folder`."""
+        values: dict[str, Any] = {}
         file = folder / "config.toml" if folder else None
         if file is not None and file.is_file():
             try:
@@ -73,14 +69,14 @@ class Settings:
                 raise UsageError(
                     f"{file} is not valid TOML: {exc}. Correct it or remove it.", slug="config"
                 ) from exc
-            found.update(table.get("rearview", table))
-            if _word(found.get("trust")) != "no":
-                found.pop("trust", None)  # a store cannot vouch for itself
+            values.update(table.get("rearview", table))
+            if _yes_or_no(values.get("trust")) != "no":
+                values.pop("trust", None)  # a store cannot vouch for itself
         for field in fields(cls):
             text = (os.environ if env is None else env).get(ENV_PREFIX + field.name.upper())
             if text is not None:
-                found[field.name] = text
-        return cls().changed(found)
+                values[field.name] = text
+        return cls().changed(values)
 
     def changed(self, values: Mapping[str, Any]) -> Settings:
         """Return these settings with `values` put in, each converted to its type.
@@ -88,44 +84,39 @@ class Settings:
         >>> Settings().changed({"epsilon": "0.1"}).epsilon
         0.1
         """
-        known = {field.name: type(getattr(self, field.name)) for field in fields(self)}
-        out: dict[str, Any] = {}
+        kinds = get_type_hints(type(self))
+        converted: dict[str, Any] = {}
         for name, value in values.items():
-            if name not in known:
+            if name not in kinds:
                 raise UsageError(
-                    f"There is no setting {name!r}. The settings are: {', '.join(known)}.",
+                    f"There is no setting {name!r}. The settings are: {', '.join(kinds)}.",
                     slug="config",
                 )
-            out[name] = _convert(name, value, known[name])
-        return replace(self, **out)
+            converted[name] = _convert(name, value, kinds[name])
+        return replace(self, **converted)
 
 
-def _word(value: Any) -> Any:
-    """Return what stands for yes or no in a setting of words.
+def _yes_or_no(value: Any) -> Any:
+    """Return `"yes"` or `"no"` for what TOML and shells write for them; other values as they are.
 
-    >>> _word(False), _word("1"), _word("auto")
+    >>> _yes_or_no(False), _yes_or_no("1"), _yes_or_no("auto")
     ('no', 'yes', 'auto')
     """
     words = {"1": "yes", "true": "yes", "0": "no", "false": "no"}
     return words.get(str(value).lower(), value)
 
 
-def _convert(name: str, value: Any, kind: type) -> Any:
+def _convert(name: str, value: Any, kind: Any) -> Any:
+    choices = get_args(kind)
+    if "yes" in choices:
+        value = _yes_or_no(value)
+    elif kind is bool and str(value).lower() in {"yes", "no"}:
+        value = str(value).lower() == "yes"
     try:
-        if kind is bool and isinstance(value, str):
-            return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}[
-                value.lower()
-            ]
-        if "yes" in CHOICES.get(name, ()):
-            value = _word(value)
-        if value not in CHOICES.get(name, (value,)):
-            raise UsageError(
-                f"Setting {name} is {value!r}. It may be {' or '.join(CHOICES[name])}.",
-                slug="config",
-            )
-        return kind(value)
-    except (KeyError, ValueError, TypeError) as exc:
-        raise UsageError(
-            f"Setting {name} is {value!r}, which is not a {kind.__name__}. Give it another value.",
-            slug="config",
-        ) from exc
+        return msgspec.convert(value, kind, strict=False)
+    except msgspec.ValidationError as exc:
+        if choices:
+            fault, remedy = "", f"It may be {' or '.join(choices)}."
+        else:
+            fault, remedy = f", which is not a {kind.__name__}", "Give it another value."
+        raise UsageError(f"Setting {name} is {value!r}{fault}. {remedy}", slug="config") from exc

@@ -1,4 +1,4 @@
-"""Everything Rearview raises. One class per remedy; each message says what, why and what to do."""
+"""Every exception that Rearview raises. One class per remedy; each message says what, why and what to do."""
 
 
 class RearviewError(Exception):
@@ -20,31 +20,31 @@ class RearviewError(Exception):
 
 
 class UsageError(RearviewError):
-    """The question itself is off: a name, a run, a point or an option that does not exist."""
+    """The user asked for a name, run, point or option that does not exist."""
 
     slug = "usage"
 
 
 class StoreError(RearviewError):
-    """The store cannot be read or written as asked."""
+    """The store cannot be read or written."""
 
     slug = "store"
 
 
 class DamagedError(StoreError):
-    """Bytes at rest are not the bytes that were written."""
+    """Stored bytes are not the bytes that were written."""
 
     slug = "damaged"
 
 
 class VersionError(RearviewError):
-    """The source of a version cannot be stored or brought back."""
+    """The source of a version cannot be stored or read."""
 
     slug = "version"
 
 
 class SourceError(RearviewError):
-    """Program text cannot be read, matched or changed as asked."""
+    """Program text cannot be read, matched or changed."""
 
     slug = "source"
 
@@ -75,13 +75,13 @@ class ReplayError(RearviewError):
 
 
 class PlanError(RearviewError):
-    """No plan answers the question within the bounds given."""
+    """No plan answers the question within the given bounds."""
 
     slug = "plan"
 
 
 class RemoteError(RearviewError):
-    """Bytes could not be brought to, or from, another place."""
+    """Bytes could not be sent to, or fetched from, a remote."""
 
     slug = "remote"
 

@@ -4,7 +4,7 @@ import pytest
 
 from rearview.backfill import calibration
 from rearview.backfill.calibration import BUSY, FRESH, FRESH_BUSY, Machines, Measured, cores_of
-from rearview.model import Run, Status
+from rearview.model import Run, RunEnd, RunStart, Status
 
 HERE = {"cpu": "a", "cores": 2, "gpus": []}
 THERE = {"cpu": "b", "cores": 64, "gpus": ["H100"]}
@@ -25,7 +25,7 @@ def measured(monkeypatch):
 
 
 def run(hardware=None, host="node7"):
-    facts = {} if hardware is None else {"hardware": hardware}
+    facts = RunStart() if hardware is None else RunStart(hardware=hardware)
     return Run("r", "v", "train.py", (), 0.0, Status.FINISHED, host=host, facts=facts)
 
 
@@ -102,5 +102,5 @@ def test_what_cannot_be_measured_or_read_costs_only_certainty(tmp_path, measured
     ],
 )
 def test_a_replay_is_given_the_cores_that_the_run_kept_busy(told, end, cores):
-    facts = {"threads": told, "end": end}
-    assert cores_of(Run("r", "v", "t.py", (), 0.0, Status.FINISHED, facts=facts)) == cores
+    facts = {"facts": RunStart(threads=told), "end": RunEnd(**end)}
+    assert cores_of(Run("r", "v", "t.py", (), 0.0, Status.FINISHED, **facts)) == cores

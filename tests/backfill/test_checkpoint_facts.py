@@ -1,14 +1,14 @@
 """What planning is told of checkpoints."""
 
 from rearview.backfill.run_facts import checkpoint_facts
-from rearview.model import Checkpoint, ObjectRef, Point, Step
+from rearview.model import Checkpoint, CheckpointMeta, LoopStep, ObjectRef, Point, Step
 
 MB = 1_000_000
 
 
 def checkpoint(seq, edge, nbytes, stored, site="train.py:epoch"):
     steps = (Step("epoch", seq),) + ((Step("batch", 8),) if edge == "end" else ())
-    meta = {"path": [[site, 0, seq]]}
+    meta = CheckpointMeta(path=(LoopStep(site, 0, seq),))
     parts = {"all": ObjectRef("0" * 64, nbytes)}
     return Checkpoint(f"r/{seq}", "r", seq, Point(steps), edge, parts, meta=meta, stored=stored)
 

@@ -8,8 +8,10 @@ import pytest
 from limits import HUNG
 from plainly import recorded, write
 from rearview._history import history
-from rearview.backfill.reports import Missing
+from rearview.backfill.reports import MissingCells
 from rearview.backfill.run_facts import deep_loops, inner_loops
+from rearview.model import LoopTotals, MainLoop, RunEnd
+from rearview.model.run_facts import read_record
 
 SHORT = """
 import os, time, rearview
@@ -56,14 +58,14 @@ def filled(folder, name, at=None):
 def test_iterations_that_pass_in_slices_count_their_inner_loops_each(tmp_path):
     write(tmp_path, train=SHORT)
     assert recorded(tmp_path, "train.py").code == 0
-    main = history(tmp_path).run().facts["end"]["main"]
-    assert any(many > 1 for many, _ in main["iterations"]), "nothing passed in slices"
-    assert [count for _, count in main["inner"]["train.py:<module>:1:step"]] == [3] * 40
+    main = history(tmp_path).run().end.main
+    assert any(many > 1 for many, _ in main.iterations), "nothing passed in slices"
+    assert [count for _, count in main.inner["train.py:<module>:1:step"]] == [3] * 40
     probe(tmp_path, "total +=", "t")
-    assert history(tmp_path).plan(["t"]).missing == Missing(120)
+    assert history(tmp_path).plan(["t"]).missing == MissingCells(120)
     # asked for one of those that passed together with others
     assert filled(tmp_path, "t", "epoch=37/step=1") == 1
-    assert history(tmp_path).plan(["t"]).missing == Missing(120)
+    assert history(tmp_path).plan(["t"]).missing == MissingCells(120)
     assert filled(tmp_path, "t") == 120
 
 
@@ -76,7 +78,7 @@ def test_loops_are_counted_at_any_depth(deep, after, cells):
     if after.startswith("for"):
         text = (deep / "train.py").read_text()
         write(deep, train=moved_up(text))
-    assert history(deep).plan(["t"]).missing == Missing(cells)
+    assert history(deep).plan(["t"]).missing == MissingCells(cells)
     assert filled(deep, "t") == cells
 
 
@@ -103,10 +105,11 @@ def deep(recording, tmp_path):
 
 
 def main(**more):
-    return {"site": "a:0:epoch", "iterations": [(1, 0.1)] * 3, "counted": [0, 9], **more}
+    facts = {"site": "a:0:epoch", "iterations": [(1, 0.1)] * 3, "counted": [0, 9], **more}
+    return read_record(MainLoop, facts)
 
 
-END = {"loops": {"a:1:fold": {}, "a:2:step": {}}}
+END = RunEnd(loops={"a:1:fold": LoopTotals(), "a:2:step": LoopTotals()})
 
 
 def test_a_loop_that_was_not_watched_to_its_end_is_a_guess():
@@ -127,24 +130,23 @@ def test_a_loop_that_is_not_always_there_is_counted_where_it_is():
 
 
 def test_what_ran_in_another_process_is_a_guess():
-    facts = main(inner={"a:1:fold": [(0.0, 0), (0.1, 4), (0.1, 4)]}) | {"counted": [1, 9]}
+    facts = main(inner={"a:1:fold": [(0.0, 0), (0.1, 4), (0.1, 4)]}, counted=[1, 9])
     (inner,) = inner_loops(facts, END, 3)
     assert (inner.counts, inner.counted) == ([4, 4, 4], range(1, 3))
 
 
 def test_runs_of_before_counted_slices_together():
-    facts = main(inner={"a:1:fold": [(0.1, 3), (0.0, 0), (0.2, 6)]})
-    facts |= {"iterations": [(1, 0.1), (2, 0.1)]}
-    del facts["counted"]
+    inner = {"a:1:fold": [(0.1, 3), (0.0, 0), (0.2, 6)]}
+    facts = main(inner=inner, iterations=[(1, 0.1), (2, 0.1)], counted=None)
     (inner,) = inner_loops(facts, END, 3)
     assert (inner.counts, list(inner.counted)) == ([3, 3, 3], [])
 
 
 def test_how_many_is_said_as_it_is_known():
-    assert str(Missing(2)) == "2 cells"
-    assert str(Missing(1, about=True)) == "about 1 cell"
-    assert str(Missing(6, least=True)) == "at least 6 cells"
-    assert str(Missing(6, about=True, least=True)) == "at least about 6 cells"
+    assert str(MissingCells(2)) == "2 cells"
+    assert str(MissingCells(1, about=True)) == "about 1 cell"
+    assert str(MissingCells(6, least=True)) == "at least 6 cells"
+    assert str(MissingCells(6, about=True, least=True)) == "at least about 6 cells"
 
 
 def test_a_run_that_was_gone_on_with_can_be_asked_for_what_ran_before(tmp_path, monkeypatch):
@@ -154,10 +156,10 @@ def test_a_run_that_was_gone_on_with_can_be_asked_for_what_ran_before(tmp_path, 
     monkeypatch.delenv("REARVIEW_STOPS")
     how = history(tmp_path).resume()
     subprocess.run(how.command, cwd=how.folder, env=how.environment, timeout=HUNG, check=True)
-    first = history(tmp_path).run().facts["end"]["main"]["counted"][0]
+    first = history(tmp_path).run().end.main.counted[0]
     assert 0 < first <= 3
     probe(tmp_path, "total +=", "t")
-    assert history(tmp_path).plan(["t"]).missing == Missing(18, about=True)
+    assert history(tmp_path).plan(["t"]).missing == MissingCells(18, about=True)
     assert filled(tmp_path, "t", "epoch=1/step=1") == 1
     assert filled(tmp_path, "t") == 18
 

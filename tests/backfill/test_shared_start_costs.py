@@ -11,7 +11,7 @@ from rearview.backfill.prepare import PreparedRun
 from rearview.backfill.segments import RunRequest
 from rearview.backfill.shared_imports import Lead, lead_of, waited
 from rearview.execute.replay_jobs import ReplayOutcome
-from rearview.model import Operator, ReplayReport, Run, Segment, Status
+from rearview.model import Operator, ReplayReport, Run, RunEnd, RunStart, Segment, Status
 from rearview.plan.facts import RunFacts
 from rearview.store.project import Project
 
@@ -21,18 +21,19 @@ LEAD = Lead(
 TOOK = {"numpy": 0.1, "torch": 1.5, "torch._dynamo": 1.4, "pandas": 0.7}
 
 
-def run(**facts):
-    return Run("r", "v", "train.py", (), 0.0, Status.FINISHED, facts=facts)
+def run(imports=None, **facts):
+    start, end = RunStart(**facts), RunEnd(imports=imports or {})
+    return Run("r", "v", "train.py", (), 0.0, Status.FINISHED, facts=start, end=end)
 
 
 def test_only_what_is_shared_is_spared():
-    assert waited(run(end={"imports": TOOK}), LEAD) == pytest.approx(3.0)
+    assert waited(run(imports=TOOK), LEAD) == pytest.approx(3.0)
     assert waited(run(), LEAD) == 0.0
 
 
 def test_a_run_that_follows_others_is_predicted_without_its_start():
     facts = RunFacts("r", "v", start=0.2, setup=4.0)
-    request = RunRequest(run(end={"imports": TOOK}), "v", None, (), (), None)
+    request = RunRequest(run(imports=TOOK), "v", None, (), (), None)
     shared = PreparedRun(request, facts, lead=LEAD).with_shared_start()
     assert (shared.facts.start, shared.facts.setup) == pytest.approx((0.04, 1.0))
     assert shared.spared == pytest.approx(3.16)

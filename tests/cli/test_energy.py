@@ -4,7 +4,7 @@ import time
 import pytest
 
 from energy.grid import HOUR, Grid, serving
-from rearview.energy import Account, Forecast, GridSample, OnTime
+from rearview.energy import Account, Forecast, GridSample, RunInterval
 from rearview.store.project import Project
 from rearview.store.runs import ACCOUNT, Runs
 
@@ -54,7 +54,7 @@ def test_the_report_says_when_it_was_on_and_what_waiting_saved(command, account)
     account.grid(Forecast.of("x", "Data: X", samples, fetched=1))
     for minute in range(60):
         begin = begun + 2 * HOUR + minute * 60
-        account.on(OnTime(begin, begin + 60, 0.01, "RAPL"))
+        account.on(RunInterval(begin, begin + 60, 0.01, "RAPL"))
     code, out, _ = command("energy", "report", "--offline", "--json")
     assert code == 0
     found = json.loads(out)
@@ -72,7 +72,7 @@ def test_what_was_measured_since_is_asked_for_and_counts(command, account):
     grid = Grid(begun := time.time() - 4 * HOUR)
     grid.shares = [0.0, 100.0, *[50.0] * 6]  # from an hour before the run on
     account.asked(begun)
-    account.on(OnTime(begun + 60, begun + 120, 1.0, "RAPL"))
+    account.on(RunInterval(begun + 60, begun + 120, 1.0, "RAPL"))
     with serving(grid) as url:
         source = f"energy-charts:de@{url}"
         code, out, _ = command("energy", "report", "--json", "--grid", source)

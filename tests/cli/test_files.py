@@ -95,4 +95,4 @@ def test_what_is_not_kept_is_explained(command, project, words):
 def test_a_file_that_is_kept_nowhere_is_not_pretended(command, project):
     code, _, err = command("files", "-2", "--get", "late.txt")
     assert code == 2
-    assert "is not kept" in err
+    assert "is not stored" in err

@@ -8,7 +8,9 @@ import click
 import pytest
 
 from limits import HUNG
-from rearview.cli.green import PAUSED, Supervisor, moment
+from rearview.checkpointer.supervisor import Supervisor
+from rearview.cli.green import moment
+from rearview.model.run import EXIT_PAUSED
 
 NOON = datetime(2026, 5, 1, 12, 0).astimezone().timestamp()
 
@@ -83,12 +85,12 @@ def test_a_second_signal_insists():
         with pytest.raises(SystemExit) as left:
             signal.raise_signal(TERM)
         assert supervisor.asked
-    assert left.value.code == PAUSED
+    assert left.value.code == EXIT_PAUSED
 
 
 WAITS = """
 import os, random, signal, sys, threading, time
-from rearview.cli.green import Supervisor
+from rearview.checkpointer.supervisor import Supervisor
 
 shots = random.Random(7)
 for k in range(400):

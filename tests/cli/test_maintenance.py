@@ -1,8 +1,8 @@
 import json
 from pathlib import Path
 
-from rearview.store.checkpoints.gc import Freed
-from rearview.store.verify import Problem, VerifyReport
+from rearview.store.maintenance.gc import Freed
+from rearview.store.maintenance.verify import Problem, VerifyReport
 
 
 def test_a_store_that_is_well_is_ok(command, past):
@@ -23,12 +23,10 @@ def test_damage_is_named_and_the_answer_is_no(command, past):
 
 
 def test_what_is_repaired_is_well_again(command, past):
-    past.checked = VerifyReport(
-        problems=(Problem(Path("format"), "was empty", done="written anew"),)
-    )
+    past.checked = VerifyReport(problems=(Problem(Path("format"), "was empty", done="rewritten"),))
     code, out, _ = command("verify", "--repair")
     assert code == 0
-    assert "repaired: format: was empty; written anew" in out
+    assert "repaired: format: was empty; rewritten" in out
 
 
 def test_verify_as_json(command, past):
@@ -46,7 +44,7 @@ def test_a_format_file_that_cannot_be_read_is_mended(command, tmp_path, monkeypa
     (store / "format").write_text("?")
     monkeypatch.chdir(tmp_path)
     assert "store-unreadable" in command("runs")[2]
-    assert "written anew" in command("verify", "--repair")[2]
+    assert "rewritten" in command("verify", "--repair")[2]
     assert (store / "format").read_text() == "2\n"  # it may hold compressed objects
 
 

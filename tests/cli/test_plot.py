@@ -8,7 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rearview.cli.terminal.chart import ChartLine, braille, svg
+from rearview._history import history
+from rearview._history.chart import ChartLine, braille, svg
 from recorded import Recorded, at
 
 NUMBERS = st.floats(allow_nan=True, allow_infinity=True)
@@ -101,3 +102,17 @@ def test_with_matplotlib_a_png_is_written(command, project, tmp_path):
     project.run((at(epoch=0), {"acc": 1}), (at(epoch=1), {"acc": 2}))
     assert command("plot", "acc", "-o", "a.png")[0] == 0
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_runs_of_one_argument_are_drawn_as_their_mean(command, project):
+    for lr, seed in ((0.1, 0.0), (0.1, 2.0), (0.5, 5.0)):
+        calls = ((at(epoch=k), {"acc": k + seed}) for k in range(3))
+        project.run(*calls, args={"lr": lr})
+    found = history(project.project.root).plot("acc", by="lr")
+    assert [line.label for line in found.lines] == ["lr=0.1", "lr=0.5"]
+    assert found.lines[0].points == [(0, 1), (1, 2), (2, 3)]
+    assert found._repr_html_().startswith("<svg")
+    assert command("plot", "acc", "--by", "lr")[0] == 0
+    code, _, err = command("plot", "acc", "--by", "rate")
+    assert code == 2
+    assert "lr" in err

@@ -13,12 +13,12 @@ from limits import HUNG
 pytest.importorskip("ray", reason="LOUD: ray is not installed, its executor is not tested")
 
 import rearview
-from execute.test_pool import GOOD, RUN, Scripted
+from execute.test_pool import GOOD, RUN, Granted, Scripted, segment
 from rays import traceless
 from rearview._history import history
 from rearview.errors import SiteError
 from rearview.execute.executor import Task
-from rearview.execute.pool import PendingSegment, Pool, Turn
+from rearview.execute.pool import Claim, Pool
 from rearview.execute.ray import Ray
 from rearview.execute.ray_shipping import Carrier
 
@@ -117,18 +117,16 @@ def test_segments_of_a_lost_node_are_done_elsewhere(cluster, tmp_path):
     go = tmp_path / "go"
     count = iter(range(100))
 
-    def piece(name):
-        def prepare():
-            number = next(count)
+    class Claims(Granted):
+        def take(self, segment):
+            name, number = segment.version, next(count)
             code = (
                 "import os, time, pathlib\n"
                 f"pathlib.Path({str(tmp_path / f'{name}-{number}.begun')!r}).touch()\n"
                 f"while not os.path.exists({str(go)!r}): time.sleep(0.05)\n"
                 f"pathlib.Path({str(tmp_path / f'{name}.done')!r}).touch()\n"
             )
-            return Turn(task(tmp_path, code, f"{name}-{number}"))
-
-        return PendingSegment(RUN, 1.0, prepare)
+            return Claim(task(tmp_path, code, f"{name}-{number}"))
 
     class Anything(Scripted):
         def judge(self, run, one, code, seconds, redone=""):
@@ -146,7 +144,8 @@ def test_segments_of_a_lost_node_are_done_elsewhere(cluster, tmp_path):
             go.touch()
 
     replays = Anything({})
-    outcomes = Pool(replays, Ray(3), progress).carry_out([piece(name) for name in "abc"])
+    pool = Pool(replays, Ray(3), Claims(tmp_path, replays), progress)
+    outcomes = pool.run([segment(name) for name in "abc"], {"r": RUN})
     assert len(outcomes) == 3
     assert lost
     assert sorted(file.stem for file in tmp_path.glob("*.done")) == ["a", "b", "c"]

@@ -7,7 +7,7 @@ import pytest
 
 from rearview.errors import SiteError
 from rearview.execute.ray_shipping import Cargo, Landing
-from rearview.store.checkpoints.compression import Worth
+from rearview.store.checkpoints.compression import CompressionPolicy
 from rearview.store.checkpoints.objects import Batch, Objects, digest
 from rearview.store.project import Project
 
@@ -100,7 +100,7 @@ def test_everything_lands_under_its_name(project):
 @pytest.mark.parametrize("damaged", [False, True])
 def test_an_object_that_is_compressed_is_known_by_its_content(project, tmp_path, damaged):
     away = Project.create(tmp_path / "away")
-    with Batch(Objects(away), Worth()) as batch:
+    with Batch(Objects(away), CompressionPolicy()) as batch:
         ref = batch.put(bytes(1 << 20))
         batch.commit()
     data = Objects(away).file(ref).read_bytes()[: -1 if damaged else None]

@@ -1,7 +1,7 @@
 """Which checkpoints a replay can come to: no more travel, and none is missed."""
 
 from rearview.execute.ray_shipping import CheckpointUse, touched
-from rearview.model import Checkpoint, Point, SegmentFile
+from rearview.model import Checkpoint, CheckpointMeta, LoopStep, Point, SegmentFile
 
 EPOCH = "train.py:<module>:0:epoch"
 STEP = "train.py:<module>:1:step"
@@ -16,16 +16,16 @@ def checkpoint(seq, path, edge="start", *, complete=True):
         edge,
         {},
         complete,
-        meta={"path": path, "anchored": 0},
+        meta=CheckpointMeta(path=tuple(path)),
     )
 
 
 def epoch(index):
-    return [EPOCH, 0, index]
+    return LoopStep(EPOCH, 0, index)
 
 
 def step(index):
-    return [STEP, 0, index]
+    return LoopStep(STEP, 0, index)
 
 
 def wanted(first, last, **more):
@@ -81,7 +81,7 @@ def test_inner_loops_that_are_passed_by_are_restored_where_they_end():
 
 
 def test_a_loop_that_is_not_divided_is_taken_whole():
-    other = [checkpoint(70 + k, [["train.py:1:warm", 0, k]]) for k in range(3)]
+    other = [checkpoint(70 + k, [LoopStep("train.py:1:warm", 0, k)]) for k in range(3)]
     found = uses(wanted(5, 7), [*other, *EVERY_SECOND])
     assert [found[70 + k] for k in range(3)] == ["compared"] * 3
 

@@ -12,9 +12,9 @@ import rearview
 from rearview._history import facade
 from rearview.errors import UsageError
 from rearview.execute.status import folder_of
-from rearview.store import removal
-from rearview.store.machine import identity
-from rearview.store.project import publish
+from rearview.store.files import publish
+from rearview.store.machine import process_identity
+from rearview.store.maintenance import removal
 from rearview.store.runs import Runs
 from recorded import Recorded, at
 
@@ -184,7 +184,7 @@ def test_nothing_is_removed_while_a_backfill_is_under_way(project):
     run = project.run((at(epoch=0), {"a": 1}))
     past = rearview.history(project.project.root)
     about = {"id": "b", "names": ["a"], "started": 0.0, "workers": 1, "busy": 1, "segments": 1}
-    about |= {"ended": 0, "process": identity()}
+    about |= {"ended": 0, "process": process_identity()}
     file = folder_of(project.project) / "b.json"
     file.parent.mkdir()
     publish(file, __import__("msgspec").json.encode(about))

@@ -340,11 +340,11 @@ def middle(folder: Path) -> tuple[str, Callable[[Key], bool]]:
 
     Of a loop over things that can be shown it means one of them.
     """
-    main = _history.history(folder).run().facts["end"]["main"]
-    loop, count = main["name"], sum(n for n, _ in main["iterations"])
+    main = _history.history(folder).run().end.main
+    loop, count = main.name, sum(n for n, _ in main.iterations)
     first = min(count // 2, count - 2)
-    start, step = main.get("span") or (0, 1)
-    held = main.get("held")
+    start, step = main.span or (0, 1)
+    held = main.held
     meant = range(first, first + 2)
     if held is not None:
         meant = [k for k, value in enumerate(held) if value == held[first]]

@@ -9,10 +9,10 @@ import pytest
 from plainly import SOURCE
 from rearview._history import history
 from rearview.config import Settings
-from rearview.remote.base import open_remote
+from rearview.remote.open import open_remote
+from rearview.store.maintenance.sync import pull, push
 from rearview.store.project import Project
 from rearview.store.runs import Runs
-from rearview.store.sync import pull, push
 from rearview.store.versions.versions import Versions
 
 SCRIPT = """\
@@ -216,7 +216,7 @@ def test_a_mend_that_runs_before_the_checkpoint_is_refused(name, project):
     assert reason in refused.stderr
     assert "mend-too-early" in refused.stderr
     run = history(project.folder).run()
-    assert (run.status.value, "continued" in run.facts) == ("failed", False)
+    assert (run.status.value, run.continued) == ("failed", ())
     project.script.write_text(MENDED)  # and nothing is lost by that
     assert project.rearview("resume", "--source", "worktree").returncode == 0
 
@@ -252,7 +252,7 @@ def test_a_continued_run_that_stops_again_goes_on_with_its_last_source(project):
     assert "also_undefined" in same.stderr
     project.script.write_text(MENDED)
     assert project.rearview("resume", "--source", "worktree").returncode == 0
-    assert len(history(project.folder).run().facts["continued"]) == 2
+    assert len(history(project.folder).run().continued) == 2
 
 
 def test_a_run_without_a_checkpoint_is_not_gone_on_with(project):

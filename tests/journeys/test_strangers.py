@@ -17,8 +17,8 @@ from rearview.model.checksum import add_check
 from rearview.remote.folder import FolderRemote
 from rearview.state.capture import _LENGTH, MAGIC
 from rearview.store.checkpoints.checkpoints import Checkpoints
+from rearview.store.maintenance.sync import pull
 from rearview.store.project import Project
-from rearview.store.sync import pull
 from rearview.store.trust import is_trusted
 from rearview.store.versions.versions import Versions
 

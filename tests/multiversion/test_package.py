@@ -17,8 +17,8 @@ from studies import notebook, printed, scripts
 
 from rearview.errors import RearviewError, ReplayError, SourceError, StoreError
 from rearview.multiversion.execution_tree import CellFacts, Measurements, build_tree
-from rearview.multiversion.package import Manifest, open_package, pack
-from rearview.multiversion.requirements import PackageEnvironment, requirements
+from rearview.multiversion.package import open_package, pack
+from rearview.multiversion.package_manifest import Manifest, PackageEnvironment, requirements
 from rearview.multiversion.ro_crate import from_crate
 from rearview.multiversion.study import from_files
 

@@ -7,7 +7,8 @@ import pytest
 
 from limits import HUNG
 from rearview.errors import RemoteError
-from rearview.remote.base import HIDDEN, open_remote
+from rearview.remote.base import HIDDEN
+from rearview.remote.open import open_remote
 from rearview.remote.transfer import Retry, checksum
 from servers.daemons import SERVERS, UnavailableError
 

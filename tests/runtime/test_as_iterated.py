@@ -343,9 +343,9 @@ def told(trace, exc):
 
 
 @contextlib.contextmanager
-def watching(apart):
+def watching(stride):
     with tempfile.TemporaryDirectory() as folder:
-        session = Watching(Project.create(Path(folder)), "run", Settings(), apart=apart)
+        session = Watching(Project.create(Path(folder)), "run", Settings(), stride=stride)
         before = {one: builtins.__dict__.get(one) for one in (HOOK, PARTS, WALK, ITER)}
         importer._hook(session, importer._never)
         importer.offer(WALK, Walk)
@@ -399,13 +399,13 @@ ACTS = st.lists(
 @given(
     kind=st.sampled_from(sorted(KINDS)),
     acts=ACTS,
-    apart=st.sampled_from([0.0, 60.0]),
+    stride=st.sampled_from([0.0, 60.0]),
     times=st.integers(1, 3),
     count=st.integers(0, 16),
 )
-def test_any_iterable_is_asked_what_plain_python_asks(how, kind, acts, apart, times, count):
+def test_any_iterable_is_asked_what_plain_python_asks(how, kind, acts, stride, times, count):
     plain = ran(LOOPS[how], None, KINDS[kind], acts, times, count)
-    with watching(apart) as session:
+    with watching(stride) as session:
         seen = ran(LOOPS[how], session, KINDS[kind], acts, times, count)
         assert session.stack == []
         assert session.loose == []
@@ -413,12 +413,12 @@ def test_any_iterable_is_asked_what_plain_python_asks(how, kind, acts, apart, ti
 
 
 @pytest.mark.parametrize("how", LOOPS)
-@pytest.mark.parametrize("apart", [0.0, 60.0], ids=["each", "together"])
+@pytest.mark.parametrize("stride", [0.0, 60.0], ids=["each", "together"])
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_every_kind_is_asked_what_plain_python_asks(how, kind, apart):
+def test_every_kind_is_asked_what_plain_python_asks(how, kind, stride):
     acts = ["go on"] * 9 + ["nest", "draw", "go on", "break"]
     plain = ran(LOOPS[how], None, KINDS[kind], acts, 3, 12)
-    with watching(apart) as session:
+    with watching(stride) as session:
         assert ran(LOOPS[how], session, KINDS[kind], acts, 3, 12) == plain
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from rearview.runtime.checkpoint_index import KnownFrom, KnownMemory
 from rearview.runtime.saving.dirty_pages import Pages
-from rearview.store.checkpoints.objects import plain
+from rearview.store.checkpoints.objects import as_bytes
 
 MB = 1 << 20
 
@@ -24,7 +24,7 @@ def held():
 
 
 def test_what_was_found_twice_is_known(held):
-    data = plain(np.ones(MB, np.uint8))
+    data = as_bytes(np.ones(MB, np.uint8))
     assert not held.holds(data, "a")
     held.note(data, "a", KnownFrom.READ)
     assert not held.holds(data, "a")  # it may have changed since: nobody watched
@@ -35,7 +35,7 @@ def test_what_was_found_twice_is_known(held):
 
 
 def test_what_was_read_and_then_compared_is_not_watched_yet(held):
-    data = plain(np.ones(MB, np.uint8))
+    data = as_bytes(np.ones(MB, np.uint8))
     for oid in ("a", "b"):
         held.note(data, oid, KnownFrom.READ)
         held.note(data, oid, KnownFrom.HASHED)
@@ -47,16 +47,16 @@ def test_what_was_read_and_then_compared_is_not_watched_yet(held):
 def test_a_write_by_anybody_ends_it(held):
     array = np.ones(MB, np.uint8)
     for _ in range(2):
-        held.note(plain(array), "a", KnownFrom.READ)
+        held.note(as_bytes(array), "a", KnownFrom.READ)
     ctypes.memset(array.ctypes.data + 5000, 3, 1)
-    assert not held.holds(plain(array), "a")
-    held.note(plain(array), "b", KnownFrom.READ)
-    held.note(plain(array), "b", KnownFrom.READ)
-    assert held.holds(plain(array), "b")
+    assert not held.holds(as_bytes(array), "a")
+    held.note(as_bytes(array), "b", KnownFrom.READ)
+    held.note(as_bytes(array), "b", KnownFrom.READ)
+    assert held.holds(as_bytes(array), "b")
 
 
 def test_small_memory_is_not_worth_it(held):
-    small = plain(np.ones(100, np.uint8))
+    small = as_bytes(np.ones(100, np.uint8))
     held.note(small, "a", KnownFrom.READ)
     held.note(small, "a", KnownFrom.READ)
     assert not held.holds(small, "a")

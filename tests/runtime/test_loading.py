@@ -22,6 +22,6 @@ def test_imports_are_timed_with_all_that_they_import_and_left_as_they_are(tmp_pa
     write(tmp_path / "site-packages", outer=LIBRARY, inner=INNER, quick="VALUE = 1")
     ended = recorded(tmp_path, "train.py")
     assert ended.out.split() == ["False", "False"], ended.err
-    found = history(tmp_path).run().facts["end"]["imports"]
+    found = history(tmp_path).run().end.imports
     assert found["outer"] >= 0.1
     assert not found.keys() & {"inner", "own"}

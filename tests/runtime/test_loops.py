@@ -42,9 +42,9 @@ def session(tmp_path):
     return Watching(Project.create(tmp_path), "run", Settings())
 
 
-@pytest.mark.parametrize("apart", [0.0, 60.0], ids=["each", "together"])
-def test_loops_inside_are_counted_anew_in_every_iteration(session, apart):
-    session.apart = apart
+@pytest.mark.parametrize("stride", [0.0, 60.0], ids=["each", "together"])
+def test_loops_inside_are_counted_anew_in_every_iteration(session, stride):
+    session.stride = stride
     frame = sys._getframe()
     for _ in session.enter(history("outer"), range(20), frame):
         for _ in range(2):
@@ -53,6 +53,6 @@ def test_loops_inside_are_counted_anew_in_every_iteration(session, apart):
 
 
 def test_short_iterations_are_looked_at_together(session):
-    session.apart = 60.0
+    session.stride = 60.0
     assert list(session.enter(history("outer"), range(20), sys._getframe())) == list(range(20))
     assert session.asked == [0, 1, 3, 7, 15, 20]

@@ -1,6 +1,6 @@
 import pytest
 
-from rearview.model import Edge, Part, Point, Snapshot, Step
+from rearview.model import CheckpointMeta, Edge, Part, Point, Snapshot, Step
 from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.project import Project
 
@@ -40,7 +40,7 @@ def save(checkpoints, state):
         parts = [Part(key, data) for key, data in contents.items()]
         point = Point((Step("epoch", seq),))
         return (store or checkpoints).save(
-            Snapshot(run, seq, point, Edge.START, meta={"n": seq}), parts
+            Snapshot(run, seq, point, Edge.START, meta=CheckpointMeta(records=seq)), parts
         )
 
     return one

@@ -5,9 +5,9 @@ import warnings
 
 from rearview.model import Edge, Part, Point, Snapshot, Step
 from rearview.store.checkpoints.checkpoints import Checkpoints
-from rearview.store.checkpoints.gc import gc
 from rearview.store.checkpoints.objects import Objects
-from rearview.store.verify import verify
+from rearview.store.maintenance.gc import gc
+from rearview.store.maintenance.verify import verify
 
 BIG = 1 << 20
 WRITERS = 8
@@ -47,7 +47,7 @@ def in_child(action, *args):
 
 def test_eight_writers_and_a_sweeper_lose_nothing(project, monkeypatch):
     monkeypatch.setattr(
-        "rearview.store.checkpoints.gc.SLACK", 0.01
+        "rearview.store.maintenance.gc.SLACK", 0.01
     )  # only the coarseness of file times
     pids = [in_child(write, project, f"run{number}") for number in range(WRITERS)]
     freed = 0

@@ -2,21 +2,21 @@
 
 import pytest
 
-from rearview.model.environment import Class, Environment, class_of
+from rearview.model.environment import Environment, VariableClass, class_of
 from rearview.store.recorded_inputs import append_environment, read_environment
 
 RULE = {
-    Class.RESTORED: (
+    VariableClass.RESTORED: (
         *("SEED", "DATA_DIR", "DATA_PATH", "OMP_NUM_THREADS", "HF_HOME", "XLA_FLAGS", "TZ", "LANG"),
         *("WORLD_SIZE", "RANK", "MASTER_ADDR", "SLURM_PROCID", "WANDB_MODE", "MAX_TOKENS"),
         *("TOKENIZERS_PARALLELISM", "GIT_COMMIT", "AUTHOR", "MONKEY", "CUBLAS_WORKSPACE_CONFIG"),
     ),
-    Class.TODAY: (
+    VariableClass.TODAY: (
         *("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "HOME", "TMPDIR", "SLURM_TMPDIR", "TERM"),
         *("DISPLAY", "SSH_AUTH_SOCK", "VIRTUAL_ENV", "CONDA_PREFIX", "REARVIEW_RUN", "https_proxy"),
         *("CUDA_VISIBLE_DEVICES", "CUDA_HOME", "PWD", "USER", "HOSTNAME", "XDG_RUNTIME_DIR"),
     ),
-    Class.SECRET: (
+    VariableClass.SECRET: (
         *("HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "PASSWORD"),
         *("DB_PASS", "PGPASSWORD", "GITHUBTOKEN", "apiKey", "GOOGLE_APPLICATION_CREDENTIALS"),
         *("BASIC_AUTH", "SENTRY_DSN", "AZURE_STORAGE_CONNECTION_STRING", "NETRC", "DB_PWD"),
@@ -44,8 +44,8 @@ def test_a_name_has_one_class(name, kind):
     ],
 )
 def test_a_credential_is_known_by_its_value(value):
-    assert class_of("PLAIN", value) is Class.SECRET
-    assert class_of("PLAIN", "https://host/x") is Class.RESTORED
+    assert class_of("PLAIN", value) is VariableClass.SECRET
+    assert class_of("PLAIN", "https://host/x") is VariableClass.RESTORED
 
 
 def test_what_was_set_later_is_removed_where_the_run_would_have_read_it():

@@ -11,10 +11,10 @@ from faults import Faults
 from rearview.errors import StoreError
 from rearview.model import ObjectRef
 from rearview.store.checkpoints.checkpoints import Checkpoints
-from rearview.store.checkpoints.compression import Worth
-from rearview.store.checkpoints.gc import gc, usage
+from rearview.store.checkpoints.compression import CompressionPolicy
 from rearview.store.checkpoints.objects import Batch, Objects, digest
-from rearview.store.verify import verify
+from rearview.store.maintenance.gc import gc, usage
+from rearview.store.maintenance.verify import verify
 
 
 def leftovers(project):
@@ -36,7 +36,7 @@ def test_a_save_that_fails_at_any_step_leaves_the_store_whole(
     save(0)
     save(1)
     for step in range(1, 10**6):
-        store, said = Checkpoints(project, Worth.of(compress)), []
+        store, said = Checkpoints(project, CompressionPolicy.of(compress)), []
         with monkeypatch.context() as patch:
             faults = Faults(patch, at=step, times=times, error=error)
             try:
@@ -77,7 +77,7 @@ def test_a_put_that_fails_at_any_step_leaves_nothing_behind(project, monkeypatch
 
 
 def test_a_compressed_put_that_fails_at_any_step_leaves_nothing_behind(project, monkeypatch):
-    objects, worth = Objects(project), Worth()
+    objects, worth = Objects(project), CompressionPolicy()
     dense = random.Random(3).randbytes(4 << 20)
     for step in range(1, 10**6):
         data = dense + b"%d" % step + bytes(6 << 20)  # a part of the file is written before its end
@@ -116,7 +116,7 @@ def test_a_process_that_dies_at_any_step_loses_at_most_its_own_checkpoint(
         if not pid:
             try:
                 Faults(monkeypatch, at=step, die=True)
-                save(step, store=Checkpoints(project, Worth.of(compress)))
+                save(step, store=Checkpoints(project, CompressionPolicy.of(compress)))
                 os._exit(0)
             finally:
                 os._exit(1)

@@ -13,8 +13,8 @@ from rearview.config import Settings
 from rearview.model import Edge, Part, Point, Snapshot, Step
 from rearview.runtime.saving.writer import Writer
 from rearview.store.checkpoints.checkpoints import Checkpoints
-from rearview.store.checkpoints.compression import Worth
-from rearview.store.verify import verify
+from rearview.store.checkpoints.compression import CompressionPolicy
+from rearview.store.maintenance.verify import verify
 
 BIG = 1 << 20
 
@@ -42,7 +42,7 @@ def saving(project, run, ack):
 def writing(project, run, ack):
     """The same through the writer, which compresses what pays."""
     writer = Writer(
-        Checkpoints(project, Worth()),
+        Checkpoints(project, CompressionPolicy()),
         Settings(),
         ended=lambda seq, cost, _: cost.saved and ack(seq),
     )

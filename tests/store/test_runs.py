@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from rearview.errors import StoreError, UsageError
-from rearview.model import Status
+from rearview.model import RunEnd, RunStart, Status
 from rearview.model.checksum import add_check
 from rearview.store import machine as alive_module
 from rearview.store.project import Project
@@ -41,11 +41,13 @@ def change(runs: Runs, run: str, **facts) -> None:
 
 
 def test_a_run_comes_back_as_it_was_started(runs):
-    run = started(runs, args={"lr": 0.1, "bad": math.nan}, seed=7, env={"A": "\udce9"}, parent="p")
+    run = started(
+        runs, args={"lr": 0.1, "bad": math.nan}, target="\udce9.py", given={"A": "7"}, parent="p"
+    )
     found = runs.get(run)
     assert re.fullmatch(r"\d{8}-\d{6}-[0-9a-f]{4}", found.id)
     assert (found.version, found.script, found.argv) == ("v", "train.py", ("--lr", "1"))
-    assert found.facts == {"seed": 7, "env": {"A": "\udce9"}}
+    assert found.facts == RunStart(target="\udce9.py", given={"A": "7"})
     assert found.args["lr"] == 0.1
     assert math.isnan(found.args["bad"])
     assert (found.pid, found.parent, found.ended) == (os.getpid(), "p", None)
@@ -57,10 +59,10 @@ def test_a_run_comes_back_as_it_was_started(runs):
 )
 def test_the_exit_code_says_how_a_run_ended(runs, code, status):
     run = started(runs)
-    runs.end(run, code, {"error": "why"})
+    runs.end(run, code, RunEnd(files=["train.py"]))
     found = runs.get(run)
     assert (found.status, found.exit_code) == (status, code)
-    assert found.facts["end"]["error"] == "why"
+    assert found.end.files == ["train.py"]
     assert found.ended >= found.started
 
 
@@ -90,7 +92,7 @@ def test_another_process_with_the_same_number_is_not_the_run(runs):
     run = started(runs)
     change(runs, run, born=1)
     assert runs.get(run).status is Status.DEAD
-    change(runs, run, born=alive_module.identity()["born"], boot="another boot")
+    change(runs, run, born=alive_module.process_identity()["born"], boot="another boot")
     assert runs.get(run).status is Status.DEAD
 
 
@@ -168,7 +170,7 @@ def test_a_damaged_run_does_not_hide_the_others(runs):
     (runs.folder(bad) / "run.json").write_bytes(b"{")
     found = {run.id: run for run in runs.all()}
     assert found[good].status is Status.RUNNING
-    assert "cannot be read" in found[bad].facts["damaged"]
+    assert "cannot be read" in found[bad].damaged
 
 
 def test_a_run_of_a_newer_format_is_refused(runs):

@@ -19,17 +19,23 @@ if TYPE_CHECKING:
     from rearview.backfill.corrections import Correction
     from rearview.backfill.propagation import Propagated
     from rearview.backfill.question import Question
-    from rearview.backfill.reports import BackfillReport, Missing, PlanReport, Refusal, Unproved
+    from rearview.backfill.reports import (
+        BackfillReport,
+        MissingCells,
+        PlanReport,
+        Refusal,
+        Unproved,
+    )
     from rearview.execute.replay_jobs import ReplayOutcome
     from rearview.execute.start_command import StartCommand
     from rearview.execute.status import ENDED, BackfillStatus, Event, Progress, SegmentProgress
     from rearview.plan.facts import Machine
     from rearview.source.inspection import Inspection
     from rearview.store.machine import cores
+    from rearview.store.maintenance.verify import Problem
     from rearview.store.project import FOLDER, Project
     from rearview.store.runs import ACCOUNT, Replay
     from rearview.store.tables.result_table import Table
-    from rearview.store.verify import Problem
 
 __all__ = [
     "ACCOUNT",
@@ -43,7 +49,7 @@ __all__ = [
     "History",
     "Inspection",
     "Machine",
-    "Missing",
+    "MissingCells",
     "PlanReport",
     "Preemption",
     "Problem",
@@ -79,7 +85,13 @@ _HOMES = {
     "rearview.backfill.corrections": ("Correction",),
     "rearview.backfill.propagation": ("Propagated",),
     "rearview.backfill.question": ("Question",),
-    "rearview.backfill.reports": ("BackfillReport", "Missing", "PlanReport", "Refusal", "Unproved"),
+    "rearview.backfill.reports": (
+        "BackfillReport",
+        "MissingCells",
+        "PlanReport",
+        "Refusal",
+        "Unproved",
+    ),
     "rearview.execute.replay_jobs": ("ReplayOutcome",),
     "rearview.execute.start_command": ("StartCommand",),
     "rearview.execute.status": ("ENDED", "BackfillStatus", "Event", "Progress", "SegmentProgress"),
@@ -89,7 +101,7 @@ _HOMES = {
     "rearview.store.project": ("FOLDER", "Project"),
     "rearview.store.runs": ("ACCOUNT", "Replay"),
     "rearview.store.tables.result_table": ("Table",),
-    "rearview.store.verify": ("Problem",),
+    "rearview.store.maintenance.verify": ("Problem",),
 }
 
 

@@ -60,17 +60,16 @@ def _rows(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Row]:
 
 
 def _surroundings(run: Run, runs: Runs) -> dict[str, Any]:
-    facts = run.facts
-    hardware = facts.get("hardware") or {}
+    hardware = run.facts.hardware
     found: dict[str, Any] = {
         "command": " ".join((run.script, *run.argv)),
         "host": run.host,
-        "machine": facts.get("machine"),
+        "machine": run.facts.machine,
         "cpu": hardware.get("cpu"),
         "cores": hardware.get("cores"),
         "gpus": ", ".join(map(str, hardware.get("gpus") or ())) or None,
     }
-    found |= facts.get("end", {}).get("surroundings", {})
+    found |= run.end.surroundings
     environment = read_environment(runs.folder(run.id))
     variables = environment.values if environment is not None else {}
     return found | {f"${name}": value for name, value in sorted(variables.items())}

@@ -19,6 +19,7 @@ from rearview._history.checkpoint_state import (
 )
 from rearview._history.compare_runs import Comparison, compare
 from rearview._history.export_values import SavedValue, loaded, save_values
+from rearview._history.plots import Plot, plot_of
 from rearview._history.reports import Removal, RunReport
 from rearview._history.start_run import Preemption, edited_source, environment_note, source_note
 from rearview.backfill.backfill import Backfiller
@@ -53,26 +54,26 @@ from rearview.source.propagate.statement_diff import StatementChange, statement_
 from rearview.source.propagate.versions import HandPlace
 from rearview.store import labels, trust
 from rearview.store.checkpoints.checkpoints import Checkpoints
-from rearview.store.checkpoints.gc import Freed, named
-from rearview.store.checkpoints.gc import gc as sweep
-from rearview.store.files import unwritable
+from rearview.store.checkpoints.run_files import RunFile, content_of, files_of
+from rearview.store.files import write_error
 from rearview.store.labels import check_name, check_note, check_tag
-from rearview.store.printed_lines import PrintedLine, printed
-from rearview.store.project import FOLDER, Project
-from rearview.store.recorded_inputs import environment_differences, environment_of, read_environment
-from rearview.store.removal import (
+from rearview.store.maintenance.gc import Freed, recorded_objects
+from rearview.store.maintenance.gc import gc as sweep
+from rearview.store.maintenance.removal import (
     drop_empty_packs,
     finish_removals,
     removal_of,
     remove,
     unfinished,
 )
-from rearview.store.run_files import RunFile, content_of, files_of
+from rearview.store.maintenance.verify import VerifyReport, verify
+from rearview.store.printed_lines import PrintedLine, printed
+from rearview.store.project import FOLDER, Project
+from rearview.store.recorded_inputs import environment_differences, environment_of, read_environment
 from rearview.store.runs import Replay, Runs
 from rearview.store.tables.connection import quoted
 from rearview.store.tables.result_table import Table
 from rearview.store.tables.tables import Tables
-from rearview.store.verify import VerifyReport, verify
 from rearview.store.versions.versions import WORKTREE, Versions
 
 
@@ -229,7 +230,7 @@ class History:
         try:
             self._runs.note(run, event, facts)
         except OSError as exc:
-            raise unwritable(exc, f"The label of run {run}", self.project.store) from exc
+            raise write_error(exc, f"The label of run {run}", self.project.store) from exc
         return self._runs.get(run)
 
     @cached_property
@@ -241,11 +242,11 @@ class History:
 
     def names(self) -> list[str]:
         """Return every name that has values, or that the newest source logs."""
-        return sorted({*self._tables.names(), *(name for name, _ in self._virtual())})
+        return sorted({*self._tables.names(), *(name for name, _ in self.virtual())})
 
     def empty(self, names: Sequence[str]) -> list[str]:
         """Return those of `names` that the newest source logs and that have no value yet."""
-        virtual = {name for name, _ in self._virtual()} - set(self._tables.names())
+        virtual = {name for name, _ in self.virtual()} - set(self._tables.names())
         return [name for name in dict.fromkeys(names) if name in virtual]
 
     def table(
@@ -270,9 +271,22 @@ class History:
             runs=chosen,
             order=order,
             limit=limit,
-            virtual=self._virtual(),
+            virtual=self.virtual(),
             unproved=unproved,
         )
+
+    def plot(
+        self,
+        *names: str,
+        where: str | None = None,
+        runs: Sequence[str] | None = None,
+        by: str | None = None,
+    ) -> Plot:
+        """Return the values of `names` as lines over their loop, one per run; a notebook draws them.
+
+        `by` is an argument: one line per value of it, the mean of its runs. `.save("loss.svg")` writes it.
+        """
+        return plot_of(self, names, where=where, runs=runs, by=by)
 
     def sql(self, query: str, *, unproved: bool = False) -> Table:
         """Return the answer to one SQL question over the tables of docs/schema.md.
@@ -283,8 +297,11 @@ class History:
         self._tables.refresh()
         return self._tables.sql(query, unproved=unproved, values=True)
 
-    def _virtual(self) -> list[tuple[str, tuple[str, ...]]]:
-        """Return names that the work tree logs at constant names, with the loops around them."""
+    def virtual(self) -> list[tuple[str, tuple[str, ...]]]:
+        """Return the constant names that the work tree logs, each with the loops around it.
+
+        These are columns of every table, empty where no value was logged or filled.
+        """
         try:
             edited = self._probing([]).edited
         except RearviewError:
@@ -298,6 +315,10 @@ class History:
     def diff(self, a: str, b: str = WORKTREE) -> str:
         """Return what changed in the source from run `a` to run `b` or to the work tree."""
         return self._versions.diff(self._version(a), self._version(b))
+
+    def source(self, which: str = WORKTREE) -> dict[str, bytes]:
+        """Return the files of the source that a run had, or of the work tree, by their paths."""
+        return self._versions.files(self._version(which))
 
     def statement_diff(self, a: str, b: str = WORKTREE) -> list[StatementChange]:
         """Return what became of each statement from run `a` to run `b` or to the work tree.
@@ -343,15 +364,12 @@ class History:
         """Return all there is to say of one run."""
         run = self.run(which)
         checkpoints = self._checkpoints.of(run.id)
-        end = run.facts.get("end", {})
         withheld = ", ".join(map(quoted, sorted(WITHHELD)))
         counts = self.sql(
             f"SELECT name, count(*) AS n FROM records WHERE run = {quoted(run.id)} "  # noqa: S608
             f"AND origin NOT IN ({withheld}) GROUP BY name ORDER BY name"
         )
-        loops = [
-            (name_of(site), int(loop["iterations"])) for site, loop in end.get("loops", {}).items()
-        ]
+        loops = [(name_of(site), loop.iterations) for site, loop in run.end.loops.items()]
         replays = self._runs.replays(run.id)
         verdict, text = _trust(replays)
         return RunReport(
@@ -362,7 +380,7 @@ class History:
             partial=sorted({str(part) for one in checkpoints for part in one.missing}),
             logical=sum(one.nbytes for one in checkpoints),
             stored=sum(one.stored for one in checkpoints),
-            costs=end.get("costs", {}),
+            costs=run.end.costs,
             replays=replays,
             exact=text,
             verdict=verdict,
@@ -552,7 +570,7 @@ class History:
             )
         _check_whole(run)
         self.check_trust("Resuming a run")
-        if not run.facts.get("watched", True):
+        if not run.facts.watched:
             raise UsageError(
                 f"Run {run.id} was started with plain `python`, which cannot be resumed hands-free. "
                 "Start it with `rearview run`.",
@@ -560,8 +578,8 @@ class History:
             )
         control = Control(
             root=str(self.project.root),
-            target=str(run.facts["target"]),
-            module=bool(run.facts.get("module")),
+            target=run.facts.target or "",
+            module=run.facts.module,
             args=arguments_of(run),
             resume=run.id,
             source=self._mended(run) if source == WORKTREE else None,
@@ -572,7 +590,7 @@ class History:
         home = self._runs.folder(run.id)
         env = environment_of(run, home, os.environ, resumes=True)
         folder = Path(run.now(run.cwd, os.path.realpath(self.project.root)))
-        command = start_command(control, env, folder, hash_seed=str(run.facts["hash_seed"]))
+        command = start_command(control, env, folder, hash_seed=run.facts.hash_seed)
         if control.source:
             now, then = control.source[:12], run.source[:12]
             text = f"going on with the source of the work tree ({now})"
@@ -618,7 +636,7 @@ class History:
         recorded, old = self._versions.files(run.version), self._versions.files(run.source)
         new = {**old, **edited}
         kept = {one for ids in mend(recorded, old, new).ids.values() for one in ids.values()}
-        for loop, *_ in target.meta["path"]:
+        for loop, *_ in target.meta.path:
             if loop not in kept and loop.partition(":")[0] in new:
                 raise UsageError(
                     f"The loop {loop.rpartition(':')[2]} of {loop.partition(':')[0]}, in which the "
@@ -658,7 +676,7 @@ class History:
                 remove(self.project, self._versions, run)
         freed = sweep(
             self.project,
-            referenced=lambda: named(self._tables, tuple(chosen)),
+            referenced=lambda: recorded_objects(self._tables, tuple(chosen)),
             without=tuple(chosen),
             dry=dry,
         )
@@ -679,7 +697,11 @@ class History:
             finish_removals(self.project, self._versions)
         bound = budget if budget is not None else self.settings.budget or None
         return sweep(
-            self.project, referenced=lambda: named(self._tables), budget=bound, keep=keep, dry=dry
+            self.project,
+            referenced=lambda: recorded_objects(self._tables),
+            budget=bound,
+            keep=keep,
+            dry=dry,
         )
 
 
@@ -725,6 +747,6 @@ def _count(replays: int) -> str:
 
 def _check_whole(run: Run) -> None:
     """Refuse a run of which it is not known how it was started or how it ended."""
-    if "damaged" in run.facts or "rebuilt" in run.facts or "target" not in run.facts:
-        why = run.facts.get("damaged") or "What was known of its start was damaged and is lost."
+    if run.damaged or run.facts.rebuilt or run.facts.target is None:
+        why = run.damaged or "What was known of its start was damaged and is lost."
         raise DamagedError(f"Run {run.id} cannot be resumed. {why}", slug="damaged")

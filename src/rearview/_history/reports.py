@@ -7,8 +7,8 @@ from typing import Any
 
 from rearview.model import Checkpoint, Run, Verdict
 from rearview.model.environment import Environment
-from rearview.store.checkpoints.gc import Freed
-from rearview.store.removal import RunRemoval
+from rearview.store.maintenance.gc import Freed
+from rearview.store.maintenance.removal import RunRemoval
 from rearview.store.runs import Replay
 
 

@@ -22,12 +22,12 @@ from rearview.model import Run, Status
 from rearview.model.plan import Control
 from rearview.model.run import NOTEBOOK, is_notebook
 from rearview.model.secrets import redact, redact_words
-from rearview.remote.base import open_remote
-from rearview.store.files import make_folder
-from rearview.store.project import Project, publish, root_of
+from rearview.remote.open import open_remote
+from rearview.store.files import make_folder, publish
+from rearview.store.maintenance.sync import command_key, pending_runs, pull
+from rearview.store.project import Project, root_of
 from rearview.store.recorded_inputs import environment_differences, environment_of
 from rearview.store.runs import Runs
-from rearview.store.sync import command_key, pull, waiting
 from rearview.store.trust import check_trust
 from rearview.store.versions.versions import WORKTREE, Versions
 
@@ -137,7 +137,7 @@ def _start_or_resume(control: Control, preemption: Preemption, here: Path) -> St
         return replace(command, run_folder=runs.folder(str(control.run)))
     if run is None:
         return start_command(control, os.environ, here)
-    if int(run.facts.get("attempts", 0)) >= preemption.retries:
+    if run.attempts >= preemption.retries:
         raise UsageError(
             f"Run {run.id} was resumed {preemption.retries} times and never ended. Look at its "
             "output; raise --retries to let it try again.",
@@ -148,7 +148,7 @@ def _start_or_resume(control: Control, preemption: Preemption, here: Path) -> St
     control = msgspec.structs.replace(control, resume=run.id)
     folder = runs.folder(run.id)
     env = environment_of(run, folder, os.environ, resumes=True)
-    command = start_command(control, env, here, hash_seed=str(run.facts["hash_seed"]))
+    command = start_command(control, env, here, hash_seed=run.facts.hash_seed)
     versions = Versions(project, Settings.read(project.store))
     notes = (*source_note(versions, run), *environment_note(folder))
     return replace(command, run_folder=folder, notes=notes)
@@ -158,8 +158,8 @@ def stopped_run(runs: Sequence[Run], control: Control) -> Run | None:
     """Return the newest run of the same command if it was stopped before its end."""
     words = tuple(redact_words(control.args))
     for run in reversed(runs):
-        same = run.facts.get("target") == control.target and run.argv == words
-        if same and bool(run.facts.get("module")) == control.module:
+        same = run.facts.target == control.target and run.argv == words
+        if same and run.facts.module == control.module:
             return run if run.status in {Status.PAUSED, Status.DEAD} else None
     return None
 
@@ -195,8 +195,8 @@ def similar_run(
         run
         for run in runs.all()
         if run.status is Status.FINISHED
-        and run.facts.get("target") == target
-        and bool(run.facts.get("module")) == module
+        and run.facts.target == target
+        and run.facts.module == module
     ]
     same = [run for run in finished if run.argv == tuple(redact_words(args))]
     newest = (same or finished)[-1:]
@@ -243,7 +243,7 @@ def fetch_run(remote: str, which: str = "latest") -> tuple[Run, tuple[str, ...]]
     """
     project = Project.create(_project_root())
     place = open_remote(remote)
-    keys = waiting(place)
+    keys = pending_runs(place)
     matching = [
         run for run in keys if which == "latest" or run.startswith(which) or run.endswith(which)
     ]

@@ -32,7 +32,7 @@ from rearview.backfill.question import Question
 from rearview.backfill.reports import (
     BackfillReport,
     Insertion,
-    Missing,
+    MissingCells,
     PlanReport,
     Refusal,
     Unproved,
@@ -188,7 +188,7 @@ class Backfiller:
         return PlanReport(
             plan,
             refusals,
-            Missing(
+            MissingCells(
                 sum(work.cells for work in surveyed.work),
                 about=any(work.about for work in surveyed.work),
                 least=any(work.least for work in surveyed.work),
@@ -245,10 +245,7 @@ class Backfiller:
             outcomes=result.outcomes,
             refusals=planned.refusals,
             seconds=seconds,
-            recorded_seconds=sum(
-                float(planned.prepared[run].run.facts.get("end", {}).get("seconds", 0.0))
-                for run in runs
-            ),
+            recorded_seconds=sum(float(planned.prepared[run].run.end.seconds) for run in runs),
             elsewhere=result.filled_elsewhere,
             environment_differences=planned.environment_differences,
             names=tuple(question.names),
@@ -266,7 +263,7 @@ class Backfiller:
             span
             for skip in (0, 1)
             if (some := [run.id for run in runs if run.has_cells == bool(skip)])
-            for span in self.tables.stretches(where, some, skip=skip)
+            for span in self.tables.iteration_ranges(where, some, skip=skip)
         ]
         for span in spans:
             iterations = selected.setdefault(span.run, {})

@@ -24,9 +24,8 @@ from rearview.execute.local import threads_of
 from rearview.model import Run
 from rearview.plan.cost import CostCorrection, CostCorrections
 from rearview.plan.facts import Machine
-from rearview.store.files import make_folder
-from rearview.store.machine import gpus, hardware, make_of
-from rearview.store.project import publish
+from rearview.store.files import make_folder, publish
+from rearview.store.machine import gpus, hardware, hardware_id
 
 FORMAT = 1
 """Number of the kernels: other kernels cannot be compared with these."""
@@ -211,11 +210,10 @@ def cores_of(run: Run) -> int:
 
     A run that was killed did not record that; its thread settings count then.
     """
-    threads = threads_of(run.facts.get("threads", {}))
-    end = run.facts.get("end", {})
-    if not end.get("cpu") or not end.get("seconds"):
+    threads = threads_of(run.facts.threads)
+    if not run.end.cpu or not run.end.seconds:
         return threads or 1
-    used: int = max(1, math.ceil(end["cpu"] / end["seconds"] - _BACKGROUND_CORE))
+    used: int = max(1, math.ceil(run.end.cpu / run.end.seconds - _BACKGROUND_CORE))
     return min(used, threads or used)
 
 
@@ -236,7 +234,7 @@ class Machines:
     @property
     def name(self) -> str:
         """A name for the hardware of this machine."""
-        return make_of(self._facts)
+        return hardware_id(self._facts)
 
     def here(self) -> Machine:
         """Return this machine as last measured; nothing is measured now."""
@@ -244,9 +242,8 @@ class Machines:
 
     def of(self, run: Run) -> Machine:
         """Return the machine that a run was recorded on, as last measured."""
-        facts = run.facts.get("hardware")
-        if facts:
-            return self._stored(make_of(facts), run.host)
+        if run.facts.hardware:
+            return self._stored(hardware_id(run.facts.hardware), run.host)
         # an older run recorded only its host
         return self.here() if run.host == gethostname() else Machine(f"host {run.host}")
 

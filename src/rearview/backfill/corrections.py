@@ -14,8 +14,7 @@ from rearview.model.checksum import add_check, is_intact
 from rearview.source.log_calls import names_logged
 from rearview.source.probes.probe import fits
 from rearview.source.propagate.versions import HandPlace
-from rearview.store.files import make_folder
-from rearview.store.project import publish
+from rearview.store.files import make_folder, publish
 
 FORMAT = 2
 """Number of the file's format. The first had none: version -> texts with their lines."""

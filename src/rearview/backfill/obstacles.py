@@ -56,7 +56,7 @@ def _recorded_inputs(
     run: Run, root: Path, stored: Collection[str]
 ) -> Iterator[tuple[Path, list[object]]]:
     """Yield the path now and the recorded fingerprint of each input that is not in the store."""
-    for recorded_path, recorded in run.facts.get("end", {}).get("inputs", {}).items():
+    for recorded_path, recorded in run.end.inputs.items():
         path = Path(run.now(recorded_path, str(root)))
         if not path.is_relative_to(root) or str(path.relative_to(root)) not in stored:
             yield path, list(recorded)
@@ -133,8 +133,8 @@ def logged_outside_project(name: str, root: Path) -> str:
 
 def script_is_gone(run: Run, root: Path) -> str:
     """Return a sentence on a script that is no longer where the run had it; empty if it is."""
-    target = str(run.facts.get("target", run.script))
-    if run.facts.get("module") or not target.endswith(".py"):
+    target = run.facts.target or run.script
+    if run.facts.module or not target.endswith(".py"):
         return ""
     script = Path(run.now(os.path.join(run.cwd or str(root), target), str(root)))  # noqa: PTH118
     if script.exists():

@@ -162,7 +162,7 @@ class RunPreparer:
         wanted = tuple(probe for probe in probes.probes if probe.names)
         recorded_files = self.versions.files(run.version)
         version, files = self._derived_version(run, dict(probes.source), recorded_files)
-        executed = run.facts.get("end", {}).get("files") or [run.script]
+        executed = run.end.files or [run.script]
         facts = run_facts(
             run,
             version,
@@ -227,7 +227,7 @@ class RunPreparer:
         question: Question,
         selected: SelectedIterations | None,
     ) -> CoverageQuery:
-        entered_once = run.facts.get("end", {}).get("main", {}).get("alone", True)
+        entered_once = run.end.main.alone
         loop = facts.loops[0] if facts.loops else None
         main = loop.name if loop is not None and entered_once else None
         return CoverageQuery(
@@ -298,9 +298,8 @@ class RunPreparer:
 
 
 def _refuse_if_two_sources(run: Run) -> None:
-    continued = run.facts.get("continued")
-    if continued:
-        point = continued[0]["point"] or "its end"
+    if run.continued:
+        point = run.continued[0].point or "its end"
         text = (
             f"{{run}} went on with another source at {point}: no one source repeats it, so it is not "
             "replayed. What it recorded is in the table."

@@ -207,7 +207,7 @@ class Probing:
             raise SourceError(
                 text(run=f"run {run.id}"), general=text(run="the run"), slug="no-source"
             )
-        used = run.facts.get("end", {}).get("files")
+        used = run.end.files
         old = self.text(run.version)
         if names and not any(map(self._logs, names)):
             return Probes((), old)
@@ -253,7 +253,7 @@ class Probing:
         if outcome.refused:
             return found
         old = self.text(run.version)
-        used = run.facts.get("end", {}).get("files")
+        used = run.end.files
         try:
             alone = find(old, {**old, **outcome.files}, used=used)
         except ProbeError:

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from html import escape
 from typing import Any
 
 from rearview.backfill.prepare import PreparedRun
 from rearview.execute.replay_jobs import ReplayOutcome
 from rearview.model import Plan, Verdict
 from rearview.model.proof import compared, worst
+
+SHOWN = 30
+"""Segments and refusals that a notebook shows; more are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +111,10 @@ class BackfillReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Missing:
+class MissingCells:
     """How many cells lack a value.
 
-    >>> print(Missing(12), Missing(12, about=True), Missing(1, least=True), sep="; ")
+    >>> print(MissingCells(12), MissingCells(12, about=True), MissingCells(1, least=True), sep="; ")
     12 cells; about 12 cells; at least 1 cell
     """
 
@@ -131,7 +135,7 @@ class PlanReport:
 
     plan: Plan
     refusals: list[Refusal] = field(default_factory=list)
-    missing: Missing = field(default_factory=lambda: Missing(0))
+    missing: MissingCells = field(default_factory=lambda: MissingCells(0))
     """Cells without a value."""
     changed_inputs: list[str] = field(default_factory=list)
     environment_differences: list[str] = field(default_factory=list)
@@ -146,6 +150,28 @@ class PlanReport:
     """The statements that are inserted into the source of the runs, as a diff for each version."""
     prepared: Mapping[str, PreparedRun] = field(default_factory=dict, repr=False)
     """By run, what the plan was made from: used to run it."""
+
+    def _repr_html_(self) -> str:
+        """Return what would run as HTML: what a notebook shows."""
+        segments = self.plan.segments
+        head = (
+            f"<p>{escape(str(self.missing))} to fill: {len(segments)} segments of "
+            f"{len({one.run for one in segments})} runs, about {self.plan.seconds:.1f} s of computing</p>"
+        )
+        rows = "".join(
+            f"<tr><td>{escape(one.run)}</td><td>{one.operator.value}</td><td>{one.first}:"
+            f"{'' if one.last is None else one.last}</td><td>{escape(one.start or 'the start')}</td>"
+            f"<td>{one.seconds:.2f} s</td></tr>"
+            for one in segments[:SHOWN]
+        )
+        more = f"<p>… and {len(segments) - SHOWN} more</p>" if len(segments) > SHOWN else ""
+        refused = "".join(
+            f"<li>{escape(one.run)}: {escape(one.reason)}</li>" for one in self.refusals[:SHOWN]
+        )
+        names = ("run", "operator", "iterations", "from", "predicted")
+        titles = "".join(f"<th>{name}</th>" for name in names)
+        table = f"<table><thead><tr>{titles}</tr></thead><tbody>{rows}</tbody></table>" * bool(rows)
+        return head + table + more + (f"<p>refused:</p><ul>{refused}</ul>" if refused else "")
 
     @property
     def nothing(self) -> bool:

@@ -7,12 +7,12 @@ counted to the end: the rest is taken to have gone on as before.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
-from rearview.model import Checkpoint, Point, Run, Step
+from rearview.model import Checkpoint, MainLoop, Point, Run, RunEnd, Step
 from rearview.model.run import NAMED, name_of
+from rearview.model.run_facts import DeepLoop
 from rearview.plan import facts as planning
 from rearview.plan.facts import DeepFacts, LoopFacts, Shown
 from rearview.source.probes.probe import Probes
@@ -35,45 +35,44 @@ def run_facts(
 
     `version` is the source that replays of it execute; `blocked` says why it cannot be replayed.
     """
-    end = run.facts.get("end", {})
-    main: dict[str, Any] = end.get("main") or _main_from_checkpoints(checkpoints)
-    began = float(main.get("start", 0.0)) * START_SHARE
-    if "site" not in main:
-        seconds = float(end.get("seconds", 0.0))
+    end, finished = run.end, run.ended is not None
+    measured = finished and end.main != MainLoop()
+    main = end.main if measured else _main_from_checkpoints(checkpoints)
+    began = main.start * START_SHARE
+    if main.site is None:
         return planning.RunFacts(
             run.id,
             version,
             start=began,
-            setup=seconds,
-            finished=bool(end),
+            setup=end.seconds,
+            finished=finished,
             blocked=blocked,
             machine=machine,
         )
-    iterations = [each for count, each in main["iterations"] for _ in range(count)]
+    iterations = [each for count, each in main.iterations for _ in range(count)]
     values = _main_values(main, len(iterations))
     inner = inner_loops(main, end, len(iterations))
-    whole = float(end.get("seconds", 0.0))
     return planning.RunFacts(
         run.id,
         version,
-        loops=(planning.LoopFacts(main["site"], iterations, values=values), *inner),
+        loops=(planning.LoopFacts(main.site, iterations, values=values), *inner),
         deep=deep_loops(main, end, len(iterations), inner),
         start=began,
-        setup=float(main["entered"]),
-        after=max(0.0, whole - float(main["left"])) if whole else 0.0,
-        checkpoints=tuple(checkpoint_facts(main["site"], checkpoints)),
-        finished=bool(end),
+        setup=main.entered,
+        after=max(0.0, end.seconds - main.left) if end.seconds else 0.0,
+        checkpoints=tuple(checkpoint_facts(main.site, checkpoints)),
+        finished=finished,
         blocked=blocked,
         machine=machine,
     )
 
 
-def _main_values(main: dict[str, Any], count: int) -> Sequence[planning.Shown] | None:
+def _main_values(main: MainLoop, count: int) -> Sequence[planning.Shown] | None:
     """Return the values of the main loop's target in each iteration, if these are not its indices."""
-    span = main.get("span")
-    if span is None and isinstance(main.get("range"), list):  # of older runs
-        span = main["range"][::2]
-    return target_values(span, main.get("held"), count)
+    span = main.span
+    if span is None and main.range is not None:  # of older runs
+        span = (main.range[0], main.range[2])
+    return target_values(span, main.held, count)
 
 
 def checkpoint_facts(
@@ -92,12 +91,12 @@ def checkpoint_facts(
     before: dict[tuple[str, int], int] = {}
     for checkpoint, size in sized:
         stored += checkpoint.stored + checkpoint.shrunk
-        if checkpoint.meta.get("path", [[None]])[0][0] == site:
+        path = checkpoint.meta.path
+        if path and path[0].loop == site:
             kind = (checkpoint.edge, len(checkpoint.point.steps))
             nbytes = min(size, stored - before.get(kind, 0)) if stored_all else size
             before[kind] = stored
-            path = checkpoint.meta["path"]
-            steps = tuple(Step(str(loop), int(index)) for loop, _, index in path)
+            steps = tuple(Step(step.loop, step.iteration) for step in path)
             yield planning.CheckpointFacts(
                 checkpoint.id,
                 Point(steps),
@@ -107,36 +106,35 @@ def checkpoint_facts(
             )
 
 
-def _main_from_checkpoints(checkpoints: Sequence[Checkpoint]) -> dict[str, Any]:
+def _main_from_checkpoints(checkpoints: Sequence[Checkpoint]) -> MainLoop:
     """Return the main loop of a run that did not record its end, as far as its checkpoints show."""
-    in_loops = [checkpoint for checkpoint in checkpoints if "path" in checkpoint.meta]
+    in_loops = [checkpoint for checkpoint in checkpoints if checkpoint.meta.path]
     if not in_loops:
-        return {}
-    site = in_loops[-1].meta["path"][0][0]
-    in_main = [each for each in in_loops if each.meta["path"][0][0] == site]
-    seconds = {each.meta["path"][0][2]: float(each.meta.get("seconds", 0.0)) for each in in_main}
+        return MainLoop()
+    site = in_loops[-1].meta.path[0].loop
+    in_main = [each for each in in_loops if each.meta.path[0].loop == site]
+    seconds = {each.meta.path[0].iteration: each.meta.seconds for each in in_main}
     low, high = min(seconds), max(seconds)
     each = (seconds[high] - seconds[low]) / (high - low) if high > low else seconds[high]
     inner = {
-        checkpoint.meta["path"][1][0]: [(each, int(checkpoint.meta["path"][1][2]) or 1)]
-        * (high + 1)
+        checkpoint.meta.path[1].loop: [(each, checkpoint.meta.path[1].iteration or 1)] * (high + 1)
         for checkpoint in in_main
-        if len(checkpoint.meta["path"]) > 1
+        if len(checkpoint.meta.path) > 1
     }
-    return {
-        "site": site,
-        "name": name_of(site),
-        "entered": max(0.0, seconds[low] - each * max(1, low)),
-        "left": seconds[high],
-        "iterations": [(high + 1, each)],
-        "inner": inner,
-    }
+    return MainLoop(
+        site=site,
+        name=name_of(site),
+        entered=max(0.0, seconds[low] - each * max(1, low)),
+        left=seconds[high],
+        iterations=[(high + 1, each)],
+        inner=inner,
+    )
 
 
-def inner_loops(main: Mapping[str, Any], end: Mapping[str, Any], count: int) -> list[LoopFacts]:
+def inner_loops(main: MainLoop, end: RunEnd, count: int) -> list[LoopFacts]:
     """Return the loops directly inside the outermost one, which had `count` iterations."""
     loops = []
-    for site, spent in main.get("inner", {}).items():
+    for site, spent in main.inner.items():
         counted = _counted_iterations(main, end, site, len(spent), count)
         padded = _pad(_spread(main, [(s, n) for s, n in spent]), counted, count)
         most = max((n for _, n in padded), default=0)
@@ -145,19 +143,17 @@ def inner_loops(main: Mapping[str, Any], end: Mapping[str, Any], count: int) -> 
                 site,
                 [s for s, _ in padded],
                 [n for _, n in padded],
-                values=target_values(
-                    main.get("spans", {}).get(site), main.get("helds", {}).get(site), most
-                ),
+                values=target_values(main.spans.get(site), main.helds.get(site), most),
                 counted=counted,
-                varied=site in main.get("varied", ()),
+                varied=site in main.varied,
             )
         )
     return loops
 
 
 def deep_loops(
-    main: Mapping[str, Any],
-    end: Mapping[str, Any],
+    main: MainLoop,
+    end: RunEnd,
     count: int,
     inner: Sequence[LoopFacts],
 ) -> dict[tuple[str, ...], DeepFacts]:
@@ -167,15 +163,15 @@ def deep_loops(
     had as many iterations each time.
     """
     deep_facts: dict[tuple[str, ...], DeepFacts] = {}
-    for names, deep in sorted(main.get("deep", {}).items(), key=_depth):
-        chain = tuple(deep.get("path") or names.split("/"))
+    for names, deep in sorted(main.deep.items(), key=_depth):
+        chain = tuple(deep.path or names.split("/"))
         around: LoopFacts | DeepFacts | None = deep_facts.get(chain[:-1])
         if len(chain) == 2:
             here = (loop for loop in inner if chain[0] in (loop.name, name_of(loop.name)))
             around = next(here, None)
-        counts = list(deep["counts"])
-        counted = _counted_iterations(main, end, deep["site"], len(counts), count)
-        each = sum(counts) / max(1, deep["entries"])
+        counts = list(deep.counts)
+        counted = _counted_iterations(main, end, deep.site, len(counts), count)
+        each = sum(counts) / max(1, deep.entries)
         counts += [0] * (count - len(counts))
         if around is not None:
             counts = [
@@ -186,37 +182,35 @@ def deep_loops(
     return deep_facts
 
 
-def _depth(item: tuple[str, Mapping[str, Any]]) -> int:
+def _depth(item: tuple[str, DeepLoop]) -> int:
     names, deep = item
-    return len(deep.get("path") or names.split("/"))
+    return len(deep.path or names.split("/"))
 
 
-def _counted_iterations(
-    main: Mapping[str, Any], end: Mapping[str, Any], site: str, recorded: int, count: int
-) -> range:
+def _counted_iterations(main: MainLoop, end: RunEnd, site: str, recorded: int, count: int) -> range:
     """Return the iterations of the outermost loop in which an inner loop was counted completely.
 
     A loop with short iterations is no longer counted after a while; in the iteration in which counting
     ended it may have had more of them. Older runs counted several iterations together.
     """
-    quiet = site not in end.get("loops", {})
-    if "counted" not in main:
-        together = quiet or any(many > 1 for many, _ in main["iterations"])
+    quiet = site not in end.loops
+    if main.counted is None:
+        together = quiet or any(many > 1 for many, _ in main.iterations)
         return range(0 if together else count)
-    first, last = main["counted"]
+    first, last = main.counted
     return range(first, min(last, recorded - 1) if quiet else min(last, count))
 
 
-def _spread(main: Mapping[str, Any], spent: _Spent) -> _Spent:
+def _spread(main: MainLoop, spent: _Spent) -> _Spent:
     """Return counts of several iterations together divided equally among them.
 
-    >>> _spread({"iterations": [(1, 0.1), (2, 0.1)]}, [(0.1, 3), (0.0, 0), (0.2, 6)])
+    >>> _spread(MainLoop(iterations=[(1, 0.1), (2, 0.1)]), [(0.1, 3), (0.0, 0), (0.2, 6)])
     [(0.1, 3), (0.1, 3), (0.1, 3)]
     """
-    if "counted" in main:
+    if main.counted is not None:
         return spent
     equal: _Spent = []
-    for many, _ in main["iterations"]:
+    for many, _ in main.iterations:
         part = spent[len(equal) : len(equal) + many]
         seconds, count = sum(s for s, _ in part), sum(n for _, n in part)
         equal += [(seconds / many, round(count / many))] * len(part)
@@ -268,7 +262,7 @@ def with_run_loop_ids(probes: Probes, run: Run) -> Probes:
 
     A loop over `rearview.loop` has the name that the program gave it as its id, in any function.
     """
-    recorded = run.facts.get("end", {}).get("loops", {})
+    recorded = run.end.loops
 
     def renamed(path: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(

@@ -45,18 +45,12 @@ class RunRequest:
 
         Else each entry may hold requested values, and only one of them could be divided.
         """
-        return bool(self._main_facts.get("alone", True))
+        return self.run.end.main.alone
 
     @property
     def main_loop(self) -> str | None:
         """Id of the run's main loop."""
-        site = self._main_facts.get("site")
-        return str(site) if site else None
-
-    @property
-    def _main_facts(self) -> Mapping[str, Any]:
-        facts: Mapping[str, Any] = self.run.facts.get("end", {}).get("main", {})
-        return facts
+        return self.run.end.main.site
 
 
 def segment_file(request: RunRequest, segment: Segment, *, first: bool = True) -> SegmentFile:
@@ -159,18 +153,12 @@ def _owed_iterations(request: RunRequest, segment: Segment, *, to_end: bool) -> 
     Only loops that the run counted to the end are included. A replay that executes fewer iterations
     of one lacks values.
     """
-    end = request.run.facts.get("end", {})
-    main = end.get("main", {})
-    coverage = request.coverage
-    counted = {
-        site: loop["iterations"]
-        for site, loop in end.get("loops", {}).items()
-        if not loop.get("loose", True)  # of a generator, which may run anywhere
-    }
-    if request.at or coverage.within is not None or not request.main_entered_once or not end:
+    run, main, coverage = request.run, request.run.end.main, request.coverage
+    counted = {site: loop.iterations for site, loop in run.end.loops.items() if not loop.loose}
+    if request.at or coverage.within is not None or not main.alone or run.ended is None:
         return {}
-    first, most = main.get("counted", (0, 0))
-    if first or coverage.count > most or "counts" not in main:
+    first, most = main.counted or (0, 0)
+    if first or coverage.count > most or main.counts is None:
         return {}  # a part of it ran in another process, or was not counted
     iterations = _segment_iterations(segment)
     owed: dict[str, int] = {}
@@ -178,13 +166,13 @@ def _owed_iterations(request: RunRequest, segment: Segment, *, to_end: bool) -> 
         site = path[-1]
         if any(loop not in counted for loop in path):
             continue
-        counts = main["counts"].get(site, [])
-        if site == main.get("site"):
+        counts = main.counts.get(site, [])
+        if site == main.site:
             owed[site] = sum(1 for k in range(coverage.count) if k in iterations)
         elif segment.loop is not None:
             owed[site] = sum(count for k, count in enumerate(counts) if k in iterations)
         else:
             owed[site] = sum(counts)
-        if to_end and site != main.get("site"):
+        if to_end and site != main.site:
             owed[site] += counted[site] - sum(counts)
     return owed

@@ -195,19 +195,18 @@ def lead_of(run: Run, files: Mapping[str, bytes], home: str) -> Lead | None:
     `home` is the folder of the project when the run was recorded.
     """
     facts = run.facts
-    if not facts.get("watched", True) or is_notebook(str(facts.get("target", ""))):
+    if not facts.watched or is_notebook(facts.target or ""):
         return None
-    module = bool(facts.get("module"))
-    entry = str(facts.get("target", "")) if module else script_of(run, home)
-    imports = leading_imports(files, entry, module=module, ran=facts.get("end", {}).get("files"))
-    threads = tuple(sorted(facts.get("threads", {}).items()))
-    return Lead(imports, str(facts.get("hash_seed")), threads)
+    entry = (facts.target or "") if facts.module else script_of(run, home)
+    imports = leading_imports(files, entry, module=facts.module, ran=run.end.files)
+    threads = tuple(sorted(facts.threads.items()))
+    return Lead(imports, facts.hash_seed, threads)
 
 
 def waited(run: Run, lead: Lead) -> float:
     """Return how many seconds the imports took in the run that its replays can share."""
     modules = [f"{statement.split()[1]}." for statement in lead.imports]
-    seconds: Mapping[str, float] = run.facts.get("end", {}).get("imports", {})
+    seconds = run.end.imports
     return sum(
         spent
         for name, spent in seconds.items()

@@ -1,10 +1,7 @@
-"""All saves of one job, here and away: the next one's number, the newest intact one.
+"""All saves of one job, in the local folder and mirrored to a remote.
 
-Errands in a background thread, one at a time; what goes wrong there is raised in front.
-
-Saves brought to a remote and back; a manifest at the far end means a whole save.
-
-All saves of one job, here and away: the next one's number, the newest intact one.
+`Archive` numbers the saves and finds the newest intact one. `Mirror` sends saves to a remote and fetches them; a
+manifest at the remote means that the save is complete. `BackgroundTasks` runs saves and transfers in a thread.
 """
 
 from __future__ import annotations
@@ -26,14 +23,14 @@ from rearview.checkpointer.saves import (
     SaveFolder,
     counter_of,
     file_intact,
-    write_durably,
 )
+from rearview.durable_files import publish
 from rearview.errors import DamagedError
 from rearview.remote.base import HIDDEN, Remote
 
 
-class Courier:
-    """Runs errands in a thread, one after the other; at most one waits for its turn."""
+class BackgroundTasks:
+    """Runs tasks in a thread, one after the other; at most one is queued."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -44,27 +41,27 @@ class Courier:
 
     @property
     def busy(self) -> bool:
-        """Whether an errand is under way."""
+        """Whether a task is running or queued."""
         return self._thread is not None
 
-    def send(self, errand: Callable[[], None]) -> None:
-        """Begin `errand` after the one under way has ended; it replaces one that still waits."""
+    def submit(self, task: Callable[[], None]) -> None:
+        """Run `task` after the current one; it replaces a task that is queued."""
         with self._lock:
-            self._next = errand
+            self._next = task
             if self._thread is None:
-                # not a daemon: a program that ends by itself waits for the save it began
+                # not a daemon: a program that ends waits for the save it has started
                 self._thread = threading.Thread(target=self._run, name=self.name)
                 self._thread.start()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until nothing is under way and nothing waits; return True if that is so."""
+        """Wait until no task is left, at most so long; return True if none is."""
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(seconds)
         return not self.busy
 
     def check(self) -> None:
-        """Raise what went wrong since the last check."""
+        """Raise the error of a task since the last check, if any."""
         error, self._error = self._error, None
         if error is not None:
             raise error
@@ -72,12 +69,12 @@ class Courier:
     def _run(self) -> None:
         while True:
             with self._lock:
-                errand, self._next = self._next, None
-                if errand is None:
+                task, self._next = self._next, None
+                if task is None:
                     self._thread = None
                     return
             try:
-                errand()
+                task()
             except BaseException as exc:
                 self._error = exc
 
@@ -88,12 +85,12 @@ class Mirror:
     def __init__(self, remote: Remote, prefix: str) -> None:
         self.remote, self.prefix = remote, prefix.strip("/")
         self.pushed: set[str] = set()
-        """Saves that this process knows to be there whole."""
+        """Saves that this process knows to be complete at the remote."""
         self._manifests: dict[str, Save] = {}
         self._one_at_a_time = threading.RLock()
 
     def push(self, folder: SaveFolder, save: Save) -> None:
-        """Bring `save` there: its files, each compared at the far end, then its manifest."""
+        """Send `save`: first its files, each compared at the remote, then its manifest."""
         with self._one_at_a_time:
             if save.id in self.pushed:
                 return
@@ -103,15 +100,15 @@ class Mirror:
             self._manifests[save.id] = save
 
     def ids(self) -> tuple[str, ...]:
-        """Return the names of the whole saves there, the highest count first."""
+        """Return the ids of the complete saves at the remote, the highest count first."""
         return tuple(save_id for save_id, names in self._found().items() if MANIFEST in names)
 
     def last_counter(self) -> int:
-        """Return the highest count there, of whole saves or not."""
+        """Return the highest count at the remote, also of incomplete saves."""
         return max((counter_of(save_id) for save_id in self._found()), default=0)
 
     def manifest(self, save_id: str) -> Save:
-        """Return what the manifest of `save_id` says."""
+        """Return the save that the manifest of `save_id` describes."""
         if save_id not in self._manifests:
             with tempfile.TemporaryDirectory(prefix=HIDDEN) as folder:
                 path = Path(folder, MANIFEST)
@@ -127,7 +124,7 @@ class Mirror:
         return self._manifests[save_id]
 
     def fetch(self, save_id: str, folder: SaveFolder) -> Save:
-        """Bring a save here and return it; a fetch that was broken off goes on."""
+        """Fetch a save into `folder` and return it; continue an interrupted fetch."""
         save = self.manifest(save_id)
         staged = folder.folder / f"{HIDDEN}fetch-{save_id}"
         staged.mkdir(parents=True, exist_ok=True)
@@ -143,13 +140,13 @@ class Mirror:
                     f"should have {file.checksum}). An older save is used if there is one.",
                     slug="save-damaged",
                 )
-        write_durably(staged / MANIFEST, save.to_json())
+        publish(staged / MANIFEST, save.to_json())
         folder.publish(staged, save)
         self.pushed.add(save_id)
         return save
 
     def prune(self, keep: Keep) -> None:
-        """Remove what need not be kept there; at least the newest whole save stays."""
+        """Remove saves that need not be kept at the remote; the newest complete save always stays."""
         with self._one_at_a_time:
             found = self._found()
             whole = [save_id for save_id, names in found.items() if MANIFEST in names]
@@ -162,7 +159,7 @@ class Mirror:
             kept = keep.choose(saves)
             newest = max(counter_of(save_id) for save_id in whole)
             for save_id, names in found.items():
-                # a save without manifest and not older than the newest may be on its way
+                # a save without manifest that is not older than the newest may be in transfer
                 if save_id in kept or (MANIFEST not in names and counter_of(save_id) >= newest):
                     continue
                 for name in sorted(names, key=lambda name: name != MANIFEST):
@@ -185,11 +182,11 @@ class Mirror:
 
 
 class CheckpointerWarning(UserWarning):
-    """A save is not where it should be, and the program goes on."""
+    """A save or transfer failed, and the program continues."""
 
 
 class Archive:
-    """The save folder, its mirror if there is one, and the rule of what to keep."""
+    """The save folder, its mirror if there is one, and the rule which saves to keep."""
 
     def __init__(
         self, folder: SaveFolder, mirror: Mirror | None, keep: Keep, foreign_key: str | None
@@ -199,28 +196,28 @@ class Archive:
         self._counter: int | None = None
         self._counted_far = mirror is None
         self._lock = threading.Lock()
-        self._carried: str | None = None
-        """Save that is being brought away and must stay until it is there."""
+        self._in_transfer: str | None = None
+        """Save in transfer, which must stay until it is at the remote."""
 
     def write(
         self, write: Callable[[Path], object], *, counter: int, step: int, metric: float | None
     ) -> Save:
-        """Return the new save, which the checkpoint's own path now holds."""
+        """Make a save with `write`, show it at the checkpoint's own path, and return it."""
         save = self.folder.write(write, counter=counter, step=step, metric=metric)
         self.folder.show(save)
         return save
 
     def deliver(self, save: Save) -> None:
-        """Bring `save` away, then let go of what need not be kept."""
+        """Send `save` to the mirror, then remove saves that need not be kept."""
         if self.mirror is not None:
             self.mirror.push(self.folder, save)
             self.mirror.prune(self.keep)
         self.prune()
 
     def deliver_kept(self) -> None:
-        """Bring away what is kept here and not there yet, the newest save first.
+        """Send the kept saves that the mirror does not have, the newest first.
 
-        Saves may be written and pruned meanwhile; each save is chosen when its turn comes.
+        Saves may be written and pruned meanwhile; each is chosen just before it is sent.
         """
         if self.mirror is None:
             return
@@ -230,28 +227,28 @@ class Archive:
                 kept = self.keep.choose(saves)
                 waiting = [save for save in saves if save.id in kept]
                 waiting = [save for save in waiting if save.id not in self.mirror.pushed]
-                # one that is neither the newest nor among the best is not worth the way any more
+                # a save that is neither the newest nor among the best is not sent any more
                 best = self.keep.choose_best(saves)
                 save = next((one for one in waiting if one is saves[0] or one.id in best), None)
-                self._carried = None if save is None else save.id
+                self._in_transfer = None if save is None else save.id
             if save is None:
                 return
             try:
                 self.mirror.push(self.folder, save)
                 self.mirror.prune(self.keep)
             finally:
-                self._carried = None
+                self._in_transfer = None
 
     def prune(self) -> None:
-        """Remove the saves here that need not be kept, but not one that is being brought away."""
+        """Remove the local saves that need not be kept, except one in transfer."""
         with self._lock:
             saves = self.folder.saves()
-            kept = {*self.keep.choose(saves), self._carried}
+            kept = {*self.keep.choose(saves), self._in_transfer}
             self.folder.remove(one.id for one in saves if one.id not in kept)
             self.folder.sweep()
 
     def push_newest(self) -> None:
-        """Bring the newest save away, unless it is there."""
+        """Send the newest save, unless the mirror has it."""
         saves = self.folder.saves()
         if self.mirror is not None and saves:
             self.mirror.push(self.folder, saves[0])
@@ -262,10 +259,10 @@ class Archive:
         return self.mirror is not None and bool(self.mirror.pushed)
 
     def next_counter(self) -> int:
-        """Return a count above all there are, so that the save is the newest wherever it is seen.
+        """Return a count above all others, so that the save is the newest here and at the remote.
 
-        Raises `RemoteError` if the mirror cannot be asked; the count then goes on from what is
-        known here, and the next call asks again.
+        Raises `RemoteError` if the mirror cannot be reached; the count then continues from the local
+        saves, and the next call asks again.
         """
         self._counter = (self.folder.last_counter() if self._counter is None else self._counter) + 1
         if not self._counted_far and self.mirror is not None:
@@ -275,11 +272,11 @@ class Archive:
 
     @property
     def counter(self) -> int:
-        """The count given last."""
+        """The last count."""
         return self._counter or 0
 
     def newest(self) -> Path | None:
-        """Return the path of the newest intact save, brought here if it is away."""
+        """Return the path of the newest intact save, fetched from the mirror if needed."""
         here = {save.id: save for save in self.folder.saves()}
         there = self.mirror.ids() if self.mirror is not None else ()
         damaged = []
@@ -309,7 +306,7 @@ class Archive:
 
     @property
     def exists(self) -> bool:
-        """Whether `newest` would find something."""
+        """Whether there is a save for `newest`."""
         if self.folder.saves() or self.folder.foreign() is not None:
             return True
         if self.mirror is None:
@@ -337,7 +334,7 @@ class Archive:
         return self.mirror.remote.stat(self._foreign_key) is not None
 
     def _foreign(self) -> Path | None:
-        """Return a checkpoint that another program left, without manifest, here or there."""
+        """Return a checkpoint without manifest that another program wrote, local or at the remote."""
         path = self.folder.foreign()
         if path is None and self.mirror is not None and self._foreign_there():
             assert self._foreign_key is not None

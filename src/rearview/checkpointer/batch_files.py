@@ -1,13 +1,4 @@
-"""What batch systems are told: their own files, written for them (pure).
-
-A job for a batch system, whichever it is.
-
-The submit file of a self-checkpointing job for HTCondor.
-
-The batch script of a job that Slurm queues again until it is done.
-
-What batch systems are told: their own files, written for them (pure).
-"""
+"""Submit files for HTCondor and batch scripts for Slurm, for jobs that save and are started again (pure)."""
 
 from __future__ import annotations
 
@@ -16,38 +7,36 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from rearview.errors import UsageError
-
-EXIT_CODE = 85
-"""Exit code that says: state is saved, start me again."""
+from rearview.model.run import EXIT_PAUSED
 
 
 @dataclass(frozen=True, slots=True)
 class BatchJob:
-    """A program that saves when it is asked to leave, and goes on when it is started again."""
+    """A program that saves when asked to stop, and continues when it is started again."""
 
     name: str
     command: tuple[str, ...]
     """Interpreter and all its arguments, word by word."""
     folder: str
-    """Where it is started from, in full."""
+    """Folder in which it is started, absolute."""
     retries: int = 1000
     """How often it may be started again."""
     inputs: tuple[str, ...] = ()
-    """Files and folders that it needs, in full, where no disk is shared."""
+    """Files and folders that it needs, absolute, if no disk is shared."""
     results: tuple[str, ...] = ()
-    """What it makes that is brought back; empty: everything."""
+    """Files to transfer back; empty: all new ones."""
     settings: dict[str, str] = field(default_factory=dict)
-    """Lines of the batch system's own that the user gave; they win over ours."""
+    """Lines of the batch file that the user gave; they replace the default ones."""
 
 
 STORE = ".rearview"
 
 
 def submit_file(job: BatchJob, *, results: str) -> str:
-    """Return the submit file; whatever the job makes comes back to the folder `results`.
+    """Return the HTCondor submit file; new files are transferred back to the folder `results`.
 
-    HTCondor takes the store when the job exits with 85, and starts it again at once; a machine
-    that dies costs what came after the last such exit.
+    HTCondor transfers the store when the job exits with 85, and starts the job again at once; if a machine
+    dies, what followed the last such exit is lost.
     """
     executable, *arguments = job.command
     lines = {
@@ -59,13 +48,13 @@ def submit_file(job: BatchJob, *, results: str) -> str:
         "transfer_input_files": _files(job.inputs),
         "should_transfer_files": "YES",
         "when_to_transfer_output": "ON_EXIT_OR_EVICT",
-        "checkpoint_exit_code": str(EXIT_CODE),
+        "checkpoint_exit_code": str(EXIT_PAUSED),
         "transfer_checkpoint_files": STORE,
         "transfer_output_files": _files((STORE, *job.results)) if job.results else ".",
         "output": f"{_line(job.name)}.out",
         "error": f"{_line(job.name)}.err",
         "log": f"{_line(job.name)}.log",
-        # it keeps its checkpoint and can be released, where a removed job would lose it
+        # a held job keeps its checkpoint and can be released; a removed job would lose it
         "periodic_hold": f"NumJobStarts > {job.retries}",
         "periodic_hold_reason": '"started too often; see rearview run --retries"',
         **job.settings,
@@ -75,7 +64,7 @@ def submit_file(job: BatchJob, *, results: str) -> str:
 
 
 def words(arguments: Iterable[str]) -> str:
-    r"""Return arguments in HTCondor's own quoting, each of them one argument whatever it holds.
+    r"""Return arguments in HTCondor's quoting, so that each stays one argument.
 
     >>> print(words(["train.py", "--name", "it's \"me\"", "$(pwd)"]))
     "train.py --name 'it''s ""me""' $(DOLLAR)(pwd)"
@@ -113,13 +102,13 @@ def _files(paths: Iterable[str]) -> str:
 
 
 WARNING = 60
-"""Seconds before the end of its time at which a job is told, so that it can save."""
+"""Seconds before its time limit at which a job gets the signal, so that it can save."""
 
 
 def batch_script(job: BatchJob) -> str:
-    """Return the script; `sbatch` takes it.
+    """Return the Slurm batch script, for `sbatch`.
 
-    The signal goes to the step, hence `srun`, and there is no shell between Slurm and the program.
+    The program runs under `srun`, because Slurm sends the signal to the step, without a shell in between.
     """
     options = {
         "job-name": job.name,
@@ -141,7 +130,7 @@ fi
 srun {shlex.join(job.command)}
 code=$?
 # saved, to be continued
-[ "$code" = {EXIT_CODE} ] && exec scontrol requeue "$SLURM_JOB_ID"
+[ "$code" = {EXIT_PAUSED} ] && exec scontrol requeue "$SLURM_JOB_ID"
 exit "$code"
 """
 

@@ -1,4 +1,4 @@
-"""The Checkpointer: saves your own way, at any interval, through any interruption."""
+"""The class Checkpointer: save with your own functions, at any interval, and resume after any interruption."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from pathlib import Path
 from typing import Any, Self, SupportsIndex
 
 from rearview.checkpointer import saves
-from rearview.checkpointer.archive import Archive, CheckpointerWarning, Courier
+from rearview.checkpointer.archive import Archive, BackgroundTasks, CheckpointerWarning
 from rearview.checkpointer.options import Interval, Stopwatch, destination, interval, seconds
 from rearview.checkpointer.saves import Keep, Save, SaveFolder
 from rearview.checkpointer.signals import Signals, in_notebook, leave, leave_at_once
 from rearview.errors import RemoteError, StoreError, UsageError
+from rearview.model.run import EXIT_PAUSED
 from rearview.remote.base import Remote
-from rearview.remote.htcondor import EXIT_CODE
 from rearview.remote.transfer import Retry
 
 __all__ = ["Checkpointer", "CheckpointerWarning"]
 
 FAILURES = 3
-"""So many failed saves in a row are an error, not a warning."""
+"""Failed saves in a row after which a failure is an error, not a warning."""
 
 TRAPPED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
@@ -37,7 +37,7 @@ _STEPPING: weakref.WeakSet[Checkpointer] = weakref.WeakSet()
 
 
 class Checkpointer:
-    """Saves what you give it, the way you say, and brings it back after any interruption.
+    """Saves a value with your function, and restores it after any interruption.
 
     ::
 
@@ -70,7 +70,7 @@ class Checkpointer:
         checkpoint_every: int | str | timedelta | Interval | None = 10,
         on_SIGTERM_prehook: Callable[..., Any] | None = None,  # noqa: N803  published name
         on_SIGTERM_prehook_kwargs: Mapping[str, Any] | None = None,  # noqa: N803
-        checkpoint_exit_code: int = EXIT_CODE,
+        checkpoint_exit_code: int = EXIT_PAUSED,
         *,
         keep_last: int = 2,
         keep_best: int = 0,
@@ -117,7 +117,7 @@ class Checkpointer:
         self._exit_every = None if exit_every is None else seconds(exit_every)
         deadline = None if grace is None else seconds(grace)
         if found.condor is not None:
-            # the job's own description overrules, as HTCondor acts by that
+            # the job's own description wins, because HTCondor acts on it
             self.checkpoint_exit_code = found.condor.exit_code
             deadline = found.condor.grace or deadline
             if self._exit_every is None:
@@ -130,11 +130,11 @@ class Checkpointer:
         self._watch = Stopwatch(clock)
         self._failures = 0
         self._index: int | None = None
-        """Number of the step as the program counts it, where it says so."""
+        """Number of the step, if the program passes it."""
         self._rearm_at = clock()
-        self._courier = Courier(f"save {self.local_checkpoint_file.name}")
-        self._carrier = Courier(f"transfer {self.local_checkpoint_file.name}")
-        """Saves are written by the one and brought away by the other: a slow transfer delays no save."""
+        self._writer = BackgroundTasks(f"save {self.local_checkpoint_file.name}")
+        self._sender = BackgroundTasks(f"transfer {self.local_checkpoint_file.name}")
+        """One writes saves, the other transfers them, so that a slow transfer delays no save."""
         self.departed = False
         """Whether the save that a signal asked for is done."""
         self.thread = threading.current_thread()
@@ -145,13 +145,11 @@ class Checkpointer:
         self.signals = Signals(signals, grace=deadline, on_deadline=self._give_up, clock=clock)
         self.signals.start()
 
-    # the loop
-
     def step(self, value: Any, metric: Any = None) -> None:
-        """Say that `value` is whole now: save it if that is due, or if a signal asked to leave.
+        """Call this when `value` is complete: it saves if a save is due or a signal asked to stop.
 
-        `metric` ranks the save for `keep_best`. The published `step(i, model)`, with a number first
-        and a value that is no number second, saves `model` as that of step `i`.
+        `metric` ranks the save for `keep_best`. The published call `step(i, model)`, with a number first
+        and a value that is not a number second, saves `model` as that of step `i`.
         """
         value, metric, self._index = _published_order(value, metric)
         self.checkpoint_value = value
@@ -165,20 +163,20 @@ class Checkpointer:
             self.signals.request(signal.SIGTERM)
         leaving = self.signals.requested is not None
         if self._agree is not None:
-            # processes that train together leave together, at the same step
+            # processes that train together exit together, at the same step
             leaving = self._agree(leaving)
             if leaving:
                 self.signals.request(signal.SIGTERM)
         if leaving:
             self._depart(metric)
             return
-        self._check_courier()
-        if self._interval.due(self._watch.pace(self.step_counter)) and not self._courier.busy:
+        self._check_tasks()
+        if self._interval.due(self._watch.pace(self.step_counter)) and not self._writer.busy:
             with self._watch.saving(), self.signals.saving():
                 self._save(value, metric, background=self._asynchronous)
             if self._exit_due():
                 self.signals.absorb()
-                self._finish_courier()
+                self._finish_tasks()
                 self.close()
                 leave(self.checkpoint_exit_code)
         self.step_counter += 1
@@ -198,7 +196,7 @@ class Checkpointer:
             )
         self.checkpoint_value = value
         self.signals.rearm()
-        self._finish_courier()
+        self._finish_tasks()
         if self.signals.requested is not None:
             _STEPPING.add(self)
             self._depart(metric)
@@ -216,25 +214,23 @@ class Checkpointer:
         path = self.get_checkpoint()
         return default if path is None else self.restore_function(path)
 
-    # the parts
-
     def get_checkpoint(self) -> Path | None:
-        """Bring the newest intact save to `local_checkpoint_file`; None if there is none."""
-        self._finish_courier()
+        """Copy the newest intact save to `local_checkpoint_file`; None if there is none."""
+        self._finish_tasks()
         return self._archive.newest()
 
     def transfer_checkpoint(self) -> None:
-        """Bring the newest save to the remote, unless it is there; raise if that fails."""
-        self._finish_courier()
+        """Send the newest save to the remote, unless it has it; raise if that fails."""
+        self._finish_tasks()
         self._archive.push_newest()
 
     def transfer_checkpoint_files(self) -> None:
-        """Do as `transfer_checkpoint` does (the published name)."""
+        """Call `transfer_checkpoint` (the published name)."""
         self.transfer_checkpoint()
 
     @property
     def checkpoint_exists(self) -> bool:
-        """Whether `restore` would find something, here or at the remote."""
+        """Whether there is a save to restore, local or at the remote."""
         return self._archive.exists
 
     def clean_up_local_checkpoint_files(self) -> None:
@@ -243,12 +239,12 @@ class Checkpointer:
 
     def wait(self) -> None:
         """Return when everything saved so far is durable and transferred; raise if it is not."""
-        self._finish_courier()
-        self._check_courier()
+        self._finish_tasks()
+        self._check_tasks()
 
     def close(self) -> None:
-        """Finish what is under way and give the signals back."""
-        self._wait_for_couriers()
+        """Finish saves and transfers, and restore the signal handlers."""
+        self._wait_for_tasks()
         self.signals.stop()
         _STEPPING.discard(self)
 
@@ -257,8 +253,6 @@ class Checkpointer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    # saving
 
     def _save(self, value: Any, metric: float | None, *, background: bool | str) -> None:
         step = self.step_counter if self._index is None else self._index
@@ -283,11 +277,11 @@ class Checkpointer:
             self._failures = 0
             self._archive.prune()
             if self._archive.mirror is not None:
-                self._carrier.send(self._archive.deliver_kept)
+                self._sender.submit(self._archive.deliver_kept)
 
         try:
             if background is True:
-                self._courier.send(write_and_send)
+                self._writer.submit(write_and_send)
             elif background == "transfer":
                 write_and_send()
             else:
@@ -298,9 +292,9 @@ class Checkpointer:
             self._failed(exc)
 
     def _transfer_failed(self, exc: RemoteError) -> None:
-        """Warn and go on if an earlier transfer succeeded; a target that never worked is an error.
+        """Warn and continue if an earlier transfer succeeded; a target that never worked is an error.
 
-        A run that trains for days towards a target that cannot be written to helps nobody.
+        A run must not train for days if its saves can never reach their target.
         """
         if not self._archive.delivered:
             raise exc
@@ -312,9 +306,9 @@ class Checkpointer:
         )
 
     def _failed(self, exc: Exception) -> None:
-        """Warn and go on if an earlier save stands and this is not the third failure in a row.
+        """Warn and continue if there is an earlier save and this is not the third failure in a row.
 
-        A disk that was full for an hour should not end a training of days.
+        A disk that is full for an hour should not end a training of days.
         """
         if isinstance(exc, RemoteError):
             self._transfer_failed(exc)
@@ -329,22 +323,20 @@ class Checkpointer:
             stacklevel=4,
         )
 
-    def _wait_for_couriers(self) -> None:
-        self._courier.wait()  # first: what it saves is brought away by the other
-        self._carrier.wait()
+    def _wait_for_tasks(self) -> None:
+        self._writer.wait()  # first the writer, because the sender transfers what it writes
+        self._sender.wait()
 
-    def _finish_courier(self) -> None:
-        self._wait_for_couriers()
-        self._check_courier()
+    def _finish_tasks(self) -> None:
+        self._wait_for_tasks()
+        self._check_tasks()
 
-    def _check_courier(self) -> None:
-        for courier in (self._courier, self._carrier):
+    def _check_tasks(self) -> None:
+        for courier in (self._writer, self._sender):
             try:
                 courier.check()
             except Exception as exc:
                 self._failed(exc)
-
-    # leaving
 
     def _exit_due(self) -> bool:
         return self._exit_every is not None and self._watch.age >= self._exit_every
@@ -361,7 +353,7 @@ class Checkpointer:
                 for one in _STEPPING
                 if one is not self and not one.departed and one.thread.is_alive()
             ]
-            if others:  # they save at their own next step, where their state is whole
+            if others:  # they save at their own next step, when their state is complete
                 for one in others:
                     one.signals.request(number)
                 return
@@ -385,7 +377,7 @@ class Checkpointer:
                     CheckpointerWarning,
                     stacklevel=4,
                 )
-        self._finish_courier()
+        self._finish_tasks()
         self._save(self.checkpoint_value, metric, background=False)
         if not in_notebook():
             self.clean_up_local_checkpoint_files()
@@ -397,11 +389,11 @@ class Checkpointer:
         return self.checkpoint_exit_code
 
     def _give_up(self, number: signal.Signals) -> None:
-        """Leave at the deadline with the last complete save; runs in a thread of its own."""
+        """Exit at the deadline with the last complete save; called in a thread."""
         if in_notebook():
             return
         try:
-            self._wait_for_couriers()
+            self._wait_for_tasks()
             self._archive.push_newest()
         except (RemoteError, StoreError, OSError) as exc:
             warnings.warn(f"At the deadline: {exc}", CheckpointerWarning, stacklevel=1)

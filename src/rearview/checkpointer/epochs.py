@@ -23,7 +23,7 @@ class Epochs:
 
     @classmethod
     def of(cls, every: Any) -> Any:
-        """Return the interval that `every` means: a number is one of epochs."""
+        """Return the interval for `every`; a number counts epochs."""
         return cls(every) if type(every) is int and every > 0 else every
 
     def begin(self, epoch: int) -> None:

@@ -1,8 +1,7 @@
-"""How often to save: by steps, by seconds, or by the share of time that it may cost.
+"""Parse the options of a Checkpointer: where saves go, and how often to save.
 
-Where a Checkpointer's saves go: from the published parameters to a mirror.
-
-How often to save: by steps, by seconds, or by the share of time that it may cost.
+`destination` turns the published parameters into a mirror. `interval` parses how often to save: by steps, by
+seconds, or by the share of computing time that saving may take.
 """
 
 from __future__ import annotations
@@ -19,19 +18,21 @@ from typing import Any, Protocol
 from rearview.checkpointer.archive import Mirror
 from rearview.checkpointer.saves import SaveFolder
 from rearview.errors import UsageError
-from rearview.remote.base import Remote, open_remote, scheme_of
+from rearview.model.wording import parse_duration
+from rearview.remote.base import Remote, scheme_of
 from rearview.remote.htcondor import JobAd
+from rearview.remote.open import open_remote
 
 MODES = (None, "None", "shared", "xrootd", "htcondor", "manual")
 
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """A mirror (or none), and what else follows from the parameters."""
+    """The mirror of a Checkpointer, if any, and its HTCondor job."""
 
     mirror: Mirror | None = None
     foreign_key: str | None = None
-    """Where the published class would have put its one file."""
+    """Key under which the published class would have stored its one file."""
     condor: JobAd | None = None
 
 
@@ -127,12 +128,9 @@ def _job(folder: SaveFolder) -> JobAd:
     return ad
 
 
-UNITS = {"s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-
-
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """What has happened so far in this process."""
+    """Times of this process so far, from which an interval decides."""
 
     steps: int
     """Steps before this one."""
@@ -147,7 +145,7 @@ class Pace:
 
 
 class Stopwatch:
-    """Keeps the times that a `Pace` is made of."""
+    """Measures the times of a `Pace`."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -161,7 +159,7 @@ class Stopwatch:
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Count what happens inside as saving."""
+        """Count the time inside as saving."""
         begun = self._clock()
         try:
             yield
@@ -171,17 +169,17 @@ class Stopwatch:
             self._saving += self._cost
 
     def pace(self, steps: int) -> Pace:
-        """Return what has happened up to now."""
+        """Return the times up to now."""
         now = self._clock()
         computing = now - self._born - self._saving
         return Pace(steps, now - self._last, computing, self._saving, self._cost)
 
 
 class Interval(Protocol):
-    """Says whether a save is due."""
+    """Decides whether a save is due."""
 
     def due(self, pace: Pace) -> bool:
-        """Say whether to save now."""
+        """Return True if it is time to save."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +193,7 @@ class Steps:
     every: int
 
     def due(self, pace: Pace) -> bool:
-        """Say whether to save now."""
+        """Return True if it is time to save."""
         return self.every > 0 and pace.steps % self.every == 0
 
 
@@ -206,13 +204,13 @@ class Seconds:
     every: float
 
     def due(self, pace: Pace) -> bool:
-        """Say whether to save now."""
+        """Return True if it is time to save."""
         return pace.since >= self.every
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """As often as a share of computing time allows; the bound holds after every save.
+    """As often as a share of the computing time allows; the bound holds after every save.
 
     >>> Share(0.05).due(Pace(9, 50.0, computing=100.0, saving=4.0, cost=4.0))
     False
@@ -221,7 +219,7 @@ class Share:
     share: float
 
     def due(self, pace: Pace) -> bool:
-        """Say whether to save now."""
+        """Return True if it is time to save."""
         return pace.saving + pace.cost <= self.share * pace.computing
 
 
@@ -252,15 +250,15 @@ def seconds(text: str | float | timedelta) -> float:
         return text.total_seconds()
     if isinstance(text, int | float):
         return float(text)
-    found = re.fullmatch(r"\s*([0-9.]+)\s*([a-z]+)\s*", text.lower())
-    if not found or found[2] not in UNITS:
+    duration = parse_duration(text)
+    if duration is None:
         raise _unknown(text)
-    return float(found[1]) * UNITS[found[2]]
+    return duration
 
 
 def _unknown(every: object) -> UsageError:
     return UsageError(
-        f"{every!r} is no interval. Give a number of steps (10), a time ('10min', '90s', a "
+        f"{every!r} is not an interval. Give a number of steps (10), a time ('10min', '90s', a "
         "timedelta), a share of the computing time ('2%'), or None to save on signals only.",
         slug="checkpointer-interval",
     )

@@ -1,10 +1,7 @@
-"""Which saves to keep: the last ones and the best ones.
+"""Saves of one checkpoint file on disk: complete or absent whenever the process dies, kept by policy.
 
-How values are saved and restored when the user says nothing else.
-
-Saves of one checkpoint file on disk: whole or not there, whenever the process dies.
-
-Which saves to keep: the last ones and the best ones.
+`write` and `read` are used if the user gives no functions. A save is a folder with a manifest, which is written
+last. `Keep` chooses which saves stay: the newest and the best.
 """
 
 from __future__ import annotations
@@ -22,9 +19,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rearview.durable_files import publish, sync_folder
 from rearview.errors import StoreError, UsageError
 from rearview.remote.base import HIDDEN
-from rearview.remote.folder import sync_folder
 from rearview.remote.transfer import checksum
 
 
@@ -56,11 +53,11 @@ class SavedFile:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """One complete save: what its manifest says."""
+    """One complete save, as its manifest describes it."""
 
     id: str
     counter: int
-    """Order of the saves of a job, counted on from execution to execution."""
+    """Number of the save within the job, over all its executions."""
     time: float
     step: int
     metric: float | None
@@ -69,7 +66,7 @@ class Save:
 
     @property
     def order(self) -> tuple[int, float]:
-        """The newer save has the greater order; no clock or file date decides before the count."""
+        """Sort key: a newer save has a greater one. The count decides before any clock."""
         return (self.counter, self.time)
 
     def to_json(self) -> bytes:
@@ -78,7 +75,7 @@ class Save:
 
     @classmethod
     def from_json(cls, text: bytes) -> Save | None:
-        """Return the save that a manifest describes, or None if it is not a whole manifest."""
+        """Return the save that a manifest describes; None if the manifest is incomplete."""
         try:
             values: dict[str, Any] = json.loads(text)
             if values["format"] > FORMAT:
@@ -94,7 +91,7 @@ class Save:
 
 
 def counter_of(save_id: str) -> int:
-    """Return the count in a save's name, or 0 if it is no such name.
+    """Return the count in the name of a save; 0 for another name.
 
     >>> counter_of("00000012-3fa9c1")
     12
@@ -122,7 +119,7 @@ class SaveFolder:
     def write(
         self, write: Callable[[Path], object], *, counter: int, step: int, metric: float | None
     ) -> Save:
-        """Return the save made of what `write(path)` wrote; it is durable and published."""
+        """Call `write(path)` and publish what it wrote as a durable save; return the save."""
         save_id = f"{counter:08d}-{self.token}"
         staged = self.folder / f"{HIDDEN}{save_id}"
         shutil.rmtree(staged, ignore_errors=True)
@@ -132,7 +129,7 @@ class SaveFolder:
             self._check_written(staged)
             files = tuple(seal(staged))
             save = Save(save_id, counter, time.time(), step, metric, files)
-            write_durably(staged / MANIFEST, save.to_json())
+            publish(staged / MANIFEST, save.to_json())
             self.publish(staged, save)
         except BaseException:
             shutil.rmtree(staged, ignore_errors=True)
@@ -140,7 +137,7 @@ class SaveFolder:
         return save
 
     def publish(self, staged: Path, save: Save) -> None:
-        """Make a staged folder, complete with manifest, the save of its name."""
+        """Rename a staged folder, complete with manifest, to the name of the save."""
         sync_folder(staged)
         target = self.folder / save.id
         if target.exists():  # a damaged copy of the same save
@@ -149,7 +146,7 @@ class SaveFolder:
         sync_folder(self.folder)
 
     def saves(self) -> tuple[Save, ...]:
-        """Return the saves with a manifest, newest first; their bytes are not looked at."""
+        """Return the saves with a manifest, newest first; their bytes are not checked."""
         found = []
         for path in self._ids():
             with contextlib.suppress(OSError):
@@ -159,15 +156,15 @@ class SaveFolder:
         return tuple(sorted(found, key=lambda save: save.order, reverse=True))
 
     def last_counter(self) -> int:
-        """Return the highest count any save here has or had begun to have."""
+        """Return the highest count of all saves, also of incomplete ones."""
         return max((counter_of(path.name) for path in self._ids()), default=0)
 
     def intact(self, save: Save) -> bool:
-        """Say whether all bytes of `save` are the ones that were written."""
+        """Return True if all bytes of `save` are as they were written."""
         return all(file_intact(self.folder / save.id / file.name, file) for file in save.files)
 
     def show(self, save: Save) -> Path:
-        """Return the checkpoint's own path, made to hold `save`."""
+        """Link the checkpoint's own path to `save`; return the path."""
         held = self.folder / save.id / self.file.name
         link = self.file.with_name(f"{HIDDEN}{self.token}-{self.file.name}")
         try:
@@ -181,26 +178,26 @@ class SaveFolder:
                 except OSError:  # a file system without links
                     shutil.copyfile(held, link)
             link.replace(self.file)
-        except OSError:  # the name is taken by a folder of someone else's
+        except OSError:  # a folder of another program has the name
             with contextlib.suppress(OSError):
                 link.unlink()
             return held
         return self.file
 
     def foreign(self) -> Path | None:
-        """Return the checkpoint file if no save of ours made it, or None."""
+        """Return the checkpoint file if another program wrote it, else None."""
         if self.saves() or not self.file.exists():
             return None
         return self.file
 
     def remove(self, save_ids: Iterable[str]) -> None:
-        """Remove saves; the manifest goes first, so that half a save is never taken for one."""
+        """Remove saves, manifest first, so that a half-removed save is never taken for a complete one."""
         for save_id in save_ids:
             (self.folder / save_id / MANIFEST).unlink(missing_ok=True)
             shutil.rmtree(self.folder / save_id, ignore_errors=True)
 
     def sweep(self) -> None:
-        """Remove what killed saves left behind. Only the job that owns the folder may call it."""
+        """Remove the leftovers of killed saves. Only the job that owns the folder may call it."""
         if self.folder.is_dir():
             for path in self.folder.iterdir():
                 if path.name.startswith(HIDDEN) and self.token not in path.name:
@@ -230,7 +227,7 @@ class SaveFolder:
 
 
 def file_intact(path: Path, file: SavedFile) -> bool:
-    """Say whether `path` holds what `file` says."""
+    """Return True if `path` has the size and checksum of `file`."""
     try:
         return path.stat().st_size == file.size and checksum(path) == file.checksum
     except OSError:
@@ -240,7 +237,7 @@ def file_intact(path: Path, file: SavedFile) -> bool:
 def seal(folder: Path) -> Iterable[SavedFile]:
     """Yield the files below `folder` once they are on disk, with their checksums."""
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-        # the disk works while we compute
+        # the disk writes while we compute the checksum
         syncing = _Sync(path)
         syncing.start()
         try:
@@ -271,14 +268,6 @@ class _Sync(threading.Thread):
             self.error = exc
 
 
-def write_durably(path: Path, data: bytes) -> None:
-    """Write `data` to `path` and to the disk."""
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 @dataclass(frozen=True, slots=True)
 class Keep:
     """Keep the `last` newest saves and the `best` ones by metric; the newest always stays."""
@@ -286,10 +275,10 @@ class Keep:
     last: int = 2
     best: int = 0
     mode: str = "min"
-    """`"min"` or `"max"`: which metric is the better."""
+    """`"min"` or `"max"`: whether lower or higher metrics are better."""
 
     def __post_init__(self) -> None:
-        """Refuse what would keep nothing or means nothing."""
+        """Raise if the values are invalid."""
         if self.last < 1 or self.best < 0 or self.mode not in {"min", "max"}:
             raise UsageError(
                 f"keep_last={self.last}, keep_best={self.best}, best={self.mode!r} cannot be. "

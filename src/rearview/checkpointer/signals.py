@@ -1,8 +1,7 @@
-"""Signals noticed, not acted upon: the program saves at its next step, where state is whole.
+"""Notice stop signals without acting on them, so that the program can save at its next step; and exit.
 
-Leaving the process so that whoever started it knows that there is more to do.
-
-Signals noticed, not acted upon: the program saves at its next step, where state is whole.
+`Signals` remembers that a signal came. `leave` ends the process with an exit code that tells the batch system to
+start it again.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ from typing import Any, NoReturn, Self
 
 
 def in_notebook() -> bool:
-    """Say whether this is a notebook's kernel, which must outlive a cell."""
+    """Return True in the kernel of a notebook, which must outlive a cell."""
     ipython: Any = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return getattr(shell, "kernel", None) is not None
 
 
 def leave(code: int, number: int = signal.SIGTERM) -> None:
-    """End the program with `code`, or the cell of a notebook as its signal would have.
+    """End the program with `code`; in a notebook, interrupt the cell as the signal would have.
 
-    From another thread than the main one, an exception would only end that thread: then buffers
-    are flushed and the process ends at once.
+    In another thread than the main one, an exception would only end that thread: there, flush buffers and
+    end the process at once.
     """
     if threading.current_thread() is not threading.main_thread():
         leave_at_once(code)
@@ -48,7 +47,7 @@ def leave(code: int, number: int = signal.SIGTERM) -> None:
 
 
 def leave_at_once(code: int) -> NoReturn:
-    """End the process with `code` without unwinding: its main thread may never come back."""
+    """End the process with `code` without unwinding: its main thread may be blocked for ever."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -60,10 +59,10 @@ def leave_at_once(code: int) -> NoReturn:
 
 
 def end_children() -> None:
-    """End the workers of this process, as Python does when it leaves by itself.
+    """End the multiprocessing workers of this process, as Python does when it exits normally.
 
-    Those of a fork server, the default from Python 3.14 on, are not its children: they would not
-    see that it is gone, and would keep its output open for ever.
+    Workers of a fork server, the default from Python 3.14 on, are not its children: they would not notice
+    its end, and would keep its output open for ever.
     """
     multiprocessing = sys.modules.get("multiprocessing")
     if multiprocessing is None:
@@ -79,16 +78,16 @@ ABSORBED = tuple(
     for name in ("SIGHUP", "SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGXCPU")
     if hasattr(signal, name)
 )
-"""Signals that end a process unless it listens, and that are ignored while it saves and leaves.
-SIGQUIT (Ctrl-\\) is not among them: it ends a save that hangs."""
+"""Signals that are ignored while the process saves and exits. SIGQUIT (Ctrl-\\) is not among them: it ends
+a save that hangs."""
 
 
 class SignalsWarning(UserWarning):
-    """Signals cannot be noticed here as they should."""
+    """Signals cannot be noticed in this process."""
 
 
 class Signals:
-    """Remembers the first of `numbers` that arrives, while handlers set before go on working.
+    """Remembers the first of `numbers` that arrives; handlers that were set before still run.
 
     Use it as a context manager or with `start` and `stop`. Any number may be in use at once, in any
     order of stopping. An earlier handler is called when the signal comes; if it raises (to exit,
@@ -121,7 +120,7 @@ class Signals:
 
     @property
     def requested(self) -> signal.Signals | None:
-        """The signal that asked us to leave, or None."""
+        """The signal that asked the program to stop, or None."""
         return self._requested
 
     @property
@@ -130,7 +129,7 @@ class Signals:
         return None if self._deadline is None else max(0.0, self._deadline - self._clock())
 
     def start(self) -> Self:
-        """Begin to notice. Off the main thread this can only join in; if it cannot, it warns."""
+        """Start to notice signals. Outside the main thread, only signals that are already handled; else warn."""
         if not self.numbers:
             return self
         self.armed = _TRAP.add(self)
@@ -152,14 +151,14 @@ class Signals:
         return self
 
     def stop(self) -> None:
-        """Stop noticing; with the last to stop, the handlers from before are back."""
+        """Stop noticing signals; the last one to stop restores the earlier handlers."""
         self.settle()
         self._arrived.put(None)
         _TRAP.remove(self)
         self.armed = False
 
     def rearm(self) -> None:
-        """Take signals back that someone else took since, calling their handler from ours.
+        """Handle signals again that another handler has taken over, and call that handler.
 
         A notebook kernel sets its own SIGINT handler at the start of every cell.
         """
@@ -167,7 +166,7 @@ class Signals:
             _TRAP.rearm(self.numbers)
 
     def request(self, number: int = signal.SIGTERM) -> None:
-        """Ask to leave as if `number` had arrived."""
+        """Ask the program to stop, as if `number` had arrived."""
         if self._requested is None:
             self._requested = signal.Signals(number)
             if self.grace is not None and number != signal.SIGINT:
@@ -175,24 +174,24 @@ class Signals:
                 self._arrived.put(self._requested)
 
     def settle(self) -> None:
-        """Say that the request is being acted upon, so that the deadline passes unused."""
+        """Cancel the deadline: the program acts on the request."""
         self._settled.set()
 
     def absorb(self) -> None:
         """Ignore every further signal until the process has ended, or until `clear`.
 
-        The program acts on a request: it saves and leaves. Whoever asks again (a batch system that
-        repeats itself, an impatient user) would only spoil the save or the exit code.
+        The program saves and exits. A repeated signal (of a batch system, or an impatient user) would only
+        spoil the save or the exit code.
         """
         _TRAP.absorb()
 
     def heed(self) -> None:
-        """Stop ignoring: the program goes on after all."""
+        """Stop ignoring signals: the program continues."""
         _TRAP.absorbing = False
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[None]:
-        """Hold back what earlier handlers raise, so that no signal breaks a save off."""
+        """Hold back exceptions of earlier handlers, so that no signal interrupts a save."""
         _TRAP.saves += 1
         try:
             yield
@@ -200,7 +199,7 @@ class Signals:
             _TRAP.saves -= 1
 
     def clear(self) -> None:
-        """Forget the request: the program goes on (a notebook cell was interrupted)."""
+        """Forget the request: the program continues (a notebook cell was interrupted)."""
         self.heed()
         self._requested = self._deadline = None
         self._settled.clear()
@@ -228,7 +227,7 @@ def _watch(
 
 
 class _Trap:
-    """The one handler per signal that this process has, whoever listens."""
+    """The one handler per signal of this process, for any number of `Signals`."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
@@ -239,9 +238,9 @@ class _Trap:
         self.earlier_fd = -1
         self.handler = self._arrived
         self.absorbing = False
-        """The process saves and leaves: no signal is to get through."""
+        """Whether the process saves and exits, and ignores signals."""
         self.saves = 0
-        """Saves under way, after which the program goes on."""
+        """Number of saves in progress after which the program continues."""
 
     def absorb(self) -> None:
         if self.absorbing:
@@ -262,7 +261,7 @@ class _Trap:
                     signal.signal(number, signal.SIG_IGN)
 
     def add(self, listener: Signals) -> bool:
-        self.absorbing = False  # the program did not leave after all
+        self.absorbing = False  # the program has not exited after all
         main = threading.current_thread() is threading.main_thread()
         if not main and not all(number in self.earlier for number in listener.numbers):
             return False
@@ -332,7 +331,7 @@ class _Trap:
             self.inside = False
 
     def _listen_at_once(self) -> None:
-        """Learn of signals in a thread, so that a deadline holds while Python code cannot run."""
+        """Watch for signals in a thread, so that a deadline works while the main thread is blocked."""
         if self.pipe is not None:
             return
         read, write = os.pipe()
@@ -346,7 +345,7 @@ class _Trap:
     def _listen(self, read: int) -> None:
         while data := os.read(read, 64):
             for number in data:
-                # a SIGINT goes through the handler: a second one must be seen as the second
+                # SIGINT goes through the handler, which counts the second one
                 if number != signal.SIGINT:
                     for one in list(self.listeners.get(number, ())):
                         one.request(number)
@@ -355,7 +354,7 @@ class _Trap:
                     os.write(self.earlier_fd, data)
 
     def forked(self) -> None:
-        """Give a forked child (a data loader's worker, say) the handlers from before."""
+        """Restore the earlier handlers in a forked child, such as a data loader's worker."""
         if self.pipe is not None:
             signal.set_wakeup_fd(-1)
             for fd in self.pipe:

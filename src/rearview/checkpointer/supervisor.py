@@ -1,8 +1,11 @@
-"""`python -m rearview.checkpointer.supervisor -- command…`: signals go in, exit codes come out.
+"""Supervise a child process: forward signals to it, return its exit code.
 
-A shell between the batch system and the program spoils both: it dies of the SIGTERM that was meant
-for the program, and 143 takes the place of 85. Put this in front of the shell (or the program):
-whatever runs below it gets the signal, and its exit code is the code.
+`forward` is the command `python -m rearview.checkpointer.supervisor -- COMMAND…`. A shell between the
+batch system and the program spoils both: the shell dies of the SIGTERM that is meant for the program, and
+exit code 143 replaces the program's 85. With this command in front of the shell, everything below it gets
+the signal, and the program's exit code is the exit code.
+
+`Supervisor` runs a program that another process may ask to pause, again and again.
 """
 
 from __future__ import annotations
@@ -11,25 +14,34 @@ import argparse
 import contextlib
 import ctypes
 import os
+import select
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
 from types import FrameType
+from typing import Self
+
+from rearview.model.run import EXIT_PAUSED
 
 FORWARDED = ("HUP", "INT", "TERM", "USR1", "USR2", "XCPU", "CONT")
-EXIT_CODE = 85
+"""Names of the signals that `forward` passes on."""
 
-_DYING = 0.1
-"""Seconds that a shell gets to die of a signal before what runs below it gets it too."""
+_GRACE = 0.1
+"""Seconds that a shell gets to die of a signal before the processes below it get the signal."""
+_POLL = 0.2
+"""Seconds between checks of a child, if the kernel has no pidfd."""
+_NEVER = 3600.0
+"""Seconds between checks of a child that was asked to pause."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 def forward(
-    command: Sequence[str], *, code: int = EXIT_CODE, names: Sequence[str] = FORWARDED
+    command: Sequence[str], *, code: int = EXIT_PAUSED, names: Sequence[str] = FORWARDED
 ) -> int:
     """Run `command`, pass signals on to everything below it, and return the code to exit with.
 
@@ -38,7 +50,7 @@ def forward(
     """
     libc = _libc()
     if libc is not None:
-        # what a killed shell leaves behind becomes our child, so that its code reaches us
+        # orphans of a killed shell become our children, so that we get their exit codes
         libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     group = 0
     early: list[int] = []
@@ -58,7 +70,7 @@ def forward(
     child = subprocess.Popen(
         command,
         process_group=0,
-        preexec_fn=lambda: _die_with_parent(libc),  # noqa: PLW1509  there are no threads here
+        preexec_fn=lambda: _signal_when_orphaned(libc, signal.SIGKILL),  # noqa: PLW1509  there are no threads here
     )
     group = child.pid
     for number in early:
@@ -71,11 +83,148 @@ def forward(
     return code if code in others else 128 - own
 
 
-def _signal(group: int, number: int) -> None:
-    """Send a signal to a command and then to what runs below it.
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A program to run."""
 
-    A shell that dies of it must not live to see its program end: it would take the program's code
-    with it. So it comes first.
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    folder: str | os.PathLike[str]
+
+
+class Supervisor:
+    """Runs a child, forwards signals to it, and asks it to pause when it should.
+
+    The signal handler only notes which signal came. Python runs it between any two instructions, where an
+    exception may be lost, and does not run it while a wait has just begun. So every wait here also waits
+    for the descriptor that the interpreter writes to when a signal comes, and acts after it.
+    """
+
+    def __init__(self, signals: tuple[int, ...]) -> None:
+        self.signals = signals
+        """Signals that ask the child to pause; the first is the one that `run` sends itself."""
+        self.asked = False
+        """Whether another process asked the child to pause."""
+        self._received: list[int] = []
+        self._running = False
+
+    def __enter__(self) -> Self:
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
+        self._previous_fd = signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        handled = {*self.signals}
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            handled.add(signal.SIGINT)
+        self._handlers = {number: signal.signal(number, self._receive) for number in handled}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._previous_fd)
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    def sleep(self, seconds: float) -> None:
+        """Wait; exit the process if a signal asks for it, before or during the wait."""
+        if not self._received:
+            select.select([self._wake_read], [], [], seconds)
+        self._drain()
+        self.exit_if_asked()
+
+    def exit_if_asked(self) -> None:
+        """Exit the process if a signal asked for it while no child runs."""
+        if self.asked:
+            raise SystemExit(EXIT_PAUSED)
+        if self._received:
+            raise KeyboardInterrupt
+
+    def run(self, child: Child, *, pause: Callable[[], bool], interval: Callable[[], float]) -> int:
+        """Run `child` until it ends; return the exit code, 128 + n if a signal n killed it.
+
+        Every `interval()` seconds `pause()` decides whether to ask the child to pause; once asked, it is
+        not asked again.
+        """
+        # a signal that comes while the child starts waits until the child handles it
+        self._running = True
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, self.signals)
+        try:
+            process = self._start(child)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        code = self._watch(process, pause, interval)
+        self._running = False
+        return 128 - code if code < 0 else code
+
+    def _start(self, child: Child) -> subprocess.Popen[bytes]:
+        libc = _libc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        return subprocess.Popen(
+            child.command,
+            env=child.environment,
+            cwd=child.folder,
+            # a child whose supervisor was killed saves and exits
+            preexec_fn=lambda: _signal_when_orphaned(libc, self.signals[0]),  # noqa: PLW1509  there are no threads here
+        )
+
+    def _watch(
+        self,
+        process: subprocess.Popen[bytes],
+        pause: Callable[[], bool],
+        interval: Callable[[], float],
+    ) -> int:
+        with contextlib.ExitStack() as stack:
+            pidfd = None
+            with contextlib.suppress(OSError, AttributeError):
+                pidfd = os.pidfd_open(process.pid)
+                stack.callback(os.close, pidfd)
+            pausing = False
+            self._forward(process)
+            while not self._ended(process, pidfd, _NEVER if pausing else interval()):
+                self._forward(process)
+                if not pausing and pause():
+                    process.send_signal(self.signals[0])
+                    pausing = True
+        return process.wait()
+
+    def _ended(self, process: subprocess.Popen[bytes], pidfd: int | None, seconds: float) -> bool:
+        """Wait for the end of a process or for a signal; return True if the process has ended."""
+        if pidfd is None:
+            select.select([self._wake_read], [], [], min(seconds, _POLL))
+        else:
+            select.select([self._wake_read, pidfd], [], [], seconds)
+        self._drain()
+        return process.poll() is not None
+
+    def _receive(self, number: int, _frame: object) -> None:
+        repeated = bool(self._received) and not self._running
+        self._received.append(number)
+        self.asked |= number in self.signals
+        if repeated:  # what we wait for may take long
+            self.exit_if_asked()
+
+    def _forward(self, process: subprocess.Popen[bytes]) -> None:
+        """Send the child the signals that came and that it handles."""
+        while self._received:
+            number = self._received.pop(0)
+            # Ctrl-C reaches the child by itself; a second one would insist
+            if number in self.signals and (number != signal.SIGINT or not sys.stdin.isatty()):
+                process.send_signal(number)
+
+    def _drain(self) -> None:
+        """Empty the wake-up descriptor, so that only new signals end the next wait."""
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._wake_read, 512):
+                pass
+
+
+def _signal(group: int, number: int) -> None:
+    """Send a signal to a command and then to the processes below it.
+
+    The command comes first: a shell that dies of the signal must not see its program end, or the shell's
+    exit code would hide that of the program.
     """
     if not Path("/proc/self/stat").exists():
         with contextlib.suppress(ProcessLookupError):
@@ -83,7 +232,7 @@ def _signal(group: int, number: int) -> None:
         return
     with contextlib.suppress(ProcessLookupError):
         os.kill(group, number)
-    until = monotonic() + _DYING
+    until = monotonic() + _GRACE
     while _state(group)[:1] not in ([], ["Z"]) and monotonic() < until:
         if _members(group) == [group]:
             return
@@ -101,7 +250,7 @@ def _members(group: int) -> list[int]:
 
 
 def _state(pid: int) -> list[str]:
-    """Return state, parent and group of a process, and more; nothing if there is none."""
+    """Return the fields of /proc/PID/stat from the state on; empty if there is no such process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
     except OSError:
@@ -124,19 +273,20 @@ def _libc() -> ctypes.CDLL | None:
     return ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
-def _die_with_parent(libc: ctypes.CDLL | None) -> None:
-    # killed outright, we cannot pass the kill on ourselves
+def _signal_when_orphaned(libc: ctypes.CDLL | None, number: int) -> None:
+    """Have the kernel send this process a signal when its parent dies; for `preexec_fn`."""
     if libc is not None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Read the command line, run the command, return its exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m rearview.checkpointer.supervisor", description=__doc__
+        prog="python -m rearview.checkpointer.supervisor",
+        description="Run a command; pass signals on to everything below it, and its exit code back.",
     )
     parser.add_argument(
-        "--code", type=int, default=EXIT_CODE, help="the code for 'to be continued'"
+        "--code", type=int, default=EXIT_PAUSED, help="the code for 'to be continued'"
     )
     parser.add_argument(
         "--signals", default=",".join(FORWARDED), help="names of the signals to pass on"

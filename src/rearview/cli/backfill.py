@@ -21,10 +21,10 @@ from rearview.cli.options import (
     some_runs,
     span,
 )
+from rearview.cli.studies import replay_programs, study_options
 from rearview.cli.terminal import output
 from rearview.cli.terminal.output import duration, moment, plural, size
 from rearview.cli.terminal.progress import Bar, Lines, waiting
-from rearview.cli.versions import names_programs, replay_programs, study_options
 from rearview.errors import UsageError
 from rearview.model.proof import WITHHELD
 from rearview.model.run import name_of
@@ -169,7 +169,9 @@ def replay(words: Sequence[str], at: str | None, quiet: bool, as_json: bool, **c
     of them are run as one tree, shared cells once, and their outputs compared with the recorded
     ones. The other options are for these.
     """
-    if names_programs(words):
+    from rearview.multiversion.recorded import names_programs
+
+    if words and names_programs(words):
         return replay_programs(words, as_json=as_json, quiet=quiet, **chosen)
     if len(words) > 1:
         raise click.UsageError("Give one run, or the files of several versions.")

@@ -1,26 +1,20 @@
 """Green power: `rearview run --green`, and the commands energy now and energy report.
 
 A green run starts, pauses and resumes with the power in the grid. It pauses by saving and leaving with
-exit code 85; the supervisor here waits for green power and starts it again.
+exit code 85; `run_green` waits for green power and starts it again.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import os
-import select
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from rearview.checkpointer.supervisor import Child, Supervisor
 from rearview.cli.options import (
     TakesRuns,
     here,
@@ -33,20 +27,13 @@ from rearview.cli.options import (
 from rearview.cli.terminal import output
 from rearview.cli.terminal.output import duration, plain
 from rearview.errors import UsageError
+from rearview.model.run import EXIT_PAUSED
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from rearview._history import StartCommand
     from rearview.energy import EnergyReport, Forecast, Gate, GridDecision, Rule
-
-
-PAUSED = 85
-"""Exit code that says: state is saved, start me again."""
-_PR_SET_PDEATHSIG = 1
-_SHORT = 0.2
-"""Seconds between looks at a program where the kernel does not tell of its end."""
-_LONG = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,12 +161,12 @@ def run_green(
             rule = green.rule(time.time() if asked is None else asked)
             gate = Gate(source, rule, account=account, meter=None, sleep=supervisor.sleep)
             if not _may_start(gate, green, say):
-                return PAUSED
-            supervisor.leave_if_asked()
+                return EXIT_PAUSED
+            supervisor.exit_if_asked()
             say(f"{word}: {gate.decision.reason}")
             word = "going on"
-            code = supervisor.run(command, gate, say)
-            if code != PAUSED or supervisor.asked or green.leaves:
+            code = _run_child(supervisor, command, gate, say)
+            if code != EXIT_PAUSED or supervisor.asked or green.leaves:
                 return code
 
 
@@ -207,129 +194,22 @@ def waits(decision: GridDecision) -> str:
     return f"{decision.reason}{until} (Ctrl-C to stop waiting; nothing is lost)"
 
 
-class Supervisor:
-    """Starts a program, passes signals on to it, and asks it to pause when its gate closes.
+def _run_child(
+    supervisor: Supervisor, command: StartCommand, gate: Gate, say: Callable[[str], None]
+) -> int:
+    """Run the program until it ends or pauses because the gate closed; return its exit code."""
 
-    A handler only keeps which signal came. It runs between any two instructions, where an exception
-    may be lost, and not at all while a wait has just begun; so every wait here also waits for the
-    descriptor that the interpreter writes to when a signal comes, and what follows it acts.
-    """
+    def pause() -> bool:
+        if not gate.closed():
+            return False
+        say(f"pausing at the next point: {gate.decision.reason}")
+        return True
 
-    def __init__(self, signals: tuple[int, ...]) -> None:
-        self.signals = signals
-        self.asked = False
-        """Whether somebody else asked the program to leave."""
-        self._came: list[int] = []
-        self._running = False
-
-    def __enter__(self) -> Self:
-        self._awake, self._waker = os.pipe()
-        os.set_blocking(self._awake, False)
-        os.set_blocking(self._waker, False)
-        self._fd = signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
-        mine = {*self.signals}
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            mine.add(signal.SIGINT)
-        self._handlers = {number: signal.signal(number, self._arrived) for number in mine}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        signal.set_wakeup_fd(self._fd)
-        os.close(self._awake)
-        os.close(self._waker)
-
-    def _arrived(self, number: int, _frame: object) -> None:
-        insists = bool(self._came) and not self._running
-        self._came.append(number)
-        self.asked |= number in self.signals
-        if insists:  # it may take long until the grid has answered
-            self.leave_if_asked()
-
-    def sleep(self, seconds: float) -> None:
-        """Let time pass; leave the process if a signal asks for it, before or meanwhile."""
-        if not self._came:
-            select.select([self._awake], [], [], seconds)
-        self._calm()
-        self.leave_if_asked()
-
-    def leave_if_asked(self) -> None:
-        """Leave the process if a signal asked for it while no program runs."""
-        if self.asked:
-            raise SystemExit(PAUSED)
-        if self._came:
-            raise KeyboardInterrupt
-
-    def run(self, command: StartCommand, gate: Gate, say: Callable[[str], None]) -> int:
-        """Run the program to its end or its pause; return the code to exit with."""
-        # one that comes while the program is being started waits until it listens
-        self._running = True
-        held = signal.pthread_sigmask(signal.SIG_BLOCK, self.signals)
-        try:
-            child = _started(command, self.signals[0])
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, held)
-        code = self._watch(child, gate, say)
-        self._running = False
-        return 128 - code if code < 0 else code
-
-    def _watch(self, child: subprocess.Popen[bytes], gate: Gate, say: Callable[[str], None]) -> int:
-        with contextlib.ExitStack() as stack:
-            ended = None
-            with contextlib.suppress(OSError, AttributeError):
-                ended = os.pidfd_open(child.pid)
-                stack.callback(os.close, ended)
-            pausing = False
-            self._pass_on(child)
-            while not self._over(child, ended, _LONG if pausing else gate.patience):
-                self._pass_on(child)
-                if not pausing and gate.closed():
-                    say(f"pausing at the next point: {gate.decision.reason}")
-                    child.send_signal(self.signals[0])
-                    pausing = True
-        return child.wait()
-
-    def _over(self, child: subprocess.Popen[bytes], ended: int | None, seconds: float) -> bool:
-        """Wait for the end of a process or for a signal, so long; say whether the end came."""
-        if ended is None:
-            select.select([self._awake], [], [], min(seconds, _SHORT))
-        else:
-            select.select([self._awake, ended], [], [], seconds)
-        self._calm()
-        return child.poll() is not None
-
-    def _pass_on(self, child: subprocess.Popen[bytes]) -> None:
-        """Give the program the signals that came; what no option names it answers itself."""
-        while self._came:
-            number = self._came.pop(0)
-            # Ctrl-C reaches the program by itself; a second one would insist
-            if number in self.signals and (number != signal.SIGINT or not sys.stdin.isatty()):
-                child.send_signal(number)
-
-    def _calm(self) -> None:
-        """Empty the descriptor: each wait is woken by what came since the last."""
-        with contextlib.suppress(BlockingIOError):
-            while os.read(self._awake, 512):
-                pass
-
-
-def _started(command: StartCommand, number: int) -> subprocess.Popen[bytes]:
-    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-
-    def leave_with_parent() -> None:
-        # were we killed outright, nobody would ask it to pause: it saves and leaves
-        if libc is not None:
-            libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
-
-    sys.stdout.flush()
-    sys.stderr.flush()
     try:
-        return subprocess.Popen(
-            command.command,
-            env=command.environment,
-            cwd=command.folder,
-            preexec_fn=leave_with_parent,  # noqa: PLW1509  there are no threads here
+        return supervisor.run(
+            Child(command.command, command.environment, command.folder),
+            pause=pause,
+            interval=lambda: gate.patience,
         )
     except OSError as exc:
         raise not_started(command, exc) from exc
@@ -478,7 +358,7 @@ def _reported(run: str, found: EnergyReport, problem: str) -> dict[str, Any]:
     return {
         "run": run,
         "asked": found.asked,
-        "on": [plain(one) for one in found.stretches],
+        "on": [plain(one) for one in found.joined_intervals],
         "seconds": found.seconds,
         "kwh": found.kwh,
         "how": list(found.how),
@@ -492,10 +372,12 @@ def _reported(run: str, found: EnergyReport, problem: str) -> dict[str, Any]:
 
 def _print(run: str, found: EnergyReport, problem: str) -> None:
     lines = [("run", run)]
-    first = found.stretches[0].begin
+    first = found.joined_intervals[0].begin
     if found.asked is not None and first - found.asked > 1:
         lines.append(("asked for", clock(found.asked)))
-    spans = [f"{clock(one.begin)} to {clock(one.end)}  {_kwh(one.kwh)}" for one in found.stretches]
+    spans = [
+        f"{clock(one.begin)} to {clock(one.end)}  {_kwh(one.kwh)}" for one in found.joined_intervals
+    ]
     lines += [
         ("on", "\n".join(spans)),
         ("energy", f"{_kwh(found.kwh)} in {duration(found.seconds)} ({', '.join(found.how)})"),

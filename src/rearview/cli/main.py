@@ -56,6 +56,7 @@ COMMANDS = {
     "sql": ("query", "Ask the records and runs in SQL."),
     "diff": ("query", "Show how the source of two runs differs."),
     "plot": ("plot", "Plot logged values, all runs in one picture."),
+    "ui": ("ui", "Show the project in a browser."),
     "compare": ("runs", "Compare two runs: arguments, results, source, environment."),
     "files": ("files", "List the files that a run wrote, and fetch them."),
     "export": ("files", "Write a table to FILE."),
@@ -64,8 +65,8 @@ COMMANDS = {
     "note": ("runs", "Write a note about a run."),
     "rm": ("runs", "Remove runs: records, checkpoints, replays and source."),
     "replay": ("backfill", "Run a past run again from its checkpoints and prove it exact."),
-    "tree": ("versions", "Show many versions as one execution tree: what they share."),
-    "pack": ("versions", "Write versions with their data into one package for others."),
+    "tree": ("studies", "Show many versions as one execution tree: what they share."),
+    "pack": ("studies", "Write versions with their data into one package for others."),
     "backfill": ("backfill", "Fill columns for past runs from log statements added since."),
     "workers": (
         "backfill",

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from rearview._history import History, StartCommand
 
-SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 BYTES = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12} | {
     unit: base**power
     for base, suffix in ((1000, "b"), (1024, "ib"))
@@ -34,7 +33,12 @@ def span(text: str) -> float:
     >>> span("90"), span("10m"), span("1.5h")
     (90.0, 600.0, 5400.0)
     """
-    return _amount(text, SECONDS, "a span of time. Write it like 90s, 10m or 1.5h.")
+    from rearview.model.wording import parse_duration
+
+    seconds = parse_duration(text, unit="s")
+    if seconds is None:
+        raise click.BadParameter(f"{text!r} is not a span of time. Write it like 90s, 10m or 1.5h.")
+    return seconds
 
 
 def nbytes(text: str) -> int:
@@ -43,14 +47,10 @@ def nbytes(text: str) -> int:
     >>> nbytes("500MB"), nbytes("2GiB"), nbytes("1000")
     (500000000, 2147483648, 1000)
     """
-    return int(_amount(text, BYTES, "a size. Write it like 500MB, 10GB or 2GiB."))
-
-
-def _amount(text: str, units: dict[str, int], wanted: str) -> float:
-    found = _AMOUNT.fullmatch(text.strip())
-    if not found or found[2].lower() not in units:
-        raise click.BadParameter(f"{text!r} is not {wanted}")
-    return float(found[1]) * units[found[2].lower()]
+    match = _AMOUNT.fullmatch(text.strip())
+    if not match or match[2].lower() not in BYTES:
+        raise click.BadParameter(f"{text!r} is not a size. Write it like 500MB, 10GB or 2GiB.")
+    return int(float(match[1]) * BYTES[match[2].lower()])
 
 
 _ITERATIONS = r"""[^=/]+=("[^"]*"|'[^']*'|[^=/"'])+"""

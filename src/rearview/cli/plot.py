@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from rearview._history.chart import ChartLine, braille, frame_of
+from rearview._history.plots import plot_of
 from rearview.cli.options import TakesRuns, open_history, some_names, some_runs
 from rearview.cli.terminal import output
-from rearview.cli.terminal.chart import COLORS, ChartLine, braille, frame_of, svg
 from rearview.cli.terminal.progress import waiting
-from rearview.errors import UsageError
-
-if TYPE_CHECKING:
-    from rearview._history import History
 
 INK = (output.CYAN, output.RED, output.GREEN, output.YELLOW)
 """Colours of lines on a terminal, in turn."""
@@ -29,13 +24,22 @@ LEGEND = 12
 @some_runs
 @click.option("--where", metavar="SQL", help="Only rows for which this holds: 'epoch > 10'.")
 @click.option(
+    "--by", metavar="ARG", help="One line per value of this argument: the mean of its runs."
+)
+@click.option(
     "-o", "--output", "destination", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
     help="Write a picture instead: .svg, or .png if matplotlib is installed.",
 )  # fmt: skip
 def plot(
-    names: tuple[str, ...], which: tuple[str, ...], where: str | None, destination: Path | None
+    names: tuple[str, ...],
+    which: tuple[str, ...],
+    where: str | None,
+    by: str | None,
+    destination: Path | None,
 ) -> None:
     """Plot logged values, all runs in one picture, a line per run and name.
+
+    With --by, a line per value of an argument: the mean of its runs.
 
     Across is the loop that the values were logged in; for values of nested loops, how many had been
     logged before. Values that are no numbers are left out, and a line breaks at NaN.
@@ -45,59 +49,12 @@ def plot(
             f"{str(destination)!r} does not say how to draw it. End it with .svg or .png.",
             param_hint="--output",
         )
-    past = open_history()
     with waiting("reading records"):
-        lines, across = lines_of(past, names, where, list(which) or None)
-    if frame_of(lines) is None:
-        raise UsageError(
-            f"There is nothing to plot: {', '.join(names)} has no numbers in these runs. "
-            f"`rearview table {names[0]}` shows what there is.",
-            slug="nothing-to-plot",
-        )
+        found = plot_of(open_history(), names, where=where, runs=list(which) or None, by=by)
     if destination is None:
-        _draw(lines, across)
+        _draw(list(found.lines), found.across)
         return
-    try:
-        if destination.suffix.lower() == ".svg":
-            destination.write_text(svg(lines, ", ".join(names), across), "utf-8")
-        else:
-            _png(lines, ", ".join(names), across, destination)
-    except OSError as exc:
-        raise UsageError(
-            f"{destination} cannot be written: {exc.strerror or exc}. Name a file in a folder that is "
-            "there and that you may write to.",
-            slug="file-unwritable",
-        ) from exc
-    output.out(f"wrote {destination}")
-
-
-def lines_of(
-    past: History, names: Sequence[str], where: str | None, runs: list[str] | None
-) -> tuple[list[ChartLine], str]:
-    """Return a line per name and run, and what is across."""
-    called = {run.id: run.name or run.id for run in past.runs()}
-    out: list[ChartLine] = []
-    labels: dict[str, None] = {}
-    for name in names:
-        table = past.table(name, where=where, runs=runs)
-        column = next(c for c in reversed(table.columns) if c != table.mark)
-        loops = table.columns[1 : table.columns.index(column)]
-        across = loops[0] if len(loops) == 1 else ""
-        lines: dict[str, ChartLine] = {}
-        for row in table:
-            value, x = row[column], row[across] if across else None
-            if not isinstance(value, (int, float)):
-                continue
-            label = f"{name} {called[row['run']]}" if len(names) > 1 else called[row["run"]]
-            line = lines.setdefault(row["run"], ChartLine(label, []))
-            place = x if isinstance(x, (int, float)) else len(line.points)
-            line.points.append((float(place), float(value)))
-        out += [
-            ChartLine(line.label, sorted(line.points, key=lambda p: p[0]))
-            for line in lines.values()
-        ]
-        labels[across or "values logged"] = None
-    return out, ", ".join(labels)
+    output.out(f"wrote {found.save(destination)}")
 
 
 def _draw(lines: list[ChartLine], across: str) -> None:
@@ -119,22 +76,3 @@ def _draw(lines: list[ChartLine], across: str) -> None:
         output.out(f"  {output.paint('━━', INK[k % len(INK)])} {line.label}")
     if len(lines) > LEGEND:
         output.out(f"  … and {len(lines) - LEGEND} more; `--runs` chooses, `-o plot.svg` shows all")
-
-
-def _png(lines: list[ChartLine], title: str, across: str, file: Path) -> None:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as exc:
-        raise UsageError(
-            "matplotlib is not installed, so there is no PNG. Write a `.svg` instead, or install it "
-            "with `pip install matplotlib`.",
-            slug="missing-library",
-        ) from exc
-    figure = Figure(figsize=(9, 5), layout="constrained")
-    axes = figure.add_subplot()
-    for k, line in enumerate(lines):
-        xs, ys = zip(*line.points, strict=True)
-        axes.plot(xs, ys, color=COLORS[k % len(COLORS)], label=line.label.replace("$", r"\$"))
-    axes.set(title=title.replace("$", r"\$"), xlabel=across.replace("$", r"\$"))
-    axes.legend()
-    figure.savefig(file)

@@ -61,8 +61,8 @@ def runs(limit: int | None, where: str | None, wide: bool, as_json: bool) -> Non
     """
     found = open_history().runs() if where is None else open_history().runs(where)
     for run in found:
-        if "damaged" in run.facts:
-            output.note(f"damaged: {run.facts['damaged']}")
+        if run.damaged:
+            output.note(f"damaged: {run.damaged}")
     if limit is not None:
         found = found[-limit:]
     if as_json:
@@ -110,7 +110,7 @@ def _any(rows: list[list[str]], column: int) -> bool:
 
 def _about(run: Run) -> dict[str, Any]:
     about: dict[str, Any] = output.plain(run)
-    about.pop("facts")  # long, and part of `show --json`
+    del about["facts"], about["end"]  # long, and part of `show --json`
     return {**about, "seconds": _took(run)}
 
 
@@ -222,8 +222,8 @@ def _show(report: RunReport) -> None:
 
 def _continued(run: Run) -> list[str]:
     return [
-        f"\n{one['version'][:12]} from {one['point'] or 'the end of its loop'} on"
-        for one in run.facts.get("continued", ())
+        f"\n{each.version[:12]} from {each.point or 'the end of its loop'} on"
+        for each in run.continued
     ]
 
 

@@ -1,4 +1,4 @@
-"""When power is green: ask, decide, measure, account. Never a reason for a run to fail."""
+"""When power is green: ask the grid, decide when to run, measure the energy used. Its failures never end a run."""
 
 from rearview.energy.grid import (
     ElectricityMaps,
@@ -9,13 +9,22 @@ from rearview.energy.grid import (
     WattTime,
     open_source,
 )
-from rearview.energy.meter import Account, EnergyReading, EnergyReport, Meter, OnTime, Used, report
+from rearview.energy.meter import (
+    Account,
+    EnergyLog,
+    EnergyReading,
+    EnergyReport,
+    Meter,
+    RunInterval,
+    report,
+)
 from rearview.energy.schedule import Gate, GridDecision, Rule, decide
 
 __all__ = [
     "Account",
     "ElectricityMaps",
     "EnergyCharts",
+    "EnergyLog",
     "EnergyReading",
     "EnergyReport",
     "Forecast",
@@ -23,10 +32,9 @@ __all__ = [
     "GridDecision",
     "GridSample",
     "Meter",
-    "OnTime",
     "Rule",
+    "RunInterval",
     "Source",
-    "Used",
     "WattTime",
     "decide",
     "open_source",

@@ -1,10 +1,6 @@
-"""Who is asked about the grid: energy-charts, Electricity Maps, WattTime.
+"""Grid carbon data: samples and forecasts from energy-charts, Electricity Maps and WattTime.
 
-What is known of the power in the grid, now and in the hours to come.
-
-How a service is asked about the grid: seldom, with its failures kept from the run.
-
-Who is asked about the grid: energy-charts, Electricity Maps, WattTime.
+A service is asked rarely, its answer is cached in a file, and its failures never reach the run.
 """
 
 from __future__ import annotations
@@ -22,6 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from rearview.durable_files import publish
 from rearview.errors import UsageError
 
 WIND = 12.0
@@ -29,17 +26,17 @@ GAS = 490.0
 """Grams of CO2 per kWh over the life cycle, medians of IPCC AR5 (WG III, annex III, 2014)."""
 
 STALE = 6 * 3600.0
-"""Seconds after which the last sample says nothing about now."""
+"""Seconds after which the last sample is outdated."""
 
 
 @dataclass(frozen=True, slots=True)
 class GridSample:
-    """The grid from `start` on, until the next sample. What is not known is None."""
+    """The state of the grid from `start` until the next sample; unknown values are None."""
 
     start: float
     """Seconds since 1970."""
     share: float | None = None
-    """Renewable share of the load in percent; above 100 when power is exported."""
+    """Renewable share of the load in percent; above 100 while power is exported."""
     light: int | None = None
     """Traffic light: -1 grid congested, 0 red, 1 yellow, 2 green."""
     grams: float | None = None
@@ -49,8 +46,8 @@ class GridSample:
     def intensity(self) -> float | None:
         """Grams of CO2 per kWh: as stated, or estimated cautiously from the share.
 
-        The estimate takes all that is not renewable for gas, so it never overstates a saving
-        where coal is burnt.
+        The estimate assumes that all power that is not renewable comes from gas, so it never
+        overstates a saving in a grid with coal.
 
         >>> GridSample(0, share=50.0).intensity
         251.0
@@ -67,16 +64,16 @@ class GridSample:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Samples of one source, in order of time; empty when there is nothing to be had."""
+    """Samples of one source, in order of time; empty if none are available."""
 
     source: str
     attribution: str
     samples: tuple[GridSample, ...] = ()
     fetched: float = 0.0
     substitute: bool = False
-    """Whether the source itself had to guess."""
+    """Whether the source itself estimated the values."""
     problem: str = ""
-    """Why there is nothing, or nothing new; empty when all is well."""
+    """Why there are no samples, or no new ones; empty if there are."""
 
     @classmethod
     def of(
@@ -88,7 +85,7 @@ class Forecast:
         fetched: float,
         substitute: bool = False,
     ) -> Forecast:
-        """Return an outlook of the samples that say anything, sorted."""
+        """Return a forecast of the samples that have a value, sorted by time."""
         useful = sorted(
             (sample for sample in samples if sample.intensity is not None),
             key=lambda sample: sample.start,
@@ -97,9 +94,9 @@ class Forecast:
         return cls(source, attribution, tuple(useful), fetched, substitute, problem)
 
     def at(self, time: float) -> GridSample | None:
-        """Return the sample that holds at `time`, or None if none does.
+        """Return the sample for `time`, or None.
 
-        The last one holds as long as the one before it did, an hour if it is the only one.
+        The last sample lasts as long as the one before it, an hour if it is the only one.
         """
         index = bisect_right([sample.start for sample in self.samples], time) - 1
         if index < 0:
@@ -121,14 +118,14 @@ class Forecast:
         return samples[index].start + step
 
 
-# urllib is imported where somebody is asked: a run that only meters itself does without it
+# urllib is imported on the first request: a run that only measures energy does not need it
 
 
 class Source(ABC):
-    """A service that is asked at most every `pause` seconds, and whose failures are no failures.
+    """A service that is asked at most every `pause` seconds, and whose failures are not raised.
 
-    `outlook()` always returns: the newest answer, an older one with a `problem`, or an empty one.
-    `cache` keeps the answer in a file, so that many short programs ask once.
+    `outlook()` always returns: the newest answer, an older one with a `problem`, or an empty one. `cache` is a
+    file for the answer, so that many short programs ask once.
     """
 
     name = ""
@@ -167,7 +164,7 @@ class Source(ABC):
         self._not_before = now + self.pause
         try:
             fresh = self._ask()
-        except Exception as exc:  # whatever a far server does, the run goes on
+        except Exception as exc:  # whatever the server does, the run continues
             self._not_before = now + max(self.pause, _retry_after(exc))
             self._failed(self._problem(exc))
         else:
@@ -230,12 +227,8 @@ class Source(ABC):
             return
         samples = [(s.start, s.share, s.light, s.grams) for s in self._last.samples]
         text = json.dumps({"key": self._key(), "fetched": self._last.fetched, "samples": samples})
-        temporary = self.cache.with_name(f".{self.cache.name}.{os.getpid()}")
-        try:
-            temporary.write_text(text, "utf-8")
-            temporary.replace(self.cache)
-        except OSError:
-            return
+        with contextlib.suppress(OSError):
+            publish(self.cache, text.encode(), durable=False)
 
     def _key(self) -> str:
         return f"{self.name} {self.url}"
@@ -392,7 +385,7 @@ SOURCES: dict[str, type[Source]] = {
 def open_source(text: str = "energy-charts:de", **options: Any) -> Source:
     """Return the source that `text` names, such as `energy-charts:de` or `electricity-maps:FR`.
 
-    Another address than the service's own (a proxy, a cache of the site) may follow after an `@`.
+    The address of a proxy or cache of the service may follow after an `@`.
 
     >>> open_source("energy-charts:at@http://localhost:8000").url
     'http://localhost:8000'

@@ -1,6 +1,6 @@
-"""`python -m rearview.energy.htcondor_cron`: what an HTCondor startd asks about the power of its node.
+"""`python -m rearview.energy.htcondor_cron`: the power of a node as ClassAd attributes, for STARTD_CRON.
 
-Prints ClassAd attributes, for STARTD_CRON; see docs/green.md for the lines of the configuration.
+docs/green.md has the configuration of the HTCondor startd that runs it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rearview.energy.schedule import Rule, decide
 
 
 def classad(source: str, rule: Rule, *, url: str = "", cache: Path | None = None) -> str:
-    """Return the attributes, one a line, ended by the dash that publishes them."""
+    """Return the attributes, one per line, and the dash that publishes them."""
     options = {"cache": cache, **({"url": url} if url else {})}
     outlook = open_source(source, **options).outlook()
     now = time.time()
@@ -37,7 +37,7 @@ def classad(source: str, rule: Rule, *, url: str = "", cache: Path | None = None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Read the command line and write the attributes; the exit code is always 0."""
+    """Read the command line and print the attributes; the exit code is always 0."""
     parser = argparse.ArgumentParser(
         prog="python -m rearview.energy.htcondor_cron", description=__doc__
     )

@@ -1,10 +1,7 @@
-"""What a process uses, written down while it runs.
+"""Energy used by a run: measured by the machine's counters, else estimated; and the report about it.
 
-When a run was on, what it used, and what waiting saved.
-
-How much energy was used: measured where the machine says, else a stated estimate.
-
-What a process uses, written down while it runs.
+A run writes down when it ran and what it used into its account, a file of lines that is only appended to. The
+report says what it used, and what it would have used had it run at once.
 """
 
 from __future__ import annotations
@@ -22,14 +19,14 @@ from rearview.energy.grid import Forecast, GridSample
 from rearview.model.checksum import add_check, is_intact
 
 FORMAT = 2
-"""From 2 on, every line carries a checksum."""
+"""From 2 on, every line has a checksum."""
 _GAP = 0.001
-"""Seconds between two notes of one execution: none, but for rounding."""
+"""Most seconds between two notes of one execution, due to rounding."""
 
 
 @dataclass(frozen=True, slots=True)
-class OnTime:
-    """A stretch of time in which the run was on."""
+class RunInterval:
+    """A time interval in which the run computed."""
 
     begin: float
     end: float
@@ -39,61 +36,61 @@ class OnTime:
 
 @dataclass(frozen=True, slots=True)
 class EnergyReport:
-    """What a run used, and what it would have used had it run at once."""
+    """The energy and CO2 of a run, and the CO2 if it had run at once."""
 
-    intervals: tuple[OnTime, ...]
+    intervals: tuple[RunInterval, ...]
     kwh: float
     how: tuple[str, ...]
     grams: float | None
-    """CO2 of the hours it ran in; None where the grid's state is not known."""
+    """Grams of CO2 in the hours it ran; None if the state of the grid is not known."""
     grams_at_once: float | None
-    """CO2 of as many hours, one after the other, from when the run was asked for."""
+    """Grams of CO2 of as many hours, one after the other, from when the run was requested."""
     attribution: tuple[str, ...] = ()
     asked: float | None = None
-    """When it was asked for, if that was noted."""
+    """When it was requested, if recorded."""
 
     @property
     def seconds(self) -> float:
-        """How long it was on."""
+        """How long it ran."""
         return sum(one.end - one.begin for one in self.intervals)
 
     @property
-    def stretches(self) -> tuple[OnTime, ...]:
-        """The intervals, those that follow one another without a gap joined."""
-        joined: list[OnTime] = []
+    def joined_intervals(self) -> tuple[RunInterval, ...]:
+        """The intervals, with adjacent ones joined."""
+        joined: list[RunInterval] = []
         for one in self.intervals:
             last = joined[-1] if joined else None
             if last is not None and one.begin - last.end < _GAP and one.how == last.how:
-                joined[-1] = OnTime(last.begin, one.end, last.kwh + one.kwh, one.how)
+                joined[-1] = RunInterval(last.begin, one.end, last.kwh + one.kwh, one.how)
             else:
                 joined.append(one)
         return tuple(joined)
 
     @property
     def saved(self) -> float | None:
-        """Grams saved; negative if waiting was the worse choice."""
+        """Grams of CO2 saved; negative if waiting was worse."""
         if self.grams is None or self.grams_at_once is None:
             return None
         return self.grams_at_once - self.grams
 
 
 class Account:
-    """The file in which a run writes down when it was on; one line each, never rewritten."""
+    """The append-only file in which a run writes when it ran, one line per interval."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._known: dict[float, GridSample] = {}
 
     def asked(self, time: float) -> None:
-        """Note when the run was asked for; the first time counts."""
+        """Record when the run was requested; the first time counts."""
         self._append({"asked": time})
 
-    def on(self, interval: OnTime) -> None:
-        """Note a stretch in which it ran."""
+    def on(self, interval: RunInterval) -> None:
+        """Record an interval in which it ran."""
         self._append({"on": asdict(interval)})
 
     def grid(self, outlook: Forecast) -> None:
-        """Note what was known of the grid, for the report; what has not changed is left out."""
+        """Record the state of the grid for the report, without samples that did not change."""
         fresh = [one for one in outlook.samples if self._known.get(one.start) != one]
         self._known |= {one.start: one for one in fresh}
         if not fresh:
@@ -104,12 +101,12 @@ class Account:
         )
 
     def report(self, measured: Forecast | None = None) -> EnergyReport:
-        """Return the account of all that was noted; a torn last line is left out.
+        """Return the report of all recorded intervals, without a torn last line.
 
-        What was `measured` of the grid since is better than what was known at the time.
+        `measured` is the state of the grid as measured since; it replaces the forecasts.
         """
         asked: float | None = None
-        intervals: list[OnTime] = []
+        intervals: list[RunInterval] = []
         samples: dict[float, GridSample] = {}
         sources: dict[str, str] = {}
         try:
@@ -123,9 +120,9 @@ class Account:
             if "asked" in row and asked is None:
                 asked = row["asked"]
             if "on" in row:
-                intervals.append(OnTime(**row["on"]))
+                intervals.append(RunInterval(**row["on"]))
             if "grid" in row:
-                # a later answer knows better
+                # a later answer is more precise
                 samples |= {values[0]: GridSample(*values) for values in row["grid"]}
                 sources[row["source"]] = row["attribution"]
         self._known = dict(samples)
@@ -140,7 +137,7 @@ class Account:
     def _append(self, row: dict[str, object]) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         line = add_check(json.dumps({"format": FORMAT, **row}).encode()) + b"\n"
-        # for whom the folder is: its owner, or also its group
+        # the mode of the folder: for its owner, or also its group
         mode = 0o660 if self.path.parent.stat().st_mode & 0o020 else 0o600
         fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, mode)
         if mode != 0o600 and os.fstat(fd).st_uid == os.geteuid():
@@ -152,7 +149,7 @@ class Account:
 
 
 def _row(line: bytes) -> dict[str, Any] | None:
-    """Return what a line says; None if it was cut off or is damaged. Format 1 has no checksums."""
+    """Return the content of a line; None if it was cut off or is damaged. Format 1 has no checksums."""
     intact = is_intact(line)
     try:
         row = json.loads(line) if intact is not False else None
@@ -164,16 +161,16 @@ def _row(line: bytes) -> dict[str, Any] | None:
 
 
 def report(
-    intervals: Sequence[OnTime],
+    intervals: Sequence[RunInterval],
     outlook: Forecast,
     *,
     asked: float | None = None,
     attribution: tuple[str, ...] = (),
 ) -> EnergyReport:
-    """Return what the run used in `intervals`, by the grid that `outlook` describes.
+    """Return what the run used in `intervals`, with the grid that `outlook` describes.
 
     >>> grid = Forecast.of("x", "", [GridSample(0, grams=400.0), GridSample(3600, grams=100.0)], fetched=0)
-    >>> ran = [OnTime(3600, 7200, kwh=2.0, how="RAPL")]
+    >>> ran = [RunInterval(3600, 7200, kwh=2.0, how="RAPL")]
     >>> report(ran, grid, asked=0.0).saved
     600.0
     """
@@ -194,7 +191,7 @@ def report(
 
 
 def _mean(outlook: Forecast, begin: float, end: float) -> float | None:
-    """Return the mean intensity from `begin` to `end`, or None if part of it is not known."""
+    """Return the mean intensity from `begin` to `end`; None if a part of it is unknown."""
     if end <= begin:
         sample = outlook.at(begin)
         return None if sample is None else sample.intensity
@@ -209,9 +206,9 @@ def _mean(outlook: Forecast, begin: float, end: float) -> float | None:
 
 RAPL = Path("/sys/class/powercap")
 WATTS_PER_CORE = 10.0
-"""Assumed power of one busy core with its share of memory, where nothing can be measured."""
+"""Assumed power of one busy core with its share of memory, if nothing can be measured."""
 
-JOULES = 3.6e6
+JOULES_PER_KWH = 3.6e6
 """Joules in one kWh."""
 
 
@@ -225,9 +222,9 @@ class EnergyReading:
 
 
 class Meter:
-    """Reads the processor's counters (RAPL) and those of NVIDIA cards (NVML).
+    """Reads the counters of the processor (RAPL) and of NVIDIA cards (NVML).
 
-    Counters are of the whole machine: on a shared one they include what others do.
+    Counters are of the whole machine, including other users of a shared one.
     """
 
     def __init__(
@@ -238,7 +235,7 @@ class Meter:
         cpu_seconds: Callable[[], float] | None = None,
         cards: Callable[[], float | None] | None = None,
     ) -> None:
-        self._watts, self._cpu_seconds = watts_per_core, cpu_seconds or busy
+        self._watts, self._cpu_seconds = watts_per_core, cpu_seconds or process_cpu_seconds
         self._zones = [_Zone(path) for path in _packages(rapl)]
         self._cards = cards or _nvml
         self._cards_begun = self._cards()
@@ -256,15 +253,15 @@ class Meter:
             joules = max(0.0, self._cpu_seconds() - self._cpu_begun) * self._watts
             how = f"estimate: {self._watts:g} W per busy core"
         if card_joules is not None:
-            return EnergyReading((joules + card_joules) / JOULES, f"{how} + NVML")
-        return EnergyReading(joules / JOULES, how)
+            return EnergyReading((joules + card_joules) / JOULES_PER_KWH, f"{how} + NVML")
+        return EnergyReading(joules / JOULES_PER_KWH, how)
 
 
-def busy(pid: int | None = None) -> float:
-    """Return the processor seconds of a process (this one) and all below it, ended or running.
+def process_cpu_seconds(pid: int | None = None) -> float:
+    """Return the processor seconds of a process (by default this one) and all its descendants.
 
-    A data loader's workers live as long as the training; the system's own sums would leave them
-    out until they end.
+    The workers of a data loader live as long as the training; the kernel adds their time to the parent
+    only when they end.
     """
     own = os.getpid() if pid is None else pid
     if pid is None:
@@ -281,7 +278,7 @@ def busy(pid: int | None = None) -> float:
         below = [(one / "children").read_text().split() for one in threads]
     except OSError:  # not Linux, or it has just ended
         return total
-    return total + sum(busy(int(child)) for children in below for child in children)
+    return total + sum(process_cpu_seconds(int(child)) for children in below for child in children)
 
 
 class _Zone:
@@ -304,7 +301,7 @@ class _Zone:
 
 
 def _packages(rapl: Path) -> list[Path]:
-    """Return the readable zones of whole packages; their parts are counted in them."""
+    """Return the readable zones of whole packages, which include their parts."""
     found = []
     for folder in sorted(rapl.glob("intel-rapl:*")):
         if folder.name.count(":") != 1:
@@ -319,7 +316,7 @@ def _packages(rapl: Path) -> list[Path]:
 
 
 def _nvml() -> float | None:
-    """Return the joules all NVIDIA cards have used since the driver was loaded, or None."""
+    """Return the joules that all NVIDIA cards used since the driver was loaded, or None."""
     try:
         import pynvml
 
@@ -330,11 +327,11 @@ def _nvml() -> float | None:
         return None
 
 
-class Used:
-    """Writes down the time and energy since it was made; a kill loses what came after the last note.
+class EnergyLog:
+    """Writes time and energy of this process to an account; a kill loses what follows the last note.
 
-    `beat` may be called as often as one likes, from any thread; it does something once in `every`
-    seconds. Time in which the machine slept is not time in which the process was on.
+    `beat` may be called often, from any thread; it writes once in `every` seconds. Time in which the machine
+    was suspended does not count.
     """
 
     def __init__(
@@ -347,30 +344,30 @@ class Used:
         slept: Callable[[], float] | None = None,
     ) -> None:
         self.account = account
-        self._every, self._clock, self._slept = every, clock, slept or asleep
+        self._every, self._clock, self._slept = every, clock, slept or seconds_suspended
         self._meter = meter()
         self._lock = threading.Lock()
-        self._noted, self._kwh, self._asleep = clock(), 0.0, self._slept()
+        self._noted, self._kwh, self._suspended = clock(), 0.0, self._slept()
 
     def beat(self) -> None:
-        """Note what was used, if the last note is old enough."""
+        """Write a note, if the last one is old enough."""
         if self._clock() - self._noted >= self._every:
             self.note()
 
     def note(self) -> None:
-        """Write down what was used since the last note."""
+        """Write time and energy since the last note."""
         with self._lock:
-            reading, now, asleep = self._meter.read(), self._clock(), self._slept()
-            begin = min(self._noted + max(0.0, asleep - self._asleep), now)
+            reading, now, suspended = self._meter.read(), self._clock(), self._slept()
+            begin = min(self._noted + max(0.0, suspended - self._suspended), now)
             if now <= begin:
                 return
             used = max(0.0, reading.kwh - self._kwh)
-            self.account.on(OnTime(begin, now, used, reading.how))
-            self._noted, self._kwh, self._asleep = now, reading.kwh, asleep
+            self.account.on(RunInterval(begin, now, used, reading.how))
+            self._noted, self._kwh, self._suspended = now, reading.kwh, suspended
 
 
-def asleep() -> float:
-    """Return the seconds this machine has slept since it was started; 0 where that is not told."""
+def seconds_suspended() -> float:
+    """Return the seconds that this machine was suspended since its start; 0 if unknown."""
     boot = getattr(time, "CLOCK_BOOTTIME", None)
     if boot is None:
         return 0.0

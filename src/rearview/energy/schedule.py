@@ -1,8 +1,7 @@
-"""The gate a green run goes through: wait to start, pause when power turns, note it all.
+"""Decide when to run, pause or wait for green power, and the gate that a green run passes.
 
-Run, pause or wait: decided from facts alone.
-
-The gate a green run goes through: wait to start, pause when power turns, note it all.
+`decide` is a pure function of a forecast and a rule. A `Gate` asks the source, waits until the run may start,
+tells it when to pause, and records the energy used.
 """
 
 from __future__ import annotations
@@ -12,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from rearview.energy.grid import GAS, WIND, Forecast, GridSample, Source
-from rearview.energy.meter import Account, Meter, Used
+from rearview.energy.meter import Account, EnergyLog, Meter
 
 HALF = (WIND + GAS) / 2
-"""Grams of CO2 per kWh that count as green where nobody said: those of half renewable power."""
+"""Most grams of CO2 per kWh that count as green by default: those of half renewable power."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,23 +22,23 @@ class Rule:
     """What counts as green, and how much switching costs."""
 
     share: float | None = None
-    """Least renewable share in percent; None goes by the source's own traffic light."""
+    """Least renewable share in percent; None uses the source's own traffic light."""
     grams: float | None = None
     """Most grams of CO2 per kWh, for sources that state them."""
     hours: float | None = None
     """Hours of computing still needed, if known."""
     deadline: float | None = None
-    """When it must be finished (seconds since 1970); begun, if the hours are not known."""
+    """When the run must be finished (seconds since 1970), or started if `hours` is not known."""
     margin: float = 0.1
-    """Share of the needed hours that is kept in reserve before the deadline."""
+    """Share of the needed hours to reserve before the deadline."""
     switch: float = 900.0
-    """Seconds that stopping and starting again costs; shorter pauses are not made."""
+    """Seconds that a stop and a new start cost; shorter pauses are avoided."""
     pieces: bool = True
-    """Whether the work may be spread over several windows (it is checkpointed)."""
+    """Whether the work may be split into several windows (it is checkpointed)."""
 
     @property
     def latest(self) -> float | None:
-        """When waiting must end, whatever the colour; None if it need not."""
+        """When waiting must end, whatever the grid; None without a deadline."""
         if self.deadline is None:
             return None
         return self.deadline - (self.hours or 0.0) * 3600 * (1 + self.margin)
@@ -47,19 +46,19 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class GridDecision:
-    """What to do now, until when that can stand, and why."""
+    """Whether to run now, until when that holds, and why."""
 
     run: bool
     until: float | None
-    """When the decision is due to change; None if that is not known."""
+    """When to decide again; None if that is not known."""
     reason: str
 
 
 def decide(outlook: Forecast, now: float, rule: Rule, *, running: bool) -> GridDecision:
-    """Say whether to compute now.
+    """Return whether to compute now, and why.
 
-    With a deadline and the hours needed, the greenest hours before the deadline are taken; without,
-    the light or the rule's threshold decides. A deadline that could otherwise be missed always
+    With a deadline and the hours needed, the greenest hours before the deadline are used; without, the
+    traffic light or the rule's threshold decides. A deadline that could otherwise be missed always
     runs, and so does everything when nothing is known of the grid: we never stop work on a guess.
 
     >>> from rearview.energy.grid import GridSample
@@ -91,7 +90,7 @@ def _by_grid(outlook: Forecast, now: float, rule: Rule, *, running: bool) -> Gri
 
 
 def green(sample: GridSample, rule: Rule, *, running: bool) -> bool:
-    """Say whether `sample` is green enough; what runs already may go on at yellow."""
+    """Return True if `sample` is green enough; a program that already runs may continue at yellow."""
     if rule.grams is not None:
         return (sample.intensity or 0.0) <= rule.grams
     if rule.share is not None and sample.share is not None:
@@ -137,7 +136,7 @@ def _by_forecast(outlook: Forecast, now: float, rule: Rule, *, running: bool) ->
 
 
 def _slots(outlook: Forecast, now: float, rule: Rule) -> list[tuple[float, float, float]]:
-    """Return (begin, end, intensity) of the time from now to the deadline that is known."""
+    """Return (begin, end, intensity) of the forecast from now to the deadline."""
     assert rule.deadline is not None
     found = []
     for index, sample in enumerate(outlook.samples):
@@ -160,7 +159,7 @@ def _greenest(slots: list[tuple[float, float, float]], needed: float) -> list[tu
 def _best_window(
     slots: list[tuple[float, float, float]], needed: float
 ) -> list[tuple[float, float]]:
-    """Return the contiguous stretch of `needed` seconds with the least CO2."""
+    """Return the contiguous window of `needed` seconds with the least CO2."""
     last = max(end for _, end, _ in slots)
     first = slots[0][0]
     edges = [*(begin for begin, _, _ in slots), *(end - needed for _, end, _ in slots)]
@@ -213,7 +212,7 @@ def _describe(sample: GridSample) -> str:
 
 
 class Gate:
-    """Says when to run. `Checkpointer(pause_when=gate.closed)` pauses by it.
+    """Decides when a run may run. `Checkpointer(pause_when=gate.closed)` pauses when it closes.
 
     ::
 
@@ -221,7 +220,7 @@ class Gate:
         gate.wait()
         checkpointer = Checkpointer(..., pause_when=gate.closed)
 
-    With `meter=None` somebody else writes down the energy, in the process that computes.
+    With `meter=None` another object records the energy, in the process that computes.
     """
 
     def __init__(
@@ -238,17 +237,17 @@ class Gate:
         self.source, self.rule, self.account = source, rule or Rule(), account
         self._every, self._clock, self._sleep = every, clock, sleep
         self._new_meter = meter
-        self._used: Used | None = None
+        self._used: EnergyLog | None = None
         self._begun: float | None = None
         self._due = float("-inf")
         self._noted_grid = 0.0
         self.decision = GridDecision(run=True, until=None, reason="not asked yet")
-        # what earlier executions of the same job have done need not be done again
+        # subtract what earlier executions of the same job have computed
         earlier = account.report().intervals if account is not None else ()
         self._done = sum(one.end - one.begin for one in earlier)
 
     def ask(self, *, running: bool) -> GridDecision:
-        """Return what to do now, asking the source as seldom as it wants to be asked."""
+        """Return what to do now; ask the source no more often than it allows."""
         outlook = self.source.outlook()
         now = self._clock()
         rule = self.rule
@@ -264,14 +263,14 @@ class Gate:
 
     @property
     def patience(self) -> float:
-        """Seconds for which the decision need not be asked again."""
+        """Seconds for which the last decision holds."""
         until = self.decision.until
         if until is None:
             return self._every
         return min(self._every, max(until - self._clock(), 0.05))
 
     def wait(self, told: Callable[[GridDecision], None] = lambda _: None) -> None:
-        """Return when it is time to run; `told` hears of each new reason to wait."""
+        """Return when the run may start; `told` is called with each new reason to wait."""
         if self.account is not None:
             self.account.asked(self._clock())
         last = None
@@ -283,16 +282,16 @@ class Gate:
         self.started()
 
     def started(self) -> None:
-        """Begin to account for energy."""
+        """Start to record energy."""
         self._begun = self._clock()
         self._due = self._begun + self.patience
         if self.account is not None and self._new_meter is not None:
-            self._used = Used(
+            self._used = EnergyLog(
                 self.account, every=self._every, meter=self._new_meter, clock=self._clock
             )
 
     def closed(self) -> bool:
-        """Say whether to pause; asks when the last decision is due, so it may be called often."""
+        """Return True if the run should pause; cheap until the last decision expires."""
         if self._clock() < self._due:
             return False
         if self._begun is None:
@@ -301,6 +300,6 @@ class Gate:
         return not self.ask(running=True).run
 
     def note(self) -> None:
-        """Write down the energy used since the last note."""
+        """Record the energy used since the last note."""
         if self._used is not None:
             self._used.note()

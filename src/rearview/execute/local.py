@@ -31,7 +31,14 @@ from typing import Any
 import msgspec
 
 from rearview.execute.executor import Job, Task
-from rearview.model.plan import VARIABLE, Birth, Control, Death, Nursery, Ready
+from rearview.model.plan import (
+    VARIABLE,
+    Control,
+    ForkServerReady,
+    ForkServerStart,
+    ReapRequest,
+    SpawnRequest,
+)
 from rearview.store.files import open_file
 from rearview.store.machine import gpus
 
@@ -202,7 +209,7 @@ class Parent:
     process: subprocess.Popen[bytes]
     channel: socket.socket
     begun: float = field(default_factory=time.monotonic)
-    ready: Ready | None = None
+    ready: ForkServerReady | None = None
     ended: bool = False
     children: int = 0
     """How many are under way."""
@@ -217,7 +224,7 @@ class Parent:
                 root=control.root,
                 target="",
                 lent=control.lent,
-                nursery=Nursery(its.fileno(), task.imports or ()),
+                fork_server=ForkServerStart(its.fileno(), task.imports or ()),
             )
             process = subprocess.Popen(
                 task.command,
@@ -240,7 +247,7 @@ class Parent:
             heard = select.poll()
             heard.register(self.channel, select.POLLIN)
             if heard.poll(seconds * 1000):
-                self.ready = msgspec.json.decode(self._heard(), type=Ready)
+                self.ready = msgspec.json.decode(self._heard(), type=ForkServerReady)
             elif time.monotonic() - self.begun > PATIENCE:
                 self.close()
                 raise ForkServerGone
@@ -248,7 +255,7 @@ class Parent:
 
     def bear(self, task: Task, environment: dict[str, str], slot: int, waited: float) -> int:
         """Fork a child that becomes a segment; return its number."""
-        born = Birth(
+        born = SpawnRequest(
             environment=environment,
             folder=str(task.folder),
             log=str(task.log),
@@ -272,12 +279,12 @@ class Parent:
         """Return the exit code of a child that has ended; None if nobody knows any more."""
         self.children -= 1
         try:
-            self._send(Death(pid))
+            self._send(ReapRequest(pid))
             return int(self._heard())
         except (OSError, ForkServerGone):
             return None
 
-    def _send(self, request: Birth | Death) -> None:
+    def _send(self, request: SpawnRequest | ReapRequest) -> None:
         if self.ended:
             raise ForkServerGone
         self.channel.sendall(msgspec.json.encode(request))

@@ -31,16 +31,23 @@ from rearview.errors import SiteError
 from rearview.execute import ray_node
 from rearview.execute.executor import Task
 from rearview.execute.scratch_tree import recorded_texts
-from rearview.model import Checkpoint, Control, Origin, ReplayReport, Run, SegmentFile
+from rearview.model import (
+    Checkpoint,
+    Control,
+    Edge,
+    LoopStep,
+    Origin,
+    ReplayReport,
+    Run,
+    SegmentFile,
+)
 from rearview.model.plan import VARIABLE, may_hold
 from rearview.store.checkpoints.checkpoints import Checkpoints
-from rearview.store.checkpoints.objects import Objects, content
-from rearview.store.machine import identity
+from rearview.store.checkpoints.objects import Objects, content_hash
+from rearview.store.machine import process_identity
 from rearview.store.project import Project
 from rearview.store.runs import ACCOUNT, Runs
 
-START = "start"
-END = "end"
 FAR = 1 << 62
 
 
@@ -72,11 +79,11 @@ def touched(wanted: SegmentFile, checkpoints: Sequence[Checkpoint]) -> list[Touc
     loops: dict[tuple[str, int], list[Checkpoint]] = {}
     out: list[Touch] = []
     for one in checkpoints:
-        if not one.meta.get("path"):
+        if not one.meta.path:
             out.append(Touch(one, CheckpointUse.RESTORED))
             continue
-        site, ordinal, _ = one.meta["path"][0]
-        loops.setdefault((str(site), int(ordinal)), []).append(one)
+        site, ordinal, _ = one.meta.path[0]
+        loops.setdefault((site, ordinal), []).append(one)
     for (site, _), group in loops.items():
         out += _of_loop(wanted, site, group)
     return sorted(out, key=lambda touch: touch.checkpoint.seq)
@@ -90,16 +97,16 @@ def _of_loop(wanted: SegmentFile, site: str, group: Sequence[Checkpoint]) -> Ite
         starts = sorted(
             _index(one)
             for one in group
-            if one.complete and one.edge == START and len(one.meta["path"]) == 1
+            if one.complete and one.edge == Edge.START and len(one.meta.path) == 1
         )
         jumps = wanted.jump and wanted.levels >= 1
         spans = list(_spans(sorted(ranges), starts, jumps=jumps))
         begins = {first for first, _ in spans} if jumps else set()
     anchored: dict[int, Checkpoint] = {}
     for one in sorted(group, key=lambda one: not one.complete):
-        anchored.setdefault(int(one.meta.get("anchored", 0)), one)
+        anchored.setdefault(one.meta.anchored, one)
     for one in group:
-        after = one.edge == END and len(one.meta["path"]) == 1
+        after = one.edge == Edge.END and len(one.meta.path) == 1
         if after or any(first <= _index(one) <= last for first, last in spans):
             restored = one.complete and _restored(wanted, one, begins)
             yield Touch(one, CheckpointUse.RESTORED if restored else CheckpointUse.COMPARED)
@@ -127,12 +134,12 @@ def _spans(
 
 def _restored(wanted: SegmentFile, one: Checkpoint, begins: set[int]) -> bool:
     """Say whether a replay may put this state back, rather than only compare with it."""
-    path = one.meta["path"]
-    sites = [str(site) for site, _, _ in path]
+    path = one.meta.path
+    sites = [step.loop for step in path]
     limited = len(path) == 2 and sites[0] == wanted.main and sites[1] in wanted.ranges
     if not wanted.jump:
         return False
-    if one.edge == START:
+    if one.edge == Edge.START:
         if len(path) == 1:
             return _index(one) in begins
         return limited and len(path) <= wanted.levels
@@ -147,17 +154,17 @@ def _reached(wanted: SegmentFile, sites: Sequence[str]) -> bool:
     return wanted.everywhere or any(may_hold(chain, sites) for chain in wanted.chains)
 
 
-def _in_range(wanted: SegmentFile, path: Sequence[Sequence[Any]], level: int) -> bool:
+def _in_range(wanted: SegmentFile, path: Sequence[LoopStep], level: int) -> bool:
     """Return True if the iteration of one loop of a path is wanted."""
-    if str(path[0][0]) != wanted.main or level > 1:
+    if path[0].loop != wanted.main or level > 1:
         return True
-    ranges = wanted.ranges.get(str(path[level][0]))
-    index = int(path[level][2])
+    ranges = wanted.ranges.get(path[level].loop)
+    index = path[level].iteration
     return ranges is None or any(first <= index < last for first, last in ranges)
 
 
 def _index(one: Checkpoint) -> int:
-    return int(one.meta["path"][0][2])
+    return one.meta.path[0].iteration
 
 
 _SMALL = ("roots", "skeleton", "anchors")
@@ -208,7 +215,7 @@ def segment_of(task: Task) -> Path | None:
 
 def home_of(project: Project) -> str:
     """Return what tells this store from one that stands at the same path elsewhere."""
-    about, here = project.store.stat(), identity(0)
+    about, here = project.store.stat(), process_identity(0)
     return f"{here['host']} {here['boot']} {about.st_dev} {about.st_ino}"
 
 
@@ -315,7 +322,7 @@ def _entry(path: Path) -> ShippedFile:
 
 
 def _outside(root: Path, run: Run) -> Iterator[str]:
-    inputs: dict[str, Any] = run.facts.get("end", {}).get("inputs", {})
+    inputs = run.end.inputs
     for path in inputs:
         now = run.now(path, str(root))
         if root not in Path(now).parents:
@@ -560,7 +567,7 @@ class Landing:
 
 def _holds(file: Path, oid: str) -> bool:
     try:
-        return content(file) == oid
+        return content_hash(file) == oid
     except OSError:
         return False
 

@@ -37,8 +37,8 @@ from rearview.model import (
     proof_of,
 )
 from rearview.model.plan import VARIABLE, ReplayFailure
-from rearview.store.files import caused_by_full_disk, make_folder
-from rearview.store.project import Project, publish
+from rearview.store.files import caused_by_full_disk, make_folder, publish
+from rearview.store.project import Project
 from rearview.store.recorded_inputs import environment_of
 from rearview.store.records import count_records
 from rearview.store.runs import Runs
@@ -154,8 +154,8 @@ class ReplayJobs:
         publish(file, msgspec.json.encode(segment_file), durable=False)
         control = Control(
             root=str(self.project.root),
-            target=str(run.facts.get("target", run.script)),
-            module=bool(run.facts.get("module")),
+            target=run.facts.target or run.script,
+            module=run.facts.module,
             args=arguments_of(run),
             segment=str(file),
             given=arg_values_of(run),
@@ -167,7 +167,7 @@ class ReplayJobs:
             control,
             environment_of(run, self.runs.folder(run.id), self.environment),
             tree / relative if inside else Path(run.cwd),
-            hash_seed=str(run.facts.get("hash_seed", "0")),
+            hash_seed=run.facts.hash_seed,
         )
         make_folder(command.folder)
         return Task(
@@ -178,16 +178,14 @@ class ReplayJobs:
             log=folder / "output.txt",
             report=folder / "report.json",
             seconds=segment.seconds,
-            threads=threads_of(
-                run.facts.get("threads", {}), run.facts.get("end", {}).get("surroundings", ())
-            ),
-            accelerators=seen_of(run.facts.get("hardware", {})),
+            threads=threads_of(run.facts.threads, run.end.surroundings),
+            accelerators=seen_of(run.facts.hardware),
             imports=imports,
             beside=command.folder if control.module else (tree / script_of(run, home)).parent,
         )
 
     def _make_tree(self, run: Run, version: str, tree: Path) -> None:
-        written = self.runs.made(run.id)
+        written = self.runs.created_paths(run.id)
         make_tree(self.project.root, self.versions, version, run.started, tree, written)
         keep_recorded_texts(self.versions, run.version, version, tree)
 
@@ -300,7 +298,7 @@ def _explain(error: str, log: str) -> str:
 
 def script_of(run: Run, home: str) -> str:
     """Return the path of a run's script in the project, whose folder was `home`."""
-    script = Path(run.cwd or home, str(run.facts.get("target", run.script)))
+    script = Path(run.cwd or home, run.facts.target or run.script)
     return os.path.relpath(os.path.realpath(script), os.path.realpath(home))
 
 

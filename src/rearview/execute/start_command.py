@@ -19,7 +19,7 @@ from rearview.config import Settings
 from rearview.errors import UsageError
 from rearview.model import Run
 from rearview.model.plan import LAUNCHER, VARIABLE, Control
-from rearview.model.secrets import filled
+from rearview.model.secrets import fill_secrets
 from rearview.store.project import FOLDER
 
 HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
@@ -65,7 +65,7 @@ def _lent_variables(control: Control, env: Mapping[str, str]) -> dict[str, str]:
 
 def arguments_of(run: Run, env: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     """Return the command-line arguments of a run; secrets that were not stored come from `env`."""
-    words, missing = filled(run.argv, env)
+    words, missing = fill_secrets(run.argv, env)
     if missing:
         raise _secret_needed(run, missing)
     return words
@@ -73,8 +73,8 @@ def arguments_of(run: Run, env: Mapping[str, str] = os.environ) -> tuple[str, ..
 
 def arg_values_of(run: Run, env: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the values of `--arg NAME=VALUE`; secrets that were not stored come from `env`."""
-    names = list(run.facts.get("given", {}))
-    words, missing = filled([f"{name}={run.facts['given'][name]}" for name in names], env)
+    names = list(run.facts.given)
+    words, missing = fill_secrets([f"{name}={run.facts.given[name]}" for name in names], env)
     if missing:
         raise _secret_needed(run, missing)
     return dict(zip(names, (word.partition("=")[2] for word in words), strict=True))

@@ -18,9 +18,9 @@ from typing import Any
 
 import msgspec
 
-from rearview.store.files import make_folder
-from rearview.store.machine import alive, identity
-from rearview.store.project import Project, publish
+from rearview.store.files import make_folder, publish
+from rearview.store.machine import is_alive, process_identity
+from rearview.store.project import Project
 
 READ_EVERY = 0.5
 """Seconds between reads of the requested number of workers."""
@@ -64,7 +64,7 @@ def running_backfills(project: Project) -> list[BackfillStatus]:
             status = msgspec.json.decode(file.read_bytes(), type=BackfillStatus)
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
             continue
-        if status.format == FORMAT and alive({**status.process, "heartbeat": HEARTBEAT}, file):
+        if status.format == FORMAT and is_alive({**status.process, "heartbeat": HEARTBEAT}, file):
             running.append(status)
         else:
             _remove(file)
@@ -143,7 +143,7 @@ class StatusFile:
             ended=ended,
             left=left,
             on=self.on,
-            process=identity(),
+            process=process_identity(),
         )
         # without a status file the backfill still runs; other terminals just do not see it
         with contextlib.suppress(OSError):

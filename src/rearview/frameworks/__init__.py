@@ -1,1 +1,1 @@
-"""Callbacks and bridges for training frameworks; each imports only the public face."""
+"""Callbacks for training frameworks; they use only the public API of Rearview."""

@@ -1,11 +1,11 @@
-"""A Keras 3 callback: logs to Rearview, and goes on after any interruption bit for bit.
+"""A Keras 3 callback: logs to Rearview, and resumes after any interruption bit for bit.
 
 ::
 
     model.fit(x, y, epochs=20, callbacks=[RearviewCallback("run.ckpt", checkpoint_every=100)])
 
-Start the same script again after a kill: it goes on after the batch of the last save. For the torch
-backend; the loops of the others cannot be entered in the middle.
+After a kill, start the same script again: it continues after the batch of the last save. Only for the torch
+backend; the loops of the other backends cannot be entered in the middle.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import rearview
 from rearview.frameworks.torch_state import (
     load,
     read_attributes,
-    read_chance,
     read_module,
+    read_random_state,
     save,
     scalars,
     write_attributes,
-    write_chance,
     write_module,
+    write_random_state,
 )
 
 __all__ = ["RearviewCallback"]
@@ -65,11 +65,11 @@ class RearviewCallback(keras.callbacks.Callback):
         self._logs: dict[str, float] = {}
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Look for a save; the epoch it lies in will be the first one."""
+        """Look for a save; its epoch will be the first one."""
         if self._file is None:
             return
         self._list = _callback_list()
-        # last, so that a save holds what the others make of the same batch
+        # last, so that a save includes what the other callbacks did with the same batch
         self._others = [one for one in self._list.callbacks if one is not self]
         self._list.callbacks = [*self._others, self]
         self._checkpointer = rearview.Checkpointer(self._file, save, load, **self._options)
@@ -79,7 +79,7 @@ class RearviewCallback(keras.callbacks.Callback):
             self._list.callbacks = [self]
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Note where the data begins; in the interrupted epoch, begin to skip."""
+        """Note where the data begins; in the interrupted epoch, start to skip batches."""
         self._epoch, self._done = epoch, 0
         if self._checkpointer is None:
             return
@@ -87,18 +87,18 @@ class RearviewCallback(keras.callbacks.Callback):
         if target is not None:
             self.model._initial_epoch = None  # noqa: SLF001
             self._first = target["first"]
-            write_chance(self._first)
+            write_random_state(self._first)
             if target["done"]:
                 self._train_function = self.model.train_function
                 self.model.train_function = lambda data: dict(target["logs"])  # noqa: ARG005
             else:
                 self._arrive(target)
             return
-        self._first = read_chance()
+        self._first = read_random_state()
         self._checkpointer.step(self._state)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Log, and save if that is due; or see whether the interrupted batch is reached."""
+        """Log, and save if due; or check whether the interrupted batch is reached."""
         self._done += 1
         if self._target is not None:
             if self._done == self._target["done"]:
@@ -111,11 +111,11 @@ class RearviewCallback(keras.callbacks.Callback):
             self._checkpointer.step(self._state)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Log what the epoch came to."""
+        """Log the metrics of the epoch."""
         rearview.log(scalars(logs or {}))
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Give the signals back."""
+        """Restore the signal handlers."""
         if self._checkpointer is not None:
             self._checkpointer.close()
             self._checkpointer = None
@@ -131,11 +131,11 @@ class RearviewCallback(keras.callbacks.Callback):
             "done": self._done,
             "logs": self._logs,
             "first": self._first,
-            "now": read_chance(),
+            "now": read_random_state(),
         }
 
     def _arrive(self, saved: dict[str, Any]) -> None:
-        """Be where the save was taken."""
+        """Restore the state of the save."""
         for variable, value in zip(_variables(self.model), saved["variables"], strict=True):
             variable.assign(value)
         write_module(self.model, saved["module"])
@@ -145,7 +145,7 @@ class RearviewCallback(keras.callbacks.Callback):
         self._logs = saved["logs"]
         self._list.callbacks = [*self._others, self]
         self._target = None
-        write_chance(saved["now"])
+        write_random_state(saved["now"])
 
 
 def _variables(model: Any) -> list[Any]:
@@ -160,7 +160,7 @@ def _variables(model: Any) -> list[Any]:
 
 
 def _callback_list() -> Any:
-    """Return the list that is calling us: Keras tells its callbacks nothing of each other."""
+    """Return the callback list that calls us: Keras does not pass it to callbacks."""
     frame = sys._getframe(1)  # noqa: SLF001
     while frame is not None:
         caller = frame.f_locals.get("self")

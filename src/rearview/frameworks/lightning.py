@@ -1,19 +1,15 @@
-"""A Lightning callback: logs to Rearview, and goes on after any interruption bit for bit.
-
-What `self.log` of a LightningModule has gathered since the epoch began.
-
-Lightning leaves this out of its own checkpoints, so the mean loss of an epoch that was interrupted
-would be the mean of what came after, and a scheduler that watches it would do something else.
-
-A Lightning callback: logs to Rearview, and goes on after any interruption bit for bit.
+"""A Lightning callback: logs to Rearview, and resumes after any interruption bit for bit.
 
 ::
 
     trainer = Trainer(callbacks=[RearviewCallback("run.ckpt", checkpoint_every="10min")])
     trainer.fit(model, loader)
 
-Start the same script again after a kill: it goes on where the last save was taken, between two
-batches, as if it had not stopped.
+After a kill, start the same script again: it continues between the two batches where the last save was made.
+
+Lightning's own checkpoints leave out the values that `self.log` has collected since the epoch began. The mean loss
+of an interrupted epoch would then be that of its last part, and a scheduler that watches it would act differently;
+so the callback saves them (`read_results`).
 """
 
 from __future__ import annotations
@@ -36,12 +32,12 @@ import rearview
 from rearview.frameworks.torch_state import (
     generators_of,
     load,
-    read_chance,
     read_module,
+    read_random_state,
     save,
     scalars,
-    write_chance,
     write_module,
+    write_random_state,
 )
 
 _VALUES = (
@@ -55,13 +51,13 @@ _VALUES = (
 
 
 def read_results(results: Any) -> list[dict[str, Any]]:
-    """Return the gathered values as plain data: no reference to the trainer goes with them."""
+    """Return the collected values as plain data, without references to the trainer."""
     found = []
     for key, metric in results.items():
         meta, sync = metric.meta, metric.meta.sync
         held = {name: getattr(metric, name) for name in _VALUES if hasattr(metric, name)}
         if not metric.is_tensor:
-            held.pop("value")  # a metric of the module, which is kept with it
+            held.pop("value")  # a metric of the module, which is saved with it
         found.append(
             {
                 "key": key,
@@ -75,7 +71,7 @@ def read_results(results: Any) -> list[dict[str, Any]]:
 
 
 def write_results(results: Any, saved: list[dict[str, Any]], trainer: Any) -> None:
-    """Put back what `read_results` returned."""
+    """Restore what `read_results` returned."""
     module = trainer.lightning_module
     results.clear()
     for one in saved:
@@ -93,8 +89,8 @@ __all__ = ["RearviewCallback"]
 
 _METRICS = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
 _PLACE = ("_first_loop_iter", "_current_fx")
-"""Without these the first batch after a restore is taken for the first of its epoch, and what was
-gathered before it is dropped from the epoch's means."""
+"""Without these, the first batch after a restore counts as the first of its epoch, and the values collected
+before it are missing from the epoch's means."""
 
 
 class RearviewCallback(Callback):
@@ -121,7 +117,7 @@ class RearviewCallback(Callback):
         self._fresh = True
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Look for a save, and take the place between two batches."""
+        """Look for a save, and hook in between two batches."""
         if stage != "fit" or self._file is None:
             return
         self._checkpointer = rearview.Checkpointer(self._file, save, load, **self._options)
@@ -138,11 +134,11 @@ class RearviewCallback(Callback):
         self._wrapped.append((owner, name))
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Give everything back."""
+        """Remove all hooks."""
         self._unwrap()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Give everything back."""
+        """Remove all hooks."""
         self._unwrap()
 
     def _unwrap(self) -> None:
@@ -153,20 +149,18 @@ class RearviewCallback(Callback):
             self._checkpointer.close()
             self._checkpointer = None
 
-    # between two batches
-
     def _noting(self, trainer: Any, real: Any) -> Callable[..., Any]:
-        """Note the random state in which the iterator over the data is made."""
+        """Note the random state in which the data iterator is created."""
 
         def run(*args: Any) -> Any:
-            before = read_chance(_generators(trainer))
+            before = read_random_state(_generators(trainer))
             fetcher, iterator = _fetching(trainer)
             result = real(*args)
             if _fetching(trainer) != (fetcher, iterator):
                 before.setdefault("generators", [])
                 if len(before["generators"]) != len(_generators(trainer)):
-                    # the loaders were made in there: they have not drawn yet
-                    before["generators"] = read_chance(_generators(trainer))["generators"]
+                    # the loaders were created in there and have not drawn yet
+                    before["generators"] = read_random_state(_generators(trainer))["generators"]
                 self._begun = before
             return result
 
@@ -182,7 +176,7 @@ class RearviewCallback(Callback):
                 saved = checkpointer.restore()
                 if saved is not None:
                     self._restore(trainer, saved, fetcher)
-            self._now = read_chance(generators)
+            self._now = read_random_state(generators)
             if trainer.fit_loop.epoch_loop.batch_progress.current.ready == 0:
                 self._first = self._now
             checkpointer.step(lambda: self._state(trainer))
@@ -212,9 +206,9 @@ class RearviewCallback(Callback):
         generators = _generators(trainer)
         for loader in loop._combined_loader.flattened:  # noqa: SLF001
             _set_sampler_epoch(loader, saved["epoch"])
-        write_chance(saved["begun"], generators)
+        write_random_state(saved["begun"], generators)
         iter(fetcher)
-        write_chance(saved["first"], generators)
+        write_random_state(saved["first"], generators)
         for _ in range(saved["batch"]):
             next(fetcher)
 
@@ -233,9 +227,7 @@ class RearviewCallback(Callback):
         write_module(trainer.lightning_module, saved["module"])
         trainer.should_stop = saved["should_stop"]
         self._begun, self._first = saved["begun"], saved["first"]
-        write_chance(saved["now"], generators)
-
-    # logging
+        write_random_state(saved["now"], generators)
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
@@ -247,17 +239,17 @@ class RearviewCallback(Callback):
             rearview.log({**place, **scalars({"loss": loss})})
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Log what the epoch came to."""
+        """Log the metrics of the epoch."""
         rearview.log(scalars(trainer.callback_metrics))
 
     def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Log what validation came to; the check before training is no validation."""
+        """Log the metrics of validation, except the sanity check before training."""
         if not trainer.sanity_checking:
             rearview.log(scalars(trainer.callback_metrics))
 
 
 def _unheard(signals: Any, real: Any) -> Callable[..., None]:
-    """Let a SIGTERM go on to other processes; Lightning itself would end at once, unsaved."""
+    """Pass SIGTERM on to other processes, but not to Lightning, which would exit without a save."""
 
     def run(*args: Any) -> None:
         real(*args)
@@ -272,13 +264,13 @@ def _generators(trainer: Any) -> list[Any]:
 
 
 def _fetching(trainer: Any) -> tuple[int, int]:
-    """Return what identifies the iterator over the data that is in use."""
+    """Return an identifier of the current data iterator."""
     combined = trainer.fit_loop._combined_loader  # noqa: SLF001
     return id(combined), id(getattr(combined, "_iterator", None))
 
 
 def _carry_on(loop: Any) -> None:
-    """Let a loop with loaded counts go on as if it had counted itself: nothing is restarted."""
+    """Mark a loop with loaded counts as running, so that Lightning does not restart it."""
     from lightning.pytorch.loops.loop import _Loop
 
     loop._restarting = loop._loaded_from_state_dict = False  # noqa: SLF001

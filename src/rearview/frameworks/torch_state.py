@@ -1,9 +1,4 @@
-"""What a torch module holds beyond its `state_dict`, and what an object holds that can be kept.
-
-Random state of a whole process, and of the generators that data loaders draw from.
-
-What a torch module holds beyond its `state_dict`, and what an object holds that can be kept.
-"""
+"""State of torch training that `state_dict` leaves out: random state, other buffers, gradients, attributes."""
 
 from __future__ import annotations
 
@@ -17,7 +12,7 @@ from typing import Any
 
 
 def generators_of(loaders: Iterable[Any]) -> list[Any]:
-    """Return the torch generators that loaders and their samplers hold, each once."""
+    """Return the torch generators of loaders and their samplers, each once."""
     found: list[Any] = []
     seen: set[int] = set()
     todo = list(loaders)
@@ -35,7 +30,7 @@ def generators_of(loaders: Iterable[Any]) -> list[Any]:
     return found
 
 
-def read_chance(generators: Iterable[Any] = ()) -> dict[str, Any]:
+def read_random_state(generators: Iterable[Any] = ()) -> dict[str, Any]:
     """Return the random state of Python, NumPy, torch, its accelerators and `generators`."""
     import torch
 
@@ -53,8 +48,8 @@ def read_chance(generators: Iterable[Any] = ()) -> dict[str, Any]:
     return state
 
 
-def write_chance(state: dict[str, Any], generators: Iterable[Any] = ()) -> None:
-    """Put back what `read_chance` returned."""
+def write_random_state(state: dict[str, Any], generators: Iterable[Any] = ()) -> None:
+    """Restore what `read_random_state` returned."""
     import torch
 
     random.setstate(state["python"])
@@ -72,11 +67,11 @@ def write_chance(state: dict[str, Any], generators: Iterable[Any] = ()) -> None:
 
 
 _COUNTED = ("_update_count", "_computed", "_forward_cache")
-"""What a metric of torchmetrics counts beside its state."""
+"""Counters of a torchmetrics metric outside its state."""
 
 
 def read_module(module: Any) -> dict[str, Any]:
-    """Return what no `state_dict` has: other buffers, gradients, modes, metrics under way."""
+    """Return what `state_dict` leaves out: other buffers, gradients, modes, unfinished metrics."""
     return {
         "buffers": dict(module.named_buffers()),
         "gradients": {n: p.grad for n, p in module.named_parameters() if p.grad is not None},
@@ -90,7 +85,7 @@ def read_module(module: Any) -> dict[str, Any]:
 
 
 def write_module(module: Any, state: Mapping[str, Any]) -> None:
-    """Put back what `read_module` returned, in place."""
+    """Restore what `read_module` returned, in place."""
     import torch
 
     with torch.no_grad():
@@ -106,7 +101,7 @@ def write_module(module: Any, state: Mapping[str, Any]) -> None:
 
 
 def read_attributes(obj: Any, leave: Collection[str] = ()) -> dict[str, bytes]:
-    """Return the attributes of an object that can be pickled; say which cannot."""
+    """Return the attributes of an object that can be pickled; warn about the others."""
     kept: dict[str, bytes] = {}
     for name, value in vars(obj).items():
         if name in leave:
@@ -130,14 +125,14 @@ def write_attributes(obj: Any, kept: Mapping[str, bytes]) -> None:
 
 
 def save(path: Path, state: Any) -> None:
-    """Write what `state()` returns: it is asked only when a save is due."""
+    """Write the result of `state()`, which is called only when a save is due."""
     import torch
 
     torch.save(state(), path)
 
 
 def load(path: Path) -> Any:
-    """Return what `save` wrote."""
+    """Return the state that `save` wrote."""
     import torch
 
     return torch.load(path, map_location="cpu", weights_only=False)

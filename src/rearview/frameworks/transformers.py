@@ -1,4 +1,4 @@
-"""A callback for the Hugging Face Trainer: logs, and goes on after any interruption bit for bit.
+"""A callback for the Hugging Face Trainer: logs, and resumes after any interruption bit for bit.
 
 ::
 
@@ -6,8 +6,8 @@
                       callbacks=[RearviewCallback("run.ckpt", checkpoint_every="10min")])
     trainer.train()
 
-Start the same script again after a kill, without `resume_from_checkpoint`: it goes on between the
-two optimizer steps where the last save was taken.
+After a kill, start the same script again, without `resume_from_checkpoint`: it continues between the two
+optimizer steps where the last save was made.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from rearview.frameworks.torch_state import (
     generators_of,
     load,
     read_attributes,
-    read_chance,
     read_module,
+    read_random_state,
     save,
     scalars,
     write_attributes,
-    write_chance,
     write_module,
+    write_random_state,
 )
 
 __all__ = ["RearviewCallback"]
@@ -66,7 +66,7 @@ class RearviewCallback(transformers.TrainerCallback):
         self._now: dict[str, Any] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Look for a save, and take the place between two steps."""
+        """Look for a save, and hook in between two steps."""
         if self._file is None:
             return
         trainer = self._trainer = _trainer()
@@ -88,7 +88,7 @@ class RearviewCallback(transformers.TrainerCallback):
         trainer.get_batch_samples = lambda *given: self._between(get_batches, *given)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Give everything back."""
+        """Remove all hooks."""
         if self._checkpointer is not None:
             self._checkpointer.close()
             self._checkpointer = None
@@ -103,13 +103,13 @@ class RearviewCallback(transformers.TrainerCallback):
         self._epoch, self._step = given["epoch"], 0
         target = self._target
         if target is None:
-            self._begun = read_chance(self._generators)
+            self._begun = read_random_state(self._generators)
             real(**given)
             return
         if given["epoch"] < target["epoch"]:
             return
         self._begun = target["begun"]
-        write_chance(self._begun, self._generators)
+        write_random_state(self._begun, self._generators)
         done = target["step"] * self._trainer.args.gradient_accumulation_steps
         if not done:
             real(**given)
@@ -136,7 +136,7 @@ class RearviewCallback(transformers.TrainerCallback):
             return real(batches, count, device)
         if self._target is not None:
             self._arrive(self._target, real, batches, device)
-        self._now = read_chance(self._generators)
+        self._now = read_random_state(self._generators)
         if not self._step:
             self._first = self._now
         checkpointer.step(self._state)
@@ -167,15 +167,15 @@ class RearviewCallback(transformers.TrainerCallback):
         }
 
     def _arrive(self, saved: dict[str, Any], real: Any, batches: Any, device: Any) -> None:
-        """Be where the save was taken."""
+        """Restore the state of the save."""
         trainer = self._trainer
         each = trainer.args.gradient_accumulation_steps
         self._step = saved["step"]
-        write_chance(saved["first"], self._generators)
+        write_random_state(saved["first"], self._generators)
         for step in range(self._step):
             if step == self._step - 1:
                 # the loader draws one batch ahead: the next one is drawn in this state
-                write_chance(saved["before"], self._generators)
+                write_random_state(saved["before"], self._generators)
             real(batches, each, device)
         trainer.model.load_state_dict(saved["model"])
         write_module(trainer.model, saved["module"])
@@ -192,11 +192,11 @@ class RearviewCallback(transformers.TrainerCallback):
         trainer.callback_handler.callbacks = [*self._others, self]
         self._first, self._before = saved["first"], saved["before"]
         self._target = None
-        write_chance(saved["now"], self._generators)
+        write_random_state(saved["now"], self._generators)
 
 
 def _trainer() -> Any:
-    """Return the Trainer that is calling us: its callbacks are not told which it is."""
+    """Return the Trainer that calls us: it does not pass itself to callbacks."""
     frame = sys._getframe(1)  # noqa: SLF001
     while frame is not None:
         caller = frame.f_locals.get("self")

@@ -1,14 +1,30 @@
 """The words: frozen values without I/O that every room speaks in."""
 
-from rearview.model.checkpoint import Checkpoint, Edge, MissingPart, ObjectRef, Part, Snapshot
+from rearview.model.checkpoint import (
+    Checkpoint,
+    CheckpointMeta,
+    Edge,
+    LoopStep,
+    MissingPart,
+    ObjectRef,
+    Part,
+    Snapshot,
+)
 from rearview.model.plan import Control, Operator, Plan, ReplayReport, Segment, SegmentFile
 from rearview.model.proof import Proof, Verdict, proof_of
-from rearview.model.run import Origin, Point, Record, Run, Status, Step
+from rearview.model.run import EXIT_PAUSED, Origin, Point, Record, Run, Status, Step
+from rearview.model.run_facts import Continuation, LoopTotals, MainLoop, RunEnd, RunStart
 
 __all__ = [
+    "EXIT_PAUSED",
     "Checkpoint",
+    "CheckpointMeta",
+    "Continuation",
     "Control",
     "Edge",
+    "LoopStep",
+    "LoopTotals",
+    "MainLoop",
     "MissingPart",
     "ObjectRef",
     "Operator",
@@ -20,6 +36,8 @@ __all__ = [
     "Record",
     "ReplayReport",
     "Run",
+    "RunEnd",
+    "RunStart",
     "Segment",
     "SegmentFile",
     "Snapshot",

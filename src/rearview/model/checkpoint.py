@@ -5,18 +5,46 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
+
+import msgspec
 
 from rearview.model.run import Point
 
 
 class Edge(StrEnum):
-    """Where a checkpoint was taken, relative to the loop that its point ends in."""
+    """On which side of its point a checkpoint was taken."""
 
     START = "start"
-    """Before the iteration that the point names."""
+    """Before the iteration that the point ends in."""
     END = "end"
-    """After the loop has ended; the point names the last iteration."""
+    """After the loop of that iteration has ended."""
+
+
+class LoopStep(NamedTuple):
+    """One loop around a checkpoint, as replay and resume find it again."""
+
+    loop: str
+    """Id of the loop."""
+    ordinal: int
+    """How often the loop was entered before, within the same iteration of the loop around it."""
+    iteration: int
+    """Counted from 0."""
+
+
+class CheckpointMeta(msgspec.Struct, frozen=True, kw_only=True):
+    """What replay and resume need to restore a checkpoint."""
+
+    path: tuple[LoopStep, ...] = ()
+    """Loops around it, outermost first; empty if it was not taken by the recorder."""
+    anchored: int = 0
+    """Iteration of the outermost loop at which the anchors were walked."""
+    records: int = 0
+    """Records that the run had written by then."""
+    seconds: float = 0.0
+    """Computing time of the run until then."""
+    outputs: dict[str, Any] = {}
+    """Files, folders and links that the run had made or removed by then (`runtime.sandbox.outputs`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +77,7 @@ class MissingPart:
 
 @dataclass(frozen=True, slots=True)
 class ObjectRef:
-    """Where the bytes of one part are: an object of its own, or a slice of a pack."""
+    """Where the bytes of one part are: in an object of its own, or in a slice of a pack."""
 
     oid: str
     """BLAKE3 hash of the content, hexadecimal."""
@@ -58,15 +86,15 @@ class ObjectRef:
     """Name of the pack that holds it, or None for an object file of its own."""
     offset: int = 0
     sum: str = field(default="", compare=False)
-    """XXH3-128 of the content, hexadecimal, where it is known: checked sooner than the name."""
+    """XXH3-128 of the content, hexadecimal, or empty; faster to check than `oid`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
     """Named bytes on their way into a checkpoint.
 
-    `same_as` is the reference under which the very same content was stored before; then `data`
-    is not looked at and nothing is written.
+    If `same_as` names where the same content was stored before, `data` is not read and nothing is
+    written.
     """
 
     key: str
@@ -90,8 +118,7 @@ class Snapshot:
     """Large memory by key: views of live memory, to be copied before the program changes it."""
     device: Mapping[str, Any] = field(default_factory=dict)
     """Tensors on accelerators by key; the writer copies them to the host."""
-    meta: dict[str, Any] = field(default_factory=dict)
-    """What restoring needs besides the state: JSON only."""
+    meta: CheckpointMeta = field(default_factory=CheckpointMeta)
     missing: tuple[MissingPart, ...] = ()
 
     @property
@@ -111,7 +138,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A published checkpoint: what it is of, and where its parts are."""
+    """A published checkpoint: where in which run it was taken, and where its parts are."""
 
     id: str
     run: str
@@ -123,13 +150,12 @@ class Checkpoint:
     complete: bool = True
     missing: tuple[MissingPart, ...] = ()
     """What could not be captured; empty if the checkpoint is complete."""
-    meta: dict[str, Any] = field(default_factory=dict)
-    """What the capturer needs to restore it: JSON only."""
+    meta: CheckpointMeta = field(default_factory=CheckpointMeta)
     time: float = 0.0
     stored: int = 0
     """Bytes that were new to the store when it was saved."""
     shrunk: int = 0
-    """Bytes by which compressing made that less."""
+    """Bytes saved by compressing."""
 
     @property
     def nbytes(self) -> int:

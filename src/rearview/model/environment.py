@@ -1,10 +1,10 @@
-"""The rule for environment variables: which are restored in a replay, which are of today, which are secret.
+"""Environment variables: which are restored in a replay, which stay as they are now, which are secret.
 
 Three classes, decided by name and, for credentials, also by value:
 
-- *secret*: credentials. Their values are never stored; a run only remembers that it read one.
-- *today*: where this machine has its software, its folders and this user's session. A replay takes
-  them from the environment that it is started in, and names those that differ.
+- *secret*: credentials. Their values are never stored; a run only records that it read one.
+- *today*: paths of software and folders on this machine, and the session of this user. A replay takes
+  them from its own environment, and reports those that differ.
 - *restored*: all others. A replay starts with the value that the run started with.
 
 >>> class_of("HF_TOKEN"), class_of("PATH"), class_of("SEED")
@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 
-class Class(StrEnum):
-    """What becomes of a variable."""
+class VariableClass(StrEnum):
+    """How a replay treats a variable."""
 
     RESTORED = "restored"
     TODAY = "today"
@@ -34,9 +34,9 @@ SECRET_WORDS = frozenset(
         *("COOKIE", "COOKIES", "BEARER", "JWT", "DSN", "SAS", "NETRC", "PWD", "PIN", "OAUTH"),
     }
 )
-"""A variable is secret if one of the words of its name is among these: `WANDB_API_KEY`, `authToken`."""
+"""A variable is secret if its name contains one of these words: `WANDB_API_KEY`, `authToken`."""
 _SECRET_ENDS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "APIKEY", "CREDENTIALS")
-"""Words may be run together: `GITHUBTOKEN`."""
+"""Ends of names without separators: `GITHUBTOKEN`."""
 _SECRET_PHRASES = ("CONNECTION_STRING", "CONN_STR")
 _SECRET_VALUE = re.compile(
     r"""
@@ -53,8 +53,8 @@ _SECRET_VALUE = re.compile(
     """,
     re.VERBOSE,
 )
-"""Values that are credentials whatever their variable is called: tokens of known services, private
-keys, addresses with a password."""
+"""Values that are credentials whatever the name of the variable: tokens of known services, private keys,
+addresses with a password."""
 
 SESSION = frozenset(
     {
@@ -68,14 +68,14 @@ SESSION = frozenset(
         *("GLIBC_TUNABLES", "PYTHONHASHSEED"),  # which `rearview run` chooses
     }
 )
-"""The terminal, display and login session: never stored, never named as a difference."""
+"""The terminal, display and login session: never stored, never reported as a difference."""
 SESSION_PREFIXES = (
     *("REARVIEW_", "TERM_", "SSH_", "DBUS_", "XDG_", "TMUX", "VSCODE_", "BASH_FUNC_", "WSL_"),
     *("VTE_", "KITTY_", "ITERM_", "GNOME_", "KDE_", "MALLOC_"),
     *("COV_CORE_", "COVERAGE_", "PYTEST_", "JPY_"),
 )
 
-PLACES = frozenset(
+MACHINE = frozenset(
     {
         *("PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "LIBRARY_PATH", "CPATH", "C_INCLUDE_PATH"),
         *("CPLUS_INCLUDE_PATH", "PKG_CONFIG_PATH", "CMAKE_PREFIX_PATH", "MANPATH", "INFOPATH"),
@@ -101,10 +101,10 @@ PLACES = frozenset(
         *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
     }
 )
-"""Where this machine has its software, folders and devices, and who uses it: of today, and named if
-the program read them and they differ."""
-PLACE_PREFIXES = ("DYLD_", "CONDA", "_CE_", "_CONDOR_", "PYENV_", "UV_", "PIP_", "LMOD_", "RAY_")
-PLACE_ENDS = ("_TMPDIR", "_TMP_DIR", "_TEMP_DIR", "_SCRATCH_DIR")
+"""Software, folders, devices and user of this machine: taken from today's environment, and reported if the
+program read them and they differ."""
+MACHINE_PREFIXES = ("DYLD_", "CONDA", "_CE_", "_CONDOR_", "PYENV_", "UV_", "PIP_", "LMOD_", "RAY_")
+MACHINE_ENDS = ("_TMPDIR", "_TMP_DIR", "_TEMP_DIR", "_SCRATCH_DIR")
 
 JOB_NAMES = frozenset(
     {
@@ -117,8 +117,8 @@ JOB_PREFIXES = (
     *("SLURM_", "SLURMD_", "PBS_", "LSB_", "LSF_", "SGE_", "COBALT_", "FLUX_", "JSM_"),
     *("OMPI_", "PMI_", "PMIX_", "MPI_", "MV2_", "TORCHELASTIC_"),
 )
-"""Which part of which batch job a process is. A replay restores them; a resumed run that is itself part
-of a batch job is part of that one."""
+"""The batch job of a process and its part of it. A replay restores them; a resumed run inside a batch job
+keeps those of its own job."""
 
 LIBRARY_PREFIXES = (
     *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "BLIS_", "VECLIB_", "NUMEXPR_", "GOTO_"),
@@ -132,14 +132,14 @@ LIBRARY_PREFIXES = (
     *("WANDB_", "MLFLOW_", "COMET_", "NEPTUNE_", "CLEARML_", "PYTHON", "LC_", *JOB_PREFIXES),
 )
 LIBRARY_NAMES = frozenset({"LANG", "LANGUAGE", "TZ", "SOURCE_DATE_EPOCH", *JOB_NAMES})
-"""Libraries read these in C, where nobody sees it: a run is taken to have read them all."""
+"""Libraries read these in C, where Rearview does not see it: a run counts as having read all of them."""
 
 SET_IN_REPLAYS = frozenset(
     {"WANDB_SILENT", "MLFLOW_TRACKING_URI", "MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING"}
 )
 """Variables by which a replay silences trackers."""
 _LONG = 60
-"""Characters of a value above which it is not shown."""
+"""Values with more characters are not shown."""
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 
 
@@ -163,7 +163,7 @@ def is_secret_name(name: str) -> bool:
 
 
 def is_secret_value(value: str) -> bool:
-    """Return True if a text contains what can only be a credential.
+    """Return True if a text contains something that can only be a credential.
 
     >>> is_secret_value("postgres://me:hunter2@db/runs"), is_secret_value("https://db/runs")
     (True, False)
@@ -171,21 +171,21 @@ def is_secret_value(value: str) -> bool:
     return _SECRET_VALUE.search(value) is not None
 
 
-def class_of(name: str, value: str | None = None) -> Class:
-    """Return what becomes of a variable; without a value, by its name alone."""
+def class_of(name: str, value: str | None = None) -> VariableClass:
+    """Return the class of a variable; without a value, by its name alone."""
     if is_of_session(name):
-        return Class.TODAY
+        return VariableClass.TODAY
     if is_secret_name(name) or (value is not None and is_secret_value(value)):
-        return Class.SECRET
+        return VariableClass.SECRET
     upper = name.upper()  # proxies are spelled in both ways
-    if upper in PLACES or upper.startswith(PLACE_PREFIXES) or upper.endswith(PLACE_ENDS):
-        return Class.TODAY
-    return Class.RESTORED
+    if upper in MACHINE or upper.startswith(MACHINE_PREFIXES) or upper.endswith(MACHINE_ENDS):
+        return VariableClass.TODAY
+    return VariableClass.RESTORED
 
 
 def is_restored(name: str) -> bool:
     """Return True if a replay starts with the value that this variable had."""
-    return class_of(name) is Class.RESTORED
+    return class_of(name) is VariableClass.RESTORED
 
 
 def is_of_session(name: str) -> bool:
@@ -209,35 +209,35 @@ def is_read_by_libraries(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What a run read of its environment, as that was when the run started."""
+    """The environment variables that a run read, with their values at its start."""
 
     values: Mapping[str, str | None] = field(default_factory=dict)
     """By name; None: not set."""
     secrets: Mapping[str, bool] = field(default_factory=dict)
-    """Credentials that it read: whether they were set."""
+    """Credentials that it read: whether each was set."""
     whole: bool = False
-    """It read all there was: copied it, or started a process that inherits it."""
+    """Whether it read the whole environment: copied it, or started a process that inherits it."""
 
     def restored(self, now: Mapping[str, str], *, resumes: bool = False) -> dict[str, str]:
-        """Return the environment to start a replay with, or a resumed run, where it is now `now`.
+        """Return the environment for a replay or a resumed run; `now` is the current one.
 
         >>> then = Environment({"SEED": "7", "DEBUG": None})
         >>> then.restored({"SEED": "1", "DEBUG": "1", "HOME": "/root"})
         {'SEED': '7', 'HOME': '/root'}
         """
-        found = dict(now)
+        environment = dict(now)
         for name in {*self.values, *self.secrets, *now}:
             if self._stays(name, now, resumes=resumes):
                 continue
             value = self.values.get(name)
             if value is not None:
-                found[name] = value
+                environment[name] = value
             elif self._was_unset(name):
-                found.pop(name, None)
-        return found
+                environment.pop(name, None)
+        return environment
 
     def differences(self, now: Mapping[str, str], *, resumes: bool = False) -> list[str]:
-        """Return which variables that the run read differ now and are not restored, a phrase each.
+        """Return a phrase for each variable that the run read, that differs now and is not restored.
 
         >>> Environment({"HOME": "/root"}, {"HF_TOKEN": True}).differences({"HOME": "/home/me"})
         ['HOME was /root, is /home/me', 'HF_TOKEN was set and its value is not stored']
@@ -254,8 +254,8 @@ class Environment:
         return found
 
     def _stays(self, name: str, now: Mapping[str, str], *, resumes: bool) -> bool:
-        """Return True for a variable that is left as it is now."""
-        if class_of(name) is Class.TODAY:
+        """Return True for a variable that keeps its current value."""
+        if class_of(name) is VariableClass.TODAY:
             return True
         return resumes and is_of_job(name) and any(is_of_job(other) for other in now)
 
@@ -264,7 +264,9 @@ class Environment:
             return self.values[name] is None
         if name in self.secrets:
             return not self.secrets[name]
-        return (self.whole or is_read_by_libraries(name)) and class_of(name) is Class.RESTORED
+        return (self.whole or is_read_by_libraries(name)) and class_of(
+            name
+        ) is VariableClass.RESTORED
 
 
 def _phrase(name: str, then: str | None, now: str | None) -> str:

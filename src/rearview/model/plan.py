@@ -1,10 +1,7 @@
-"""What a process that runs the user's program is told, and what a replay tells back.
+"""Plans, and the messages to and from a process that runs the user's program.
 
-What has to run again, in which order, at what cost.
-
-What a process that runs the user's program is told, and what a replay tells back.
-
-These cross a process border as JSON: recording and executing meet here and nowhere else.
+A plan is ordered segments with their cost. The messages (`Control`, `SegmentFile`, `ReplayReport` and those of the
+fork server) cross a process border as JSON: `runtime` and `execute` meet here and nowhere else.
 """
 
 from __future__ import annotations
@@ -18,14 +15,14 @@ import msgspec
 
 
 class Operator(StrEnum):
-    """How a segment replays, by where its probes stand."""
+    """How a segment replays, by where its probes are."""
 
     SETUP = "setup"
     """Before the main loop: run the set-up, stop at the loop."""
     OUTER = "DP"
     """In the outer loop: skip the inner work, restore each iteration."""
     AFTER = "DP*"
-    """After the loop: restore its last checkpoint, run on."""
+    """After the loop: restore its last checkpoint, continue."""
     INNER = "DPi"
     """In an inner loop: run chosen iterations from the nearest checkpoint."""
     FULL = "full"
@@ -34,7 +31,7 @@ class Operator(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A stretch of one run to run again, in one process.
+    """A part of one run to run again, in one process.
 
     Iterations `first <= i < last` of the outermost loop `loop` are wanted, or those listed in
     `only`; `start` names the checkpoint to begin from (None: from the start of the program).
@@ -50,32 +47,31 @@ class Segment:
     start: str | None = None
     names: tuple[str, ...] = ()
     seconds: float = 0.0
-    """Predicted."""
+    """Predicted seconds."""
     low: float = 0.0
     high: float = 0.0
     only: tuple[int, ...] | None = None
-    """Wanted iterations when there are gaps between them."""
+    """Wanted iterations, if there are gaps between them."""
     inner: tuple[tuple[str, int, int | None], ...] = ()
-    """(loop, first, last): iterations of inner loops that are wanted; the rest only if they come
-    before."""
+    """(loop, first, last): wanted iterations of inner loops; earlier ones run only to reach them."""
     restores: tuple[tuple[int, str], ...] = ()
-    """(iteration of `loop`, checkpoint to restore there) in order, the start included; between
-    them the segment runs on."""
+    """(iteration of `loop`, checkpoint to restore there), in order, including the start; in between the
+    segment computes."""
     tail: bool = False
-    """What follows the loop is wanted too."""
+    """Whether values after the loop are wanted as well."""
     priority: float = 0.0
-    """Smaller comes first."""
+    """Segments with smaller values run first."""
     nbytes: int = 0
     """Bytes of checkpoints to read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Ordered segments with their cost and what is refused, with reasons."""
+    """Ordered segments with their cost, and refused runs with reasons."""
 
     segments: tuple[Segment, ...] = ()
     refusals: tuple[tuple[str, str], ...] = field(default=())
-    """(run, reason) for every run that cannot be answered."""
+    """(run, reason) of every run that cannot be replayed."""
 
     @property
     def seconds(self) -> float:
@@ -84,13 +80,13 @@ class Plan:
 
 
 VARIABLE = "REARVIEW_CONTROL"
-"""Environment variable that holds a `Control`; the program's own command line stays its own."""
+"""Environment variable that holds a `Control`, so that the command line stays the program's own."""
 LAUNCHER = f"{__file__.removesuffix('model/plan.py')}runtime/process/start.py"
-"""File that a process which reads it is started with."""
+"""Python file that starts a process which reads a `Control`."""
 
 
 class Control(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What `rearview run` and the executors tell the process they start."""
+    """Start message from `rearview run` or an executor to the process it starts."""
 
     root: str
     target: str
@@ -98,74 +94,74 @@ class Control(msgspec.Struct, frozen=True, omit_defaults=True):
     module: bool = False
     args: tuple[str, ...] = ()
     segment: str | None = None
-    """File that says what to replay; None records."""
+    """Path of the segment file to replay; None: record."""
     resume: str | None = None
-    """Run to continue; None starts a new one."""
+    """Run to resume; None: start a new one."""
     source: str | None = None
-    """Version to continue it with, where that is not the one it ran; None: the one it ran."""
+    """Version to resume it with; None: the one it ran."""
     depth: int | None = None
-    """Loops deep that the checkpoint to continue from may lie; None: any, 0: start over."""
+    """Most loops around the checkpoint to resume from; None: any number, 0: start over."""
     afresh: bool = False
-    """Whether the set-up of a run that continues finds no file that the run has made."""
+    """Whether to hide the files that the run has created from the set-up of the resumed run."""
     run: str | None = None
-    """Id that a new run gets, reserved by whoever starts it; None lets it choose."""
+    """Reserved id of the new run; None: choose one."""
     signals: tuple[int, ...] = ()
-    """Signals at which to save at the next boundary and leave with exit code 85."""
+    """Signals after which to save at the next boundary and exit with `EXIT_PAUSED`."""
     exit_every: float | None = None
-    """Seconds after which to do so without being asked, for batch systems that take files then."""
+    """Seconds after which to do so without a signal, for batch systems that transfer files then."""
     remote: str | None = None
-    """Where what was saved is brought then, for another machine to go on from."""
+    """Remote to which the run is pushed, so that another machine can resume it."""
     settings: dict[str, Any] = {}
     given: dict[str, str] = {}
     """Values for `rearview.arg`, by name."""
     lent: dict[str, str] = {}
-    """Environment variables for the start of the process alone: the program does not see them."""
-    nursery: Nursery | None = None
-    """Be a process that segments are forked from; the rest is told to each of them."""
+    """Environment variables for the start of the process that the program does not see."""
+    fork_server: ForkServerStart | None = None
+    """Set for a fork server; each forked segment gets a `Control` of its own."""
     cells: bool = False
     """Whether a script is cut into cells, which its points begin with."""
     kernel: str | None = None
     """Connection file of the front end that sends the cells of a notebook; None: they are run in order."""
 
 
-class Nursery(msgspec.Struct, frozen=True):
-    """What a process is told that segments are forked from."""
+class ForkServerStart(msgspec.Struct, frozen=True):
+    """Start message for the fork server."""
 
     channel: int
-    """Descriptor by which it is asked; when that ends, so does the process."""
+    """Descriptor of its socket; the fork server exits when the socket closes."""
     imports: tuple[str, ...]
-    """Statements with which the programs of all these segments begin."""
+    """Import statements at the start of all programs to fork."""
     left_out: str = ""
-    """Why there are no more of them, where there were: after those nothing can be forked from it."""
+    """Why later imports are left out: a process that has done them cannot be forked."""
     tried: float = 0.0
-    """Seconds that it took to find that out."""
+    """Seconds that an attempt to import them took."""
 
 
-class Ready(msgspec.Struct, frozen=True):
-    """What it says when it has imported them."""
+class ForkServerReady(msgspec.Struct, frozen=True):
+    """Answer of the fork server after its imports."""
 
     seconds: float
-    """How long that took, from its start on."""
+    """Seconds since its start."""
     left_out: str = ""
-    """Why some were left out; empty: none were."""
+    """Why some imports were left out; empty if none were."""
 
 
-class Birth(msgspec.Struct, frozen=True, tag=True):
-    """Asks it for one segment; the answer is the number of the new process."""
+class SpawnRequest(msgspec.Struct, frozen=True, tag=True):
+    """Asks the fork server for a process that runs one segment; the answer is its pid."""
 
     environment: dict[str, str]
     folder: str
     log: str
     beside: str
-    """Folder in which the program's own modules are looked for."""
+    """Folder of the program's own modules (`sys.path[0]`)."""
     cores: tuple[int, ...] = ()
-    """Processors that it may use; empty: all."""
+    """Cores that it may use; empty: all."""
     waited: float = 0.0
-    """Seconds that it had to wait for the imports."""
+    """Seconds that it waited for the imports."""
 
 
-class Death(msgspec.Struct, frozen=True, tag=True):
-    """Asks how a segment that has ended did so; the answer is its exit code."""
+class ReapRequest(msgspec.Struct, frozen=True, tag=True):
+    """Asks the fork server for the exit code of a process that has ended."""
 
     pid: int
 
@@ -175,46 +171,46 @@ AGAIN = "again.json"
 DEEPEST = 8
 """Loops on a stack beyond which recursion is not followed in the text of a program."""
 TEXTS = "recorded"
-"""Folder beside a replay's tree: the text of probed files as it was recorded."""
+"""Folder next to a replay's work tree: the recorded text of probed files."""
 
 
 class SegmentFile(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The segment file: what to replay, and where its results go."""
+    """The segment file: what to replay, and where to write the results."""
 
     run: str
     replay: str
     report: str
-    """File to publish the report at."""
+    """Path of the report."""
     tree: str = ""
-    """Folder that the replay runs in, laid out like the project."""
+    """Work tree of the replay, laid out like the project."""
     names: tuple[str, ...] = ()
     chains: list[list[str]] = []
     """Stacks of loops (site ids), outermost first, that probes may run in."""
     everywhere: bool = False
-    """A probe may be reached from any loop: none is skipped where something is wanted."""
+    """Whether a probe may be reached from any loop, so that no wanted iteration skips one."""
     jump: bool = True
-    """Begin from checkpoints; False runs from the start, and only compares with them."""
+    """Whether to start from checkpoints; False: run from the start and only compare with them."""
     levels: int = 99
-    """Loops, counted from the outermost, that may be entered in the middle."""
+    """How many loops, from the outermost, may be entered in the middle."""
     main: str = ""
-    """Outermost loop (site id) that is divided among segments; empty: none is."""
+    """Outermost loop (id) that is divided among segments; empty: none."""
     ranges: dict[str, list[tuple[int, int]]] = {}
-    """Iterations wanted of the main loop, and of loops directly inside it, by site id; a loop that
-    is not here is wanted whole."""
+    """Wanted iterations of the main loop and of loops directly inside it, by id; all iterations of loops that
+    are not listed."""
     spans: dict[str, dict[int, tuple[int, int]]] = {}
-    """Of inner loops by site id and iteration of the main one: no more than these."""
+    """By id of an inner loop and iteration of the main one: wanted iterations of the inner loop."""
     owed: dict[str, int] = {}
-    """By loop (site id): iterations in which something wanted is logged, as the run counted them."""
+    """By id of a loop: how many iterations the run counted in which a wanted value is logged."""
     after: bool = False
-    """Something is wanted after the outermost loops too."""
+    """Whether values after the outermost loops are wanted as well."""
     head: bool = True
-    """Values logged before the loop that is divided among segments are this one's to write."""
+    """Whether this segment writes the values logged before the divided loop."""
     tail: bool = True
-    """So are those logged after it."""
+    """Whether this segment writes the values logged after it."""
     until: str | None = None
-    """Loop (site id) at whose entry to stop: all that is wanted stands before it."""
+    """Loop (id) at whose entry to stop: everything wanted is before it."""
     probes: dict[str, list[tuple[int, int, list[str]]]] = {}
-    """By file: line and column of each probe, and the live generators it draws from."""
+    """By file: line and column of each probe, and the generators of the program that it draws from."""
     ids: dict[str, dict[int, str]] = {}
     """Ids that loops had in the recorded version, by file and line."""
 
@@ -222,9 +218,8 @@ class SegmentFile(msgspec.Struct, frozen=True, omit_defaults=True):
 def may_hold(chain: Sequence[str], sites: Iterable[str]) -> bool:
     """Return True if a probe in the loops `chain` may be reached from inside the loops `sites`.
 
-    A loop of the chain may be missing: short loops are not always watched. Loops of libraries, and
-    those that probes bring along, stand in no chain; beyond a chain as long as recursion is followed
-    any loop may stand.
+    A loop of the chain may be missing, because short loops are not always watched. Loops of libraries and
+    of probes are in no chain. A chain of `DEEPEST` loops may continue with any loop.
 
     >>> may_hold(["t.py:f:0:epoch", "t.py:f:1:step"], ["t.py:f:0:epoch"])
     True
@@ -232,11 +227,11 @@ def may_hold(chain: Sequence[str], sites: Iterable[str]) -> bool:
     False
     """
     rest = iter(chain)
-    held = all(site in rest for site in sites if not _chainless(site))
+    held = all(site in rest for site in sites if not _is_in_no_chain(site))
     return held or len(chain) >= DEEPEST
 
 
-def _chainless(site: str) -> bool:
+def _is_in_no_chain(site: str) -> bool:
     if site.count(":") < 3:
         return False
     path, _, rest = site.partition(":")
@@ -253,31 +248,31 @@ class ReplayFailure(StrEnum):
 
 
 class ReplayReport(msgspec.Struct, omit_defaults=True):
-    """What a replay did and whether it was exact."""
+    """What a replay did, and whether it was exact."""
 
     states: int = 0
-    """Recorded checkpoints that the replayed state was equal to."""
+    """How many recorded checkpoints the replayed state was equal to."""
     repeated: int = 0
-    """Recorded values that were logged again, equal."""
+    """How many recorded values were logged again, equal."""
     restored: int = 0
     skipped: int = 0
     """Loops that were skipped and restored."""
     iterations: int = 0
     """Iterations of outermost loops that were executed."""
     open: int = 0
-    """Stretches that were executed and ended with nothing recorded to compare them with."""
+    """How many executed parts ended with nothing recorded to compare them with."""
     written: int = 0
     """New records."""
     lacking: list[str] = msgspec.field(default_factory=list)
-    """Loops that went round less often than in the run, in words: values are missing."""
+    """Loops that had fewer iterations than in the run, in words: values are missing."""
     retry: bool = False
-    """A checkpoint could not be restored: only a run from the start will tell."""
+    """Whether a checkpoint could not be restored, so that only a replay from the start can decide."""
     difference: str | None = None
     """The first variable that differed, and where."""
     differing: list[str] = msgspec.field(default_factory=list)
-    """Names of recorded values that came out differently."""
+    """Names of recorded values that differed."""
     surroundings: list[str] = msgspec.field(default_factory=list)
-    """What the program stands on and is not as it was: versions of libraries, thread counts."""
+    """Differences of library versions and thread counts, one phrase each."""
     error: str | None = None
     failure: ReplayFailure | None = None
     """What kind of error it is; None: no error, or one of another kind."""
@@ -285,16 +280,16 @@ class ReplayReport(msgspec.Struct, omit_defaults=True):
     restoring: float = 0.0
     setup: float = 0.0
     spared: float = 0.0
-    """Seconds that it would have taken longer, had its start not been shared."""
+    """Seconds saved by sharing its start with other segments."""
     finished: bool = False
-    """The segment was replayed to its end."""
+    """Whether the segment was replayed to its end."""
 
     @property
     def proved(self) -> bool:
-        """Whether all that could be compared was equal, and something was.
+        """Whether everything that could be compared was equal, and something was compared.
 
-        A replay that only restored states and ran what lies between has compared nothing, and
-        starts from what was recorded itself.
+        A replay that only restored states, without computing up to an open end, starts from recorded
+        states and counts as proved as well.
         """
         compared = self.states + self.repeated > 0
         checked = compared or (self.restored > 0 and not self.open)
@@ -303,7 +298,7 @@ class ReplayReport(msgspec.Struct, omit_defaults=True):
 
     @property
     def uncompared(self) -> bool:
-        """Whether all went well and the run left nothing behind to compare it with.
+        """Whether it ended without an error or difference, and the run recorded nothing to compare with.
 
         >>> ReplayReport(finished=True).uncompared, ReplayReport(finished=True, difference="w").uncompared
         (True, False)

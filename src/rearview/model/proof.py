@@ -1,6 +1,6 @@
-"""How far the values of a replay can be trusted: the one place that decides it.
+"""Decide how far the values of a replay can be trusted.
 
-`replay`, `backfill`, `show`, `table` and SQL all tell what these functions return.
+`replay`, `backfill`, `show`, `table` and SQL all report the result of these functions.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from rearview.model.wording import in_words
 
 
 class Verdict(StrEnum):
-    """What is known of one replay, or of all replays of a run."""
+    """Result of comparing one replay, or all replays of a run, with the recording."""
 
     EXACT = "exact"
-    """What was compared with the recording was equal to it."""
+    """Everything that was compared with the recording was equal."""
     UNPROVED = "unproved"
-    """It ended well, and the run had recorded nothing to compare it with."""
+    """It ended without an error, and the run recorded nothing to compare with."""
     INCOMPLETE = "incomplete"
     """It was interrupted, failed, or has not ended yet."""
     INEXACT = "not exact"
     """It differed from the recording."""
     REDONE = "redone"
-    """A second try, from the start of the run, stands in for it."""
+    """A second try, from the start of the run, replaces it."""
 
 
 ORIGINS = {
@@ -36,12 +36,12 @@ ORIGINS = {
     Verdict.REDONE: Origin.REDONE,
     Verdict.INEXACT: Origin.INEXACT,
 }
-"""What the values of a replay are called. Of two values of one cell, tables show that of the verdict
-that comes first here."""
+"""Origin of the values of a replay, by its verdict. If a cell has two values, tables show the one whose
+verdict comes first here."""
 TRUSTED = frozenset({Origin.RECORDED, Origin.REPLAYED})
 """Origins of values that tables show without a mark."""
 WITHHELD = frozenset({Origin.REDONE, Origin.INEXACT})
-"""Origins of values that tables show only if they are asked to."""
+"""Origins of values that tables show only on request."""
 _WORST = (Verdict.INEXACT, Verdict.INCOMPLETE, Verdict.UNPROVED, Verdict.EXACT)
 _REST = "; after the last of them there was nothing to compare with"
 
@@ -59,7 +59,7 @@ class Proof:
 
     @property
     def origin(self) -> Origin:
-        """What the values of the replay are called."""
+        """Origin of the values of the replay."""
         return ORIGINS[self.verdict]
 
     def __str__(self) -> str:
@@ -69,10 +69,10 @@ class Proof:
 def proof_of(
     report: ReplayReport | None, *, proved: bool | None = None, redone: bool = False
 ) -> Proof:
-    """Return what is known of one replay.
+    """Return the proof of one replay.
 
-    `report` is what it left, None if that is lost; `proved` what was kept of it then (None: it has
-    not ended). A replay that was `redone` counts no more, whatever it found.
+    `report` is its report, None if that is lost; `proved` is the stored verdict (None: it has not ended). A
+    replay that was `redone` does not count, whatever its result.
 
     >>> print(proof_of(ReplayReport(finished=True, states=2)))
     exact: 0 states restored, 2 states and 0 recorded values equal
@@ -111,7 +111,7 @@ def _own(report: ReplayReport | None, proved: bool | None) -> Proof:
 
 
 def compared(reports: Iterable[ReplayReport]) -> str:
-    """Return how much replays restored and compared, in words."""
+    """Return in words how much replays restored and compared."""
     reports = list(reports)
     restored, states, repeated = (
         sum(getattr(report, name) for report in reports)
@@ -123,9 +123,9 @@ def compared(reports: Iterable[ReplayReport]) -> str:
 
 
 def worst(proofs: Iterable[Proof]) -> Proof | None:
-    """Return the proof that decides for all of these: the first of the worst verdict.
+    """Return the proof that decides for all of them: the first with the worst verdict.
 
-    A replay that was redone does not count: the one that stands in for it does.
+    A replay that was redone does not count; the one that replaces it does.
 
     >>> print(worst([Proof(Verdict.EXACT), Proof(Verdict.REDONE, "x"), Proof(Verdict.UNPROVED)]))
     unproved

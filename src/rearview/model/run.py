@@ -1,19 +1,17 @@
-"""One execution of a version.
-
-Where in a run: a stack of loop iterations, outermost first.
-
-One logged value at a point.
-
-One execution of a version.
-"""
+"""A run, the points in it, and the records it leaves at them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from html import escape
 from typing import Any
 
+from rearview.model.run_facts import Continuation, RunEnd, RunStart
+
+EXIT_PAUSED = 85
+"""Exit code of a process that has saved its state and asks to be started again."""
 Value = int | str | float | None
 EXIT_PAUSED = 85
 """Exit code of a program that has saved its state and is to be started again."""
@@ -143,7 +141,7 @@ class Status(StrEnum):
     FAILED = "failed"
     """Ended with an exception or a non-zero exit code."""
     PAUSED = "paused"
-    """Ended with exit code 85: saved, to be continued."""
+    """Ended with `EXIT_PAUSED`: saved, to be continued."""
     DEAD = "dead"
     """Its process is gone and it never said how it ended."""
 
@@ -164,13 +162,23 @@ class Run:
     exit_code: int | None = None
     host: str = ""
     pid: int = 0
+    heartbeat: float = 10.0
+    """Seconds between its signs of life."""
     cwd: str = ""
     parent: str | None = None
     """The run this one replays or resumes, if any."""
     args: dict[str, Any] = field(default_factory=dict)
     """Hyper-parameters."""
-    facts: dict[str, Any] = field(default_factory=dict)
-    """Entropy and environment, as `runtime.entropy` wrote them."""
+    facts: RunStart = field(default_factory=RunStart)
+    """How it was started."""
+    end: RunEnd = field(default_factory=RunEnd)
+    """What it measured; defaults if it has not ended, or was resumed since (`ended` is None)."""
+    attempts: int = 0
+    """How often it was resumed."""
+    continued: tuple[Continuation, ...] = ()
+    """Where it was resumed with a mended source, in order."""
+    damaged: str = ""
+    """What is wrong with its files; empty if they can be read."""
     name: str = ""
     """What the user called it later; empty if nothing."""
     tags: tuple[str, ...] = ()
@@ -184,25 +192,44 @@ class Run:
         name = f" {self.name!r}" if self.name else ""
         return f"<Run {self.id}{name}: {command}, {self.status}{took}>"
 
+    def _repr_html_(self) -> str:
+        """Return the facts of the run as HTML: what a notebook shows."""
+        took = "" if self.ended is None else f"{self.ended - self.started:.1f} s"
+        facts = {
+            "run": self.id,
+            "name": self.name,
+            "status": str(self.status),
+            "command": " ".join((self.script, *self.argv)),
+            "took": took,
+            "tags": ", ".join(self.tags),
+            "note": self.note,
+            **{f"--{name}": str(value) for name, value in self.args.items()},
+        }
+        rows = (
+            f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>"
+            for name, value in facts.items()
+            if value
+        )
+        return f"<table><tbody>{''.join(rows)}</tbody></table>"
+
     @property
     def source(self) -> str:
-        """The version that the run goes on with: its own, or the last that it was continued with."""
-        continued = self.facts.get("continued")
-        return str(continued[-1]["version"]) if continued else self.version
+        """The version that the run uses now: its own, or the last that it was continued with."""
+        return self.continued[-1].version if self.continued else self.version
 
     @property
     def has_cells(self) -> bool:
         """Whether its points begin with a cell: that of a notebook, or of a script cut into cells."""
-        return is_notebook(self.script) or bool(self.facts.get("cells"))
+        return is_notebook(self.script) or self.facts.cells
 
     def home(self, root: str) -> str:
         """Return the folder that the project was in; `root` is where it is now."""
-        return str(self.facts.get("root") or root)
+        return self.facts.root or root
 
     def now(self, path: str, root: str) -> str:
-        """Return where a file that the run named is, should the project have moved to `root`.
+        """Return where a file that the run named is now, if the project has moved to `root`.
 
-        >>> run = Run("", "", "", (), 0.0, Status.DEAD, facts={"root": "/old"})
+        >>> run = Run("", "", "", (), 0.0, Status.DEAD, facts=RunStart(root="/old"))
         >>> run.now("/old/data.txt", "/new"), run.now("/older/data.txt", "/new")
         ('/new/data.txt', '/older/data.txt')
         """

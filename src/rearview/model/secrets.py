@@ -1,9 +1,9 @@
-"""The rule for secrets in files and on command lines; `model.environment` has the words and shapes.
+"""Recognise and hide secrets in files and on command lines, by the names and values of `model.environment`.
 
-- A *file* is never taken into a version if its name is one that holds credentials, or if its text
-  contains a private key or the token of a known service.
-- An *argument* is stored and shown as `***` if it follows an option whose name is that of a secret, or
-  if it contains what can only be a credential.
+- A *file* is not part of a version if its name is that of a file with credentials, or if its text contains a
+  private key or the token of a known service.
+- An *argument* is stored and shown as `***` if it follows an option with a secret name, or if it contains a
+  credential.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from rearview.model.environment import _SECRET_VALUE, is_secret_name, is_secret_value
 
 HIDDEN = "***"
-"""What stands where a secret stood."""
+"""Replaces a secret."""
 
 _FILE = re.compile(
     r"""
@@ -34,7 +34,7 @@ _CODE = re.compile(
 )
 """Source code is judged by its text, not its name: `tokens.py` and `auth.py` are programs."""
 _FOLDER = frozenset({".aws", ".ssh", ".gnupg", ".kube", ".docker", ".azure", ".gcloud", ".secrets"})
-"""Folders of which nothing is taken."""
+"""Folders whose files are never part of a version."""
 _CONTENT = re.compile(
     rb"-----BEGIN [A-Z ]*PRIVATE KEY( BLOCK)?-----\s*[A-Za-z0-9+/=\r\n:, -]{32}"
     rb"|PuTTY-User-Key-File-\d"
@@ -47,7 +47,7 @@ _CONTENT = re.compile(
 _OPTION = re.compile(r"(--?[^=\s]+|[^=\s/]+)=(.+)", re.DOTALL)
 _PASSWORD = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://[^/\s:@]*:)[^/\s@]+(?=@)")
 _PLAIN = re.compile(r"[-+]?[0-9.]{1,6}|true|false|none|null|yes|no|auto|", re.IGNORECASE)
-"""Values that are no secret whatever their option is called: `--max-tokens 512`, `--auth none`."""
+"""Values that are not secret whatever the name of their option: `--max-tokens 512`, `--auth none`."""
 
 
 _ALWAYS = frozenset({"password", "passwords", "passwd", "passphrase", "secret", "secrets"})
@@ -81,12 +81,12 @@ _OF_SERVICES = frozenset(
         "db",
     ]
 )
-"""Words that make a `--…-key` or `--…-auth` one of a service."""
+"""Words that show that `--…-key` or `--…-auth` belongs to a service."""
 _RANDOM = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])[A-Za-z0-9_+=-]{16,}")
 
 
 def is_secret_file(path: str) -> bool:
-    """Return True if a file of this path is taken to hold credentials, by its name.
+    """Return True if the name of a file says that it holds credentials.
 
     >>> names = ("credentials.json", ".aws/config", "conf/secrets.yaml", "kubeconfig", "id_rsa")
     >>> [is_secret_file(name) for name in names]
@@ -129,9 +129,9 @@ def redact_words(words: Sequence[str]) -> list[str]:
     option = ""
     for word in words:
         found = _OPTION.fullmatch(word)
-        if option and not word.startswith("--") and _hides(option, word):
+        if option and not word.startswith("--") and _is_secret_argument(option, word):
             out.append(HIDDEN)
-        elif found and _hides(found[1], found[2]):
+        elif found and _is_secret_argument(found[1], found[2]):
             out.append(f"{found[1]}={HIDDEN}")
         else:
             out.append(redact(word) if is_secret_value(word) else word)
@@ -139,10 +139,10 @@ def redact_words(words: Sequence[str]) -> list[str]:
     return out
 
 
-def _hides(name: str, value: str) -> bool:
-    """Return True if the value given under a name is a secret.
+def _is_secret_argument(name: str, value: str) -> bool:
+    """Return True if the value of an option is a secret.
 
-    >>> [_hides("--password", "1"), _hides("--sort-key", "loss"), _hides("--wandb-key", "8f3a")]
+    >>> [_is_secret_argument("--password", "1"), _is_secret_argument("--sort-key", "loss"), _is_secret_argument("--wandb-key", "8f3a")]
     [True, False, True]
     """
     if not is_secret_name(name):
@@ -152,13 +152,13 @@ def _hides(name: str, value: str) -> bool:
         return True
     if _PLAIN.fullmatch(value):
         return False
-    # a key may be one of a dictionary, as in `--image-key jpg`
+    # a key may be a dictionary key, as in `--image-key jpg`
     clear = words.isdisjoint({"key", "keys", "auth", "pass", "pin", "sas", "pwd"})
     return clear or not words.isdisjoint(_OF_SERVICES) or _RANDOM.fullmatch(value) is not None
 
 
 def variable_of(words: Sequence[str], index: int) -> str:
-    """Return the environment variable from which a hidden argument is taken when it is needed again.
+    """Return the environment variable that supplies a hidden argument to a replay.
 
     >>> words = ["--api-key", "***", "--token=***", "***"]
     >>> [variable_of(words, index) for index in (1, 2, 3)]
@@ -172,32 +172,34 @@ def variable_of(words: Sequence[str], index: int) -> str:
     return f"REARVIEW_ARG_{name}"
 
 
-def filled(words: Sequence[str], values: Mapping[str, str]) -> tuple[tuple[str, ...], list[str]]:
-    """Return a stored command line with its secrets put in again, and the variables that lack.
+def fill_secrets(
+    words: Sequence[str], values: Mapping[str, str]
+) -> tuple[tuple[str, ...], list[str]]:
+    """Return a stored command line with its secrets inserted, and the variables that are missing.
 
-    >>> filled(["--api-key", "***", "7"], {"REARVIEW_ARG_API_KEY": "abc"})
+    >>> fill_secrets(["--api-key", "***", "7"], {"REARVIEW_ARG_API_KEY": "abc"})
     (('--api-key', 'abc', '7'), [])
-    >>> filled(["--token=***"], {})
+    >>> fill_secrets(["--token=***"], {})
     (('--token=***',), ['REARVIEW_ARG_TOKEN'])
     """
-    out, lacking = list(words), []
+    out, missing = list(words), []
     for index, word in enumerate(words):
         if HIDDEN not in word:
             continue
         variable = variable_of(words, index)
         if variable not in values:
-            lacking.append(variable)
+            missing.append(variable)
         elif word.endswith(f"={HIDDEN}"):
             out[index] = f"{word.removesuffix(HIDDEN)}{values[variable]}"
         else:
             out[index] = values[variable]
-    return tuple(out), lacking
+    return tuple(out), missing
 
 
 def redact_value(name: str, value: object) -> object:
     """Return the value of a named argument, hidden if it is a secret."""
     if isinstance(value, str) and value:
-        if _hides(name, value):
+        if _is_secret_argument(name, value):
             return HIDDEN
         return redact(value)
     return value

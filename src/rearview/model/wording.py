@@ -1,9 +1,4 @@
-"""Words for names that are Rearview's own: a person never reads `$clock` or `__rearview_walk__2`.
-
-Text that a terminal may be shown: nothing in it moves the cursor, sets a title or turns text round.
-
-Words for names that are Rearview's own: a person never reads `$clock` or `__rearview_walk__2`.
-"""
+"""Text from and for people: safe for a terminal, without internal names, durations as people write them."""
 
 from __future__ import annotations
 
@@ -15,6 +10,9 @@ _UNSAFE = re.compile(
 )
 """C0 but tab and newline, DEL, C1, zero-width and bidirectional controls, tags, lone surrogates."""
 _LINE = re.compile("[\t\n]")
+_DURATION = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*([a-z]*)\s*")
+_SECONDS = {"s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+"""Seconds per unit of a duration."""
 
 
 def printable(text: str, *, line: bool = False) -> str:
@@ -23,13 +21,13 @@ def printable(text: str, *, line: bool = False) -> str:
     >>> printable("\x1b]0;title\x07"), printable("a\nb", line=True)
     ('\\x1b]0;title\\x07', 'a\\nb')
     """
-    text = _UNSAFE.sub(_written_out, text)
-    return _LINE.sub(_written_out, text) if line else text
+    text = _UNSAFE.sub(_escaped, text)
+    return _LINE.sub(_escaped, text) if line else text
 
 
-def _written_out(found: re.Match[str]) -> str:
-    code = ord(found[0])
-    short = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}.get(found[0])
+def _escaped(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    short = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}.get(match[0])
     if short is not None:
         return short
     if code < 0x100:
@@ -49,7 +47,7 @@ WORDS = {
     "__rearview_walk__": "the iterator of a loop",
     "__rearview_probe__": "the guard of the added statement",
 }
-"""By internal name: what it stands for."""
+"""By internal name: what it means."""
 _GLOBALS = {
     "random": "the random state of Python",
     "numpy": "the random state of NumPy",
@@ -57,7 +55,7 @@ _GLOBALS = {
     "devices": "the random state of the accelerators",
     "modes": "the modes of torch (gradients, autocast, deterministic algorithms)",
 }
-"""By the name under which global state is kept."""
+"""By the name under which global state is stored."""
 _OWN = re.compile(
     "(?:[\\w.]+\\.)?("
     + "|".join(re.escape(name) for name in sorted(WORDS, key=len, reverse=True))
@@ -67,7 +65,7 @@ _GLOBAL = re.compile(r"<global state of ([\w.]+)>((?:\[[^\]]*\])*)")
 
 
 def in_words(text: str) -> str:
-    """Return a text with every internal name replaced by what it stands for.
+    """Return a text with every internal name replaced by what it means.
 
     >>> in_words("$chance[0] at epoch=3: recorded 80, now 158")
     'the random bytes drawn from the system at epoch=3: recorded 80, now 158'
@@ -76,5 +74,20 @@ def in_words(text: str) -> str:
     """
     if "$" not in text and "__rearview" not in text and "<global" not in text:
         return text
-    text = _GLOBAL.sub(lambda found: _GLOBALS.get(found[1], f"the state of {found[1]}"), text)
-    return _OWN.sub(lambda found: WORDS[found[1]], text)
+    text = _GLOBAL.sub(lambda match: _GLOBALS.get(match[1], f"the state of {match[1]}"), text)
+    return _OWN.sub(lambda match: WORDS[match[1]], text)
+
+
+def parse_duration(text: str, *, unit: str = "") -> float | None:
+    """Return the seconds of a duration such as "90s", "10 min" or "1.5h"; None if it is not one.
+
+    `unit` is meant by a number without one; by default such a number is not a duration.
+
+    >>> parse_duration("10 min"), parse_duration("1.5h"), parse_duration("90", unit="s")
+    (600.0, 5400.0, 90.0)
+    >>> parse_duration("90"), parse_duration("soon")
+    (None, None)
+    """
+    match = _DURATION.fullmatch(text.lower())
+    seconds = _SECONDS.get(match[2] or unit) if match else None
+    return float(match[1]) * seconds if match and seconds else None

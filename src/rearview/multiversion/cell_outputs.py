@@ -12,7 +12,7 @@ MOST_OUTPUT = 16 << 20
 """Bytes of output kept per cell."""
 
 
-class Outputs:
+class CellOutputs:
     """What a cell shows, as notebooks store it."""
 
     def __init__(self) -> None:
@@ -47,10 +47,10 @@ class Outputs:
         self.add({"output_type": "stream", "name": name, "text": text}, len(text))
 
 
-class Stream(io.TextIOBase):
+class OutputStream(io.TextIOBase):
     """Standard output or error of the program."""
 
-    def __init__(self, outputs: Outputs, name: str, fd: int) -> None:
+    def __init__(self, outputs: CellOutputs, name: str, fd: int) -> None:
         self.outputs, self.stream, self._fd = outputs, name, fd
         self.encoding_name = "utf-8"
 
@@ -95,7 +95,7 @@ class Descriptors:
             os.set_inheritable(fd, True)
             os.close(target)
 
-    def take(self, outputs: Outputs) -> None:
+    def take(self, outputs: CellOutputs) -> None:
         """Move what was written to the outputs."""
         for fd, name in ((1, "stdout"), (2, "stderr")):
             end = os.lseek(fd, 0, os.SEEK_END)
@@ -160,7 +160,7 @@ class Reads:
                 self.active = True
 
 
-def make_shell(outputs: Outputs) -> Any:
+def make_shell(outputs: CellOutputs) -> Any:
     """Return an IPython shell whose outputs are collected."""
     from IPython.core.displayhook import DisplayHook
     from IPython.core.displaypub import DisplayPublisher

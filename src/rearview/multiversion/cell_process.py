@@ -24,9 +24,16 @@ import sys
 import time
 import traceback
 import types
+import warnings
 from typing import Any
 
-from rearview.multiversion.cell_outputs import Descriptors, Outputs, Reads, Stream, make_shell
+from rearview.multiversion.cell_outputs import (
+    CellOutputs,
+    Descriptors,
+    OutputStream,
+    Reads,
+    make_shell,
+)
 from rearview.multiversion.process_state import (
     Refused,
     apply_settings,
@@ -87,7 +94,7 @@ class CellProcess:
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
-        self.outputs = Outputs()
+        self.outputs = CellOutputs()
         self.descriptors = Descriptors()
         self.reads = Reads()
         self.shell: Any = None
@@ -107,8 +114,8 @@ class CellProcess:
         os.chdir(os.path.join(self.folder, cwd))
         self.program = os.path.join(self.folder, program)
         sys.path[0:1] = [os.path.dirname(self.program)]
-        sys.stdout = Stream(self.outputs, "stdout", 1)
-        sys.stderr = Stream(self.outputs, "stderr", 2)
+        sys.stdout = OutputStream(self.outputs, "stdout", 1)
+        sys.stderr = OutputStream(self.outputs, "stderr", 2)
         sys.stdin = open(os.devnull)  # noqa: SIM115
         builtins.input = _no_input
         if notebook:
@@ -214,7 +221,10 @@ class CellProcess:
             gc.collect()
             self.cwd = os.getcwd()
         state = random.getstate()
-        child = os.fork()
+        with warnings.catch_warnings():
+            # newer Pythons warn of forks beside threads: `forbids_fork` has looked at them
+            warnings.simplefilter("ignore", DeprecationWarning)
+            child = os.fork()
         if child:
             return
         random.setstate(state)  # Python reseeds it in a forked process

@@ -13,12 +13,12 @@ from typing import Any
 
 from rearview.multiversion.execution_tree import CellFacts, ExecutionTree, Measurements
 from rearview.multiversion.processes import CellHandle, CellProcesses, Died
-from rearview.multiversion.states import Kept, ParkedStates, Place, States, StoredStates
+from rearview.multiversion.states import Kept, ParkedStates, States, StoredStates, WorkPlace
 from rearview.multiversion.study import StudyVersion
 from rearview.multiversion.work_folder import WorkFolders, can_mount, environment_for, remove
 from rearview.plan.versions.order import Order, paths_of
 from rearview.plan.versions.order import Path as StepPath
-from rearview.plan.versions.tree import EXISTING, START, Do, Level, Step
+from rearview.plan.versions.tree import EXISTING, START, CacheLevel, Do, ReplayStep
 
 LIMIT = 3600.0
 """Seconds that a cell may take if it was never measured."""
@@ -77,7 +77,7 @@ class Engine:
         self,
         tree: ExecutionTree,
         order: Order,
-        levels: tuple[Level, ...],
+        levels: tuple[CacheLevel, ...],
         *,
         programs: Mapping[str, bytes],
         known: Measurements,
@@ -222,10 +222,10 @@ class Engine:
 
     # -- one path --
 
-    def _place(self, number: int) -> Place:
+    def _place(self, number: int) -> WorkPlace:
         if not self._mounts:
-            return Place(self._folders.work, None)
-        return Place(self._folders.scratch / f"work-{number}", self._folders.work)
+            return WorkPlace(self._folders.work, None)
+        return WorkPlace(self._folders.scratch / f"work-{number}", self._folders.work)
 
     def _run_path(self, index: int, number: int) -> None:
         path = self._paths[index]
@@ -298,7 +298,7 @@ class Engine:
             self._lock.notify_all()
 
     def _restored(
-        self, step: Step, version: StudyVersion, place: Place
+        self, step: ReplayStep, version: StudyVersion, place: WorkPlace
     ) -> tuple[CellHandle | None, bool]:
         """Return a process with the state a path begins from; compute it again if it was lost."""
         node = step.node
@@ -318,7 +318,7 @@ class Engine:
         process = self._started(version, place)
         return self._caught_up(process, START, step.node, version, place, switch=False)
 
-    def _started(self, version: StudyVersion, place: Place) -> CellHandle:
+    def _started(self, version: StudyVersion, place: WorkPlace) -> CellHandle:
         remove(place.folder)
         self._folders.lay_out(version, place.folder, self.programs.get(version.name))
         process = self._processes.fork(
@@ -345,7 +345,7 @@ class Engine:
         node: int,
         target: int,
         version: StudyVersion,
-        place: Place,
+        place: WorkPlace,
         *,
         switch: bool = True,
     ) -> tuple[CellHandle | None, bool]:
@@ -410,7 +410,7 @@ class Engine:
 
     # -- kept states --
 
-    def _keep(self, node: int, level: int, process: CellHandle, place: Place) -> CellHandle:
+    def _keep(self, node: int, level: int, process: CellHandle, place: WorkPlace) -> CellHandle:
         """Keep the state of a process as planned, or another way; return the process to go on with."""
         room = self.levels[level].room
         memory = self.levels[level].name == "memory"

@@ -29,7 +29,13 @@ from rearview.multiversion.execution_tree import (
     cells_as_written,
     to_json,
 )
-from rearview.multiversion.requirements import PackageEnvironment, describe_environment
+from rearview.multiversion.package_manifest import (
+    Manifest,
+    PackedCell,
+    PackedFile,
+    PackedVersion,
+    describe_environment,
+)
 from rearview.multiversion.ro_crate import crate_of
 from rearview.multiversion.study import (
     FileRef,
@@ -55,54 +61,6 @@ MOST_RATIO = 300
 _OBJECT = re.compile(r"objects/([0-9a-f]{64})")
 _CHUNK = 1 << 20
 Measured = list[tuple[CellFacts | None, tuple[dict[str, Any], ...] | None]]
-
-
-class PackedFile(msgspec.Struct, frozen=True):
-    """One file of one version."""
-
-    sha256: str
-    size: int
-    embedded: bool
-
-
-class PackedCell(msgspec.Struct, frozen=True):
-    """What the author's side measured for one cell."""
-
-    code: str
-    seconds: float | None = None
-    size: int | None = None
-    reads: tuple[str, ...] | None = None
-    outputs: tuple[dict[str, Any], ...] | None = None
-    """Of a script, which does not store its outputs; a notebook has them itself."""
-
-
-class PackedVersion(msgspec.Struct, frozen=True):
-    """One version."""
-
-    name: str
-    program: str
-    source: str
-    """sha256 of the program."""
-    notebook: bool = False
-    cwd: str = ""
-    argv: tuple[str, ...] = ()
-    environment: dict[str, str | None] = {}
-    files: dict[str, PackedFile] = {}
-    inputs: tuple[str, ...] | None = None
-    printed: str | None = None
-    run: str = ""
-    cells: tuple[PackedCell, ...] = ()
-
-
-class Manifest(msgspec.Struct, frozen=True):
-    """What a package holds."""
-
-    format: int
-    created: float
-    versions: tuple[PackedVersion, ...]
-    environment: PackageEnvironment
-    tree: dict[str, Any] = {}
-    title: str = ""
 
 
 @dataclass(frozen=True, slots=True)

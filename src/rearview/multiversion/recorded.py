@@ -1,23 +1,25 @@
-"""Recorded runs as versions of a study."""
+"""Open a study: recorded runs, or scripts and notebooks on disk, as versions."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from rearview.config import Settings
 from rearview.errors import UsageError
 from rearview.model import Run
+from rearview.multiversion.execution_tree import Measurements
+from rearview.multiversion.ro_crate import from_crate
 from rearview.multiversion.study import (
     FileRef,
     Study,
     StudyCell,
     StudyVersion,
     digest_of,
+    from_files,
     program_cells,
 )
 from rearview.source.cells import imported_modules
@@ -36,6 +38,62 @@ READ_BY_LIBRARIES = (
     *(".csv", ".tsv", ".duckdb", ".db", ".sqlite", ".png", ".jpg", ".jpeg", ".tif", ".tiff"),
 )
 """Ends of names of files that libraries read without Python noticing: always counted as inputs."""
+
+
+PROGRAMS = (".py", ".ipynb")
+"""Ends of names of files that can be versions."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedStudy:
+    """A study with its programs, and where its measurements and states are kept."""
+
+    study: Study
+    programs: Mapping[str, bytes]
+    known: Measurements
+    store: Path | None
+    title: str
+
+
+def names_programs(words: Sequence[str]) -> bool:
+    """Return True if words name packages, programs or RO-Crate folders rather than runs."""
+    return any(
+        word.endswith((".rvz", *PROGRAMS)) or (Path(word) / "ro-crate-metadata.json").is_file()
+        for word in words
+    )
+
+
+def open_programs(words: Sequence[str]) -> OpenedStudy:
+    """Return the study of scripts and notebooks, or of an RO-Crate folder."""
+    title = ""
+    if Path(words[0]).is_dir():
+        root = Path(words[0]).absolute()
+        study, title = from_crate(root)
+    else:
+        files = [Path(word).absolute() for word in words]
+        study = from_files(files)
+        root = Path(os.path.commonpath([file.parent for file in files]))
+    first = study.versions[0].program
+    base = next(f for f in (root, *root.glob("*/"), *root.parents) if (f / first).is_file())
+    programs = {v.name: (base / v.program).read_bytes() for v in study.versions}
+    return _opened(Project.find(root) or Project.create(root), study, programs, title)
+
+
+def open_runs(project: Project, runs: Sequence[Run]) -> OpenedStudy:
+    """Return the study of recorded runs."""
+    study = from_runs(project, runs)
+    versions = Versions(project, Settings.read(project.store))
+    source = {run.name or run.id: run.version for run in runs}
+    programs = {v.name: versions.read(source[v.name], v.program) for v in study.versions}
+    return _opened(project, study, programs, "")
+
+
+def _opened(
+    project: Project, study: Study, programs: Mapping[str, bytes], title: str
+) -> OpenedStudy:
+    folder = project.store / "multiversion"
+    known = Measurements(folder / "cells.jsonl")
+    return OpenedStudy(study, programs, known, folder / "states", title or project.root.name)
 
 
 def from_runs(project: Project, runs: Sequence[Run]) -> Study:
@@ -75,15 +133,15 @@ def _version(
         for name, value in (environment.values if environment else {}).items()
         if not name.startswith(UNSET_BY_REPLAY)
     }
-    end = run.facts.get("end", {})
+    end = run.end
     files = _files(project, run, {n: data for n, data in sources.items() if n != script})
-    loaded = {os.path.normpath(name) for name in end.get("files", ())}
+    loaded = {os.path.normpath(name) for name in end.files or ()}
     inputs = {
         name
         for name in files
         if name in loaded or name not in sources or name.endswith(READ_BY_LIBRARIES)
     }
-    read = {run.now(path, str(project.root)) for path in end.get("inputs", {})}
+    read = {run.now(path, str(project.root)) for path in end.inputs}
     inputs |= {name for name in files if str(project.root / name) in read}
     lines = [line for line in printed(folder) if line.stream == "out"]
     return StudyVersion(
@@ -121,7 +179,7 @@ def _files(project: Project, run: Run, sources: dict[str, bytes]) -> dict[str, F
             part.rename(place)
         files[name] = FileRef(digest, len(data), place)
     root = str(project.root)
-    for path, (size, _, digest) in run.facts.get("end", {}).get("inputs", {}).items():
+    for path, (size, _, digest) in run.end.inputs.items():
         now = Path(run.now(path, root))
         try:
             name = now.relative_to(root).as_posix()
@@ -143,13 +201,13 @@ def _with_costs(project: Project, run: Run, cells: tuple[StudyCell, ...]) -> tup
 
     Imports and loops were measured; the rest of the run is divided equally over the other cells.
     """
-    end: dict[str, Any] = run.facts.get("end", {})
-    total = float(end.get("seconds", 0.0))
-    imports = {name: float(s) for name, s in end.get("imports", {}).items()}
+    end = run.end
+    total = end.seconds
+    imports = end.imports
     loops = {
-        site.rpartition(":")[2]: float(facts.get("seconds", 0.0))
-        for site, facts in end.get("loops", {}).items()
-        if ":<module>:" in site and facts.get("outermost")
+        site.rpartition(":")[2]: totals.seconds
+        for site, totals in end.loops.items()
+        if ":<module>:" in site and totals.outermost
     }
     known: list[float | None] = []
     for cell in cells:

@@ -22,9 +22,10 @@ from rearview.multiversion.execution_tree import (
 )
 from rearview.multiversion.states import stored_size
 from rearview.multiversion.study import Study, StudyVersion
-from rearview.multiversion.verdicts import Same, Tolerance, Verdict, compare
+from rearview.multiversion.verdicts import OutputVerdict, Same, Tolerance, compare
 from rearview.plan.versions.order import Order, order
-from rearview.plan.versions.tree import START, Level, Tree
+from rearview.plan.versions.tree import START, CacheLevel, Tree
+from rearview.source.cells import only_defines
 
 START_SECONDS = 0.05
 """Seconds to fork a fresh process and lay out its folder."""
@@ -60,7 +61,7 @@ class CellReport:
 
     number: int
     title: str
-    verdict: Verdict
+    verdict: OutputVerdict
     seconds: float
     shared: bool
     """Whether it was computed for another version already."""
@@ -119,7 +120,7 @@ class StudyPlan:
 
     tree: ExecutionTree
     order: Order
-    levels: tuple[Level, ...]
+    levels: tuple[CacheLevel, ...]
     names: Mapping[int, str]
     """Node -> name of its stored state."""
 
@@ -139,19 +140,21 @@ def plan_study(
         tree = replace(smaller, unavailable=tree.unavailable)
     names = _state_names(tree)
     cells = []
+    imports = _import_seconds(tree)
     for node, cell in enumerate(tree.tree.cells):
         size = stored_size(store, names[node]) if store is not None else None
         if size is not None:
-            load = START_SECONDS + size * DISK_BYTE
+            load = START_SECONDS + imports[node] + size * DISK_BYTE
             cells.append(replace(cell, save=PARK_SECONDS, load=load, kept=True))
         else:
-            cells.append(replace(cell, save=PARK_SECONDS, load=PARK_SECONDS))
+            again = imports[node] if options.backend == "stored" else 0.0
+            cells.append(replace(cell, save=PARK_SECONDS, load=PARK_SECONDS + again))
     planned = Tree.of(tree.tree.parent, cells, start=START_SECONDS, versions=tree.tree.versions)
     tree = replace(tree, tree=planned)
-    levels = [Level(options.cache if options.backend != "stored" else 0.0)]
+    levels = [CacheLevel(options.cache if options.backend != "stored" else 0.0)]
     room = options.disk if options.backend != "stored" else max(options.disk, options.cache)
     if room > 0:
-        levels.append(Level(room, "disk", save_byte=DISK_BYTE, load_byte=DISK_BYTE))
+        levels.append(CacheLevel(room, "disk", save_byte=DISK_BYTE, load_byte=DISK_BYTE))
     end = clock() + PLANNING
     found = order(
         tree.tree,
@@ -162,6 +165,16 @@ def plan_study(
         going=lambda: clock() < end,
     )
     return StudyPlan(tree, found, tuple(levels), names)
+
+
+def _import_seconds(tree: ExecutionTree) -> list[float]:
+    """Return the seconds of imports up to each node: loading a stored namespace repeats them."""
+    seconds: list[float] = []
+    for node, about in enumerate(tree.nodes):
+        above = tree.tree.parent[node]
+        mine = tree.tree.cells[node].seconds if only_defines(about.cell.text) else 0.0
+        seconds.append(mine + (seconds[above] if above != START else 0.0))
+    return seconds
 
 
 def _state_names(tree: ExecutionTree) -> dict[int, str]:
@@ -243,11 +256,11 @@ def _version_report(
         got = result.results.get(node)
         first = tree.nodes[node].versions[0] == version.name
         if stopped is not None or got is None:
-            verdict = Verdict(
+            verdict = OutputVerdict(
                 Same.NOT_COMPARABLE, "it did not run: a cell before it ended the program"
             )
             if stopped is not None and stopped.ended == "exit":
-                verdict = Verdict(Same.SAME, "the program had ended")
+                verdict = OutputVerdict(Same.SAME, "the program had ended")
             cells.append(CellReport(i + 1, cell.title, verdict, 0.0, not first, "not run"))
             continue
         verdict = _cell_verdict(version, nodes, i, result, tolerance)
@@ -278,16 +291,16 @@ def _cell_verdict(
     i: int,
     result: ReplayResult,
     tolerance: Tolerance,
-) -> Verdict:
+) -> OutputVerdict:
     cell, got = version.cells[i], result.results[nodes[i]]
     if cell.outputs is None and any(
         later.parts > j and later.outputs is not None for j, later in enumerate(version.cells[i:])
     ):
-        return Verdict(Same.SAME, "a part of a loop: judged at its end")
+        return OutputVerdict(Same.SAME, "a part of a loop: judged at its end")
     if cell.outputs is None and got.ended in {"failed", "stopped"}:
-        return Verdict(Same.DIFFERENT, f"it {got.ended}: {_reason(got)}")
+        return OutputVerdict(Same.DIFFERENT, f"it {got.ended}: {_reason(got)}")
     if got.ended == "stopped":
-        return Verdict(Same.DIFFERENT, got.why)
+        return OutputVerdict(Same.DIFFERENT, got.why)
     outputs: list[dict[str, Any]] = []
     for node in nodes[i - cell.parts + 1 : i + 1]:
         outputs.extend(result.results[node].outputs if node in result.results else ())
@@ -312,13 +325,10 @@ def _with_printed(
     theirs = [{"output_type": "stream", "name": "stdout", "text": version.printed}]
     mine = [{"output_type": "stream", "name": "stdout", "text": ours}]
     verdict = compare(theirs if version.printed else [], mine if ours else [], tolerance)
-    told = Verdict(verdict.same, verdict.why or "all that was printed is the same", verdict.diff)
-    rest = Verdict(Same.SAME, "judged by all that was printed, at the last cell")
+    told = OutputVerdict(
+        verdict.same, verdict.why or "all that was printed is the same", verdict.diff
+    )
+    rest = OutputVerdict(Same.SAME, "judged by all that was printed, at the last cell")
     if not cells:
         return cells
     return [*(replace(c, verdict=rest) for c in cells[:-1]), replace(cells[-1], verdict=told)]
-
-
-def leaves_of(tree: ExecutionTree) -> int:
-    """Return how many cells have nothing after them."""
-    return len([node for node in tree.tree.leaves if node != START])

@@ -6,13 +6,11 @@ import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rearview.errors import SourceError
+from rearview.multiversion.package_manifest import Manifest
 from rearview.multiversion.study import Study, from_files
-
-if TYPE_CHECKING:
-    from rearview.multiversion.package import Manifest
 
 CONTEXT = "https://w3id.org/ro/crate/1.1/context"
 PROFILE = "https://w3id.org/ro/crate/1.1"

@@ -16,7 +16,7 @@ SAVING = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WorkPlace:
     """Where a process works: its folder, and the path under which it sees it."""
 
     folder: Path
@@ -35,11 +35,11 @@ class Kept:
 class States(Protocol):
     """A place for states; nodes are told apart by their number in the tree."""
 
-    def keep(self, node: int, process: CellHandle, place: Place) -> Kept | str:
+    def keep(self, node: int, process: CellHandle, place: WorkPlace) -> Kept | str:
         """Keep the state of a process; return why not if that cannot be done."""
         ...
 
-    def restore(self, node: int, version: StudyVersion, place: Place) -> CellHandle | str:
+    def restore(self, node: int, version: StudyVersion, place: WorkPlace) -> CellHandle | str:
         """Return a process with a kept state, in `place`; or why that cannot be done."""
         ...
 
@@ -60,7 +60,7 @@ class ParkedStates:
         self._folders = folders
         self._parked: dict[int, tuple[CellHandle, Path]] = {}
 
-    def keep(self, node: int, process: CellHandle, place: Place) -> Kept | str:
+    def keep(self, node: int, process: CellHandle, place: WorkPlace) -> Kept | str:
         """Fork: the process itself stays parked, its child goes on in the same folder."""
         image = self._folders.keep_image(f"parked-{node}", place.folder)
         # the child keeps the folder and the mount of its parent, which will not use them again
@@ -71,7 +71,7 @@ class ParkedStates:
         self._parked[node] = (process, image)
         return Kept(child, process.memory()[1])
 
-    def restore(self, node: int, version: StudyVersion, place: Place) -> CellHandle | str:  # noqa: ARG002
+    def restore(self, node: int, version: StudyVersion, place: WorkPlace) -> CellHandle | str:  # noqa: ARG002
         """Fork the parked process once more, in a copy of the folder it had."""
         parked = self._parked.get(node)
         if parked is None:
@@ -121,7 +121,7 @@ class StoredStates:
     def _folder(self, node: int) -> Path:
         return self._store / self._names[node]
 
-    def keep(self, node: int, process: CellHandle, place: Place) -> Kept | str:
+    def keep(self, node: int, process: CellHandle, place: WorkPlace) -> Kept | str:
         """Save the namespace and a copy of the work folder; the process goes on."""
         folder = self._folder(node)
         remove(folder)
@@ -138,7 +138,7 @@ class StoredStates:
         part.rename(folder / "complete.json")
         return Kept(process, size)
 
-    def restore(self, node: int, version: StudyVersion, place: Place) -> CellHandle | str:
+    def restore(self, node: int, version: StudyVersion, place: WorkPlace) -> CellHandle | str:
         """Load the namespace into a fresh process."""
         folder = self._folder(node)
         try:

@@ -60,7 +60,7 @@ class Same(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class OutputVerdict:
     """How one cell's outputs compare, and why."""
 
     same: Same
@@ -78,18 +78,18 @@ class Tolerance:
     """Compare images by what is seen rather than pixel by pixel."""
 
 
-SAME = Verdict(Same.SAME)
+SAME = OutputVerdict(Same.SAME)
 
 
 def compare(
     author: Sequence[dict[str, Any]] | None,
     replayed: Sequence[dict[str, Any]],
     tolerance: Tolerance | None = None,
-) -> Verdict:
+) -> OutputVerdict:
     """Return how the outputs of a replayed cell compare with the author's."""
     tolerance = tolerance or Tolerance()
     if author is None:
-        return Verdict(Same.NOT_COMPARABLE, "the author's outputs were not recorded")
+        return OutputVerdict(Same.NOT_COMPARABLE, "the author's outputs were not recorded")
     theirs, ours = _items(author), _items(replayed)
     if [kind for kind, _ in theirs] != [kind for kind, _ in ours]:
         return _other_kinds(theirs, ours, tolerance)
@@ -105,7 +105,7 @@ def compare(
 
 def _other_kinds(
     theirs: list[tuple[str, Any]], ours: list[tuple[str, Any]], tolerance: Tolerance
-) -> Verdict:
+) -> OutputVerdict:
     """Judge outputs of which there are more or fewer: warnings alone make no difference."""
     a = [item for item in theirs if item[0] != "stderr"]
     b = [item for item in ours if item[0] != "stderr"]
@@ -114,12 +114,12 @@ def _other_kinds(
             verdict = _compared(kind, x, y, tolerance)
             if verdict.same is not Same.SAME:
                 return verdict
-        return Verdict(Same.NOT_COMPARABLE, "only one of them wrote to standard error")
+        return OutputVerdict(Same.NOT_COMPARABLE, "only one of them wrote to standard error")
     failed = next((item for kind, item in ours if kind == "error"), None)
     why = f"{len(ours)} outputs instead of {len(theirs)}"
     if failed is not None and not any(kind == "error" for kind, _ in theirs):
         why = f"{failed['ename']}: {failed['evalue']}"
-    return Verdict(Same.DIFFERENT, why, _diff(_as_text(theirs), _as_text(ours)))
+    return OutputVerdict(Same.DIFFERENT, why, _diff(_as_text(theirs), _as_text(ours)))
 
 
 def _items(outputs: Sequence[dict[str, Any]]) -> list[tuple[str, Any]]:
@@ -156,11 +156,11 @@ def _as_text(items: Sequence[tuple[str, Any]]) -> str:
     return "\n".join(parts)
 
 
-def _compared(kind: str, a: Any, b: Any, tolerance: Tolerance) -> Verdict:
+def _compared(kind: str, a: Any, b: Any, tolerance: Tolerance) -> OutputVerdict:
     if kind == "error":
         if a.get("ename") != b.get("ename"):
             text = f"{b.get('ename')} instead of {a.get('ename')}"
-            return Verdict(
+            return OutputVerdict(
                 Same.DIFFERENT, text, _diff(_as_text([(kind, a)]), _as_text([(kind, b)]))
             )
         return _texts(_text(a.get("evalue", "")), _text(b.get("evalue", "")), tolerance)
@@ -168,7 +168,7 @@ def _compared(kind: str, a: Any, b: Any, tolerance: Tolerance) -> Verdict:
         return _data(a, b, tolerance)
     verdict = _texts(_shown(a), _shown(b), tolerance)
     if kind == "stderr" and verdict.same is Same.DIFFERENT:
-        return Verdict(Same.NOT_COMPARABLE, "standard error differs", verdict.diff)
+        return OutputVerdict(Same.NOT_COMPARABLE, "standard error differs", verdict.diff)
     return verdict
 
 
@@ -178,7 +178,7 @@ def _shown(text: str) -> str:
     return "\n".join(line.rstrip() for line in lines).strip("\n")
 
 
-def _data(a: dict[str, Any], b: dict[str, Any], tolerance: Tolerance) -> Verdict:
+def _data(a: dict[str, Any], b: dict[str, Any], tolerance: Tolerance) -> OutputVerdict:
     for kind in ("image/png", "image/jpeg"):
         if kind in a and kind in b:
             return _images(_text(a[kind]), _text(b[kind]), tolerance)
@@ -191,13 +191,13 @@ def _data(a: dict[str, Any], b: dict[str, Any], tolerance: Tolerance) -> Verdict
             return _texts(_text(a[kind]), _text(b[kind]), tolerance)
     shared = sorted(set(a) & set(b))
     if not shared:
-        return Verdict(Same.DIFFERENT, f"{', '.join(b)} instead of {', '.join(a)}")
+        return OutputVerdict(Same.DIFFERENT, f"{', '.join(b)} instead of {', '.join(a)}")
     if all(a[kind] == b[kind] for kind in shared):
         return SAME
-    return Verdict(Same.NOT_COMPARABLE, f"outputs of kind {shared[0]} cannot be compared")
+    return OutputVerdict(Same.NOT_COMPARABLE, f"outputs of kind {shared[0]} cannot be compared")
 
 
-def _texts(a: str, b: str, tolerance: Tolerance) -> Verdict:
+def _texts(a: str, b: str, tolerance: Tolerance) -> OutputVerdict:
     a, b = _ANSI.sub("", a), _ANSI.sub("", b)
     if a == b:
         return SAME
@@ -210,8 +210,8 @@ def _texts(a: str, b: str, tolerance: Tolerance) -> Verdict:
             reasons.append(why)
         plain_a, plain_b = changed_a, changed_b
     if reasons and (plain_a == plain_b or _close_text(plain_a, plain_b, tolerance)):
-        return Verdict(Same.NOT_COMPARABLE, f"it shows {reasons[0]}", _diff(a, b))
-    return Verdict(Same.DIFFERENT, _first_difference(a, b), _diff(a, b))
+        return OutputVerdict(Same.NOT_COMPARABLE, f"it shows {reasons[0]}", _diff(a, b))
+    return OutputVerdict(Same.DIFFERENT, _first_difference(a, b), _diff(a, b))
 
 
 def _close_text(a: str, b: str, tolerance: Tolerance) -> bool:
@@ -286,9 +286,9 @@ def _table(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in row] for row in parser.rows if row]
 
 
-def _tables(a: list[list[str]], b: list[list[str]], tolerance: Tolerance) -> Verdict:
+def _tables(a: list[list[str]], b: list[list[str]], tolerance: Tolerance) -> OutputVerdict:
     if [len(row) for row in a] != [len(row) for row in b]:
-        return Verdict(
+        return OutputVerdict(
             Same.DIFFERENT, f"a table of {len(b)} rows instead of {len(a)}", _diff(_csv(a), _csv(b))
         )
     for i, (row, other) in enumerate(zip(a, b, strict=True)):
@@ -299,7 +299,7 @@ def _tables(a: list[list[str]], b: list[list[str]], tolerance: Tolerance) -> Ver
                 why = f"row {i}, {column}: {_short(y)} instead of {_short(x)}"
                 if verdict.same is Same.NOT_COMPARABLE:
                     why = verdict.why
-                return Verdict(verdict.same, why, _diff(_csv(a), _csv(b)))
+                return OutputVerdict(verdict.same, why, _diff(_csv(a), _csv(b)))
     return SAME
 
 
@@ -307,24 +307,26 @@ def _csv(rows: list[list[str]]) -> str:
     return "\n".join(" | ".join(row) for row in rows)
 
 
-def _images(a: str, b: str, tolerance: Tolerance) -> Verdict:
+def _images(a: str, b: str, tolerance: Tolerance) -> OutputVerdict:
     if a.split() == b.split():
         return SAME
     try:
         from PIL import Image
     except ImportError:
-        return Verdict(Same.NOT_COMPARABLE, "comparing images needs Pillow: pip install pillow")
+        return OutputVerdict(
+            Same.NOT_COMPARABLE, "comparing images needs Pillow: pip install pillow"
+        )
     try:
         left, right = (
             Image.open(io.BytesIO(base64.b64decode(text))).convert("RGBA") for text in (a, b)
         )
     except (ValueError, OSError, Image.DecompressionBombError) as exc:
-        return Verdict(Same.NOT_COMPARABLE, f"an image cannot be read: {exc}")
+        return OutputVerdict(Same.NOT_COMPARABLE, f"an image cannot be read: {exc}")
     if tolerance.perceptual:
         return _perceptual(left, right)
     if left.size != right.size:
         sizes = f"{right.size[0]}x{right.size[1]} instead of {left.size[0]}x{left.size[1]} pixels"
-        return Verdict(Same.DIFFERENT, f"an image of {sizes}")
+        return OutputVerdict(Same.DIFFERENT, f"an image of {sizes}")
     from PIL import ImageChops
 
     difference = ImageChops.difference(left, right).convert("RGB")
@@ -334,10 +336,10 @@ def _images(a: str, b: str, tolerance: Tolerance) -> Verdict:
     histogram = difference.convert("L").histogram()
     changed = sum(histogram[1:])
     share = changed / (left.size[0] * left.size[1])
-    return Verdict(Same.DIFFERENT, f"{share:.2%} of the pixels of an image differ, in {box}")
+    return OutputVerdict(Same.DIFFERENT, f"{share:.2%} of the pixels of an image differ, in {box}")
 
 
-def _perceptual(left: Any, right: Any) -> Verdict:
+def _perceptual(left: Any, right: Any) -> OutputVerdict:
     """Compare small grey versions of two images: what the eye sees at a glance."""
     from PIL import ImageChops
 
@@ -346,4 +348,6 @@ def _perceptual(left: Any, right: Any) -> Verdict:
     mean = sum(i * count for i, count in enumerate(histogram)) / (64 * 64)
     if mean <= 2.0:
         return SAME
-    return Verdict(Same.DIFFERENT, f"an image looks different (mean difference {mean:.1f} of 255)")
+    return OutputVerdict(
+        Same.DIFFERENT, f"an image looks different (mean difference {mean:.1f} of 255)"
+    )

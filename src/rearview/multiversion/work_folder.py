@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -131,12 +131,13 @@ def remove(folder: Path) -> None:
 
 def can_mount() -> bool:
     """Return True if processes here may have mounts of their own; several workers need that."""
-    pid = os.fork()
-    if pid == 0:
-        libc = ctypes.CDLL(None, use_errno=True)
-        failed = libc.unshare(0x20000) or libc.mount(b"none", b"/", None, 16384 | (1 << 18), None)
-        os._exit(1 if failed else 0)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    code = (
+        "import ctypes; libc = ctypes.CDLL(None); "
+        "raise SystemExit(bool(libc.unshare(0x20000) or "
+        "libc.mount(b'none', b'/', None, 16384 | (1 << 18), None)))"
+    )
+    tried = subprocess.run([sys.executable, "-I", "-c", code], check=False, capture_output=True)
+    return tried.returncode == 0
 
 
 def environment_for(now: Mapping[str, str], *, notebook: bool) -> dict[str, str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
+from rearview.model.checkpoint import Edge
 from rearview.model.run import columns_of, name_of
 from rearview.plan.cost import CostModel
 from rearview.plan.facts import CheckpointFacts, DeepFacts, LoopFacts, RunFacts, Shown, Want, Within
@@ -107,10 +108,10 @@ class Axis:
             index = steps[0].index
             if len(steps) == 1:
                 if checkpoint.complete:
-                    begins[count if checkpoint.edge == "end" else index] = checkpoint
+                    begins[count if checkpoint.edge == Edge.END else index] = checkpoint
             elif steps[1].loop != inner or index >= count:
                 continue
-            elif checkpoint.edge != "end":
+            elif checkpoint.edge != Edge.END:
                 if checkpoint.complete:
                     middles.setdefault(index, []).append((steps[1].index, checkpoint))
             elif len(steps) == 2:

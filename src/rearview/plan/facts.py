@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rearview.errors import UsageError
-from rearview.model import Point
+from rearview.model import Edge, Point
 
 _VALUE = r"""("[^"]*"|'[^']*'|[^\s:=/"']*)"""
 _FORM = re.compile(rf"\s*([^\s=:/]+)\s*=\s*{_VALUE}\s*(?:(:)\s*{_VALUE}\s*)?")
@@ -183,8 +183,7 @@ class CheckpointFacts:
 
     id: str
     point: Point
-    edge: str = "start"
-    """`"start"`: before the iteration `point` ends in; `"end"`: after that loop has ended."""
+    edge: Edge = Edge.START
     complete: bool = True
     nbytes: int = 0
     """What has to be read for it, by a replay that comes from the one before."""

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from rearview.model import Operator
+from rearview.model import Edge, Operator
 from rearview.plan.cost import CostCorrections, CostModel, Prediction
 from rearview.plan.demand import BITS, HEAD, NONE, RUN, TAIL, Axis, Needs, Stop
 from rearview.plan.facts import CheckpointFacts, Machine, RunFacts, RunQuestion, Within
@@ -179,7 +179,7 @@ def _inner_loop(question: RunQuestion) -> str | None:
     counts = dict.fromkeys((loop.name for loop in loops), 0)
     for checkpoint in question.facts.checkpoints:
         steps = checkpoint.point.steps
-        if len(steps) == 2 and checkpoint.edge == "end" and steps[1].loop in counts:
+        if len(steps) == 2 and checkpoint.edge == Edge.END and steps[1].loop in counts:
             counts[steps[1].loop] += 1
     return max(loops, key=lambda loop: (counts[loop.name], sum(loop.seconds))).name
 

@@ -1,1 +1,1 @@
-"""Other places for bytes: one protocol of five methods, whatever stands behind it."""
+"""Other places for bytes: one protocol of five methods, and its implementations."""

@@ -1,20 +1,16 @@
-"""What a remote is, and how one is chosen from what the user wrote."""
+"""The protocol of a remote: five methods, and the keys and results that they take and return."""
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from rearview.errors import UsageError
 
 HIDDEN = ".rv-"
-"""Names that begin so are transfers under way; no listing shows them and no key may use them."""
-
-MODES = ("shared", "xrootd", "htcondor", "manual", "fsspec")
+"""Prefix of transfers in progress; listings hide them and keys must not begin so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,39 +20,39 @@ class Stat:
     key: str
     size: int
     checksum: str = ""
-    """`kind:hex` as the far end states it (or as verified by `put` and `get`), or empty."""
+    """`kind:hex` as the remote states it (or as verified by `put` and `get`), or empty."""
 
 
 @runtime_checkable
 class Remote(Protocol):
     """Another place for bytes. Keys are relative paths with `/`.
 
-    What every implementation promises:
+    Every implementation promises:
 
-    - after `put` returns, the far end holds exactly the bytes of `local`: size and checksum
-      were compared there; before that, `key` still holds what it held;
+    - after `put` returns, the remote holds exactly the bytes of `local`: size and checksum were
+      compared there; before that, `key` still has its old content;
     - `get` leaves `local` as it was unless the whole object arrived;
-    - both try again with growing pauses before they raise `RemoteError`.
+    - both retry with growing pauses before they raise `RemoteError`.
     """
 
     def put(self, local: Path, key: str) -> Stat:
-        """Bring the file `local` to `key`, replacing in one step what was there."""
+        """Send the file `local` to `key`, replacing its old content in one step."""
 
     def get(self, key: str, local: Path) -> Stat:
-        """Bring `key` to the file `local`, replacing in one step what was there."""
+        """Fetch `key` into the file `local`, replacing its old content in one step."""
 
     def stat(self, key: str) -> Stat | None:
-        """Return what is known of `key`, or None if it is not there."""
+        """Return size and checksum of `key`, or None if it does not exist."""
 
     def list(self, prefix: str = "") -> tuple[str, ...]:
         """Return all keys that begin with `prefix`, sorted."""
 
     def delete(self, key: str) -> None:
-        """Remove `key`; one that is not there is no error."""
+        """Remove `key`, if it exists."""
 
 
 def check_key(key: str) -> str:
-    """Return `key` if it is one; refuse what would leave the remote's folder or hide in it.
+    """Return `key`; raise if it would leave the remote's folder or be hidden in it.
 
     >>> check_key("objects/ab/cd")
     'objects/ab/cd'
@@ -64,7 +60,7 @@ def check_key(key: str) -> str:
     parts = key.split("/")
     if not key or any(part in {"", ".", ".."} or part.startswith(HIDDEN) for part in parts):
         raise UsageError(
-            f"{key!r} is no key of a remote. A key is a relative path such as 'saves/12/model.pt', "
+            f"{key!r} is not a key of a remote. A key is a relative path such as 'saves/12/model.pt', "
             f"without empty parts, '.', '..' or names that begin with {HIDDEN!r}.",
             slug="remote-key",
         )
@@ -72,65 +68,10 @@ def check_key(key: str) -> str:
 
 
 def scheme_of(target: str) -> str:
-    """Return the scheme of a URL, or nothing for a plain path.
+    """Return the scheme of a URL, or an empty string for a plain path.
 
     >>> scheme_of("s3://bucket/x"), scheme_of("/data/x")
     ('s3', '')
     """
     found = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)(?:\+[a-z0-9]+)?://|([a-z0-9]+)::", target)
     return (found.group(1) or found.group(2)).lower() if found else ""
-
-
-def open_remote(
-    target: Remote | Callable[..., Any] | str | os.PathLike[str] | None,
-    mode: str | None = None,
-    **options: Any,
-) -> Remote:
-    """Return the remote that `target` names.
-
-    A path or `file://` is a shared folder, `root://` the XRootD client, `htcondor:` the job's own
-    file transfer, any other URL whatever fsspec opens; an object with the five methods is used as
-    it is, and a function is called as `copy(source, destination)`. `mode` says it outright.
-    `retry` among the options sets how often to try; the others go to the implementation.
-    """
-    if mode is not None and mode not in MODES:
-        raise UsageError(
-            f"There is no kind of remote {mode!r}. Choose one of: {', '.join(MODES)}.",
-            slug="remote-mode",
-        )
-    if not isinstance(target, str | os.PathLike) and isinstance(target, Remote):
-        return target
-    if mode == "manual" or callable(target):
-        from rearview.remote.function import FunctionRemote
-
-        copy = options.pop("copy", None) or target
-        if not callable(copy):
-            raise UsageError(
-                "A manual transfer needs a function copy(source, destination); none was given. "
-                "Pass checkpoint_transfer_callback=.",
-                slug="remote-function",
-            )
-        return FunctionRemote(copy, options.pop("at", None) or "checkpoint", **options)
-    text = os.fspath(target) if target is not None else ""
-    scheme = scheme_of(text)
-    if mode == "htcondor" or text.startswith("htcondor:"):
-        from rearview.remote.htcondor import CondorRemote
-
-        return CondorRemote(text.removeprefix("htcondor:") or None, **options)
-    if not text:
-        raise UsageError(
-            "The remote has no target. Give a folder, a URL such as s3://bucket/path, or a "
-            "function.",
-            slug="remote-target",
-        )
-    if mode == "xrootd" or scheme in {"root", "roots", "xroot", "xroots"}:
-        from rearview.remote.xrootd import XrootdRemote
-
-        return XrootdRemote(text, **options)
-    if mode == "fsspec" or (mode != "shared" and scheme not in {"", "file"}):
-        from rearview.remote.fsspec import FsspecRemote
-
-        return FsspecRemote(text, **options)
-    from rearview.remote.folder import FolderRemote
-
-    return FolderRemote(Path(text.removeprefix("file://")), **options)

@@ -1,4 +1,4 @@
-"""A folder that others see too: a shared disk, or any mounted file system."""
+"""A remote that is a folder: on a shared disk, or any mounted file system."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from rearview.durable_files import sync_folder
 from rearview.remote import transfer
 from rearview.remote.base import check_key
 from rearview.remote.transfer import CarefulRemote, Retry
 
 
 class FolderRemote(CarefulRemote):
-    """Keys are files below `root`, published by rename after they reached the disk."""
+    """Keys are files below `root`, renamed into place after they are on the disk."""
 
     def __init__(self, root: Path, *, retry: Retry | None = None) -> None:
         super().__init__(retry)
@@ -38,7 +39,7 @@ class FolderRemote(CarefulRemote):
                 while view:
                     view = view[os.write(fd, view) :]
             os.fsync(fd)
-            # else the comparison would read back our own memory, not what the disk has
+            # otherwise the comparison would read the page cache, not the disk
             if hasattr(os, "posix_fadvise"):
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
@@ -60,7 +61,7 @@ class FolderRemote(CarefulRemote):
             return None
 
     def _keys(self, prefix: str) -> Iterable[str]:
-        # the folder part of the prefix bounds the walk: a store may hold many other keys
+        # walk only the folder of the prefix: there may be many other keys
         start = self.root / prefix.rpartition("/")[0]
         for folder, _, names in os.walk(start):
             for name in names:
@@ -78,17 +79,3 @@ class FolderRemote(CarefulRemote):
                 folder.rmdir()
             except OSError:
                 return
-
-
-def sync_folder(folder: Path) -> None:
-    """Make a rename in `folder` survive a power cut, where the file system can."""
-    try:
-        fd = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(fd)
-    except OSError:
-        return
-    finally:
-        os.close(fd)

@@ -1,4 +1,4 @@
-"""Any place fsspec can open: s3://, gs://, webdav+http://, sftp:// and the rest."""
+"""Remotes that fsspec opens: s3://, gs://, webdav+http://, sftp:// and others."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from rearview.remote.base import HIDDEN, scheme_of
 from rearview.remote.transfer import CarefulRemote, Retry
 
 PIECE = 64 << 20
-"""Larger files go to object stores in pieces of this size, so that a broken put continues."""
+"""Bytes per piece in which larger files go to object stores, so that an interrupted put continues."""
 
 STORE_PART = 50 << 20
-"""The part size s3fs sends by itself."""
+"""Bytes per part that s3fs sends by default."""
 
 APPENDS = {"file", "local", "memory", "sftp", "ssh"}
-"""File systems that can write behind the end of a file."""
+"""File systems that can append to a file."""
 
 
 class FsspecRemote(CarefulRemote):
@@ -143,7 +143,7 @@ class FsspecRemote(CarefulRemote):
 
     def _remove(self, key: str) -> None:
         if HIDDEN in key and hasattr(self._fs, "merge"):
-            # pieces of a put that was given up
+            # pieces of an abandoned put
             for piece in [k for k in self._keys(key + ".") if k != key]:
                 with contextlib.suppress(FileNotFoundError):
                     self._fs.rm_file(self._path(piece))
@@ -156,7 +156,7 @@ def _protocols(fs: Any) -> set[str]:
 
 
 def _webdav(url: str, options: dict[str, Any]) -> tuple[Any, str]:
-    """Open webdav+http(s)://host/path: webdav4 wants the server apart from the path."""
+    """Open webdav+http(s)://host/path; webdav4 takes server and path separately."""
     from urllib.parse import urlsplit
 
     from webdav4.fsspec import WebdavFileSystem
@@ -168,7 +168,7 @@ def _webdav(url: str, options: dict[str, Any]) -> tuple[Any, str]:
 
 
 def _make_folder(fs: Any, path: str) -> None:
-    """Make `path` and what is missing above it, never asking above a folder that exists."""
+    """Create `path` and its missing parents; never ask about parents of an existing folder."""
     if not path or fs.exists(path):
         return
     _make_folder(fs, path.rpartition("/")[0])

@@ -1,4 +1,4 @@
-"""A remote made of one function of the user's: copy(source, destination)."""
+"""A remote that is a function of the user: copy(source, destination)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class FunctionRemote:
         return f"{getattr(self.copy, '__name__', 'function')}:{os.fspath(self.at)}"
 
     def put(self, local: Path, key: str) -> Stat:
-        """Bring the file `local` to `key`, replacing in one step what was there."""
+        """Send the file `local` to `key`, replacing its old content in one step."""
         check_key(key)
         size, digest = Path(local).stat().st_size, transfer.checksum(Path(local))
         index = self._index()
@@ -54,7 +54,7 @@ class FunctionRemote:
         return Stat(key, size, digest)
 
     def get(self, key: str, local: Path) -> Stat:
-        """Bring `key` to the file `local`, replacing in one step what was there."""
+        """Fetch `key` into the file `local`, replacing its old content in one step."""
         entry = self._index()["keys"].get(check_key(key))
         if entry is None:
             raise RemoteError(
@@ -77,7 +77,7 @@ class FunctionRemote:
         return Stat(key, size, digest)
 
     def stat(self, key: str) -> Stat | None:
-        """Return what is known of `key`, or None if it is not there."""
+        """Return size and checksum of `key`, or None if it does not exist."""
         entry = self._index()["keys"].get(check_key(key))
         return None if entry is None else Stat(key, entry[1], entry[2])
 
@@ -86,7 +86,7 @@ class FunctionRemote:
         return tuple(sorted(key for key in self._index()["keys"] if key.startswith(prefix)))
 
     def delete(self, key: str) -> None:
-        """Free the place of `key` for the next put; one that is not there is no error."""
+        """Free the place of `key` for the next put, if it exists."""
         index = self._index()
         if check_key(key) in index["keys"]:
             self._write_index(index, {k: v for k, v in index["keys"].items() if k != key})
@@ -121,7 +121,7 @@ class FunctionRemote:
             self._copy_out(file, f"index.{counter % 2}", transfer.checksum(file))
 
     def _index(self) -> dict[str, Any]:
-        """Return the newest whole index; an empty one only if there is certainly none."""
+        """Return the newest intact index; an empty one only if there is certainly none."""
         found, doubt = self._look()
         if doubt is not None:
             self._reach(doubt)
@@ -150,8 +150,8 @@ class FunctionRemote:
             return file.read_bytes() if file.is_file() else None
 
     def _reach(self, doubt: Exception) -> None:
-        # the function fails alike for "not there" and "not reachable"; if a test object goes
-        # there and back, the index is truly not there
+        # the function fails in the same way for "missing" and "unreachable"; if a test object can be
+        # sent and fetched, the index is missing
         with _scratch() as folder:
             file = Path(folder, "probe")
             file.write_bytes(b"rearview\n")

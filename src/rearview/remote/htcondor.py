@@ -1,4 +1,4 @@
-"""HTCondor's own file transfer: what stands in the job's folder travels when the job exits 85."""
+"""HTCondor's own file transfer: files in the job's folder are transferred when the job exits with 85."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rearview.errors import RemoteError, UsageError
+from rearview.model.run import EXIT_PAUSED
 from rearview.remote.base import Stat, check_key
 from rearview.remote.folder import FolderRemote
 from rearview.remote.transfer import Retry
 
-EXIT_CODE = 85
-
 
 @dataclass(frozen=True, slots=True)
 class JobAd:
-    """What the batch system says of the job that we are."""
+    """The description of this job (ClassAd)."""
 
     scratch: Path
     values: Mapping[str, str]
@@ -46,22 +45,22 @@ class JobAd:
         for name in ("checkpointexitcode", "successcheckpointexitcode"):
             if self.values.get(name, "").isdigit():
                 return int(self.values[name])
-        return EXIT_CODE
+        return EXIT_PAUSED
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The files and folders that travel with a checkpoint; none if it is not set up."""
+        """Files and folders that HTCondor transfers with a checkpoint; empty if not configured."""
         text = self.values.get("transfercheckpoint", "")
         return tuple(part.strip().rstrip("/") for part in text.split(",") if part.strip())
 
     @property
     def grace(self) -> float | None:
-        """Seconds between the signal and the kill, where the job states them."""
+        """Seconds between the signal and the kill, if the job states them."""
         text = self.values.get("jobmaxvacatetime", "")
         return float(text) if text.isdigit() else None
 
     def covers(self, path: Path) -> bool:
-        """Say whether `path` travels: it or a folder above it is among the files."""
+        """Return True if HTCondor transfers `path`: it or a folder above it is among `files`."""
         try:
             relative = path.absolute().relative_to(self.scratch.absolute())
         except ValueError:
@@ -85,10 +84,10 @@ def parse(text: str) -> dict[str, str]:
 
 
 class CondorRemote(FolderRemote):
-    """A folder of the job's scratch space that HTCondor carries from one execution to the next.
+    """A folder of the job's scratch space that HTCondor transfers from one execution to the next.
 
-    A put makes the bytes part of the next checkpoint; they leave the machine when the job exits
-    with the checkpoint code (or is evicted), and are back in place when it starts again.
+    A put makes the bytes part of the next checkpoint; HTCondor transfers them when the job exits with the
+    checkpoint code (or is evicted), and restores them when the job starts again.
     """
 
     def __init__(
@@ -118,7 +117,7 @@ class CondorRemote(FolderRemote):
                 f"HTCondor would not carry {key}: transfer_checkpoint_files is "
                 f"{', '.join(self.ad.files) or 'not set'}. Write into the submit file: "
                 f"transfer_checkpoint_files = {', '.join((*self.ad.files, name))} and "
-                f"checkpoint_exit_code = {EXIT_CODE}.",
+                f"checkpoint_exit_code = {EXIT_PAUSED}.",
                 slug="condor-files",
             )
         return super().put(local, key)

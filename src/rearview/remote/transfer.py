@@ -1,10 +1,7 @@
-"""The care every transfer takes: staged, compared at the far end, published, tried again.
+"""Verified, retried transfers: staged, compared at the remote, published, retried after failures.
 
-The size and checksums of a file: what both ends must agree on.
-
-Trying again: how often, how long to wait, and when there is no point.
-
-The care every transfer takes: staged, compared at the far end, published, tried again.
+`CarefulRemote` builds the protocol from simple operations of an implementation. Both ends must agree on size
+and checksum of a file. `Retry` says how often to try, how long to wait, and which errors to give up on.
 """
 
 from __future__ import annotations
@@ -30,17 +27,17 @@ from rearview.remote.base import HIDDEN, Stat, check_key
 CHUNK = 4 << 20
 
 CHECKSUM = "xxh128"
-"""The kind that is ours: it detects damage at more than the speed of a disk."""
+"""Default kind of checksum: it detects damage and is faster than a disk."""
 
 
 class Adler32:
-    """zlib's adler32 in the shape of hashlib's objects; grid storage speaks it."""
+    """zlib's adler32 with the interface of hashlib; grid storage uses it."""
 
     def __init__(self) -> None:
         self._value = 1
 
     def update(self, data: bytes) -> None:
-        """Take in more bytes."""
+        """Add bytes."""
         self._value = zlib.adler32(data, self._value)
 
     def hexdigest(self) -> str:
@@ -82,7 +79,7 @@ def checksum_of(data: Iterable[bytes], kind: str = CHECKSUM) -> str:
 
 
 def etag(path: Path, piece: int) -> str:
-    """Return the tag an S3 server gives an object sent in parts of `piece` bytes."""
+    """Return the ETag of an object that was sent to an S3 server in parts of `piece` bytes."""
     digests = []
     with path.open("rb") as file:
         while True:
@@ -103,17 +100,17 @@ T = TypeVar("T")
 HOPELESS = (PermissionError, NotADirectoryError, IsADirectoryError, ImportError, TypeError)
 HOPELESS_NUMBERS = {errno.EROFS, errno.ENAMETOOLONG, errno.EDQUOT}
 
-# a generator of our own: the program that trains must draw the same numbers with and without us
+# a separate generator: the training program must draw the same numbers with and without Rearview
 _SPREAD = random.Random()  # noqa: S311  spreads pauses, protects nothing
 
 
 class DiffersError(OSError):
-    """What arrived is not what was sent."""
+    """The bytes at the remote are not the bytes that were sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Pauses that double, each shortened by up to `spread` so that many jobs do not knock at once.
+    """Pauses that double, each shortened by up to `spread` so that many jobs do not retry at once.
 
     >>> list(Retry(attempts=4, first=1.0, limit=3.0, spread=0.0).pauses())
     [1.0, 2.0, 3.0]
@@ -124,7 +121,7 @@ class Retry:
     limit: float = 30.0
     spread: float = 0.25
     patience: float = float("inf")
-    """Seconds after which no new attempt is begun."""
+    """Seconds after which there is no further attempt."""
     sleep: Callable[[float], None] = time.sleep
     clock: Callable[[], float] = time.monotonic
 
@@ -135,7 +132,7 @@ class Retry:
             yield pause * (1.0 - self.spread * _SPREAD.random())
 
     def call(self, what: str, action: Callable[[], T]) -> T:
-        """Return what `action` returns, or raise `RemoteError` once trying again is no use."""
+        """Return the result of `action`, or raise `RemoteError` if all attempts failed."""
         begun = self.clock()
         pauses = self.pauses()
         tried = 0
@@ -159,7 +156,7 @@ class Retry:
 
 
 def hopeless(exc: Exception) -> bool:
-    """Say whether the same attempt would fail the same way."""
+    """Return True if another attempt would fail in the same way."""
     if isinstance(exc, OSError) and exc.errno in HOPELESS_NUMBERS:
         return True
     return isinstance(exc, HOPELESS)
@@ -179,10 +176,10 @@ def remedy(exc: Exception) -> str:
 
 
 class CarefulRemote(ABC):
-    """A remote made of simple operations; the order they are called in gives the promises.
+    """A remote built from simple operations; their order gives the promises of `Remote`.
 
     A put goes to a staged name that is derived from the content, so that a later attempt finds
-    and continues the same transfer, even from another process. Only after the far end agrees on
+    and continues the same transfer, even from another process. Only after the remote agrees on
     size and checksum is it renamed to its key; until then the key keeps its old bytes.
     """
 
@@ -191,11 +188,9 @@ class CarefulRemote(ABC):
     def __init__(self, retry: Retry | None = None) -> None:
         self.retry = retry or Retry()
 
-    # what an implementation says
-
     @abstractmethod
     def _send(self, local: Path, staged: str) -> None:
-        """Bring `local` to `staged`, continuing what is there where that can be done."""
+        """Send `local` to `staged`, continuing an interrupted transfer if possible."""
 
     @abstractmethod
     def _read(self, key: str, offset: int) -> Iterable[bytes]:
@@ -203,34 +198,32 @@ class CarefulRemote(ABC):
 
     @abstractmethod
     def _publish(self, staged: str, key: str) -> None:
-        """Rename `staged` to `key`, replacing what is there; a good copy exists at every instant."""
+        """Rename `staged` to `key`, replacing it; an intact copy exists at every instant."""
 
     @abstractmethod
     def _size(self, key: str) -> int | None:
-        """Return the size of `key`, or None if it is not there."""
+        """Return the size of `key`, or None if it does not exist."""
 
     @abstractmethod
     def _keys(self, prefix: str) -> Iterable[str]:
-        """Yield the keys that begin with `prefix`, hidden ones too."""
+        """Yield the keys that begin with `prefix`, also hidden ones."""
 
     @abstractmethod
     def _remove(self, key: str) -> None:
-        """Remove `key` if it is there."""
+        """Remove `key`, if it exists."""
 
     def _checksum(self, key: str) -> str:
-        """Return `kind:hex` as the far end states it without sending the bytes, or nothing."""
+        """Return `kind:hex` as the remote states it without sending the bytes, or an empty string."""
         del key
         return ""
 
     def _agrees(self, stated: str, local: Path) -> bool:
-        """Say whether the far end's checksum is that of `local`."""
+        """Return True if the checksum that the remote states is that of `local`."""
         kind, _, _ = stated.partition(":")
         return kind in KINDS and checksum(local, kind) == stated
 
-    # the protocol
-
     def put(self, local: Path, key: str) -> Stat:
-        """Bring the file `local` to `key`, replacing in one step what was there."""
+        """Send the file `local` to `key`, replacing its old content in one step."""
         check_key(key)
         local = Path(local)
         try:
@@ -259,7 +252,7 @@ class CarefulRemote(ABC):
             raise
 
     def get(self, key: str, local: Path) -> Stat:
-        """Bring `key` to the file `local`, replacing in one step what was there."""
+        """Fetch `key` into the file `local`, replacing its old content in one step."""
         check_key(key)
         local = Path(local)
         local.parent.mkdir(parents=True, exist_ok=True)
@@ -274,14 +267,14 @@ class CarefulRemote(ABC):
                     slug="remote-missing",
                 )
             stated = self._checksum(key)
-            # only a stated checksum tells that the bytes of an earlier process belong to this one
+            # without a stated checksum, the bytes of an earlier process may be of other content
             tag = f"{stated[-12:].replace(':', '-')}-{size}" if stated else f"{os.getpid()}-{size}"
             part = local.with_name(f"{HIDDEN}{tag}-{local.name}")
             parts.add(part)
             self._fetch(key, part, size)
             digest = checksum(part)
             if stated and not self._agrees(stated, part) and digest not in seen:
-                # a checksum of a kind that we cannot compute is overruled by two equal readings
+                # a checksum of an unknown kind: compare two readings instead
                 seen.add(digest)
                 part.unlink()
                 raise DiffersError(f"{key} arrived with {digest}; the far end states {stated}")
@@ -297,7 +290,7 @@ class CarefulRemote(ABC):
             raise
 
     def stat(self, key: str) -> Stat | None:
-        """Return what is known of `key`, or None if it is not there."""
+        """Return size and checksum of `key`, or None if it does not exist."""
         check_key(key)
 
         def once() -> Stat | None:
@@ -311,14 +304,14 @@ class CarefulRemote(ABC):
         return tuple(key for key in self._all(prefix) if not _hidden(key))
 
     def delete(self, key: str) -> None:
-        """Remove `key`; one that is not there is no error."""
+        """Remove `key`, if it exists."""
         check_key(key)
         self.retry.call(f"Removing {key} from {self}", lambda: self._remove(key))
 
     def sweep(self, prefix: str = "") -> tuple[str, ...]:
-        """Remove what killed transfers left under `prefix`; return what was removed.
+        """Remove the leftovers of killed transfers under `prefix`; return their keys.
 
-        Only for a prefix that no other process sends to at this moment.
+        Only for a prefix to which no other process sends now.
         """
         found = tuple(key for key in self._all(prefix) if _hidden(key))
         for key in found:
@@ -328,14 +321,12 @@ class CarefulRemote(ABC):
     def __str__(self) -> str:
         return self.name
 
-    # how
-
     def _all(self, prefix: str) -> Iterator[str]:
         what = f"Listing {self}/{prefix}"
         yield from sorted(self.retry.call(what, lambda: set(self._keys(prefix))))
 
     def _fetch(self, key: str, part: Path, size: int) -> None:
-        """Bring `key` to `part`, continuing what is there."""
+        """Fetch `key` into `part`, continuing an interrupted transfer."""
         have = part.stat().st_size if part.exists() else 0
         if have > size:
             part.unlink()
@@ -357,7 +348,7 @@ class CarefulRemote(ABC):
             stated = self._checksum(staged)
             if stated and self._agrees(stated, local):
                 return
-            # no checksum, or one we cannot compute ourselves: read back what is there
+            # no checksum, or one of an unknown kind: read the bytes back
             there = checksum_of(self._read(staged, 0) if size else ())
             if there == digest:
                 return

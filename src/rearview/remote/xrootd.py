@@ -1,4 +1,4 @@
-"""Grid storage over XRootD, by the project's own client."""
+"""Grid storage over XRootD, through its official Python client."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class XrootdRemote(CarefulRemote):
         return f"{self.root}/{key}" if key else self.root
 
     def _url(self, key: str) -> str:
-        # a name with a question mark would be read as options of the URL
+        # a question mark in a name would begin the options of the URL
         return f"{self.server}/{self._path(key)}"
 
     def _send(self, local: Path, staged: str) -> None:
@@ -52,7 +52,7 @@ class XrootdRemote(CarefulRemote):
         except OSError:
             if not going_on:
                 raise
-            # write-once storage refuses to go on with a file: begin again
+            # write-once storage cannot continue a file: start over
             self._remove(staged)
             self._copy(_file(local), self._url(staged), going_on=False)
 
@@ -73,7 +73,7 @@ class XrootdRemote(CarefulRemote):
             part.unlink()
             have = 0
         if not size:
-            part.touch()  # the client makes no file for an empty one
+            part.touch()  # the client creates no file for an empty one
         elif have < size:
             self._copy(self._url(key), _file(part), going_on=0 < have < size)
         if (have := part.stat().st_size) != size:
@@ -103,7 +103,7 @@ class XrootdRemote(CarefulRemote):
         except OSError:
             if self._size(key) is None:
                 raise
-            # storage that does not rename over a file: both copies exist until the new one stands
+            # storage that cannot rename over a file: keep the old copy until the new one is in place
             folder, _, name = key.rpartition("/")
             old = f"{folder + '/' if folder else ''}{HIDDEN}old-{name}"
             self._move(key, old)
@@ -169,7 +169,7 @@ class XrootdRemote(CarefulRemote):
 
 
 def _file(path: Path) -> str:
-    # the client takes the text behind file:// as it is; it knows no %20
+    # the client does not decode %20 after file://
     return f"file://{path.absolute()}"
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from rearview.errors import ReplayError
-from rearview.model import Checkpoint, Edge
+from rearview.model import Checkpoint, Edge, LoopStep
 from rearview.runtime.frames import as_recorded, load_modules, qualified, rebind
 from rearview.runtime.loops import LoopEntry
 from rearview.runtime.sandbox.file_view import PathUse
@@ -31,7 +31,7 @@ from rearview.state.codecs.iterators import drawn
 from rearview.state.compare import Difference, compare
 from rearview.state.restore import restore
 from rearview.store.checkpoints.checkpoints import Checkpoints, LoadedCheckpoint
-from rearview.store.checkpoints.objects import digest, plain
+from rearview.store.checkpoints.objects import as_bytes, digest
 
 
 class KnownFrom(Enum):
@@ -88,19 +88,17 @@ class KnownMemory:
         )
 
 
-Key = tuple[str, tuple[tuple[str, int, int], ...]]
+Key = tuple[Edge, tuple[LoopStep, ...]]
 
 
-def key_of(edge: Edge, path: Sequence[Sequence[Any]]) -> Key:
+def key_of(edge: Edge, path: Sequence[LoopStep]) -> Key:
     """Return the key of a checkpoint: its edge and its path of (loop, ordinal, index).
 
     After a loop the last index does not matter and is replaced by -1.
     """
-    steps = [(str(site), int(ordinal), int(index)) for site, ordinal, index in path]
     if edge is Edge.END:
-        site, ordinal, _ = steps[-1]
-        steps[-1] = (site, ordinal, -1)
-    return edge, tuple(steps)
+        path = [*path[:-1], path[-1]._replace(iteration=-1)]
+    return edge, tuple(path)
 
 
 @dataclass
@@ -132,7 +130,7 @@ class CheckpointIndex:
         """
         index = cls(session, store)
         for checkpoint in store.of(run):
-            key = key_of(checkpoint.edge, checkpoint.meta["path"])
+            key = key_of(checkpoint.edge, checkpoint.meta.path)
             if depth is not None and len(key[1]) > depth:
                 continue
             if not checkpoint.complete:
@@ -150,7 +148,7 @@ class CheckpointIndex:
             return
         head = (entry.site.id, entry.ordinal)
         for _, checkpoint in self._of_loop(head):
-            if checkpoint.meta["anchored"] == index:
+            if checkpoint.meta.anchored == index:
                 loaded = self.store.load(checkpoint)
                 then = msgspec.json.decode(loaded["anchors"])
                 live, _ = self.session.roots(frame)
@@ -171,7 +169,7 @@ class CheckpointIndex:
                 if key[1][0][:2] == head:
                     yield key, checkpoint
 
-    def at(self, edge: Edge, path: Sequence[Sequence[Any]]) -> Checkpoint | None:
+    def at(self, edge: Edge, path: Sequence[LoopStep]) -> Checkpoint | None:
         """Return the complete checkpoint at a boundary; None if there is none, or no anchors yet."""
         checkpoint = self.complete.get(key_of(edge, path))
         nest = self.session.nest
@@ -179,14 +177,14 @@ class CheckpointIndex:
             return None
         return checkpoint
 
-    def to_compare(self, edge: Edge, path: Sequence[Sequence[Any]]) -> Checkpoint | None:
+    def to_compare(self, edge: Edge, path: Sequence[LoopStep]) -> Checkpoint | None:
         """Return the checkpoint to compare with at a boundary; a partial one if there is no other."""
         nest = self.session.nest
         if nest is None or nest.anchors is None:
             return None
         return self.at(edge, path) or self.partial.get(key_of(edge, path))
 
-    def nearest(self, path: Sequence[Sequence[Any]], goal: int) -> Checkpoint | None:
+    def nearest(self, path: Sequence[LoopStep], goal: int) -> Checkpoint | None:
         """Return the last checkpoint of the loop that `path` ends in, up to iteration `goal`."""
         _, steps = key_of(Edge.START, path)
         *outer, (site, ordinal, index) = steps
@@ -194,13 +192,13 @@ class CheckpointIndex:
         best = bisect_right(starts, goal) - 1
         if best < 0 or starts[best] <= index:
             return None
-        return self.at(Edge.START, [*outer, (site, ordinal, starts[best])])
+        return self.at(Edge.START, [*outer, LoopStep(site, ordinal, starts[best])])
 
-    def has_more(self, path: Sequence[Sequence[Any]], reach: int) -> bool:
+    def has_more(self, path: Sequence[LoopStep], reach: int) -> bool:
         """Return True if a checkpoint to compare with follows, up to iteration `reach` of this loop."""
         _, steps = key_of(Edge.START, path)
         for key, checkpoint in (*self.complete.items(), *self.partial.items()):
-            last = int(checkpoint.meta["path"][-1][2])
+            last = checkpoint.meta.path[-1].iteration
             later = last > steps[-1][2] or checkpoint.edge is Edge.END
             if _loop(key[1]) == _loop(steps) and later and last <= reach:
                 return True
@@ -234,7 +232,7 @@ class CheckpointIndex:
         put_back(
             checkpoint.parts,
             lambda key: loaded[key],
-            checkpoint.meta.get("outputs", {}),
+            checkpoint.meta.outputs,
             lambda path: self.session.real(path, PathUse.CHANGE),
             self.session.root,
             self.session.shared,
@@ -242,7 +240,7 @@ class CheckpointIndex:
         skeleton = bytes(loaded["skeleton"])
 
         def read(key: str, memory: Any) -> None:
-            view, oid = plain(memory), checkpoint.parts[key].oid
+            view, oid = as_bytes(memory), checkpoint.parts[key].oid
             if not self.known_memory.holds(view, oid):
                 loaded.read_into(key, view)
                 self.known_memory.note(view, oid, KnownFrom.READ)
@@ -272,7 +270,7 @@ class CheckpointIndex:
 
         def same(key: str, here: str) -> bool:
             # the recorded object need not be read: its name is its hash
-            view, oid = plain(captured.buffers[here]), checkpoint.parts[key].oid
+            view, oid = as_bytes(captured.buffers[here]), checkpoint.parts[key].oid
             if self.known_memory.holds(view, oid):
                 return True
             if digest(view) != oid:

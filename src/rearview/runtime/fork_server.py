@@ -22,7 +22,14 @@ import msgspec
 
 import rearview.runtime.start_replay  # noqa: F401 - what a fresh segment has before the libraries
 from rearview.model import Control
-from rearview.model.plan import LAUNCHER, VARIABLE, Birth, Death, Nursery, Ready
+from rearview.model.plan import (
+    LAUNCHER,
+    VARIABLE,
+    ForkServerReady,
+    ForkServerStart,
+    ReapRequest,
+    SpawnRequest,
+)
 from rearview.runtime.frames import LOOPS
 from rearview.runtime.measurements import age
 from rearview.runtime.sandbox.entropy import FIRST, Randomness
@@ -33,7 +40,7 @@ from rearview.store.files import open_file
 _CLOCKED = frozenset(
     {"dateutil.parser._parser", "numpy.f2py.rules", "lightning_utilities.__about__"}
 )
-"""Modules that look at the clock when they are imported and keep of it the year, or a comment."""
+"""Modules that read the clock when they are imported but keep only the year or a comment."""
 _DRAWING = frozenset(
     {
         "joblib._multiprocessing_helpers",  # for the name of a lock
@@ -45,13 +52,13 @@ _DRAWING = frozenset(
         "transformers.utils.hub",  # for the name of a session
     }
 )
-"""Modules that draw something when they are imported which no result depends on."""
+"""Modules that draw random numbers when they are imported on which no result depends."""
 _SHAKING = frozenset({"rich.style"})
 """Modules that draw from Python's own generator when they are imported, to name what they make."""
 _WORDS = 624
-"""How many numbers Python's generator makes at once."""
+"""Numbers that Python's generator produces at once."""
 _THREADS = frozenset({"jemalloc_bg_thd"})
-"""Threads that may be there when a process is forked: jemalloc looks after its own."""
+"""Threads that may exist at a fork: jemalloc handles its own."""
 _CONFIGURATION = {"matplotlibrc": "matplotlib"}
 """Files that a library reads from the folder of the program when it is imported."""
 _LONGEST = 1 << 22
@@ -60,40 +67,40 @@ _LONGEST = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """What importing has left behind."""
+    """The result of the imports."""
 
     names: frozenset[str]
-    """Packages and modules that were not there before."""
+    """Packages and modules that were imported."""
     environment: dict[str, str]
-    """Variables that they set."""
+    """Environment variables that they set."""
     fit: int
-    """After how many of the statements a process could be forked."""
+    """Number of statements after which the process could be forked."""
     unfit: str
-    """Why not after one more."""
+    """Why it could not after one more."""
 
 
 def attend(control: Control) -> tuple[Control, SharedStart]:
-    """Import what is shared, then fork a child for every segment that is asked for.
+    """Import the shared libraries, then fork a child for every request.
 
     Returns in these children only, with what the child is told.
     """
-    told = control.nursery
+    told = control.fork_server
     assert told is not None
     variables = dict(os.environ)
     hooks = ReplayPatches.install()
     loaded = _load(told.imports, hooks)
     if loaded.unfit:
-        # nothing that was imported can be taken back, so begin again with less
-        less = Nursery(told.channel, told.imports[: loaded.fit], loaded.unfit, age())
-        again = msgspec.json.encode(msgspec.structs.replace(control, nursery=less)).decode()
+        # imports cannot be undone: start again with fewer
+        less = ForkServerStart(told.channel, told.imports[: loaded.fit], loaded.unfit, age())
+        again = msgspec.json.encode(msgspec.structs.replace(control, fork_server=less)).decode()
         _start_fresh({**variables, **control.lent, VARIABLE: again})
     seconds = age() - told.tried
-    asked = _serve(told.channel, Ready(seconds, told.left_out))
+    asked = _serve(told.channel, ForkServerReady(seconds, told.left_out))
     return _become(asked, loaded), SharedStart(hooks, max(0.0, seconds - asked.waited))
 
 
 def _load(statements: Sequence[str], hooks: ReplayPatches) -> _Loaded:
-    """Execute import statements as long as a process that has can be forked."""
+    """Execute import statements as long as the process can still be forked."""
     modules, variables, files = set(sys.modules), dict(os.environ), _open_files()
     sys.modules["__main__"] = ModuleType("__main__")  # which becomes that of the program
     fit, unfit = 0, ""
@@ -110,14 +117,14 @@ def _load(statements: Sequence[str], hooks: ReplayPatches) -> _Loaded:
         fit += 1
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
-            stream.flush()  # or every child would say again what was said here
+            stream.flush()  # otherwise every child would print it again
     names = frozenset(name.partition(".")[0] for name in sys.modules.keys() - modules)
     changed = {k: v for k, v in os.environ.items() if variables.get(k) != v}
     return _Loaded(names, changed, fit, unfit)
 
 
 def _reason(hooks: ReplayPatches, files: set[str]) -> str:
-    """Say why a child would not be what a fresh process is; empty if it would."""
+    """Return why a child would differ from a fresh process; empty if it would not."""
     assert hooks.clock is not None
     assert hooks.randomness is not None
     watched = LOOPS.keys() & sys.modules.keys()
@@ -140,7 +147,7 @@ def _reason(hooks: ReplayPatches, files: set[str]) -> str:
 
 
 def _steady(randomness: Randomness) -> bool:
-    """Return True if global generators that are seeded again are where they are now.
+    """Return True if reseeding the global generators gives their present state.
 
     Libraries that draw from Python's own to name something have to be known; it is then moved on.
     """
@@ -154,7 +161,7 @@ def _steady(randomness: Randomness) -> bool:
 
 
 def _threads() -> set[str]:
-    """Return the names of the threads of this process but for the first."""
+    """Return the names of the threads of this process, without the first."""
     own = Path("/proc/self/task")
     found = [one for one in own.iterdir() if one.name != str(os.getpid())]
     return {(one / "comm").read_text("utf-8", "replace").strip() for one in found}
@@ -168,13 +175,13 @@ def _open_files() -> set[str]:
     return found
 
 
-def _serve(channel: int, ready: Ready) -> Birth:
-    """Answer until nobody asks any more; returns in children, with what each was asked for."""
+def _serve(channel: int, ready: ForkServerReady) -> SpawnRequest:
+    """Serve requests until the socket is closed; returns in each child, with its request."""
     try:
         os.write(channel, msgspec.json.encode(ready))
         while data := os.read(channel, _LONGEST):
-            asked = msgspec.json.decode(data, type=Birth | Death)
-            if isinstance(asked, Birth):
+            asked = msgspec.json.decode(data, type=SpawnRequest | ReapRequest)
+            if isinstance(asked, SpawnRequest):
                 answer = _fork()
                 if answer == 0:
                     os.close(channel)
@@ -188,7 +195,7 @@ def _serve(channel: int, ready: Ready) -> Birth:
 
 
 def _fork() -> int:
-    """Fork a child that leads a session of its own; it does by the time this returns."""
+    """Fork a child that leads a process session of its own by the time this returns."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -202,8 +209,8 @@ def _fork() -> int:
     return pid
 
 
-def _become(asked: Birth, loaded: _Loaded) -> Control:
-    """Take on output, folder, processors and environment of a segment; return what it is told."""
+def _become(asked: SpawnRequest, loaded: _Loaded) -> Control:
+    """Take over output, folder, cores and environment of a segment; return its control value."""
     log = open_file(asked.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -221,13 +228,13 @@ def _become(asked: Birth, loaded: _Loaded) -> Control:
 
 
 def _start_fresh(environment: Mapping[str, str]) -> NoReturn:
-    """Become a fresh process in place of this one."""
+    """Replace this process by a fresh one."""
     command = (sys.executable, LAUNCHER)
     os.execve(sys.executable, command, environment)  # noqa: S606
 
 
 def _hidden(folder: str, names: frozenset[str]) -> bool:
-    """Return True if a program in `folder` would have imported something of its own instead."""
+    """Return True if a program in `folder` would import a module of its own instead."""
     own = {name.partition(".")[0] for name in os.listdir(folder)}  # noqa: PTH208 - names alone
     read = {library for file, library in _CONFIGURATION.items() if file in own}
     return bool((own | read) & names)

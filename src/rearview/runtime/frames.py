@@ -1,28 +1,19 @@
-"""Keep the program's own trace and profile functions from seeing our work.
+"""Frames of the user's program: which belong to the project, which names they bind, how to rebind them.
 
-Training loops that live in installed libraries: which are watched, and under what names.
+Loops of libraries: a user of Lightning, Keras or the Hugging Face Trainer writes no training loop.
+The loops in `LOOPS` are instrumented like the project's own, so that their iterations are points. The
+globals of such a module are not state, and all other loops of the library are left alone.
 
-A user of Lightning, Keras or the Hugging Face Trainer writes no loop. The ones named here are
-rewritten like the project's own, so their iterations are points. What stays apart: the globals of
-such a module are not state (they are the library's program), and all other loops of the library
-are left alone.
+Hidden frames: `inspect.stack()[-1]`, `warnings.warn(..., stacklevel=9)`, `traceback.print_stack()` and
+`sys._getframe(n)` see everything below the program, and the recursion limit counts it. Python has no
+call to hide frames, so on CPython 3.11 the link from the program's first frame to ours is cut in the
+interpreter's own structure. Nothing else in 3.11 follows that link: when a frame that C code entered
+returns, the interpreter takes the frame below from the C stack. Before the link is cut, it must hold
+the address of the frame that is known to be below; otherwise, and on every other Python, our frames
+stay visible.
 
-Frames of the user's program: which are the project's, what they hold, and writing it back.
-
-Run the program so that its stack ends where it would end under plain `python`.
-
-`inspect.stack()[-1]`, `warnings.warn(..., stacklevel=9)`, `traceback.print_stack()` and
-`sys._getframe(n)` look at everything below the program, and the recursion limit counts it. Python has no
-call to hide frames, so on CPython 3.11 the one link from the program's first frame to ours is cut in the
-interpreter's own structure. Nothing else of 3.11 follows that link: when a frame that C code entered
-returns, the interpreter takes the frame below from the C stack. Before anything is written, the link must
-hold the address of the frame that is known to lie below; otherwise, and on every other Python, where the
-interpreter itself uses the link, our frames stay visible.
-
-Keep the program's own trace and profile functions from seeing our work.
-
-What they note is part of the program's state. Were they called while that state is walked, the walk
-would make what it walks longer, without an end.
+Observers: the program's own trace and profile functions are suspended while our code runs. What they
+record is part of the program's state: if they saw the walk over the state, the walk would never end.
 """
 
 from __future__ import annotations
@@ -96,7 +87,7 @@ LOOPS: Mapping[str, Names] = {
 }
 
 CLOCKS = frozenset({"start_time", "time_start"})
-"""Local variables of libraries that hold the time of day: they measure, and are not state."""
+"""Local variables of libraries that hold the time of day: measurements, not state."""
 
 
 def loops_of(module: str, tree: ast.Module) -> dict[int, str]:
@@ -118,7 +109,7 @@ def loops_of(module: str, tree: ast.Module) -> dict[int, str]:
 
 
 def _name_of(node: ast.AST, ordinal: int, names: tuple[str, ...] | Mapping[str, str]) -> str:
-    """Return the name of a loop of a function; empty if it is left alone."""
+    """Return the name of a loop of a function; empty if it is not watched."""
     if isinstance(names, tuple):
         return names[ordinal] if ordinal < len(names) else ""
     head = getattr(node, "iter", None) or getattr(node, "test", None)
@@ -127,13 +118,13 @@ def _name_of(node: ast.AST, ordinal: int, names: tuple[str, ...] | Mapping[str, 
 
 
 def _keras_state() -> Any:
-    """Return what Keras keeps for the whole process: its seed generator, names given so far."""
+    """Return the global state of Keras: its seed generator and the names given so far."""
     module = sys.modules.get("keras.src.backend.common.global_state")
     return vars(module.GLOBAL_STATE_TRACKER) if module is not None else None
 
 
-def settle(frames: Iterable[FrameType], files: Collection[str]) -> None:
-    """Clear references that watched loops no longer need, and wait for what they have in flight."""
+def clear_library_references(frames: Iterable[FrameType], files: Collection[str]) -> None:
+    """Clear references that library loops no longer need, and wait for their callbacks."""
     for frame in frames:
         if frame.f_code.co_filename in files and "epoch_iterator" in frame.f_code.co_varnames:
             held = frame.f_locals
@@ -164,13 +155,13 @@ def _await_keras(callbacks: Any) -> None:
 
 
 def _pyro_state() -> Any:
-    """Return the parameters of Pyro's models: one store for all of them, and no model holds it."""
+    """Return the global parameter store of Pyro, which no model refers to."""
     return getattr(sys.modules.get("pyro.poutine.runtime"), "_PYRO_PARAM_STORE", None)
 
 
 _KEPT_BY: Mapping[str, Callable[[], Any]] = {"pyro": _pyro_state}
 _KEPT_IN_LOOPS_BY: Mapping[str, Callable[[], Any]] = {"keras": _keras_state}
-"""The same, for libraries whose own loops train: their state matters only there."""
+"""The same for libraries whose own loops train: used only if those are watched."""
 
 
 def library_roots(*, loops: bool) -> Iterator[tuple[str, Any]]:
@@ -185,14 +176,14 @@ def library_roots(*, loops: bool) -> Iterator[tuple[str, Any]]:
 
 
 Belongs = Callable[[str], bool]
-"""Says whether a file is part of the project."""
+"""Returns True if a file belongs to the project."""
 
 _ABSENT = object()
 _COMPILED = (
     *("__builtins_dict__", "__compiled_fn", "__import_", "__resume_at_", "__gen_rand_values"),
     *("__warnings_warn_wrapper", "___"),
 )
-"""How the names begin that `torch.compile` puts into the modules of functions it compiles."""
+"""Start of the names that `torch.compile` adds to modules of compiled functions."""
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # noqa: PTH100, PTH120
 
 
@@ -200,7 +191,7 @@ _folder = cache(os.path.realpath)
 
 
 def resolved(file: str) -> str:
-    """Return a file's path without links; folders are looked at once, for libraries have large ones."""
+    """Return a file's path without links; folders are resolved once, since libraries have many files."""
     if os.path.islink(file):  # noqa: PTH114 - hot
         return os.path.realpath(file)
     folder, name = os.path.split(file)
@@ -237,12 +228,12 @@ def project_frames(
 
 
 ALIAS = "__mp_main__"
-"""Second name that `multiprocessing` gives to `__main__`, as soon as something imports it."""
+"""Second name of `__main__`, once something has imported `multiprocessing`."""
 
 
 @dataclass(slots=True)
 class Modules:
-    """The project's loaded modules. There are thousands of others, so they are looked through once."""
+    """The project's loaded modules, found among thousands of others, each looked at once."""
 
     belongs: Belongs
     main: ModuleType | None = None
@@ -254,7 +245,7 @@ class Modules:
     """How many modules there were, and which came last: the name of a newer one would be last."""
 
     def __iter__(self) -> Iterator[tuple[str, ModuleType]]:
-        """Yield them by name, `__main__` first, then sorted."""
+        """Yield names and modules, `__main__` first, then sorted."""
         seen = (len(sys.modules), next(reversed(sys.modules)))
         if seen != self.seen:
             names = [
@@ -266,7 +257,7 @@ class Modules:
             self.seen = seen
         for name in self.names:
             module = sys.modules.get(name)
-            if module is not None and self._ours(module):  # its entry may have been exchanged
+            if module is not None and self._ours(module):  # its entry may have been replaced
                 yield name, module
 
     def _ours(self, module: ModuleType | None) -> bool:
@@ -277,7 +268,7 @@ class Modules:
 
 
 def roots(frames: list[FrameType], modules: Modules) -> dict[str, Any]:
-    """Return everything the state starts from: globals of project modules and frame locals.
+    """Return the roots of the state: globals of project modules and locals of frames.
 
     >>> sorted(roots([], Modules(lambda file: False)))
     []
@@ -364,11 +355,11 @@ def position(frame: FrameType) -> tuple[int | None, int | None]:
 
 _WORD = ctypes.sizeof(ctypes.c_void_p)
 _FRAME = 3
-"""Words before the pointer to the interpreter's frame in a frame object."""
+"""Offset, in words, of the pointer to the interpreter's frame in a frame object."""
 _BELOW = 6
-"""Words before the pointer to the frame below in an interpreter's frame."""
+"""Offset, in words, of the pointer to the frame below in an interpreter's frame."""
 _OBJECT = 5
-"""Words before the pointer to the frame object in an interpreter's frame."""
+"""Offset, in words, of the pointer to the frame object in an interpreter's frame."""
 _COUNTERS = range(24, 56, 4)
 """Bytes of a thread's state among which the calls that are left and their limit stand."""
 _OWN_CALLS = 4
@@ -376,7 +367,7 @@ _OWN_CALLS = 4
 
 
 def run_at_bottom(call: Callable[..., Any], *args: Any) -> None:
-    """Call `call(*args)`; the first Python frame that it makes has none below it."""
+    """Call `call(*args)`; its first Python frame has no visible frame below it."""
     known, before = _supported(), sys.getprofile()
     if not known or before is not None:
         call(*args)
@@ -414,7 +405,7 @@ def _cut(frame: FrameType, below: FrameType) -> None:
 
 
 def _allow_all_calls() -> None:
-    """Give the program as many nested calls as it has under plain `python`."""
+    """Give the program the recursion depth that it has under plain `python`."""
     limit = sys.getrecursionlimit()
     state = ctypes.pythonapi.PyThreadState_Get
     state.restype = ctypes.c_void_p
@@ -441,7 +432,7 @@ _set_trace, _set_profile = sys.settrace, sys.setprofile  # debuggers put others 
 
 
 def unobserved(function: Callable[_Parameters, _Answer]) -> Callable[_Parameters, _Answer]:
-    """Suspend what `sys.settrace` and `sys.setprofile` were given while `function` runs."""
+    """Suspend the trace and profile functions of the program while `function` runs."""
 
     @functools.wraps(function)
     def call(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Answer:

@@ -46,11 +46,11 @@ if TYPE_CHECKING:
 
 
 LEAST = 0.01
-"""Seconds below which an import is not worth a word."""
+"""Seconds; shorter imports are not reported."""
 
 
 class Loading:
-    """The imports of installed libraries by a program, without those that they make themselves."""
+    """Durations of imports of installed libraries by the program, not by other libraries."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -58,7 +58,7 @@ class Loading:
         self._busy = False
 
     def watch(self, name: str, loader: Any) -> None:
-        """Time the execution of a module, if it is not one that another is waiting for."""
+        """Time the execution of a module, unless another library imports it."""
         if self._busy or type(loader) not in {SourceFileLoader, ExtensionFileLoader}:
             return
         execute = loader.exec_module
@@ -78,7 +78,7 @@ class Loading:
         loader.exec_module = load
 
     def facts(self) -> dict[str, float]:
-        """Return the longer ones as plain values."""
+        """Return the longer durations as plain values."""
         return {name: round(each, 3) for name, each in self.seconds.items() if each >= LEAST}
 
 
@@ -102,7 +102,7 @@ _ELSEWHERE = {
         f" {TRACK!r}: staticmethod(lambda *_, **__: None)}})()"
     ),
 }
-"""What each name stands for in a process that is not watched."""
+"""What each name becomes when it is pickled: what plain Python would do."""
 
 _PICKLERS = ("cloudpickle", "joblib.externals.cloudpickle", "ray.cloudpickle", "dill")
 """Libraries that pickle a function as bytecode."""
@@ -111,11 +111,11 @@ _known: dict[str, Any] = {}
 _modules: list[weakref.ref[ModuleType]] = []
 """Instrumented modules; their globals are the program's, and end when it forgets them."""
 _senders: set[str] = set()
-"""Those that are loaded."""
+"""Libraries of these that are loaded."""
 
 
 class _Named(partial[Any]):
-    """A function that becomes another one, without our help, when it is unpickled."""
+    """A function that unpickles as a function of plain Python."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return eval, (_ELSEWHERE[self.name],)
@@ -124,7 +124,7 @@ class _Named(partial[Any]):
 
 
 def install_builtins() -> None:
-    """Look out for libraries that send functions to other processes."""
+    """Notice libraries that send functions to other processes."""
     for name in _PICKLERS:
         after_import(name, _send)
 
@@ -144,7 +144,7 @@ def lend(name: str, value: Any) -> None:
 
 
 def retire() -> None:
-    """Let instrumented code run as under plain Python from now on: modules are about to be torn down.
+    """Let instrumented code run as under plain Python: the interpreter is about to end.
 
     What it calls then refers to nothing that may be gone by that time, and stands in the globals of
     the program: Python puts its builtins back before it clears them.
@@ -172,7 +172,7 @@ def _ignore(_name: str, _value: Any) -> None:
 
 
 def furnish(module: ModuleType) -> None:
-    """Take note of a module that is about to run instrumented code."""
+    """Remember a module that is about to run instrumented code."""
     _modules.append(weakref.ref(module))
     if _senders:
         _furnish()
@@ -192,20 +192,20 @@ def _furnish() -> None:
 
 @dataclass
 class Compiler:
-    """Turns the project's source into code that tells the session of its loops."""
+    """Compiles the project's source with its loops instrumented."""
 
     session: Session
     autolog: bool = False
     watched: bool = True
-    """False for a program that names its loops itself: its text stays as it is."""
+    """Whether loops are instrumented; False for a program that names its loops itself."""
     ids: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
-    """Per file, by line: ids of loops in the version that was recorded."""
+    """By file and line: ids of loops in the recorded version."""
     probes: Mapping[str, Places] = field(default_factory=dict)
-    """Per file: where probes stand, which are shielded."""
+    """By file: positions of probes, which are guarded."""
     sources: Mapping[str, bytes] = field(default_factory=dict)
-    """Text of files as it was recorded, where that is what has to run."""
+    """Recorded source by file, if that has to run instead of the work tree."""
     view: FileView | None = None
-    """Where a replay's files seem to be; None when recording."""
+    """Translates paths in a replay; None when recording."""
     loading: Loading | None = None
     """Times the imports of libraries, when recording."""
     cells: str = ""
@@ -229,7 +229,7 @@ class Compiler:
             lend(ENTER, self.session.enter_cell)
             mark_cells(tree, self._cell_starts(relative, data))
         if self.view is not None or relative in self.sources:
-            # Tracebacks show the text that runs, which is not the one in the user's tree.
+            # tracebacks show the source that runs, which is not the one in the user's tree
             lines = importlib.util.decode_source(data).splitlines(keepends=True)
             linecache.cache[path] = (len(data), None, lines, path)
         code: CodeType = compile(tree, path, "exec", dont_inherit=True)
@@ -259,7 +259,7 @@ def _parse(data: bytes, path: str) -> ast.Module:
 
 
 class _Loader(SourceFileLoader):
-    """Compiles a project file each time; our code never enters the user's bytecode cache.
+    """Compiles a project file each time: our code is never written to the bytecode cache.
 
     Plain Python's own code does: what a recorded program leaves there is what it would leave. A text that
     cannot be compiled is refused on that way too, by Python itself and with its traceback.
@@ -354,7 +354,7 @@ def install(compiler: Compiler) -> None:
 
 
 class Published:
-    """Finds `checkpointer` in Rearview for programs written for that package, if nobody else has it."""
+    """Finds the package `checkpointer` in Rearview, unless it is installed."""
 
     folder = str(Path(__file__).parent.parent / "checkpointer" / "published")
 
@@ -370,7 +370,7 @@ class Published:
 
 
 def _let_swap(utils: ModuleType) -> None:
-    """Let tensors be swapped that we hold: torch refuses if anything refers to them weakly."""
+    """Allow `swap_tensors` on anchors: torch refuses tensors that have weak references."""
     swap = getattr(utils, "swap_tensors", None)  # older ones have none
     if swap is None:
         return
@@ -388,7 +388,7 @@ def _never() -> bool:
 
 
 def _hook(session: Session, compiling: Callable[[], bool]) -> None:
-    """Make what instrumented code calls known to it.
+    """Define the functions that instrumented code calls.
 
     While `torch.compile` traces a function, its loops are left alone.
     """

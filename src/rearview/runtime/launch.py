@@ -35,23 +35,23 @@ if TYPE_CHECKING:
 
 _INTERRUPTED = 130
 _KILLED = object()
-"""What a program leaves that was interrupted: the interpreter kills itself when it has ended."""
+"""Exit code of an interrupted program: the interpreter kills itself with SIGINT at its end."""
 _LAST = ("last_type", "last_value", "last_traceback", "last_exc")[
     : 4 if sys.version_info >= (3, 12) else 3
 ]
-"""Names in `sys` under which Python keeps the exception that ended the program."""
+"""Names in `sys` of the exception that ended the program."""
 _HERE = str(Path(__file__).resolve().parent.parent) + os.sep
 
 
 def main(plain: frozenset[str] | None = None) -> None:
-    """Do what the control variable says; ends the process.
+    """Run what the control variable asks for; ends the process.
 
     `plain` are the modules that Python itself had loaded before ours; None: not known.
     """
     control = msgspec.json.decode(os.environ.pop(VARIABLE), type=Control)
     _give_back(control)
     shared = None
-    if control.nursery is not None:
+    if control.fork_server is not None:
         from rearview.runtime.fork_server import attend
 
         control, shared = attend(control)
@@ -77,7 +77,7 @@ def main(plain: frozenset[str] | None = None) -> None:
 
 def _give_back(control: Control) -> None:
     for name in control.lent:
-        os.environ.pop(name, None)  # it has done its work, and children are none of ours
+        os.environ.pop(name, None)  # children are not started by us
 
 
 def _begin(control: Control, shared: SharedStart | None) -> Any:
@@ -99,7 +99,7 @@ def _begin(control: Control, shared: SharedStart | None) -> Any:
 
 
 def refuse(exc: RearviewError) -> None:
-    """Say on the error stream why nothing is run, and where that is explained."""
+    """Print why nothing is run, and where the documentation explains it."""
     text = f"rearview: {printable(str(exc))} (docs/errors.md#{exc.slug})\n"
     # a kernel has put a stream of its own in place, and sends on what is written to it
     real: int | None = getattr(sys.stderr, "_original_stdstream_copy", None)
@@ -110,7 +110,7 @@ def refuse(exc: RearviewError) -> None:
 
 
 def guard_exit(session: Any) -> None:
-    """Let every way out of the process but a kill bring the session to its end."""
+    """Finish the session however the process ends, except by a kill."""
     atexit.register(retire)  # runs after the program's own handlers and the end of the session
     atexit.register(lambda: session.finish(None))
     real = os._exit
@@ -126,7 +126,7 @@ def guard_exit(session: Any) -> None:
 
 
 def run(control: Control, session: Any, plain: frozenset[str] | None = None) -> Any:
-    """Execute the user's program and return what to exit with: a code, or what it gave `sys.exit`."""
+    """Run the user's program; return its exit code, or what it passed to `sys.exit`."""
     try:
         try:
             program = prepare(control, session, plain)
@@ -137,7 +137,7 @@ def run(control: Control, session: Any, plain: frozenset[str] | None = None) -> 
         run_at_bottom(*program)
     except SystemExit as exc:
         session.code = exit_code(exc)
-        return exc.code  # Python itself knows what to do with it, whatever it is
+        return exc.code  # Python handles any value
     except BaseException as exc:
         failure = exc  # shown when it is handled: a hook that fails has no context then
     else:
@@ -149,7 +149,7 @@ def run(control: Control, session: Any, plain: frozenset[str] | None = None) -> 
     if interrupted and session.code == _INTERRUPTED:
         _die_interrupted()
         return _KILLED
-    del failure  # its frames know this one: they would stay until garbage is collected
+    del failure  # its frames refer to this one: break the cycle
     return int(session.code)
 
 
@@ -165,7 +165,7 @@ def _run_notebook(control: Control, session: Any, kernel: Any) -> int:
 
 
 def _die_interrupted() -> None:
-    """Let the interpreter, when it has come to its end, kill itself as after a plain Ctrl-C.
+    """Let the interpreter kill itself with SIGINT at its end, as after a plain Ctrl-C.
 
     It does so after an interrupt that was raised in what it runs itself, as this is, unless the
     process is ended by `SystemExit`.
@@ -186,7 +186,7 @@ def _leave(exc: SystemExit) -> int:
 
 
 def exit_code(exc: SystemExit) -> int:
-    """Return the exit code that `exc` stands for.
+    """Return the exit code of `exc`.
 
     >>> exit_code(SystemExit(None)), exit_code(SystemExit("bad")), exit_code(SystemExit(3))
     (0, 1, 3)
@@ -199,7 +199,7 @@ def exit_code(exc: SystemExit) -> int:
 def prepare(
     control: Control, session: Any, plain: frozenset[str] | None = None
 ) -> tuple[Callable[..., Any], *tuple[Any, ...]]:
-    """Make a fresh `__main__`, set argv and path as `python` does, and return the call that runs it."""
+    """Create `__main__`, set argv and path as `python` does; return the call that runs the program."""
     from rearview.runtime.sandbox.file_view import PathUse
 
     known = sys.modules["__main__"]
@@ -247,7 +247,7 @@ def prepare(
 
 
 def _run_unrecorded(control: Control, session: Any) -> None:
-    """Let plain Python say what is wrong with a script that cannot be compiled; does not return.
+    """Let plain Python report a script that cannot be compiled; does not return.
 
     It reads a file in another way than `compile` reads bytes, and words errors of encoding otherwise.
     """
@@ -269,7 +269,7 @@ def _insert(folder: str, plain: frozenset[str] | None) -> None:
 
 
 def _make_way(folder: str, plain: frozenset[str]) -> None:
-    """Forget the modules that we loaded and the program has of its own, such as a `secrets.py`.
+    """Unload modules that the program has under the same name, such as a `secrets.py`.
 
     Our code keeps those it has imported; the program finds its own, as it does under plain Python.
     """
@@ -289,7 +289,7 @@ def _seen(session: Any, file: str) -> str:
 
 
 def _origin(name: str) -> str | None:
-    """Return the file that `-m name` would run, without importing anything; None: there is none."""
+    """Return the file that `-m name` would run, None if there is none; imports nothing."""
     path: Sequence[str] | None = None
     spec = None
     prefix = ""
@@ -329,7 +329,7 @@ def show(exc: BaseException, code: int = 1) -> int:
 
 
 def _runs_kept_text(trace: TracebackType | None) -> bool:
-    """Return True if a frame runs the text of a version, which the work tree need not hold."""
+    """Return True if a frame runs the source of a version instead of the work tree."""
     while trace is not None:
         entry = linecache.cache.get(trace.tb_frame.f_code.co_filename)
         if entry is not None and len(entry) > 1 and entry[1] is None:
@@ -339,7 +339,7 @@ def _runs_kept_text(trace: TracebackType | None) -> bool:
 
 
 def _strip_all(exc: BaseException) -> None:
-    """Strip the traceback of an exception and of all that it was raised from."""
+    """Remove our frames from the traceback of an exception and of its causes."""
     seen: set[int] = set()
     todo: list[BaseException | None] = [exc]
     while todo:
@@ -353,7 +353,7 @@ def _strip_all(exc: BaseException) -> None:
 
 
 def strip(trace: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without the frames that are ours."""
+    """Return a traceback without our frames."""
     kept: Sequence[TracebackType] = []
     while trace is not None:
         if not trace.tb_frame.f_code.co_filename.startswith(_HERE):

@@ -16,83 +16,83 @@ from time import perf_counter
 from types import FrameType, GeneratorType
 from typing import Any, Protocol
 
-from rearview.model import Step
+from rearview.model import LoopTotals, Step
 from rearview.runtime.frames import position
 from rearview.source.instrument import LoopSite
 from rearview.state.codecs.iterators import Walk, drawn
 
 SLICE = 0.002
-"""Seconds that a slice of short iterations should take: boundaries stay this close together."""
+"""Seconds that a slice of short iterations should take, if every boundary may be saved."""
 STRIDE = 0.02
-"""The same where nothing has to happen at every one of them: after a step of training our code is no
-longer in the processor's cache, and a boundary takes 30 microseconds."""
+"""The same if the policy decides which are saved: after a training step our code is no longer in the
+processor's cache, and a boundary takes 30 microseconds."""
 _LARGEST = 1 << 20
 _HELD = 1000
-"""Items of a loop that are remembered, to be asked for by what they are."""
+"""Values of a loop target that are remembered at most, so that iterations can be named by them."""
 _OVER_ITEMS: tuple[type, ...] = (type(iter([])), type(iter(())))
 _OVER_NUMBERS = (type(iter(range(0))), type(iter(range(1 << 100))))
 _PYTHON_CLASS = 1 << 9
-"""Flag of a type that was made at run time, as a `class` statement makes it (`Py_TPFLAGS_HEAPTYPE`)."""
+"""`Py_TPFLAGS_HEAPTYPE`: flag of a type that was created by a `class` statement."""
 
 
 @dataclass(slots=True)
 class LoopHistory:
-    """What is known of a site from its iterations so far."""
+    """All executions of one loop of the program so far."""
 
     site: LoopSite
     entries: int = 0
     iterations: int = 0
     seconds: float = 0.0
     logs: bool = False
-    """Something was logged inside it."""
+    """Whether values were logged inside it."""
     outermost: bool = False
-    """It was entered outside all other loops."""
+    """Whether it was entered outside all other loops."""
     unwatched: bool = False
-    """Not wrapped any more: its iterations are short and hold no record."""
+    """Whether it is left alone: its iterations are short and log nothing."""
 
-    def facts(self) -> dict[str, Any]:
-        """Return what the run keeps of it."""
-        return {
-            "entries": self.entries,
-            "iterations": self.iterations,
-            "seconds": self.seconds,
-            "outermost": self.outermost,
-            "loose": self.site.loose,
-        }
+    def facts(self) -> LoopTotals:
+        """Return what the run stores about it."""
+        return LoopTotals(
+            entries=self.entries,
+            iterations=self.iterations,
+            seconds=self.seconds,
+            outermost=self.outermost,
+            loose=self.site.loose,
+        )
 
 
 @dataclass(slots=True)
 class LoopEntry:
-    """One loop being executed."""
+    """One execution of a loop, while it lasts."""
 
     history: LoopHistory
     ordinal: int
-    """How often its site was entered before within the same iteration of the loop around it."""
+    """How often this loop was entered before in the same iteration of the loop around it."""
     frame: int
-    """Identity of the frame it runs in."""
+    """`id` of the frame that it runs in."""
     index: int = -1
     value: Any = None
     started: float = 0.0
     counter: Any = None
-    """Knows how many items of a slice are still to be asked for."""
+    """Its length hint is the number of items of a slice that were not requested yet."""
     sliced: int = 0
     given: Any = None
-    """Knows how many of them are still to be given to the body, where they have to be made."""
+    """Its length hint is the number of items that the body has not received yet."""
     sequence: range | None = None
     span: tuple[int, int] | None = None
-    """First number and step of what the target counts, where that is known."""
+    """First number and step of a target that counts, else None."""
     held: list[Any] | None = None
-    """What the target holds in each iteration, or held in each so far, where that is plain."""
+    """Values of the target in each iteration, if they are plain numbers or texts."""
     noting: bool = False
-    """`held` grows with the iterations."""
+    """Whether `held` grows with each iteration."""
     source: Any = None
-    """Iterator that the items come from."""
+    """The iterator that the items come from."""
     walk: Walk | None = None
-    """Counts the items of a loop in a generator, which may be set forward under the loop."""
+    """The iterator of a loop in a generator, which counts its items itself."""
     ordinals: dict[str, int] = field(default_factory=dict)
-    """Entries of loops inside, in one iteration."""
+    """Number of entries of inner loops in one iteration."""
     counted: tuple[int, bool] = (-1, False)
-    """Which iteration that is, and whether its item was being made."""
+    """The iteration that `ordinals` is for, and whether its item was being produced."""
 
     @property
     def site(self) -> LoopSite:
@@ -109,9 +109,9 @@ class LoopEntry:
         return self.index + self.sliced - length_hint(self.counter)
 
     def inside(self) -> dict[str, int]:
-        """Return how often loops inside were entered in the iteration under way.
+        """Return the number of entries of inner loops in the current iteration.
 
-        Loops that run while its item is made are counted apart from those of its body.
+        Loops that run while the item is produced are counted apart from those of the body.
         """
         making = self.given is not None and length_hint(self.given) > length_hint(self.counter)
         if self.counted != (here := (self.now, making)):
@@ -119,17 +119,17 @@ class LoopEntry:
         return self.ordinals
 
     def label(self, index: int) -> Any:
-        """Return what the target holds in iteration `index`, where that is not the index."""
+        """Return the value of the target in iteration `index`, None if unknown or equal to the index."""
         if self.sequence is not None:
             value = self.sequence[index] if 0 <= index < len(self.sequence) else None
         elif self.counter is not None and index != self.index:
-            return None  # in the middle of a slice nobody looked
+            return None  # in the middle of a slice the values are not seen
         else:
             value = self.value
         return None if value == index else value
 
     def look(self, source: Any, *, remember: bool) -> None:
-        """See how the target will count, or what it will hold; if need be take note as it comes."""
+        """Find out how the target counts, or which values it takes; else record them as they come."""
         self.span = _span(source)
         if not remember or self.span is not None:
             return
@@ -139,21 +139,21 @@ class LoopEntry:
             self.held, self.noting = [], True
 
     def hold(self, item: Any) -> Any:
-        """Return `item`, having taken note of what the target holds now."""
+        """Remember the value of the target; return `item`."""
         self.value = _scalar(item)
         if self.noting:
             self.note(self.index)
         return item
 
     def note(self, index: int) -> None:
-        """Take note of what the target holds in iteration `index`, until one cannot be known."""
+        """Add the value of the target in iteration `index`; give up if it is not plain."""
         if self.held is None or self.value is None or not len(self.held) == index < _HELD:
             self.held, self.noting = None, False
         else:
             self.held.append(self.value)
 
     def slice_of(self, source: Iterator[Any], size: int) -> Iterator[Any]:
-        """Return the next `size` items of `source`, which is asked for each when its turn comes."""
+        """Return an iterator over the next `size` items of `source`, each drawn when it is needed."""
         self.value, self.sliced = None, size - 1
         self.counter, self.given = repeat(source, size), repeat(True, size)
         items = compress(map(next, self.counter), self.given)
@@ -164,12 +164,12 @@ class LoopEntry:
         return items
 
     def values(self) -> list[Any] | None:
-        """Return what the target held in all iterations so far, where that is known."""
+        """Return the values of the target in all iterations so far, None if unknown."""
         count = max(0, self.now + 1)
         return self.held[:count] if self.held and len(self.held) >= count else None
 
     def step(self) -> Step:
-        """Return where this loop is, as points carry it."""
+        """Return the current iteration as a step of a point."""
         index = self.now
         return Step(self.site.name, index, self.label(index))
 
@@ -206,11 +206,11 @@ class LoopSession(Protocol):
 def iterate(
     session: LoopSession, entry: LoopEntry, items: Any
 ) -> Generator[Iterable[Any], None, None]:
-    """Yield the items of a loop in slices; the session acts before each.
+    """Yield the items of a loop in slices; call the session before each slice.
 
     `items` is the iterator that the loop draws from, or the `range` it runs over, or None for a
-    `while` loop, whose items nobody looks at. An iterator is never asked for an iterator again; its
-    items are drawn by the slices, in the frame of the loop, and never ahead of the body.
+    `while` loop. `iter` is never called on an iterator again; items are drawn by the slices, in the
+    frame of the loop, and never ahead of the body.
     """
     sequence = entry.sequence = items if type(items) is range else None
     simple = sequence is not None or items is None
@@ -234,13 +234,13 @@ def iterate(
                 entry.index = index - 1
                 ended = session.exhausted(entry, index, sys._getframe(1))
                 return
-            entry.index = index  # what is logged while the item is made belongs to it
+            entry.index = index  # values logged while the item is produced belong to it
             size = session.slice(entry, size)
             over = False
             if simple:
                 part = None if sequence is None else sequence[index : index + size]
                 entry.sliced = (size if part is None else len(part)) - 1
-                # an iterator that knows itself how many items are left, with nothing around it
+                # an iterator that has a length hint itself, so that nothing has to wrap it
                 entry.counter = repeat(None, size) if part is None else iter(part)
                 yield entry.counter
                 index = entry.now + 1
@@ -266,7 +266,7 @@ def iterate(
 
 
 def watched(items: Any) -> bool:
-    """Return True if `items` are those of a loop that the session is told of already."""
+    """Return True if `items` come from a loop that is already watched."""
     return type(items) is chain and any(
         type(one) is GeneratorType and one.gi_code is iterate.__code__
         for one in gc.get_referents(items)
@@ -274,9 +274,9 @@ def watched(items: Any) -> bool:
 
 
 def untouched(source: Any) -> Any:
-    """Return what a `for` loop can iterate over without asking `source` for an iterator again.
+    """Return an iterator over `source` on which `for` does not call the user's `__iter__` again.
 
-    The iterators of Python itself return themselves; they are the fastest way to their items.
+    The iterators of Python itself are returned as they are: they are the fastest.
     """
     if type(source).__flags__ & _PYTHON_CLASS and type(source) is not Walk:
         return drawn(source)
@@ -286,7 +286,7 @@ def untouched(source: Any) -> Any:
 def suspended(
     session: LoopSession, entry: LoopEntry, walk: Walk
 ) -> Generator[Iterable[Any], None, None]:
-    """Yield a loop in a generator or coroutine, which counts its items itself, as one slice."""
+    """Yield a loop in a generator or coroutine as one slice; `walk` counts its items."""
     entry.walk = walk
     entry.source = walk.source
     entry.started = perf_counter()
@@ -298,7 +298,7 @@ def suspended(
 
 
 def _next_size(size: int, seconds: float, stride: float = SLICE) -> int:
-    """Return how many iterations should make the next slice, after `size` took `seconds`.
+    """Return the number of iterations of the next slice, after `size` iterations took `seconds`.
 
     >>> _next_size(1, 0.01), _next_size(4, 0.0001), _next_size(64, 0.02)
     (1, 8, 6)
@@ -311,7 +311,7 @@ def _next_size(size: int, seconds: float, stride: float = SLICE) -> int:
 
 
 def _span(source: Any) -> tuple[int, int] | None:
-    """Return what a loop's target begins with and goes on by.
+    """Return (start, step) of a range or enumerate, else None.
 
     >>> _span(range(1, 9, 2)), _span(iter(range(1, 9, 2))), _span(enumerate("ab", 1)), _span(iter("ab"))
     ((1, 2), (1, 2), (1, 1), None)
@@ -328,7 +328,7 @@ def _span(source: Any) -> tuple[int, int] | None:
 
 
 def _items(source: Any) -> tuple[Any, int]:
-    """Return what an iterator of Python runs over, and how far it has come.
+    """Return the sequence that an iterator of Python runs over, and the number of items taken.
 
     >>> _items(iter([7, 8])), _items(iter(range(3)))
     (([7, 8], 0), (range(0, 3), 0))
@@ -338,7 +338,7 @@ def _items(source: Any) -> tuple[Any, int]:
 
 
 def _scalar(item: Any) -> Any:
-    """Return what a loop's target is known by, where that is a plain number or text."""
+    """Return the number or text that names an iteration, None if the item has none."""
     if type(item) is tuple and item:
         item = item[0]
     if type(item) in (int, str, float):
@@ -347,7 +347,7 @@ def _scalar(item: Any) -> Any:
 
 
 def _held(items: list[Any] | tuple[Any, ...], begun: int = 0) -> list[Any] | None:
-    """Return what a loop's target will hold, where that can be shown.
+    """Return the values that a loop target will take, None if they are not plain.
 
     >>> _held([0.1, 0.01]), _held((("a", 1), ("b", 2))), _held([object()]), _held([1, 2, 3], 1)
     ([0.1, 0.01], ['a', 'b'], None, [2, 3])
@@ -356,12 +356,12 @@ def _held(items: list[Any] | tuple[Any, ...], begun: int = 0) -> list[Any] | Non
         return None
     if _scalar(items[begun]) is None:
         return None
-    found = [_scalar(item) for item in items[begun:]]
-    return None if None in found else found
+    values = [_scalar(item) for item in items[begun:]]
+    return None if None in values else values
 
 
 def untried(entry: LoopEntry, frame: FrameType | None) -> bool:
-    """Return True if a `while` loop ended at its test, so that the last turn had no body."""
+    """Return True if a `while` loop ended at its test, so that the body did not run."""
     if frame is None or id(frame) != entry.frame:
         return False
     here = position(frame)

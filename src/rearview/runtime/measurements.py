@@ -15,6 +15,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from rearview.model.run_facts import DeepLoop, MainLoop
 from rearview.store.files import fingerprint
 
 _HERE = __name__.partition(".")[0]
@@ -40,7 +41,7 @@ def surroundings() -> dict[str, str]:
 
 
 def changes(then: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
-    """Yield what is not as it was, one phrase each.
+    """Yield a phrase for each version or thread count that has changed.
 
     >>> list(changes({"torch": "2.12.0", "numpy": "2.0"}, {"torch": "2.13.0", "numpy": "2.0"}))
     ['torch was 2.12.0, is 2.13.0']
@@ -59,7 +60,7 @@ def changes(then: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
 
 
 def changed_inputs(then: Mapping[str, list[Any]], real: Callable[[str], str]) -> Iterator[str]:
-    """Yield which files are not what the run read, one phrase each; `real` says where they are."""
+    """Yield a phrase for each input file that has changed; `real` returns where a file is."""
     for path, about in then.items():
         try:
             same = fingerprint(Path(real(path)))[2] == about[2]
@@ -71,7 +72,7 @@ def changed_inputs(then: Mapping[str, list[Any]], real: Callable[[str], str]) ->
 
 
 def age() -> float:
-    """Return how many seconds ago this process was started; 0 where that is not told."""
+    """Return the age of this process in seconds; 0 if the system does not tell."""
     try:
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         up = float(Path("/proc/uptime").read_text().split()[0])
@@ -81,7 +82,7 @@ def age() -> float:
 
 
 _MOST = 4096
-"""Stretches kept apart; beyond that neighbours are merged, so that a long run stays small."""
+"""Entries kept; beyond that neighbours are merged, so that a long run stays small."""
 
 _COUNTED = 1 << 16
 """Iterations of the outermost loop for which those of inner loops are counted."""
@@ -112,7 +113,7 @@ def _merged(*pairs: tuple[int, float]) -> tuple[int, float]:
 
 
 @dataclass(slots=True)
-class DeepLoop:
+class DeepLoopCounts:
     """A loop inside two others or more."""
 
     path: list[str]
@@ -124,33 +125,33 @@ class DeepLoop:
 
 @dataclass(slots=True)
 class LoopTimings:
-    """One outermost loop, and the loops inside it."""
+    """Timings of one outermost loop and the loops inside it."""
 
     site: str
     name: str
     entered: float
-    """Seconds after the program began."""
+    """Seconds from the start of the program."""
     left: float = 0.0
     iterations: Durations = field(default_factory=Durations)
     inner: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
-    """By site: seconds and iterations of inner loops in each iteration of this one."""
-    deep: dict[str, DeepLoop] = field(default_factory=dict)
-    """By the ids of the loops from the inner one down: loops inside of those."""
+    """By loop id: seconds and iterations of inner loops in each iteration of this one."""
+    deep: dict[str, DeepLoopCounts] = field(default_factory=dict)
+    """Loops inside inner loops, by the ids of the loops around them."""
     counts: dict[str, list[int]] = field(default_factory=dict)
-    """By site: iterations of a loop in each iteration of this one, however deep it lies."""
+    """By loop id: iterations of a loop, at any depth, in each iteration of this one."""
     first: int = 0
-    """Iterations before this one ran in another process."""
+    """Iterations before this one ran in an earlier process of the run."""
     index: int = 0
     now: float = 0.0
     span: tuple[int, int] | None = None
     spans: dict[str, tuple[int, int] | None] = field(default_factory=dict)
-    """By site: what the target of an inner loop begins with and goes on by."""
+    """By loop id: (start, step) of the target of an inner loop."""
     held: list[Any] | None = None
-    """What the target held in each iteration, where it did not count."""
+    """Values of the target in each iteration, if it does not count."""
     helds: dict[str, list[Any] | None] = field(default_factory=dict)
-    """By site: the same for inner loops."""
+    """By loop id: the same for inner loops."""
     varied: set[str] = field(default_factory=set)
-    """Sites of inner loops whose target did not hold the same each time."""
+    """Ids of inner loops whose target took other values in some entry."""
 
 
 class Timeline:
@@ -162,12 +163,12 @@ class Timeline:
         self.nests: list[LoopTimings] = []
 
     def enter(self, site: str, name: str) -> None:
-        """Note that an outermost loop begins."""
+        """Begin an outermost loop."""
         now = perf_counter()
         self.nests.append(LoopTimings(site, name, now - self.began, now=now))
 
     def turn(self, index: int, waited: float) -> None:
-        """Note that iteration `index` of the outermost loop begins; `waited` seconds were ours."""
+        """Begin iteration `index` of the outermost loop; `waited` seconds were spent by Rearview."""
         nest = self.nests[-1]
         now = perf_counter()
         if index > nest.index:
@@ -175,7 +176,7 @@ class Timeline:
         nest.index, nest.now = index, now
 
     def skipped(self, index: int) -> None:
-        """Note that what the outermost loop did before iteration `index` was not seen here."""
+        """Mark that iterations before `index` ran in an earlier process."""
         if self.nests:
             self.nests[-1].first = index
 
@@ -188,9 +189,9 @@ class Timeline:
         span: tuple[int, int] | None = None,
         held: list[Any] | None = None,
     ) -> None:
-        """Note that an inner loop has ended in iteration `index` of the outermost one.
+        """Add an inner loop that has ended in iteration `index` of the outermost one.
 
-        `span` says how its target counted, `held` what it held if it did not.
+        `span` is (start, step) of its target, `held` its values if it does not count.
         """
         if not self.nests:
             return
@@ -207,60 +208,56 @@ class Timeline:
             spent[index] = (before + seconds, already + count)
 
     def count(self, site: str, index: int, count: int) -> None:
-        """Note how often a loop went round in iteration `index` of the outermost one."""
+        """Add the iterations of a loop in iteration `index` of the outermost one."""
         if self.nests and 0 <= index < _COUNTED:
             counts = self.nests[-1].counts.setdefault(site, [])
             counts += [0] * (index + 1 - len(counts))
             counts[index] += count
 
     def below(self, path: list[str], index: int, count: int) -> None:
-        """Note that a loop inside of inner loops has ended, `path` telling which."""
+        """Add a loop inside inner loops that has ended; `path` holds the ids down to it."""
         if self.nests and 0 <= index < _COUNTED:
-            deep = self.nests[-1].deep.setdefault(" > ".join(path), DeepLoop(path))
+            deep = self.nests[-1].deep.setdefault(" > ".join(path), DeepLoopCounts(path))
             deep.entries += 1
             deep.counts += [0] * (index + 1 - len(deep.counts))
             deep.counts[index] += count
 
     def leave(self, span: tuple[int, int] | None, held: list[Any] | None = None) -> None:
-        """Note that the outermost loop has ended; its target counted as `span` says or held `held`."""
+        """End the outermost loop; `span` and `held` describe its target."""
         if self.nests:
             self.nests[-1].left = perf_counter() - self.began
             self.nests[-1].span = span
             self.nests[-1].held = held
 
-    def facts(self) -> dict[str, Any]:
-        """Return the main loop's durations, as plain values; {} without loops."""
+    def facts(self) -> MainLoop:
+        """Return the timings of the main loop; without a `site` if the program has no loop."""
         long = [nest for nest in self.nests if nest.iterations.pairs]
         if not long:
-            return {"start": self.start}
+            return MainLoop(start=self.start)
         main = max(long, key=lambda nest: sum(n * each for n, each in nest.iterations.pairs))
-        same = sum(nest.site == main.site for nest in long)
-        return {
-            "start": self.start,
-            "site": main.site,
-            "name": main.name,
-            "entered": main.entered,
-            "left": main.left,
-            "iterations": main.iterations.pairs,
-            "inner": main.inner,
-            "deep": {
-                names: {
-                    "site": deep.path[-1],
-                    "path": deep.path,
-                    "entries": deep.entries,
-                    "counts": deep.counts,
-                }
+        return MainLoop(
+            start=self.start,
+            site=main.site,
+            name=main.name,
+            entered=main.entered,
+            left=main.left,
+            iterations=main.iterations.pairs,
+            inner=main.inner,
+            deep={
+                names: DeepLoop(
+                    site=deep.path[-1], path=deep.path, entries=deep.entries, counts=deep.counts
+                )
                 for names, deep in main.deep.items()
             },
-            "counts": main.counts,
-            "counted": [main.first, _COUNTED],
-            "alone": same == 1,
-            "span": main.span,
-            "held": main.held,
-            "helds": _known(main.helds, main.varied),
-            "spans": _known(main.spans, main.varied),
-            "varied": sorted(main.varied),
-        }
+            counts=main.counts,
+            counted=(main.first, _COUNTED),
+            alone=sum(nest.site == main.site for nest in long) == 1,
+            span=main.span,
+            held=main.held,
+            helds=_known(main.helds, main.varied),
+            spans=_known(main.spans, main.varied),
+            varied=sorted(main.varied),
+        )
 
 
 def _longer(one: list[Any] | None, two: list[Any] | None) -> list[Any] | None:

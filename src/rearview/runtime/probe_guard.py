@@ -30,7 +30,7 @@ _WRITERS = ("torch.utils.tensorboard.writer", "tensorboardX.writer")
 
 
 def told(method: str, args: tuple[Any, ...], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values by name in a call of a tracker's method.
+    """Return the values by name that a call of a tracker's method logs.
 
     >>> told("add_scalar", ("loss", 0.5, 3), {}), told("log", ({"a": 1},), {"step": 2})
     ({'loss': 0.5}, {'a': 1})
@@ -70,7 +70,7 @@ def plain(value: Any) -> Any:
 
 
 def silence(folder: Path) -> None:
-    """Let the trackers of a program that is replayed write nothing and speak to nobody.
+    """Silence trackers in a replay: they write nothing and contact no server.
 
     `folder` takes what cannot be had without a file.
     """
@@ -84,7 +84,7 @@ def silence(folder: Path) -> None:
 
 
 class SilentWriter:
-    """Stands where a file writer of TensorBoard or tensorboardX would; each names the folder its way."""
+    """Replaces the file writer of TensorBoard or tensorboardX, and writes nothing."""
 
     def __init__(self, *args: Any, **given: Any) -> None:
         named = (given[name] for name in ("log_dir", "logdir", "file_prefix") if name in given)
@@ -101,7 +101,7 @@ class SilentWriter:
 
 
 def _nothing(*args: Any, **given: Any) -> None:
-    """Do nothing, whatever is asked."""
+    """Do nothing."""
 
 
 def _silence_writer(module: ModuleType) -> None:
@@ -115,7 +115,7 @@ def _silence_mlflow(module: ModuleType) -> None:
 
 
 def _silence_wandb(module: ModuleType, folder: Path) -> None:
-    """Let a run of W&B be one that stays on this machine, in `folder`; a disabled one stays so."""
+    """Keep a run of W&B offline, in `folder`; a disabled one stays disabled."""
     real = module.init
 
     def init(*args: Any, **given: Any) -> Any:
@@ -166,7 +166,7 @@ def install(session: Replayer) -> None:
 
 
 class _LightGuard:
-    """The shield of a probe that draws nothing: it only says that a probe is at work."""
+    """The guard of a probe that draws no random numbers: only marks that a probe runs."""
 
     __slots__ = ("session",)
 

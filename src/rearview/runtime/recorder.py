@@ -21,9 +21,9 @@ from typing import Any
 import msgspec
 
 from rearview.checkpointer.signals import Signals, leave_at_once
-from rearview.energy import Used
+from rearview.energy import EnergyLog
 from rearview.errors import UsageError
-from rearview.model import Edge, Point, Snapshot, Step
+from rearview.model import CheckpointMeta, Edge, Point, RunEnd, Snapshot, Step
 from rearview.model.run import EXIT_PAUSED
 from rearview.model.wording import printable
 from rearview.runtime.frames import position, qualified, unobserved
@@ -46,13 +46,13 @@ from rearview.store.runs import Runs
 
 
 class PointEncoder:
-    """What records at the points of one run begin with."""
+    """Encodes the current point as records spell it, without building a Point each time."""
 
     def __init__(self) -> None:
         self._heads: dict[tuple[str, ...], bytes] = {(): encode_point(Point())}
 
     def of(self, session: Session) -> bytes:
-        """Return the current point as records spell it; the common case without building it."""
+        """Return the encoded current point."""
         stack = session.stack
         if session.loose or session.cell or threading.get_ident() != session.thread:
             return encode_point(session.point())
@@ -71,15 +71,15 @@ class PointEncoder:
 
 
 _WALKING = 0.01
-"""Share of the time so far that walking anchors may take."""
+"""Fraction of the time so far that walking anchors may take."""
 _FIRST = 0.1
 """Seconds of walking that are always allowed."""
 _BRIEF = 0.001
-"""A loop shorter than this is not worth skipping."""
+"""Seconds; a shorter loop is not worth skipping in a replay."""
 _CROWDED = 0.5
-"""Share of a core that training may leave too few, and still what it leaves alone is copied beside it."""
+"""Fraction of a core that a late copy may lack and still be made."""
 _PATIENCE = 0.05
-"""Seconds before an inner boundary is considered again after one was not worth it."""
+"""Seconds before an inner boundary is considered again after the policy refused one."""
 
 
 @dataclass
@@ -92,30 +92,31 @@ class Recorder(Session):
     overhead: Overhead = field(kw_only=True)
     script: str = ""
     clock: Clock | None = None
-    """What the program was told of the time."""
+    """Records the times that the program reads."""
     inputs: InputFiles | None = None
     signals: Signals | None = None
-    """Notices when somebody asks the program to leave; None: nobody may."""
+    """Watches for stop signals; None if the run is not preemptible."""
     remote_copy: RemoteCopy | None = None
-    """Brings what was saved to another place."""
+    """Copies the run to a remote after each save."""
     outputs: Outputs | None = None
-    """The files that the program writes, which are part of its state."""
-    energy: Used | None = None
-    """The account of the energy used."""
+    """Files that the program writes, which are part of its state."""
+    energy: EnergyLog | None = None
+    """Measures the energy that the run uses."""
     printing: PrintedLines = field(default_factory=PrintedLines)
-    """The lines that it prints."""
+    """Records the lines that the program prints."""
     joins: bool = False
-    """This process is a child of the one that the run is about."""
+    """Whether this process is a child of the process that the run recorded first."""
     only_names: frozenset[str] | None = None
-    """Names to log, where the rest was logged before."""
+    """Names to record; None for all. In a child of a replay, the others were recorded before."""
     seq: int = 0
     due: dict[str, float] = field(default_factory=dict)
-    """Before which time no checkpoint is considered inside a loop, or after one, by its site."""
+    """Time before which no inner boundary, or end of a loop, is considered; by loop id."""
     failed: bool = False
+    """Whether recording has failed; then the program runs on unrecorded."""
     iteration_began: float = 0.0
-    """When the iteration of the outermost loop began."""
+    """Time when the iteration of the outermost loop began."""
     last: float = 0.0
-    """When a boundary was last saved that a replay could start from."""
+    """Time of the last saved boundary that a replay could start from."""
     finished: bool = False
 
     def __post_init__(self) -> None:
@@ -127,13 +128,13 @@ class Recorder(Session):
         self._prefixes = PointEncoder()
 
     def push(self, entry: LoopEntry) -> None:
-        """Note when an outermost loop begins."""
+        """Put a loop on the stack, and an outermost one on the timeline."""
         super().push(entry)
         if self.nest is not None and self.nest.entry is entry:
             self.timeline.enter(entry.site.id, entry.site.name)
 
     def leave(self, entry: LoopEntry, frame: FrameType | None, *, ended: bool) -> None:
-        """Note what a loop took."""
+        """Take a loop off the stack and add its duration to the timeline."""
         outermost = self.nest is not None and self.nest.entry is entry
         if outermost and not ended and not untried(entry, frame):
             self.timeline.turn(entry.now + 1, self.overhead.waited)
@@ -144,7 +145,7 @@ class Recorder(Session):
             self._count(entry)
 
     def _count(self, entry: LoopEntry) -> None:
-        """Note how often an inner loop went round, in this iteration of the outermost one."""
+        """Count the iterations of an inner loop in this iteration of the outermost one."""
         outer, *between = self.stack
         count = max(0, entry.now + 1)
         self.timeline.count(entry.site.id, outer.now, count)
@@ -190,16 +191,16 @@ class Recorder(Session):
         return index
 
     def _inner_boundary_is_due(self, entry: LoopEntry) -> bool:
-        """Return True if to ask about an inner boundary: asking takes a tenth of a millisecond."""
+        """Return True if the policy should be asked about an inner boundary, which takes 0.1 ms."""
         now = perf_counter()
         since = now - max(entry.started, self.last)
         return since >= INNER_LEAST and now >= self.due.get(Edge.START, 0.0)
 
     def leave_program(self, entry: LoopEntry, index: int, frame: FrameType) -> None:
-        """Save here and end with exit code 85, as somebody asked; the run is to be continued.
+        """Save and end with exit code 85, because a signal asked for it; the run can be resumed.
 
-        Where the state cannot be saved whole, the program goes on to the next boundary of its
-        outermost loop, and leaves there in any case: the last good checkpoint is still there.
+        If the state cannot be saved completely, the program continues to the next boundary of its
+        outermost loop and ends there in any case: the last complete checkpoint still exists.
         """
         nest = self.nest
         assert nest is not None
@@ -242,7 +243,7 @@ class Recorder(Session):
 
     @unobserved
     def after_loop(self, entry: LoopEntry, index: int, frame: FrameType) -> None:
-        """Consider a checkpoint after a loop that ended where its exhaustion would lead."""
+        """Consider a checkpoint after a loop that was exhausted, or left by `break`."""
         nest = self.nest
         if not self.checkpointing or self.failed or entry.site.loose or nest is None:
             return
@@ -255,9 +256,9 @@ class Recorder(Session):
             self.fail(exc)
 
     def consider(self, entry: LoopEntry, index: int, edge: Edge, frame: FrameType) -> None:
-        """Save if the policy finds that it pays."""
+        """Save if the policy decides that it pays."""
         depth = len(self.stack) - 1
-        ends = edge is Edge.END and depth == 1  # what an iteration leaves to be skipped to
+        ends = edge is Edge.END and depth == 1  # a replay can skip to the end of an inner loop
         begun = perf_counter()
         since = begun - (entry.started if edge is Edge.END else max(entry.started, self.last))
         decision = self.overhead.decide(entry.site.id + edge, since, depth * (not ends), ends=ends)
@@ -275,7 +276,7 @@ class Recorder(Session):
         self.overhead.add_wait(perf_counter() - begun)
 
     def _last_chance(self, entry: LoopEntry, edge: Edge) -> bool:
-        """Return True if to save after an outermost loop, so that a replay has something to equal."""
+        """Return True if the end of an outermost loop is saved to have something to compare with."""
         nest = self.nest
         if edge is not Edge.END or nest is None or nest.entry is not entry:
             return False
@@ -284,21 +285,21 @@ class Recorder(Session):
     def save(
         self, entry: LoopEntry, index: int, edge: Edge, frame: FrameType, *, wait: bool = False
     ) -> bool:
-        """Take a checkpoint here; say whether it was taken, and with `wait` whether it is whole."""
+        """Capture the state and submit it; return True if accepted, and with `wait` also complete."""
         nest = self.nest
         assert nest is not None
         assert nest.anchors is not None
         begun = perf_counter()
-        found, frames = self.roots(frame)
-        captured = capture(nest.anchors, found)
+        roots, frames = self.roots(frame)
+        captured = capture(nest.anchors, roots)
         if not nest.encoded:
             anchors = {"names": nest.names, "signature": nest.anchors.signature}
             nest.encoded = msgspec.json.encode(anchors)
-        places = {"names": list(found), "frames": [qualified(one.f_code) for one in frames]}
+        origin = {"names": list(roots), "frames": [qualified(each.f_code) for each in frames]}
         files, outputs = self.outputs.parts() if self.outputs is not None else ({}, {})
         buffers: dict[str, Any] = {
             "anchors": nest.encoded,
-            "roots": msgspec.json.encode(places),
+            "roots": msgspec.json.encode(origin),
             **captured.buffers,
             **files,
         }
@@ -314,13 +315,13 @@ class Recorder(Session):
             edge,
             captured.skeleton,
             buffers,
-            meta={
-                "path": path,
-                "anchored": nest.at,
-                "records": self.records.position,
-                "seconds": begun - self.began,
-                **({"outputs": outputs} if outputs else {}),
-            },
+            meta=CheckpointMeta(
+                path=path,
+                anchored=nest.at,
+                records=self.records.position,
+                seconds=begun - self.began,
+                outputs=outputs,
+            ),
             missing=tuple(captured.missing),
         )
         hints = CopyHints(
@@ -334,10 +335,10 @@ class Recorder(Session):
         return taken and not (wait and captured.missing)
 
     def point_of(self, entry: LoopEntry, index: int) -> Point:
-        """Return the point whose start or end a checkpoint of `entry` marks."""
+        """Return the point of a checkpoint of `entry` at iteration `index`."""
         steps = [other.step() for other in self.stack]
-        known = entry.sequence[index] if entry.sequence and index < len(entry.sequence) else None
-        steps[-1] = Step(entry.site.name, index, None if known == index else known)
+        value = entry.sequence[index] if entry.sequence and index < len(entry.sequence) else None
+        steps[-1] = Step(entry.site.name, index, None if value == index else value)
         return Point((*self.cell_steps(), *steps))
 
     def log(self, items: Mapping[str, Any]) -> None:
@@ -361,14 +362,14 @@ class Recorder(Session):
             self.fail(exc)
 
     def forked(self) -> None:
-        """Become a child: loops and checkpoints are the parent's, records are our own."""
+        """In a forked child: watch no loops and save nothing; records still go to the run."""
         self.watching = False
         self.checkpointing = 0
         self.stack = []
         self.printing.remove()
 
     def deleted(self) -> None:
-        """Stop writing: the program is about to remove the store, and we must not be in its way."""
+        """Stop writing: the program is about to remove the store itself."""
         self.writer.close()
         self.records.close()
         self.printing.remove()
@@ -376,9 +377,9 @@ class Recorder(Session):
         self.fail(UsageError("the program removes the store itself", slug="store-removed"))
 
     def fail(self, exc: BaseException) -> None:
-        """Say once that recording has a problem; the program goes on as if it were not recorded."""
+        """Warn once that recording has failed; the program continues unrecorded."""
         if _raised_by_handler(exc):
-            raise exc  # the program's own: it came while we were at work
+            raise exc  # raised by a signal handler of the program while our code ran
         if not self.failed:
             self.failed = True
             if os.environ.get("REARVIEW_DEBUG"):
@@ -391,7 +392,7 @@ class Recorder(Session):
             )
 
     def finish(self, code: int | None) -> None:
-        """Publish how the run ended, when everything is written."""
+        """Write everything that is left, then publish how the run ended."""
         if self.finished or self.pid != os.getpid():
             return
         self.finished = True
@@ -415,41 +416,41 @@ class Recorder(Session):
         self._push_end()
 
     def _push_end(self) -> None:
-        """Bring the run's end to the remote, or say that it is not there."""
+        """Push the end of the run to the remote; print a message if that fails."""
         if self.remote_copy is None or self.joins:
             return
         try:
             self.remote_copy.finish()
         except Exception as exc:
             if self.code == EXIT_PAUSED:
-                self.code = 1  # who continues it elsewhere would not find it
+                self.code = 1  # it cannot be resumed on another machine
             sys.stderr.write(
-                f"rearview: saved, but not brought to the remote: {printable(str(exc))}\n"
+                f"rearview: saved, but not pushed to the remote: {printable(str(exc))}\n"
             )
 
     def _created_files(self) -> frozenset[str]:
-        """Return the files that the run made, also those that C code wrote."""
+        """Return the files that the run created, also those that C code wrote."""
         traces = self.outputs.traces if self.outputs is not None else None
         return frozenset(traces.absent() if traces is not None else ())
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> RunEnd:
         """Return what the run measured, for planning and for `rearview show`."""
         files = {str(file) for _, one in self.modules if (file := getattr(one, "__file__", None))}
         if self.script and self.belongs(self.script):
             files.add(self.script)  # Python forgets its name
-        return {
-            "seconds": perf_counter() - self.began,
-            "cpu": process_time(),
-            "costs": self.overhead.report(self.writer.costs),
-            "main": self.timeline.facts(),
-            "imports": loading.facts() if (loading := self.compiler.loading) is not None else {},
-            "surroundings": surroundings(),
-            "inputs": self.inputs.facts(self._created_files()) if self.inputs is not None else {},
-            "loops": {
+        return RunEnd(
+            seconds=perf_counter() - self.began,
+            cpu=process_time(),
+            costs=self.overhead.report(self.writer.costs),
+            main=self.timeline.facts(),
+            imports=loading.facts() if (loading := self.compiler.loading) is not None else {},
+            surroundings=surroundings(),
+            inputs=self.inputs.facts(self._created_files()) if self.inputs is not None else {},
+            loops={
                 k: h.facts() for k, h in self.histories.items() if h.entries and not h.unwatched
             },
-            "files": sorted({os.path.relpath(file, self.root) for file in files}),
-        }
+            files=sorted({os.path.relpath(file, self.root) for file in files}),
+        )
 
 
 def _raised_by_handler(exc: BaseException) -> bool:

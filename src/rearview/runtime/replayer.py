@@ -15,7 +15,7 @@ import msgspec
 
 from rearview.checkpointer.signals import leave_at_once
 from rearview.errors import RearviewError
-from rearview.model import Checkpoint, Edge, Point, ReplayReport, SegmentFile
+from rearview.model import Checkpoint, Edge, LoopStep, Point, ReplayReport, SegmentFile
 from rearview.model.plan import ReplayFailure, may_hold
 from rearview.model.run import name_of
 from rearview.runtime.checkpoint_index import CheckpointIndex
@@ -23,9 +23,9 @@ from rearview.runtime.frames import position, unobserved
 from rearview.runtime.loops import LoopEntry
 from rearview.runtime.measurements import changed_inputs, changes, surroundings
 from rearview.runtime.session import Session
-from rearview.store.files import caused_by_full_disk
-from rearview.store.project import publish
-from rearview.store.records import RecordFile, encode_point, recorded
+from rearview.store.files import caused_by_full_disk, publish
+from rearview.store.records import RecordFile, encode_point
+from rearview.store.tables.recorded_values import recorded
 from rearview.store.values import Put, convert
 
 _SELDOM = 8
@@ -112,7 +112,7 @@ class Replayer(Session):
         elif goal > index and self.segment.jump and len(path) <= self.segment.levels:
             self.checkpoint_index.pending = self.checkpoint_index.nearest(path, goal)
             if self.checkpoint_index.pending is not None:
-                target: int = self.checkpoint_index.pending.meta["path"][-1][2]
+                target: int = self.checkpoint_index.pending.meta.path[-1].iteration
                 return target
         self.report.iterations += outermost
         self.moved = True
@@ -240,7 +240,7 @@ class Replayer(Session):
         reach = index + self.report.iterations
         return not self.moved or not self.checkpoint_index.has_more(self.path(entry, index), reach)
 
-    def skip(self, path: list[list[Any]], frame: FrameType) -> bool:
+    def skip(self, path: tuple[LoopStep, ...], frame: FrameType) -> bool:
         """Restore the state after the loop, if it was saved, instead of running it."""
         checkpoint = self.checkpoint_index.at(Edge.END, path) if self.segment.jump else None
         if (

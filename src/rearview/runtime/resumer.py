@@ -24,7 +24,7 @@ import msgspec
 
 from rearview.checkpointer.signals import end_children
 from rearview.errors import RearviewError, StateError
-from rearview.model import Checkpoint, Control, Edge
+from rearview.model import Checkpoint, Control, Edge, LoopStep
 from rearview.model.plan import AGAIN, LAUNCHER, VARIABLE
 from rearview.runtime.checkpoint_index import CheckpointIndex
 from rearview.runtime.frames import unobserved
@@ -50,7 +50,7 @@ class Restart:
 
     def __call__(self, checkpoint: Checkpoint, why: RearviewError) -> None:
         """Resume from a checkpoint less deep in the loops than this one; does not return."""
-        depth = len(checkpoint.meta["path"]) - 1
+        depth = len(checkpoint.meta.path) - 1
         way = "resuming from an earlier one" if depth else "starting over"
         sys.stderr.write(
             f"rearview: the checkpoint at {checkpoint.point} cannot be resumed from; {way} ({why})\n"
@@ -189,7 +189,7 @@ class Resumer(Recorder):
             return index
         self._anchor(entry, index, frame)
         path = self.path(entry, index)
-        target_path = self.target.meta["path"]
+        target_path = self.target.meta.path
         depth = len(path)
         on_the_way = depth <= len(target_path) and all(
             list(mine[:2]) == list(other[:2]) and (level == depth - 1 or mine[2] == other[2])
@@ -206,7 +206,7 @@ class Resumer(Recorder):
         if goal > index:
             self.checkpoint_index.pending = self.checkpoint_index.nearest(path, goal)
             if self.checkpoint_index.pending is not None:
-                target: int = self.checkpoint_index.pending.meta["path"][-1][2]
+                target: int = self.checkpoint_index.pending.meta.path[-1].iteration
                 return target
         return index
 
@@ -238,7 +238,7 @@ class Resumer(Recorder):
             self._arrived()
         return target
 
-    def _skip(self, path: list[list[Any]], frame: FrameType) -> bool:
+    def _skip(self, path: tuple[LoopStep, ...], frame: FrameType) -> bool:
         checkpoint = self.checkpoint_index.at(Edge.END, path)
         if checkpoint is None:
             return False
@@ -265,7 +265,7 @@ class Resumer(Recorder):
         """Put back files that are too large for a checkpoint, before restoring truncates them."""
         assert self.target is not None
         if self.outputs is not None:
-            self.outputs.bring_back(self.target.meta.get("outputs", {}).get("large", ()))
+            self.outputs.bring_back(self.target.meta.outputs.get("large", ()))
 
     def _arrived(self) -> None:
         self.origin, self.target = self.target, None
@@ -275,7 +275,7 @@ class Resumer(Recorder):
             facts = {"version": self.continues, "point": str(self.origin and self.origin.point)}
             self.runs.note(self.run, "continued", facts)
         if self.origin is not None:
-            path = self.origin.meta["path"]
+            path = self.origin.meta.path
             whole = len(path) == 1 and self.origin.edge is not Edge.END
             self.timeline.skipped(path[0][2] + (not whole))
         if self.clock is not None:

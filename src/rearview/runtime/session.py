@@ -13,16 +13,16 @@ from types import FrameType
 from typing import Any
 
 from rearview.config import Settings
-from rearview.model import Point, Step
+from rearview.model import LoopStep, Point, Step
 from rearview.model.run import CELL, NAMED
 from rearview.runtime.frames import (
     LOOPS,
     Modules,
+    clear_library_references,
     library_roots,
     project_frames,
     resolved,
     roots,
-    settle,
 )
 from rearview.runtime.loops import (
     SLICE,
@@ -40,13 +40,13 @@ from rearview.state.codecs.iterators import Walk, feeding
 from rearview.store.project import FOLDER, Project
 
 SHORT = 0.0002
-"""A loop that takes fewer seconds than this in all, inside another, is not worth looking at."""
+"""Seconds; an inner loop that takes less in all is not watched any more."""
 SHORT_OUTSIDE = 0.005
-"""The same for a loop outside all others."""
+"""The same for an outermost loop."""
 SHORT_DEEP = 0.02
-"""The same for a loop inside two others or more, where ten seconds lie between checkpoints."""
+"""The same for a loop inside two others or more, which is saved every ten seconds at most."""
 BRIEF = 20e-6
-"""Iterations shorter than this, without a record, are not worth looking at either."""
+"""Seconds; loops with shorter iterations and no record are not watched either."""
 
 
 _current: Session | None = None
@@ -86,56 +86,57 @@ class NamedLoop:
 
 @dataclass(slots=True)
 class LoopNest:
-    """The loops from the outermost in: they share anchors."""
+    """An outermost loop with the loops inside it: they share anchors."""
 
     entry: LoopEntry
     anchors: Anchors | None = None
     at: int = 0
-    """Iteration of the outermost loop at whose start the anchors were walked."""
+    """Iteration of the outermost loop before which the anchors were walked."""
     names: tuple[str, ...] = ()
-    """Roots of that walk."""
+    """Names of the roots of that walk."""
     encoded: bytes = b""
-    """Both, as every checkpoint of the nest holds them."""
+    """Names and signature of the anchors, as every checkpoint of the nest holds them."""
     feeds: list[Any] | None = None
-    """Generators and iterators of loaders that the outermost loop draws from."""
+    """Generators and iterators of data loaders that the outermost loop draws from."""
     seconds: float = 0.0
+    """Duration of the walk."""
 
 
 @dataclass
 class Session:
-    """A run of the user's program under observation, in this process."""
+    """The user's program, observed in this process: common base of Recorder and Replayer."""
 
     project: Project
     run: str
     settings: Settings
     checkpointing: int = 0
-    """Above 0, checkpoints are taken: always under `rearview run`, else inside `checkpointing`."""
+    """Above 0, checkpoints are saved: always under `rearview run`, else inside `checkpointing`."""
     declared: dict[str, Any] = field(default_factory=dict)
-    """Objects given to `checkpointing`, by name."""
+    """Objects passed to `checkpointing`, by name."""
     histories: dict[str, LoopHistory] = field(default_factory=dict)
     stack: list[LoopEntry] = field(default_factory=list)
     nest: LoopNest | None = None
     ordinals: dict[str, int] = field(default_factory=dict)
-    """Entries of loops outside all others, so far."""
+    """Number of entries so far of each outermost loop."""
     given: dict[str, str] = field(default_factory=dict)
     """Values for `arg` from `rearview run --arg`."""
     compiler: Any = None
     view: FileView | None = None
-    """Where a replay's files seem to be; None when recording."""
+    """Translates paths in a replay; None when recording."""
     code: int | None = None
     """Exit code, once the program has ended."""
     unwatched: set[str] = field(default_factory=set)
-    """Sites of loops that are left alone from now on."""
+    """Ids of loops that are no longer watched."""
     watching: bool = True
-    """False in threads and forked children, where loops are left alone."""
+    """False in forked children, where loops are not watched."""
     loose: list[LoopEntry] = field(default_factory=list)
-    """Loops in generators and coroutines: suspended and resumed in any order, so not stacked."""
+    """Loops in generators and coroutines, which are suspended and resumed in any order."""
     loop_files: set[str] = field(default_factory=set)
     """Files of libraries whose training loops are watched."""
     stride: float = SLICE
-    """Seconds that boundaries of short iterations are apart."""
+    """Seconds between boundaries of short iterations."""
     shared: frozenset[str] = frozenset()
-    """Files that others have written since the run stopped: they stay as they are."""
+    """Files that other programs have written since the run stopped: they are left alone."""
     cell: int = 0
     """Number of the notebook's cell being executed, from 1 on; 0: none is."""
 
@@ -150,7 +151,7 @@ class Session:
         self.modules = Modules(self.belongs)
 
     def belongs(self, file: str) -> bool:
-        """Return True if a file is the project's own: under its root, and not an installed library."""
+        """Return True if a file belongs to the project: under its root, and not an installed library."""
         known = self._belongs.get(file)
         if known is None:
             path = resolved(file)
@@ -172,11 +173,11 @@ class Session:
         self._belongs[file] = True
 
     def real(self, path: str, use: PathUse = PathUse.READ) -> str:
-        """Return where a file of the program is, which in a replay is not where it seems."""
+        """Return the real path of a file, which differs from the program's path in a replay."""
         return path if self.view is None else str(self.view.real(path, use))
 
     def hook(self, site: str, items: Any, frame: FrameType) -> Any:
-        """Stand in for the iterator that a loop in `frame` draws from; None: it is a `while`."""
+        """Return the iterator for a loop in `frame`; `items` is None for a `while` loop."""
         history = self._watched(site)
         if history is None:
             return repeat(None) if items is None else untouched(items)
@@ -185,9 +186,9 @@ class Session:
         return self.enter(history, items, frame)
 
     def parts(self, site: str, numbers: Any, frame: FrameType) -> Iterable[Any]:
-        """Return the numbers of a loop in `frame` in parts, each to be iterated on its own.
+        """Return the numbers of a `for … in range(…)` loop in parts, each iterated on its own.
 
-        They are no numbers where a program has given the name `range` to something else.
+        `numbers` is something else if the program has given the name `range` to it.
         """
         history = self._watched(site)
         if history is None:
@@ -203,13 +204,13 @@ class Session:
         return history
 
     def is_watching(self) -> bool:
-        """Return True if loops that are entered now are watched: not in other threads or children."""
+        """Return True if loops entered now are watched: not in other threads or forked children."""
         return self.watching and threading.get_ident() == self.thread
 
     def scalar(self, name: str, value: Any) -> None:
-        """Log what was assigned in a loop, if it is a number; text and the like are not.
+        """Log a value that was assigned in a loop, if it is a number.
 
-        A number may be NumPy's or a tensor without dimensions.
+        A NumPy number, or a tensor without dimensions, counts as one.
         """
         if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
             value = value.item()
@@ -217,7 +218,7 @@ class Session:
             self.log({name: value})
 
     def named_loop(self, name: str) -> LoopHistory:
-        """Return what is known of the loop that the user named `name`."""
+        """Return the history of the loop that the user named `name`."""
         key = NAMED + name
         history = self.histories.get(key)
         if history is None:
@@ -228,7 +229,7 @@ class Session:
         return history
 
     def enter(self, history: LoopHistory, items: Any, frame: FrameType) -> Iterator[Any]:
-        """Return an iterator over `items`, as `iterate` takes them, that tells this session of each."""
+        """Return an iterator over `items` (see `iterate`) that calls this session between iterations."""
         if history.site.loose:
             entry = LoopEntry(history, 0, id(frame))
             history.entries += 1
@@ -239,7 +240,7 @@ class Session:
     def _entered(
         self, history: LoopHistory, items: Any, frame: FrameType
     ) -> Generator[Iterable[Any], None, None]:
-        """Return the slices of a loop that is being entered."""
+        """Enter a loop; return its slices."""
         if self.loop_files:
             self._forget_interrupted()
         counts = self.stack[-1].inside() if self.stack else self.ordinals
@@ -250,7 +251,7 @@ class Session:
         return iterate(self, entry, items)
 
     def _forget_interrupted(self) -> None:
-        """Drop loops of a library that were left by a pause, as Ignite's `interrupt` does."""
+        """Drop library loops whose frame has ended without a sign, as with Ignite's `interrupt`."""
         while self.stack and self.stack[-1].frame not in set(_frames()):
             last = self.stack.pop()
             if self.nest is not None and self.nest.entry is last:
@@ -285,7 +286,7 @@ class Session:
         self.learn(entry)
 
     def learn(self, entry: LoopEntry) -> None:
-        """Take in what a loop took; one that is brief and says nothing is left alone from now on."""
+        """Add a loop that has ended to its history; stop watching it if it is short and logs nothing."""
         history = entry.history
         seconds = perf_counter() - entry.started
         count = max(entry.now + 1, 0)
@@ -298,7 +299,7 @@ class Session:
                 self.unwatched.add(history.site.id)
 
     def slice(self, entry: LoopEntry, size: int) -> int:
-        """Return how many iterations may pass unobserved, `size` at the most."""
+        """Return how many iterations may pass unobserved, at most `size`."""
         if entry.site.loose:
             return 1
         if (entry.history.logs or entry.site.talks) and entry.sequence is None:
@@ -306,7 +307,7 @@ class Session:
         return size
 
     def point(self) -> Point:
-        """Return where the program is now."""
+        """Return the current point."""
         if threading.get_ident() != self.thread:
             return Point()
         return Point((*self.cell_steps(), *(entry.step() for entry in self.running())))
@@ -316,7 +317,7 @@ class Session:
         return (Step(CELL, self.cell - 1, self.cell),) if self.cell else ()
 
     def where(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
-        """Return the current point as the loops and the iteration that each is at."""
+        """Return the current point as names of loops and their iterations."""
         if self.loose or self.cell or threading.get_ident() != self.thread:
             point = self.point()
             return point.loops, point.indices
@@ -332,22 +333,22 @@ class Session:
         loose = [entry for entry in self.loose if entry.frame in depth]
         if not loose:
             return self.stack
-        # By the frames they run in: a generator was perhaps begun outside the loops around it now.
+        # by the frames they run in: a generator may have been started outside the loops around it now
         return sorted([*self.stack, *loose], key=lambda e: depth.get(e.frame, -len(frames)))
 
-    def path(self, entry: LoopEntry, index: int) -> list[list[Any]]:
-        """Return the stack down to `entry`, as checkpoints are found by."""
-        steps: list[list[Any]] = []
+    def path(self, entry: LoopEntry, index: int) -> tuple[LoopStep, ...]:
+        """Return the path of a checkpoint: (loop, ordinal, index) of each loop down to `entry`."""
+        steps: list[LoopStep] = []
         for other in self.stack:
             if other is entry:
                 break
-            steps.append([other.site.id, other.ordinal, other.now])
-        return [*steps, [entry.site.id, entry.ordinal, index]]
+            steps.append(LoopStep(other.site.id, other.ordinal, other.now))
+        return (*steps, LoopStep(entry.site.id, entry.ordinal, index))
 
     def roots(self, frame: FrameType) -> tuple[dict[str, Any], list[FrameType]]:
-        """Return what the state starts from, and the frames it lies in."""
+        """Return the roots of the state by name, and the frames of the program."""
         frames = project_frames(frame, self.belongs, self.loop_files)
-        settle(frames, self.loop_files)
+        clear_library_references(frames, self.loop_files)
         found = roots(frames, self.modules)
         if self.nest is not None:
             found.update(self._sources(self.nest))
@@ -356,7 +357,7 @@ class Session:
         return found, frames
 
     def _sources(self, nest: LoopNest) -> dict[str, Any]:
-        """Return the generators and loaders that feed the outermost loop: they are state too."""
+        """Return the generators and data loaders that feed the outermost loop: they are state too."""
         if nest.feeds is None:
             nest.feeds = feeding(nest.entry.source, self.is_project_module)
         return {f"loop:{n}:{nest.entry.site.id}": one for n, one in enumerate(nest.feeds)}
@@ -368,7 +369,7 @@ class Session:
         found: Mapping[str, Any],
         signature: Sequence[str] | None = None,
     ) -> Anchors:
-        """Walk the objects that exist now; later checkpoints of this nest refer to them."""
+        """Walk the objects that exist now: the anchors of later checkpoints of this nest."""
         begun = perf_counter()
         nest.anchors = Anchors.walk(
             found, project=self.is_project_module, loop_modules=LOOPS, signature=signature
@@ -379,7 +380,7 @@ class Session:
         return nest.anchors
 
     def is_project_module(self, module: Any) -> bool:
-        """Return True if a module, or the module of that name, is the project's."""
+        """Return True if a module, or the module of that name, belongs to the project."""
         if isinstance(module, str):
             module = sys.modules.get(module)
         if module is not None and module is self.modules.main:
@@ -388,20 +389,18 @@ class Session:
         return isinstance(file, str) and self.belongs(file)
 
     def mark_logging(self) -> None:
-        """Remember that something was logged in the loops being executed."""
+        """Remember that the loops being executed log values."""
         for entry in self.running():
             entry.history.logs = True
 
-    # What recording and replaying do differently.
-
     def boundary(self, entry: LoopEntry, index: int, frame: FrameType) -> int | None:
-        """Act before iteration `index`; return the iteration to go on with, None to end."""
+        """Act before iteration `index`; return the iteration to continue with, None to end."""
         raise AssertionError
 
     def advance(
         self, entry: LoopEntry, source: Iterator[Any], index: int, target: int, frame: FrameType
     ) -> int:
-        """Bring the loop from iteration `index` to `target` without running what lies between."""
+        """Bring the loop from iteration `index` to `target` without running those in between."""
         raise AssertionError
 
     def exhausted(self, entry: LoopEntry, index: int, frame: FrameType) -> bool:
@@ -412,18 +411,18 @@ class Session:
         """Act when the loop was left early."""
 
     def log(self, items: Mapping[str, Any]) -> None:
-        """Keep values under their names at the current point."""
+        """Record values under their names at the current point."""
         raise AssertionError
 
     def argument(self, values: Mapping[str, Any]) -> None:
-        """Keep hyper-parameters of the run."""
+        """Record hyper-parameters of the run."""
         raise AssertionError
 
     def note_failure(self, exc: BaseException) -> None:
         """Take note of the exception that ends the program."""
 
     def finish(self, code: int | None) -> None:
-        """Bring the run to its end; nothing follows."""
+        """End the run: everything is written when this returns."""
         raise AssertionError
 
 

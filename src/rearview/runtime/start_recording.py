@@ -21,13 +21,13 @@ from typing import Any, NoReturn
 
 from rearview.checkpointer.signals import Signals, leave_at_once
 from rearview.config import Settings
-from rearview.energy import Account, Used
+from rearview.energy import Account, EnergyLog
 from rearview.errors import RearviewError, VersionError
-from rearview.model import Checkpoint, Control, Run
+from rearview.model import Checkpoint, Control, Run, RunStart
 from rearview.model.run import is_notebook
 from rearview.model.secrets import redact_value, redact_words
 from rearview.model.wording import printable
-from rearview.remote.base import open_remote
+from rearview.remote.open import open_remote
 from rearview.runtime import importer, start_replay
 from rearview.runtime.checkpoint_index import CheckpointIndex
 from rearview.runtime.importer import Loading
@@ -48,18 +48,19 @@ from rearview.runtime.session import Session, use_session
 from rearview.source.probes.mended_source import mend
 from rearview.state.rebuild import REFUSAL_HANDLERS
 from rearview.store.checkpoints.checkpoints import Checkpoints
-from rearview.store.checkpoints.compression import Worth
+from rearview.store.checkpoints.compression import CompressionPolicy
+from rearview.store.json_lines import fields_of_record
 from rearview.store.machine import hardware
+from rearview.store.maintenance.sync import command_key, push
 from rearview.store.project import Project, root_of
 from rearview.store.records import RecordFile
 from rearview.store.runs import ACCOUNT, Runs
-from rearview.store.sync import command_key, push
 from rearview.store.versions.versions import Versions
 
 RUN_VARIABLE = "REARVIEW_RUN"
-"""Names the run that child processes join."""
+"""Environment variable with the run that child processes join."""
 ENTROPY_VARIABLE = "REARVIEW_ENTROPY"
-"""Hexadecimal key from which everything random follows: two runs with the same one are alike."""
+"""Environment variable with the key that all random numbers follow, in hexadecimal."""
 
 
 def begin(control: Control) -> Session:
@@ -68,7 +69,7 @@ def begin(control: Control) -> Session:
     importer.install(session.compiler)
     if control.signals:
         session.signals = Signals(control.signals).start()
-        # Held back since before this interpreter started, so that none kills it on the way.
+        # blocked since before this interpreter started, so that none could kill it
         signal.pthread_sigmask(signal.SIG_UNBLOCK, control.signals)
     if control.exit_every is not None:
         _leave_after(session, control.exit_every)
@@ -82,16 +83,16 @@ def begin(control: Control) -> Session:
 
 
 INTERACTIVE = "<interactive>"
-"""What a run is called whose program is typed at a prompt."""
+"""Name of a program that is typed at a prompt."""
 
 
 def attach() -> Session:
     """Return a session for a script that was started with plain `python`.
 
-    A child process of a recorded run joins that run: its records land beside the parent's. So do
-    those of a replay's child, beside the replay's.
+    A child process of a recorded run joins that run and adds its records to it; a child process of
+    a replay joins the replay.
     """
-    replaying = start_replay.parent()
+    replaying = start_replay.parent_replay()
     if replaying is not None:
         return _join(replaying)
     main = getattr(sys.modules.get("__main__"), "__file__", None)
@@ -147,9 +148,9 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
         if watched:
             reads.install()
         else:
-            reads.read_all()  # what it has read so far is not known
+            reads.read_all()  # the program may have read any of them before
         os.environ[RUN_VARIABLE] = run
-    checkpoints = Checkpoints(project, Worth.of(settings.compress))
+    checkpoints = Checkpoints(project, CompressionPolicy.of(settings.compress))
     overhead = Overhead.begin(settings, project, run, control.target)
     session = Recorder(
         project,
@@ -197,20 +198,20 @@ def _resume(control: Control) -> Resumer:
     run = runs.get(control.resume)
     settings = _settings_of(run, control, project)
     runs.claim(run.id)
-    checkpoints = Checkpoints(project, Worth.of(settings.compress))
+    checkpoints = Checkpoints(project, CompressionPolicy.of(settings.compress))
     saved = checkpoints.of(run.id)
     usable = [one for one in saved if _deep(one) <= (control.depth or 0)]
     target = last_usable(saved if control.depth is None else usable)
     overhead = Overhead.begin(settings, project, run.id, control.target)
-    since = int(target.meta["records"]) if target is not None else 0
-    attempt = 1 + int(run.facts.get("attempts", 0))
+    since = target.meta.records if target is not None else 0
+    attempt = 1 + run.attempts
     folder = runs.folder(run.id)
     if run.home(root := os.path.realpath(project.root)) != root:
         _warn(
-            f"run {run.id} was begun in {run.home(root)} and goes on in {root}; full paths that its "
-            "variables hold still name the old place"
+            f"run {run.id} was started in {run.home(root)} and is resumed in {root}; full paths in its "
+            "variables still name the old folder"
         )
-    lived = _lived(folder / "heartbeat", float(run.facts.get("heartbeat", settings.heartbeat)))
+    lived = _lived(folder / "heartbeat", run.heartbeat)
     runs.resume(run.id, {"heartbeat": settings.heartbeat, "since": since})
     EnvironmentReads(folder).install()
     os.environ[RUN_VARIABLE] = run.id
@@ -232,14 +233,14 @@ def _resume(control: Control) -> Resumer:
     session.checkpoint_index = CheckpointIndex.of(session, checkpoints, run.id, control.depth)
     REFUSAL_HANDLERS.append(session.on_refusal)
     session.compiler = importer.Compiler(session, autolog=settings.autolog)
-    if run.facts.get("cells"):
+    if run.facts.cells:
         session.compiler.cells = _relative(session, control.target)
     _use_source(session, run, control.source, Versions(project, settings))
     use_session(session)
     os.register_at_fork(after_in_child=session.forked)
-    randomness = entropy.install(bytes.fromhex(run.facts["entropy"]))
+    randomness = entropy.install(bytes.fromhex(run.facts.entropy))
     session.declared[entropy.ROOT] = randomness.stream.place
-    rule = int(run.facts.get("clock", 1))
+    rule = run.facts.clock
     session.clock = Clock(folder / clock.FILE, replays=target is not None, rule=rule)
     session.declared[clock.ROOT] = session.clock.place
     session.clock.in_loop = lambda: bool(session.stack)
@@ -259,7 +260,7 @@ def _resume(control: Control) -> Resumer:
 
 
 def _use_source(session: Resumer, run: Run, source: str | None, versions: Versions) -> None:
-    """Let the program run the text that it goes on with, its loops known as they were recorded."""
+    """Let the program run its recorded or edited source, with the recorded ids of its loops."""
     version = source or run.source
     if not version:
         return
@@ -279,20 +280,18 @@ def _use_source(session: Resumer, run: Run, source: str | None, versions: Versio
 
 
 def _refuse_source(session: Resumer, run: Run, why: str) -> NoReturn:
-    """Say why a run does not go on with a mended source, and leave it as it was found."""
+    """Print why a run cannot be resumed with an edited source; leave the run unchanged."""
     session.finished = True
     if session.source_change is not None:
         session.source_change.stop()
     session.writer.close()
     session.records.close()
     session.printing.close()
-    end = run.facts.get("end")
-    if end is not None:
-        facts = {k: v for k, v in end.items() if k not in {"format", "time", "exit_code"}}
-        session.runs.end(run.id, int(end["exit_code"]), facts)
+    if run.ended is not None:
+        session.runs.end(run.id, run.end.exit_code, run.end)
     sys.stderr.write(
-        f"rearview: Run {run.id} cannot go on with the mended source: {why}. Resume it with the "
-        "source that it ran (`rearview resume`), or start anew (`rearview run`). "
+        f"rearview: Run {run.id} cannot be resumed with the edited source: {why}. Resume it with the "
+        "source that it ran (`rearview resume`), or start a new run (`rearview run`). "
         "(docs/errors.md#mend-too-early)\n"
     )
     leave_at_once(2)
@@ -307,17 +306,19 @@ def _lived(heartbeat: Path, seconds: float) -> float:
 
 
 def _deep(checkpoint: Checkpoint) -> int:
-    return len(checkpoint.meta["path"])
+    return len(checkpoint.meta.path)
 
 
 def _settings_of(run: Run, control: Control, project: Project) -> Settings:
-    """Return the settings with which a run is resumed: options it was started with still hold.
+    """Return the settings of a resumed run: the options it was started with still hold.
 
-    Options given now come first, except for --autolog: it decides which columns the run has.
+    Options given now take precedence, except for --autolog: it decides which columns the run has.
     """
-    options = {**run.facts.get("settings", {}), **control.settings}
+    options = {**run.facts.settings, **control.settings}
     settings = Settings.read(project.store).changed(options)
-    return replace(settings, autolog=bool(run.facts.get("autolog", settings.autolog)))
+    if run.facts.autolog is None:
+        return settings
+    return replace(settings, autolog=run.facts.autolog)
 
 
 def _overwritten_files(session: Recorder) -> OverwrittenFiles:
@@ -329,34 +330,37 @@ def _overwritten_files(session: Recorder) -> OverwrittenFiles:
 def facts(
     control: Control, project: Project, settings: Settings, run: str, key: bytes, *, watched: bool
 ) -> dict[str, Any]:
-    """Return what a replay has to know of how this run was started."""
+    """Return how this run was started, as a replay needs to know it."""
     try:
         version = Versions(project, settings).save(run)
     except VersionError as exc:
-        warnings.warn(f"The source of this run was not kept: {exc}", RuntimeWarning, stacklevel=2)
+        warnings.warn(f"The source of this run was not saved: {exc}", RuntimeWarning, stacklevel=2)
         version = ""
+    start = RunStart(
+        target=control.target,
+        module=control.module,
+        root=os.path.realpath(project.root),
+        given={name: str(redact_value(name, value)) for name, value in control.given.items()},
+        watched=watched,
+        autolog=settings.autolog,
+        settings=dict(control.settings),
+        entropy=key.hex(),
+        cells=control.cells,
+        clock=clock.RULE,
+        hash_seed=os.environ.get("PYTHONHASHSEED", "random"),
+        python=platform.python_version(),
+        executable=sys.executable,
+        machine=platform.platform(),
+        hardware=hardware(),
+        threads={k: v for k, v in os.environ.items() if k.endswith("_NUM_THREADS")},
+    )
     return {
         "version": version,
         "script": f"-m {control.target}" if control.module else control.target,
         "argv": redact_words(control.args),
-        "root": os.path.realpath(project.root),
         "cwd": os.getcwd(),  # noqa: PTH109 - as the program sees it
         "heartbeat": settings.heartbeat,
-        "target": control.target,
-        "module": control.module,
-        "given": {name: redact_value(name, one) for name, one in control.given.items()},
-        "watched": watched,
-        "autolog": settings.autolog,
-        "settings": dict(control.settings),
-        "entropy": key.hex(),
-        "clock": clock.RULE,
-        **({"cells": True} if control.cells else {}),
-        "hash_seed": os.environ.get("PYTHONHASHSEED", "random"),
-        "python": platform.python_version(),
-        "executable": sys.executable,
-        "machine": platform.platform(),
-        "hardware": hardware(),
-        "threads": {k: v for k, v in os.environ.items() if k.endswith("_NUM_THREADS")},
+        **fields_of_record(start),
     }
 
 
@@ -365,12 +369,9 @@ def _warn(message: str) -> None:
 
 
 def _beat(runs: Runs, session: Recorder) -> None:
-    """Give signs of life from a thread of our own, however long an iteration takes.
-
-    The same thread writes down what the run uses, for `rearview energy report`.
-    """
+    """Start the heartbeat thread, which also measures energy for `rearview energy report`."""
     run, seconds = session.run, session.settings.heartbeat
-    session.energy = energy = Used(Account(runs.folder(run) / ACCOUNT))
+    session.energy = energy = EnergyLog(Account(runs.folder(run) / ACCOUNT))
 
     def beat() -> None:
         while not ended.wait(seconds):
@@ -386,9 +387,10 @@ def _beat(runs: Runs, session: Recorder) -> None:
 
 
 def _leave_after(session: Recorder, seconds: float) -> None:
-    """Ask the program to save and leave when it has computed for so long.
+    """Ask the program to save and leave after it has computed for `seconds`.
 
-    Time counts from where it goes on, else a program that is slow to set up would never get far.
+    Time counts from the checkpoint that it is resumed from: otherwise a program with a slow set-up
+    would never get far.
     """
 
     def count() -> None:
@@ -412,7 +414,7 @@ def _program_of(target: str) -> str:
 
 
 def _watch_arguments(session: Recorder) -> None:
-    """Keep what `argparse` returns as hyper-parameters."""
+    """Record what `argparse` returns as hyper-parameters."""
     import argparse
 
     real = argparse.ArgumentParser.parse_known_args
@@ -431,7 +433,7 @@ def _watch_arguments(session: Recorder) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON has it, or its text."""
+    """Return a value that JSON can hold: the value itself, or its text."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list | tuple):
@@ -441,7 +443,7 @@ def plain(value: Any) -> Any:
 
 @dataclass
 class Unrecorded(Session):
-    """Lets every call of the program pass; what it logs is not kept."""
+    """A session that records nothing: the program runs as if without Rearview."""
 
     watching: bool = False
 
@@ -455,24 +457,24 @@ class Unrecorded(Session):
         return code
 
     def enter(self, history: LoopHistory, iterable: Any, frame: FrameType) -> Iterator[Any]:
-        """Iterate over what the program iterates over."""
+        """Return the plain iterator."""
         return iter(iterable)
 
     def log(self, items: Mapping[str, Any]) -> None:
-        """Keep nothing."""
+        """Record nothing."""
 
     def argument(self, values: Mapping[str, Any]) -> None:
-        """Keep nothing."""
+        """Record nothing."""
 
     def finish(self, code: int | None) -> None:
-        """There is nothing to finish."""
+        """Do nothing."""
 
 
 def go_unrecorded(root: Path, given: Mapping[str, str], why: Exception) -> Unrecorded:
-    """Say once why nothing is recorded; return the session with which the program runs all the same."""
+    """Print why nothing is recorded; return a session with which the program runs anyway."""
     slug = why.slug if isinstance(why, RearviewError) else "store-unwritable"
     sys.stderr.write(
-        f"rearview: this run is not recorded: {printable(str(why))} Your program runs all the same "
+        f"rearview: this run is not recorded: {printable(str(why))} Your program runs anyway "
         f"(docs/errors.md#{slug})\n"
     )
     session = Unrecorded(Project(root), "", Settings(), given=dict(given))

@@ -41,7 +41,7 @@ from rearview.store.records import RecordFile
 from rearview.store.runs import Runs
 
 VARIABLE = "REARVIEW_REPLAY"
-"""Tells the children of a replay whose they are."""
+"""Environment variable with the replay that child processes belong to."""
 _PATHS = ("dir", "orig_dir", "init_main_from_path")
 
 
@@ -52,18 +52,18 @@ class ParentReplay(msgspec.Struct, frozen=True):
     run: str
     replay: str
     names: tuple[str, ...]
-    """What it is to log; the rest was logged before."""
+    """Names to record; the others were recorded before."""
 
 
-def parent() -> ParentReplay | None:
+def parent_replay() -> ParentReplay | None:
     """Return the replay that started this process, if one did."""
-    told = os.environ.get(VARIABLE)
-    return msgspec.json.decode(told, type=ParentReplay) if told else None
+    text = os.environ.get(VARIABLE)
+    return msgspec.json.decode(text, type=ParentReplay) if text else None
 
 
-def install(replaying: ParentReplay, view: FileView) -> None:
+def join_children(parent: ParentReplay, view: FileView) -> None:
     """Let processes started from now on belong to the replay."""
-    os.environ[VARIABLE] = msgspec.json.encode(replaying).decode()
+    os.environ[VARIABLE] = msgspec.json.encode(parent).decode()
     after_import("multiprocessing.spawn", functools.partial(_redirect, view=view))
 
 
@@ -84,12 +84,12 @@ def _redirect(spawn: ModuleType, *, view: FileView) -> None:
 
 
 _NOWHERE = "\0"
-"""No path is below it."""
+"""A root that no path is below."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayPatches:
-    """What was exchanged."""
+    """The patches of a replay: files, random numbers, clock."""
 
     view: FileView
     randomness: entropy.Randomness | None
@@ -97,7 +97,7 @@ class ReplayPatches:
 
     @classmethod
     def install(cls, *, watched: bool = True) -> ReplayPatches:
-        """Exchange what a replay exchanges; a program that names its loops itself keeps its clock."""
+        """Install the patches; without `watched`, random numbers and clock stay as they are."""
         randomness = clock = None
         if watched:
             randomness = entropy.install(b"")
@@ -109,35 +109,36 @@ class ReplayPatches:
         for_native_paths(lambda path, mode: view.real(path, file_patches.use_of(mode)))
         return cls(view, randomness, clock)
 
-    def point(self, view: FileView, key: bytes, readings: Path, rule: int) -> dict[str, list[Any]]:
-        """Speak of one run from now on: see `view`, draw by `key`, tell the time of its `readings`.
+    def direct_to(
+        self, view: FileView, key: bytes, readings: Path, rule: int
+    ) -> dict[str, list[Any]]:
+        """Direct the patches to one run: its files, its random key, its recorded clock readings.
 
-        `rule` says which readings those are.
-
-        Returns how far chance and clock are, by root: that is part of the state.
+        `rule` is the version of the rule by which readings were recorded. Return the positions in
+        the random stream and the clock readings, by root: they are part of the state.
         """
-        found: dict[str, list[Any]] = {}
+        positions: dict[str, list[Any]] = {}
         if self.randomness is not None:
             self.randomness.follow(key)
-            found[entropy.ROOT] = self.randomness.stream.place
+            positions[entropy.ROOT] = self.randomness.stream.place
         if self.clock is not None:
             self.clock.follow(readings, rule)
-            found[clocks.ROOT] = self.clock.place
+            positions[clocks.ROOT] = self.clock.place
         self.view.become(view)
-        return found
+        return positions
 
 
 @dataclass(frozen=True, slots=True)
 class SharedStart:
-    """What a segment has from the process that it was forked from."""
+    """What a segment inherits from the fork server."""
 
     hooks: ReplayPatches
     seconds: float
-    """How much longer it would have taken to begin without that."""
+    """Seconds that it would have taken to start without the fork server."""
 
 
 def replay(control: Control, shared: SharedStart | None = None) -> Replayer:
-    """Return the session that replays what the segment file of `control` asks for."""
+    """Return the session that replays the segment of `control`."""
     assert control.segment is not None
     segment = msgspec.json.decode(Path(control.segment).read_bytes(), type=SegmentFile)
     project = Project.open(Path(control.root))
@@ -159,16 +160,16 @@ def replay(control: Control, shared: SharedStart | None = None) -> Replayer:
         segment=segment,
         records=RecordFile(folder, run.id, origin=segment.replay, put=checkpoints.objects.put),
         recorded=recorded_values(folder),
-        surroundings=run.facts.get("end", {}).get("surroundings", {}),
-        inputs=run.facts.get("end", {}).get("inputs", {}),
+        surroundings=run.end.surroundings,
+        inputs=run.end.inputs,
         created=created,
         put=checkpoints.objects.put,
     )
     session.checkpoint_index = CheckpointIndex.of(session, checkpoints, run.id)
     session.compiler = importer.Compiler(
         session,
-        autolog=bool(run.facts.get("autolog")),
-        watched=bool(run.facts.get("watched", True)),
+        autolog=bool(run.facts.autolog),
+        watched=run.facts.watched,
         ids=segment.ids,
         probes={
             path: {(line, column): tuple(drawn) for line, column, drawn in places}
@@ -177,21 +178,21 @@ def replay(control: Control, shared: SharedStart | None = None) -> Replayer:
         view=view,
         recorded=Path(segment.tree).parent / TEXTS,
     )
-    if run.facts.get("cells"):
-        script = os.path.join(run.cwd, str(run.facts["target"]))  # noqa: PTH118 - as text
+    if run.facts.cells:
+        script = os.path.join(run.cwd, run.facts.target or "")  # noqa: PTH118 - as text
         session.compiler.cells = os.path.relpath(os.path.realpath(script), home)
     use_session(session)
     os.register_at_fork(after_in_child=session.forked)
     hooks = shared.hooks if shared else ReplayPatches.install(watched=session.compiler.watched)
     session.report.spared = shared.seconds if shared else 0.0
-    key = bytes.fromhex(run.facts.get("entropy", ""))
-    session.declared |= hooks.point(view, key, folder / clock.FILE, int(run.facts.get("clock", 1)))
+    key = bytes.fromhex(run.facts.entropy)
+    session.declared |= hooks.direct_to(view, key, folder / clock.FILE, run.facts.clock)
     if hooks.clock is not None:
         hooks.clock.in_loop = lambda: bool(session.stack)
     view = session.view = session.compiler.view = hooks.view
     importer.install(session.compiler)
-    belonging = ParentReplay(str(project.root), run.id, segment.replay, segment.names)
-    install(belonging, view)
+    parent = ParentReplay(str(project.root), run.id, segment.replay, segment.names)
+    join_children(parent, view)
     environment.look_like(folder)
     probe_guard.install(session)
     probe_guard.silence(Path(segment.tree).parent)
@@ -199,9 +200,9 @@ def replay(control: Control, shared: SharedStart | None = None) -> Replayer:
 
 
 def _view(project: Project, segment: SegmentFile, root: str, created: Sequence[str]) -> FileView:
-    """Return the view of a program that takes the project to be where it was, at `root`.
+    """Return the view of a program that believes the project to be at `root`, where it was.
 
-    `created` are the files that the run made.
+    `created` are the files that the run created.
     """
     spared = (os.path.realpath(project.store) + os.sep, *foreign())
     named = (f"{resolved(str(Path(one).parent))}{os.sep}{Path(one).name}" for one in created)

@@ -29,44 +29,44 @@ _MODULE_STEPS = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]")
 
 
 class Anchors:
-    """Objects that existed when the loop was entered, named by their index in a fixed walk.
+    """Objects that existed when the loop was entered, numbered in the order of a fixed walk.
 
-    What can be held weakly is: recording must not keep alive what the program lets go.
+    They are referred to weakly where possible: recording must not keep objects alive.
     """
 
     def __init__(self, project: Project, loop_modules: Collection[str] = ()) -> None:
         self.signature: list[str] = []
-        """What each anchor is, in order: replay must find the same again."""
+        """A description of each anchor, in order: a replay must find the same."""
         self.kinds: list[Kind] = []
         self.types: list[type] = []
         self.ids: list[int] = []
-        """Identity of each anchor while it lives."""
+        """The `id` of each anchor while it lives."""
         self.index: dict[int, int] = {}
-        """Identity of a live anchor to its number; rebuilt by `alive`."""
+        """Number of a live anchor, by its `id`; rebuilt by `alive`."""
         self.block_keys: dict[tuple[int, int], str] = {}
         """Keys of buffers in the last capture, by address."""
         self.rules = WalkRules(project, self._is_value, loop_modules)
         self.reducers: dict[type, Any] = {}
-        """How objects born later are pickled, by type; filled by capture."""
+        """How objects created after the walk are pickled, by type; filled by capture."""
         self.shares_arrays = False
-        """Whether small arrays born later were seen to share memory with others."""
+        """Whether small arrays created after the walk were seen to share memory."""
         self._refs: list[Any] = []
         self._weak: list[int] = []
-        """Numbers of those that are held weakly."""
+        """Numbers of anchors that are referred to weakly."""
         self._strong: list[int] = []
-        """Numbers of those that cannot be held weakly."""
+        """Numbers of anchors that do not allow weak references."""
         self._gone: list[int] = []
-        """Numbers of those that were found gone last."""
+        """Numbers of anchors that no longer exist, as of the last `alive`."""
         self._living: dict[int, int] = {}
-        """What `index` was made of when they were."""
+        """`index` as of the last `alive`."""
         self.unheld: dict[int, tuple[int, Any]] = {}
-        """Arrays that own their memory, by address and form alone: NumPy refuses to resize an
-        array that anyone else refers to, even weakly. Should the array die and another one like
-        it take its address, that one may as well play its part: nobody holds the old one."""
+        """Arrays that own their memory, known by address and form only: NumPy refuses to resize an
+        array that has other references, even weak ones. If the array is freed and a similar one
+        takes its address, that one may take its number: nothing refers to the old one."""
         self.recipes: dict[tuple[Any, ...], Any] = {}
-        """How sets in a certain order are made, as found before."""
+        """How to build a set that iterates in a given order."""
         self.set_orders: dict[int, list[Any]] = {}
-        """The elements of each set of values when it was walked, by the set's identity."""
+        """Order of the elements of each set at the walk, by the `id` of the set."""
         self.classes: list[int] = []
         """Numbers of anchors that are classes."""
         self._wanted: dict[int, tuple[int, Any]] | None = None
@@ -155,7 +155,7 @@ class Anchors:
             if kind is THROUGH:
                 children: Iterable[PathStep] = inside(obj, rules)
             elif kind.unordered and queue:
-                # Sets may iterate in another order next time: look at all else first.
+                # sets may iterate in another order next time: walk everything else first
                 late.append((obj, place, kind))
                 continue
             else:
@@ -165,11 +165,11 @@ class Anchors:
                 for step in children:
                     meet(place, step)
             except Exception:  # noqa: S112
-                # An object that fails when looked into fails alike next time; capture names it.
+                # an object that fails here fails the same way on replay; capture reports it
                 continue
 
     def _expects(self, label: str, signature: Sequence[str] | None) -> bool:
-        """Return True if that comes next, as far as it is known what was recorded."""
+        """Return True if `label` comes next in the recorded signature, or there is none."""
         if signature is None:
             return True
         number = len(self._refs)
@@ -222,7 +222,7 @@ class Anchors:
             self._strong.append(number)
 
     def holds(self, obj: object) -> int | None:
-        """Return the number of an anchor that is held weakly, None for anything else."""
+        """Return the number of an anchor that is referred to weakly, else None."""
         number = self.index.get(id(obj))
         ref = None if number is None else self._refs[number]
         return number if isinstance(ref, weakref.ref) and ref() is obj else None
@@ -243,7 +243,7 @@ class Anchors:
             self._find_unheld(roots, found)
         gone = [number for number, obj in enumerate(found) if obj is None]
         if gone != self._gone or not self._living:
-            # `id` is told to audit hooks: it is not asked for again
+            # `id` calls audit hooks, so it is not called again
             self._living = dict(zip(self.ids, range(len(found)), strict=True))
             for number in gone:
                 del self._living[self.ids[number]]
@@ -252,7 +252,7 @@ class Anchors:
         return found
 
     def by_kind(self) -> list[tuple[Kind, list[int]]]:
-        """Return the kinds there are, each with the numbers of its anchors, in order."""
+        """Return the kinds of the anchors, each with its numbers, in order."""
         if not self._by_kind:
             for number, kind in enumerate(self.kinds):
                 self._by_kind.setdefault(id(kind), (kind, []))[1].append(number)
@@ -264,12 +264,12 @@ class Anchors:
         again._walk(roots, self.signature)
 
     def same_graph(self, tensor: Any) -> bool:
-        """Return True if a tensor with a history has the one it had when the loop was entered."""
+        """Return True if a tensor has the autograd graph that it had when the loop was entered."""
         number = self.index.get(id(tensor), -1)
         return bool(self._graphs.get(number) == tensor._version)
 
     def check(self, signature: Sequence[str]) -> None:
-        """Raise unless the recorded walk met the same kinds of objects in the same order."""
+        """Raise if the recorded walk met other kinds of objects or another order."""
         for number, (then, now) in enumerate(zip(signature, self.signature, strict=False)):
             if bare(then) != bare(now):
                 raise StateError(
@@ -289,7 +289,7 @@ class Anchors:
             )
 
     def path(self, number: int) -> str:
-        """Return how a person would spell the way to an anchor, e.g. `model.layers[2].weight`."""
+        """Return the path to an anchor as people write it, such as `model.layers[2].weight`."""
         return self._render(self._path_of[number])
 
     def _render(self, place: int) -> str:
@@ -317,7 +317,7 @@ def letting_go(*objects: object) -> Iterator[None]:
         if (number := anchors.holds(obj)) is not None
     ]
     for refs, number, obj in held:
-        refs[number] = lambda obj=obj: obj  # another thread may just be asking
+        refs[number] = lambda obj=obj: obj  # another thread may call it at this moment
     try:
         yield
     finally:
@@ -326,7 +326,7 @@ def letting_go(*objects: object) -> Iterator[None]:
 
 
 def inside(obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-    """Yield what stands inside an immutable object."""
+    """Yield the objects inside an immutable object."""
     import functools
 
     if isinstance(obj, functools.partial):
@@ -337,7 +337,7 @@ def inside(obj: Any, rules: WalkRules) -> Iterable[PathStep]:
         yield PathStep(".", "__self__", obj.__self__)
         yield PathStep(".", "__func__", obj.__func__)
     elif isinstance(obj, weakref.ref):
-        # The target counts only if something else holds it; it is met from there.
+        # the target counts only if something else refers to it, and is met from there
         return
     elif isinstance(obj, slice):
         yield from steps(
@@ -381,7 +381,7 @@ class _Unnamed(str):
 
 
 def bare(label: str) -> str:
-    """Return what stands for an object in a signature, without the names that it has inside.
+    """Return the description of an object in a signature, without the names inside it.
 
     >>> bare("function train.step(total,velocity)")
     'function train.step'
@@ -395,14 +395,14 @@ def _measure_alone() -> int:
 
 
 _ALONE = _measure_alone()
-"""What `getrefcount` says of an object that only a list of ours holds."""
+"""`sys.getrefcount` of an object that only one list refers to."""
 
 
 _LIMIT = 100_000
 
 
 def find_path(anchors: Anchors, roots: Mapping[str, object], wanted: object) -> str | None:
-    """Return how a person would spell the way to `wanted`, or None when it is too far away."""
+    """Return the path to `wanted` as people write it, or None if it is too far away."""
     anchors.rules.recorded = None
     queue: deque[tuple[Any, str]] = deque()
     seen: set[int] = set()

@@ -30,19 +30,19 @@ from rearview.state.pickling import Unpicklable, reducer_for
 from rearview.state.rebuild import BUILDERS
 
 _SET = b"\x8f\x94("
-"""Opcodes with which pickle begins a set that is not empty."""
+"""Opcodes at the start of a pickled set that is not empty."""
 _BUILDER_IDS = [id(builder) for builder in BUILDERS.values()]
 _MARGIN = 25
-"""Levels deeper than by itself at which a value must still be picklable: it is part of a larger one."""
+"""Additional levels at which a value must be picklable, because it is part of a larger one."""
 PLAIN: Any = object()
-"""Marks a type that C pickling handles with no help."""
+"""Marks a type that the C pickler handles without help."""
 
 
 class StatePickler(pickle.Pickler):
-    """Pickles what was born after the walk; anchors and builders come out as memo references.
+    """Pickles objects created after the walk; anchors and builders become memo references.
 
-    The memo is filled beforehand, so a reference to an anchor costs no Python call, and neither do
-    the numbers and strings in a long list.
+    The memo is filled beforehand, so that a reference to an anchor needs no Python call, and
+    neither do the numbers and strings in a long list.
     """
 
     def __init__(self, out: io.BytesIO, capturing: Capture) -> None:
@@ -63,29 +63,29 @@ class StatePickler(pickle.Pickler):
 
 
 class Capture:
-    """The state of one capture."""
+    """One capture under way: the memory met so far, and what could not be captured."""
 
     def __init__(
         self, anchors: Anchors, roots: Mapping[str, object], *, careful: bool = False
     ) -> None:
         self.anchors = anchors
         self.careful = careful
-        """Whether small arrays are looked at for memory they may share."""
+        """Whether small arrays are checked for shared memory."""
         self.loose: dict[int, Any] = {}
-        """Small arrays taken to share their memory with nobody."""
+        """Small arrays that are assumed not to share their memory."""
         self.found: dict[int, Any] = {}
-        """Anchors known by address only, as they are met."""
+        """Anchors that are known by address only, as they are met."""
         self.viewed: set[int] = set()
-        """Arrays that others are views of."""
+        """`id` of arrays that have views."""
         self.roots = roots
         self.blocks = Blocks(anchors.block_keys)
         self.missing: list[MissingPart] = []
         self.lost: dict[int, Any] = {}
         self.oob: list[str] = []
         self.cells: list[types.CellType] = []
-        """Closure variables met but not yet written."""
+        """Closure variables that were met and are not pickled yet."""
         self.running: set[int] = set()
-        """Those that are variables of functions on the stack."""
+        """`id` of closure variables of functions on the stack."""
         self._locals: dict[str, list[tuple[str, Any]]] | None = None
         self.alive: list[Any] = anchors.alive()
         self._all_alive = len(anchors.index) == len(self.alive)
@@ -93,20 +93,20 @@ class Capture:
 
     @functools.cached_property
     def plain_tensor(self) -> PlainReader:
-        """What reads the plain tensors of this capture."""
+        """The reader of plain tensors."""
         return plain_reader(self.blocks)
 
     def miss(self, obj: object, reason: str) -> None:
-        """Note that the capture is partial because of `obj`."""
+        """Report that `obj` cannot be captured: the capture is partial."""
         if id(obj) not in self.lost:
             self.lost[id(obj)] = obj
             self.missing.append(MissingPart(self.path(obj), reason))
 
     def is_running(self, function: str, name: str, cell: types.CellType) -> bool:
-        """Return True if the closure variable `name` of `function` is one of a function on the stack.
+        """Return True if the closure variable `name` of `function` belongs to a function on the stack.
 
-        Python does not tell; one of an earlier call that holds the very same object is taken for
-        one too, which is the safe side.
+        Python does not tell. A variable of an earlier call that refers to the same object counts
+        too, which is the safe side.
         """
         if self._locals is None:
             self._locals = {}
@@ -121,7 +121,7 @@ class Capture:
         )
 
     def path(self, obj: object) -> str:
-        """Return the way to an object, anchor or not, or its type when none is found."""
+        """Return the path to an object, anchor or not, or its type if there is none."""
         number = self.anchors.index.get(id(obj))
         if number is not None:
             return self.anchors.path(number)
@@ -156,7 +156,7 @@ class Capture:
     def _one_by_one(
         self, kind: Kind, numbers: list[int], objs: list[Any]
     ) -> tuple[list[int], list[Any]]:
-        """Read a group that failed as a whole, leaving out and naming what fails by itself."""
+        """Read the objects of a group one by one, reporting those that fail."""
         good: list[int] = []
         contents: list[Any] = []
         for number, obj in zip(numbers, objs, strict=True):
@@ -169,7 +169,7 @@ class Capture:
         return good, contents
 
     def prune(self, body: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the body without what makes pickling fail as a whole, each part named."""
+        """Return the body without the parts that cannot be pickled; report each of them."""
         roots, contents, *rest = body
         kept_roots = {
             name: value if self._can_dump(value) else Unpicklable(value)
@@ -205,19 +205,19 @@ class Capture:
         return [(number, now[number]) for number in differ if self.alive[number] is not None]
 
     def again(self) -> Capture:
-        """Return a fresh start that remembers what was missing."""
+        """Return a new capture that remembers what was missing."""
         fresh = Capture(self.anchors, self.roots, careful=True)
         fresh.missing, fresh.lost = self.missing, self.lost
         return fresh
 
     def release(self) -> None:
-        """Let go of the program's objects now, not at the next collection."""
+        """Drop references to the program's objects now, not at the next collection."""
         self.alive, self.roots, self.stand_ins, self._locals = [], {}, [], None
         for held in (self.loose, self.found, self.lost):
             held.clear()
 
     def shared(self) -> bool:
-        """Return True if an array that was taken to stand alone shares its memory after all."""
+        """Return True if an array that was assumed not to share its memory does."""
         if not self.loose:
             return False
         if not self.loose.keys().isdisjoint(self.viewed):
@@ -230,7 +230,7 @@ class Capture:
         )
 
     def dump(self, body: object) -> tuple[bytes, bytes]:
-        """Return the pickle of `body` and what came up on the way, and one that ends with None."""
+        """Return the pickle of `body`, and the pickles of what was met on the way, ended by None."""
         out = io.BytesIO()
         pickler = StatePickler(out, self)
         pickler.memo = self._memo()
@@ -244,9 +244,9 @@ class Capture:
             kept.update(arrays_met)
             pickler.dump(("cells", [(cell, CellKind.values(cell)) for cell in cells]))
             pickler.dump(("contents", self._late_contents(arrays_met)))
-        # Looking through the memo takes time, so first see whether there is anything to look for.
+        # searching the memo takes time: first see whether there is anything to search for
         stream = out.getvalue()
-        # what follows is written elsewhere: to add to a stream that is in use is to copy it
+        # write the rest to the emptied buffer: appending to a stream in use would copy it
         out.seek(0)
         out.truncate()
         numbers = numbers_in(stream)
@@ -267,7 +267,7 @@ class Capture:
         return [("array", numbers, content)] if content else []
 
     def _reordered(self, pickler: StatePickler, marked: Marked) -> list[tuple[Any, Any]]:
-        """Return the sets born later which would come back in another order, with the right one."""
+        """Return sets created after the walk that would be restored in another order, with a recipe."""
         found = []
         unordered = {id(obj) for obj, _ in marked}
         for _, obj in pickler.memo.copy().values():
@@ -285,7 +285,7 @@ class Capture:
         if not self._all_alive:
             for place, obj in enumerate(known):
                 if obj is None:
-                    # Its number must not be given to another object.
+                    # its number must not be given to another object
                     known[place] = types.SimpleNamespace()
                     self.stand_ins.append(known[place])
                     ids[place] = id(known[place])
@@ -298,9 +298,9 @@ _LENGTH = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """State at a boundary: everything small in `skeleton`, big memory in `buffers`.
+    """State at a boundary: everything small in `skeleton`, large memory in `buffers`.
 
-    The buffers are views of live memory: copy them before the program goes on.
+    The buffers are views of live memory: copy them before the program continues.
     """
 
     skeleton: bytes
@@ -310,19 +310,19 @@ class Captured:
     likely_unchanged: Collection[str] = ()
     """Keys of buffers that are not likely to change."""
     owners: Sequence[Any] = ()
-    """What the buffers are views of: it lives as long as this."""
+    """Owners of the memory below the buffers: kept alive as long as this."""
 
 
 def capture(anchors: Anchors, roots: Mapping[str, object], *, rng: bool = True) -> Captured:
     """Return the state reachable from the anchors and the names in `roots`.
 
-    `roots` holds the names bound now; a name that is absent will be unbound after restore. Nothing
-    in the program changes, and one object that cannot be kept does not spoil the rest: it is named
-    in `missing`.
+    `roots` holds the names that are bound now; other names will be unbound after a restore. Nothing
+    in the program changes. An object that cannot be captured is listed in `missing`; the others are
+    captured.
     """
     collecting = gc.isenabled()
-    # Thousands of short-lived tuples would set off collections that look at the whole program; they
-    # are all gone when it goes on, so that not even one collection is due.
+    # thousands of short-lived tuples would start collections of the whole program; all of them are
+    # freed before it continues
     gc.disable()
     try:
         with plain_access():
@@ -386,10 +386,10 @@ def split(skeleton: bytes) -> tuple[dict[str, Any], memoryview]:
 
 
 class _HeaderUnpickler(pickle.Unpickler):
-    """Reads a header, in which there are only numbers, texts, bytes, lists, tuples and dicts."""
+    """Reads a header: only numbers, texts, bytes, lists, tuples and dicts."""
 
     def find_class(self, module: str, name: str, /) -> Any:
-        """Refuse every name: a header has none, so this one was made to run something."""
+        """Refuse every name: a header has none, so this one may be an attack."""
         raise StateError(
             f"The head of this state names {module}.{name}, which no Rearview writes: it is damaged, "
             "or made to run something. Nothing was run. Do not trust this store.",

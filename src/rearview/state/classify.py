@@ -53,11 +53,11 @@ from rearview.state.kinds import REF, Kind, layout_of
 from rearview.state.memory import is_array, is_tensor
 
 VALUE = Kind()
-"""Immutable: pickled wherever it stands, never an anchor."""
+"""Immutable: pickled wherever it occurs, never an anchor."""
 THROUGH = Kind()
-"""Immutable, but may lead to anchors: pickled where it stands, entered by the walk."""
+"""Immutable, but may lead to anchors: pickled where it occurs, entered by the walk."""
 INLINE = Kind()
-"""Only its own pickling can read it: pickled where it stands, so restore replaces it."""
+"""Only its own pickling can read it: pickled where it occurs, so that restore replaces it."""
 
 _VALUES = (
     type(None),
@@ -96,7 +96,7 @@ _LIBRARY_VALUES = {
     "torch": ("dtype", "device", "layout", "memory_format", "Size", "finfo", "iinfo"),
     "numpy": ("dtype", "generic", "ufunc"),
 }
-# What serves the computation is kept by reference too.
+# these serve the computation and are kept by reference too
 _BYSTANDERS = (
     *BY_REFERENCE,
     "asyncio.",
@@ -113,7 +113,7 @@ _BYSTANDERS = (
     "traitlets.",
     "zmq.",
 )
-# Python objects whose caches and engines only their own pickling knows to leave out.
+# Python objects whose own pickling leaves out caches and engines
 _KEEP_THEMSELVES = ("pandas.", "polars.")
 _PYTHON_MADE = (types.FunctionType, types.MethodType, weakref.ref, tuple, io.IOBase)
 _IMMUTABLE_NATIVE = ("jaxlib.", "jax.", "pyarrow.", "tokenizers.")
@@ -131,7 +131,7 @@ _UNUSABLE = (
 
 
 def kind_of(obj: Any, project: Any) -> Kind:
-    """Return the kind of an object; the answer holds for all of its type but classes."""
+    """Return the kind of an object; it is the same for all objects of a type, except classes."""
     cls = type(obj)
     if cls in weakref.ProxyTypes:
         return REF
@@ -154,8 +154,8 @@ def kind_of(obj: Any, project: Any) -> Kind:
         return CellKind()
     if isinstance(obj, weakref.ref):
         return THROUGH
-    found = _tensor_or_array(obj) or random_kind(obj) or stream_kind(obj) or hidden_kind(obj)
-    return found or _by_name(obj) or _by_layout(obj)
+    kind = _tensor_or_array(obj) or random_kind(obj) or stream_kind(obj) or hidden_kind(obj)
+    return kind or _by_name(obj) or _by_layout(obj)
 
 
 def _library_value(obj: Any) -> bool:
@@ -163,8 +163,8 @@ def _library_value(obj: Any) -> bool:
         module = sys.modules.get(library)
         if module is not None:
             for name in names:
-                known = getattr(module, name, None)
-                if isinstance(known, type) and isinstance(obj, known):
+                cls = getattr(module, name, None)
+                if isinstance(cls, type) and isinstance(obj, cls):
                     return True
     return False
 
@@ -228,10 +228,10 @@ def _by_layout(obj: Any) -> Kind:
 
 
 def keeps_itself(obj: Any) -> bool:
-    """Return True if only the class's own pickling can tell what the object is.
+    """Return True if an object can only be captured by its class's own pickling.
 
-    A booster of XGBoost is a Python object around a pointer, a frame of polars one around a Rust
-    object: attributes that cannot be kept, and methods that know how to.
+    A booster of XGBoost is a Python object around a pointer, a data frame of polars around a Rust
+    object: their attributes cannot be captured, but their own methods can pickle them.
     """
     cls = type(obj)
     reduce, reduce_ex = (getattr(cls, name) for name in ("__reduce__", "__reduce_ex__"))
@@ -259,7 +259,7 @@ def _is_handle(value: Any) -> bool:
 
 
 def can_pickle(obj: Any) -> bool:
-    """Return True if the object's own pickling works at all."""
+    """Return True if the object's own pickling works."""
     try:
         obj.__reduce_ex__(5)
     except Exception:

@@ -49,7 +49,7 @@ _WIDTH = 80
 
 
 def short(value: Any, anchors: Anchors | None = None) -> str:
-    """Return a value in at most a line.
+    """Return a short text for a value, at most one line.
 
     >>> short([1, 2.5, "three"])
     "[1, 2.5, 'three']"
@@ -81,7 +81,7 @@ def _text(value: Any, anchors: Anchors | None, depth: int) -> str:
 
 
 def canonical(value: Any, depth: int = 4) -> str:
-    """Return a text by which elements of a set, which have no order, can be put into one."""
+    """Return a sort key for elements of a set, which have no order of their own."""
     if isinstance(value, Ref):
         return f"anchor {value.number:09}"
     if isinstance(value, ObjectNode):
@@ -99,7 +99,7 @@ def canonical(value: Any, depth: int = 4) -> str:
 
 
 def memory_texts(then: Any, now: Any, spans: list[Span] | None = None) -> tuple[str, str] | None:
-    """Return how two pieces of memory differ, or None when they are equal byte for byte.
+    """Return how two blocks of memory differ, or None if they are equal byte for byte.
 
     With `spans`, only those bytes count.
     """
@@ -214,7 +214,7 @@ def _plainly_equal(
     buffers_then: Callable[[str], Any],
     same: Callable[[str, str], bool] | None,
 ) -> bool:
-    """Return True if the very bytes agree, as they mostly do; if not, the states may still be equal."""
+    """Return True if the bytes agree, as they mostly do; otherwise states may still be equal."""
     head_then, stream_then = split(skeleton_then)
     head_now, stream_now = split(now.skeleton)
     if len(head_then["blocks"]) != len(head_now["blocks"]) or stream_then != stream_now:
@@ -258,20 +258,20 @@ class _Comparison:
         self._back: dict[int, int] = {}
         self._entered: set[int] = set()
         self._kept: list[Any] = []
-        """Keeps alive what is known by its id."""
+        """Keeps objects alive that are known by their `id`."""
         self._stack: list[tuple[Any, Any, Path]] = []
         self._late: list[tuple[Any, Any, Path]] = []
-        """Sets that hold addresses: which is which is known when all objects were met."""
+        """Sets that hold addresses: compared once all objects were met."""
         self._memory: list[tuple[MemoryPiece, MemoryPiece, Path]] = []
         self._shown: list[tuple[Skeleton, Any]] = []
-        """What displays keep for themselves, not yet looked through for anchors."""
+        """Objects that only displays hold, not yet searched for anchors."""
         self._shown_seen: dict[int, Any] = {}
         self._shown_anchors: set[int] = set()
-        """Anchors that displays keep for themselves: compared only if something else holds them."""
+        """Anchors that only displays hold: compared only if something else holds them too."""
         self._covered: dict[int, list[Span]] = {}
 
     def run(self) -> Iterator[Difference]:
-        """Go through roots, then anchors nobody met, then random state."""
+        """Yield differences: of roots, of anchors that no root leads to, of the random state."""
         yield from self._names()
         shared = [name for name in self.then.roots if name in self.now.roots]
         for name in shared:
@@ -286,7 +286,7 @@ class _Comparison:
         yield from self._addresses()
         yield from self._memories()
         if self.then.rng is not None and self.now.rng is not None:
-            # A probe may have imported a library with a generator of its own.
+            # a probe may have imported a library with a random generator of its own
             for name in self.then.rng.keys() & self.now.rng.keys():
                 path = (None, f"<global state of {name}>")
                 yield from self._drain(self.then.rng[name], self.now.rng[name], path)
@@ -451,9 +451,9 @@ class _Comparison:
         return self._attributes(self._class(a), a.state, b.state, path)
 
     def _attributes(self, cls: type | None, a: Any, b: Any, path: Path) -> Difference | None:
-        """Compare the attributes of two instances of a class, but for what is no training state.
+        """Compare the attributes of two instances of a class that are training state.
 
-        They come as a dict, or as a dict and the slots; anything else is a state of its own making.
+        They come as a dict, or as a dict and the slots; anything else is compared as it is.
         """
         if isinstance(a, dict) and isinstance(b, dict):
             (a, shown_a), (b, shown_b) = uncompared(cls).split(a), uncompared(cls).split(b)
@@ -474,18 +474,18 @@ class _Comparison:
         return None
 
     def _for_others(self, a: Any, b: Any) -> bool:
-        """Return True if what a display holds is not its own, so that it is compared after all."""
+        """Return True if an attribute of a display belongs to the program and has to be compared."""
         classes = [self._class(one) for one in (a, b)]
         return classes[0] is classes[1] and classes[0] is not None and holds_for_others(classes[0])
 
     def _class(self, value: Any) -> type | None:
-        """Return the class of an anchor or of an object made in the loop, as it is now."""
+        """Return the class of an anchor or of an object created in the loop."""
         if isinstance(value, Ref):
             return self.anchors.types[value.number]
         return live_class(value, self.anchors) if isinstance(value, ObjectNode) else None
 
     def _only_shown(self, number: int) -> bool:
-        """Return True if displays keep an anchor for themselves."""
+        """Return True if only displays hold an anchor."""
         while self._shown:
             tree, value = self._shown.pop()
             if isinstance(value, Ref):
@@ -555,7 +555,7 @@ class _Comparison:
         return None
 
     def _memories(self) -> Iterator[Difference]:
-        """Compare memory last: only then is it known which bytes something stands on."""
+        """Compare memory, after it is known which bytes are used by tensors and arrays."""
         for a, b, path in self._memory:
             left, right = self._data(a, self.buffers_then), self._data(b, self.buffers_now)
             texts = memory_texts(left, right, self._covered.get(id(a)))
@@ -564,7 +564,7 @@ class _Comparison:
         self._memory = []
 
     def _cover(self, body: ArrayBody) -> None:
-        """Note which bytes a tensor stands on; what lies beside them was perhaps never written."""
+        """Remember which bytes a tensor uses; the others may never have been written."""
         span = span_of(body)
         whole = (0, (body[0].block.nbytes,), (1,))
         self._covered.setdefault(id(body[0]), []).append(whole if span is None else span)
@@ -586,7 +586,7 @@ class _Comparison:
 
 
 def _with_slots(state: Any) -> bool:
-    """Return True for attributes and slots as pickle writes them, and as our own kinds do."""
+    """Return True for a pair of attributes and slots, as pickle and our kinds write them."""
     return (
         type(state) is tuple
         and len(state) == 2
@@ -596,7 +596,7 @@ def _with_slots(state: Any) -> bool:
 
 
 def _inside(value: Any) -> Iterator[Any]:
-    """Yield what a container or a node holds."""
+    """Yield the objects inside a container or node."""
     if isinstance(value, ObjectNode):
         yield from (value.args, value.items, value.pairs, value.state)
     elif isinstance(value, dict):

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from rearview.errors import StateError
 
 SMALL = 4096
-"""Pieces up to this many bytes travel inside the skeleton; more of them cost less there."""
+"""Blocks of at most this many bytes are stored inside the skeleton."""
 
 
 MEMORY: Any = (ctypes.c_char * sys.maxsize).from_address(0)
@@ -31,7 +31,7 @@ def _memory() -> Any:
 
 
 def view_of(address: int, nbytes: int) -> Any:
-    """Return live memory as an array of bytes, which somebody else must keep alive."""
+    """Return live memory as an array of bytes; the caller keeps it alive."""
     return _memory()[address - 1 : address - 1 + nbytes]
 
 
@@ -87,14 +87,14 @@ def bytes_at(address: int, nbytes: int, owner: object) -> Any:
 
 
 class Block(NamedTuple):
-    """One piece of memory in a skeleton."""
+    """One block of memory in a skeleton."""
 
     key: str | None
     """Name of its buffer, or None when `data` holds the bytes."""
     nbytes: int
     data: bytes | None
     home: int
-    """The anchor whose live memory it is, or -1 for memory born after the walk."""
+    """Number of the anchor whose live memory it is, -1 for memory allocated after the walk."""
     device: str
 
 

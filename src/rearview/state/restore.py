@@ -35,30 +35,30 @@ from rearview.state.rebuild import NAMES, Lost, prelude
 
 
 class Restoration:
-    """The state of one restore; `build_…` methods are what a skeleton's builders stand for."""
+    """One restore under way; a `build_…` method for each builder that a skeleton may name."""
 
     def __init__(self, anchors: Anchors, alive: Sequence[Any], memory: Memory) -> None:
         self.anchors = anchors
         self.alive = alive
         self.memory = memory
         self.afterwards: list[Callable[[], None]] = []
-        """What needs all objects to be there."""
+        """Actions that need all objects to exist."""
         self.cells: list[types.CellType] = []
         self.generators: list[tuple[Any, Sequence[Any], dict[str, Any]]] = []
-        """Generators with the place they stood at and their locals."""
+        """Generators with the yield they were suspended at and their locals."""
         self.loaders: list[tuple[Any, Any]] = []
-        """Iterators of loaders with what their samplers had drawn."""
+        """Iterators of data loaders with what their samplers had drawn."""
         self.made: list[Any] = []
         self.addressed: dict[int, Any] = {}
-        """What stays the very object that was read, since its `id` is part of the state."""
+        """Objects that must be the ones read first, because their `id` is part of the state."""
         self.driven: list[Any] = []
-        """Generators that an earlier reading of the same state made and drove."""
+        """Generators that the first pass over the same state created and drove."""
         self.heads: dict[int, Sequence[Any]] = {}
 
     def path(self, obj: object) -> str:
-        """Return the way to an anchor."""
+        """Return the path to an anchor."""
         number = self.anchors.index.get(id(obj))
-        return "an object born in the loop" if number is None else self.anchors.path(number)
+        return "an object created in the loop" if number is None else self.anchors.path(number)
 
     def build_anchor(self, number: int) -> Any:
         """Return an anchor that was known at capture by its address only."""
@@ -160,7 +160,7 @@ class Restoration:
         return cls()
 
     def build_fill_weak(self, obj: Any, content: Any) -> None:
-        """Fill it."""
+        """Fill a weak container."""
         kind = next(kind for base, kind in WEAK_CONTAINERS.items() if isinstance(obj, base))
         kind.write(obj, content, self)
 
@@ -176,14 +176,14 @@ class Restoration:
         return made
 
     def build_fill(self, obj: Any, content: Any) -> None:
-        """Give it its attributes."""
+        """Give the object its attributes."""
         layout = layout_of(type(obj))
         inner = CONTAINERS.get(layout.base)
         kind = ObjectKind(layout) if inner is None else AttributedKind(inner, layout)
         kind.write(obj, content, self)
 
     def build_file(self, state: Sequence[Any] | None) -> Any:
-        """Return a file opened again where it stood, or a closed one."""
+        """Return a file opened again at its position, or a closed one."""
         if state is None:
             import io
 
@@ -201,7 +201,7 @@ class Restoration:
         return importlib.import_module(name)
 
     def build_named(self, module: str, name: str) -> Any:
-        """Return what a module holds under a dotted name."""
+        """Return the attribute of a module under a dotted name."""
         found: Any = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
@@ -220,9 +220,9 @@ class Restoration:
         return generator
 
     def build_generator(self) -> Iterator[None]:
-        """Return a generator that is over."""
+        """Return a generator that has ended."""
         made = (None for _ in ())
-        next(made, None)  # one that was never begun would be captured as such the next time
+        next(made, None)  # a generator that never started would be captured as a new one
         return made
 
     def build_live_generator(
@@ -232,7 +232,7 @@ class Restoration:
         count: int,
         state: Sequence[Any],
     ) -> Any:
-        """Return a generator of that function, to be driven; the one already driven, if any."""
+        """Return a generator of that function, or the one that the first pass has driven."""
         driven = self.driven
         made = driven.pop(0) if driven else iterators.make(function, arguments, count)
         self.made.append(made)
@@ -240,7 +240,7 @@ class Restoration:
         return made
 
     def build_fill_generator(self, obj: Any, values: dict[str, Any]) -> None:
-        """Remember its local variables."""
+        """Remember the local variables of the generator."""
         self.generators.append((obj, self.heads[id(obj)], values))
 
     def build_walk(self) -> iterators.Walk:
@@ -248,7 +248,7 @@ class Restoration:
         return iterators.Walk(None)
 
     def build_fill_walk(self, obj: iterators.Walk, content: Sequence[Any]) -> None:
-        """Give it what it walks over."""
+        """Give the iterator its source."""
         source, count = content
         obj.go_on(source, count)
 
@@ -257,30 +257,30 @@ class Restoration:
         return object.__new__(cls)
 
     def build_fill_loader(self, obj: Any, content: Sequence[Any]) -> None:
-        """Give it its attributes."""
+        """Give the object its attributes."""
         data_loaders.LOADER.write(obj, content, self)
 
     def build_lost(self, reason: str) -> Lost:
-        """Return the mark of an object that was not kept."""
+        """Return the mark of an object that was not captured."""
         return Lost(reason)
 
 
 class _Nothing:
-    """The target of a reference whose target is gone."""
+    """Target of a weak reference whose target no longer exists."""
 
 
 Parts = tuple[Callable[[str], Any], Callable[[str, Any], None] | None]
 
 
 class StateUnpickler(pickle.Unpickler):
-    """Reads a skeleton's stream; numbers below `len(NAMES)` are builders, the rest anchors."""
+    """Unpickles a skeleton; numbers below `len(NAMES)` are builders, the others anchors."""
 
     def __init__(self, stream: io.BytesIO, objects: Sequence[Any], buffers: Iterator[Any]) -> None:
         super().__init__(stream, buffers=buffers)
         self._objects: Sequence[Any] = objects
 
     def forget(self) -> None:
-        """Let go of everything: newer Pythons keep an unpickler until the next collection."""
+        """Drop all references: newer Pythons keep an unpickler until the next collection."""
         self._objects = ()
         self.memo.clear()
 
@@ -325,7 +325,7 @@ def _restore(
     values, first = _pass(anchors, roots, header, stream, parts)
     if not first.generators and not first.loaders:
         return values
-    # To bring them to their places runs the program's code, so everything is written once more.
+    # driving generators runs the program's code, so everything is restored once more
     for obj, state, _ in first.generators:
         iterators.drive(obj, state, getattr(obj, "__qualname__", "?"))
     for obj, drawn in first.loaders:
@@ -347,7 +347,7 @@ def _pass(
     parts: Parts,
     before: Restoration | None = None,
 ) -> tuple[dict[str, object], Restoration]:
-    """Read and write everything once."""
+    """Unpickle the state and write it into the live objects, once."""
     alive = anchors.alive(roots)
     table = [Block(*row) for row in header["blocks"]]
     buffers, into = parts

@@ -31,12 +31,12 @@ class Ref:
         self.number = number
 
     def __call__(self, *args: Any) -> ObjectNode:
-        """Take what an older function is called with to make an object."""
+        """Return a node for an object that is created by calling an older function."""
         return node_class("call")(self, *args)
 
 
 class MemoryPiece:
-    """A piece of memory."""
+    """A block of memory in a skeleton."""
 
     __slots__ = ("block",)
 
@@ -45,7 +45,7 @@ class MemoryPiece:
 
 
 class ArrayBody(tuple[Any, ...]):
-    """How a tensor or array stands on its piece of memory."""
+    """How a tensor or array uses its block of memory."""
 
     __slots__ = ()
     FIELDS = ("", ".dtype", ".shape", ".stride", ".offset", ".writeable")
@@ -69,22 +69,22 @@ NODE_FIELDS = {
 
 
 def without_operation(extras: Any) -> Any:
-    """Return a tensor's extras with True for the name of an operation, which older ones lack."""
+    """Return a tensor's extras with True for the name of an operation, which old stores lack."""
     if not isinstance(extras, tuple) or not isinstance(extras[3], str):
         return extras
     return (*extras[:3], True, *extras[4:])
 
 
 class OutsideKey(bytes):
-    """The key of a buffer that an object's own pickling handed over."""
+    """The key of a buffer from an object's own pickling."""
 
 
 Span = tuple[int, tuple[int, ...], tuple[int, ...]]
-"""Where a tensor's bytes lie: the first, how many along each dimension, how far apart."""
+"""Bytes that a tensor uses: offset of the first, size and stride of each dimension."""
 
 
 def span_of(body: ArrayBody) -> Span | None:
-    """Return which bytes of its memory a tensor stands on, None if unknown: then all."""
+    """Return which bytes of its memory a tensor uses; None if unknown, which means all."""
     import sys
 
     kind = getattr(body[1], "label", "")
@@ -99,7 +99,7 @@ def span_of(body: ArrayBody) -> Span | None:
 
 
 class ObjectNode:
-    """Any other object: what it is made by, and everything given to it."""
+    """Any other object: the function that creates it, and everything passed to that."""
 
     label: ClassVar[str] = ""
     items: list[Any]
@@ -108,7 +108,7 @@ class ObjectNode:
     state: Any
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Take what the maker is called with."""
+        """Keep the arguments of the creating function."""
         node = object.__new__(cls)
         node.args = (*args, kwargs) if kwargs else args
         node.state = None
@@ -120,18 +120,18 @@ class ObjectNode:
         pass
 
     def __call__(self, *args: Any) -> ObjectNode:
-        """Take what it is called with to make an object: a bound method may be what makes one."""
+        """Return a node for an object that is created by calling this one, such as a bound method."""
         return node_class("call")(self, *args)
 
     def __setstate__(self, state: Any) -> None:
         self.state = state
 
     def append(self, item: Any) -> None:
-        """Take an item, as pickle gives them."""
+        """Add an item, as pickle does."""
         self.items.append(item)
 
     def extend(self, items: Any) -> None:
-        """Take items."""
+        """Add items, as pickle does."""
         self.items.extend(items)
 
     add = append
@@ -141,17 +141,17 @@ class ObjectNode:
 
 
 class FillNode(ObjectNode):
-    """Gives its second argument to its first as state."""
+    """Sets its second argument as the state of its first."""
 
     def __new__(cls, *args: Any, **_kwargs: Any) -> Self:
-        """Hand the state over."""
+        """Set the state."""
         target, state = args
         target.state = state
         return object.__new__(cls)
 
 
 class NamedNode(ObjectNode):
-    """Something that a module holds: the same as if it had been named outright."""
+    """An attribute of a module, by name."""
 
     def __new__(cls, *args: Any, **_kwargs: Any) -> Any:
         """Return the class that stands for the name."""
@@ -160,10 +160,10 @@ class NamedNode(ObjectNode):
 
 
 class LostNode(ObjectNode):
-    """The mark of something that was not kept; a class where it was one, to make instances of."""
+    """Mark of an object that was not captured; a class if the object was one."""
 
     def __new__(cls, *args: Any, **_kwargs: Any) -> Any:
-        """Return a class if a class was lost: pickle makes instances of nothing else."""
+        """Return a class if a class was lost: pickle creates instances of nothing else."""
         reason = str(args[0]) if args else ""
         if reason.endswith(LOST_CLASS):
             return node_class(f"lost {reason}")
@@ -186,14 +186,14 @@ def node_class(label: str) -> type[ObjectNode]:
 
 
 class TreeUnpickler(pickle.Unpickler):
-    """Reads a stream with every name in it replaced by a node class."""
+    """Unpickles a stream with every name in it replaced by a node class."""
 
     def __init__(self, stream: io.BytesIO, buffers: Iterator[Any], classes: Sequence[int]) -> None:
         super().__init__(stream, buffers=buffers)
         self._classes = frozenset(classes)
 
     def find_class(self, module: str, name: str, /) -> Any:
-        """Return a stand-in, never the thing itself."""
+        """Return a node class, never the object itself."""
         return node_class(f"{module}.{name}")
 
     def persistent_load(self, pid: Any) -> Any:
@@ -201,12 +201,12 @@ class TreeUnpickler(pickle.Unpickler):
         if pid < len(NAMES):
             return node_class(f"build {NAMES[pid]}")
         number = pid - len(NAMES)
-        # Pickle makes instances of classes only, so an anchor that is a class has to be one.
+        # pickle creates instances of classes only, so an anchor that is a class has to be one
         return node_class(f"class {number}") if number in self._classes else Ref(number)
 
 
 class Skeleton:
-    """The whole of a skeleton: roots, contents by anchor, random state."""
+    """A skeleton as nodes: roots, contents by anchor, random state."""
 
     def __init__(self, skeleton: bytes) -> None:
         header, stream = split(skeleton)
@@ -242,17 +242,17 @@ class Skeleton:
         return content
 
     def body(self, body: Sequence[Any]) -> ArrayBody:
-        """Return the description of a tensor or array with its piece of memory in place."""
+        """Return the description of a tensor or array with its block of memory."""
         return ArrayBody((self.pieces[body[0]], *body[1:]))
 
     def parts(self, node: ObjectNode) -> tuple[Any, ...]:
-        """Return the arguments of a node, memory in place of its number."""
+        """Return the arguments of a node, with memory blocks in place of their numbers."""
         if node.label == "build tensor":
             return (node.args[0], self.body(node.args[1:6]), *node.args[6:])
         if node.label == "build array":
             return (self.body(node.args),)
         if node.label == "build anchor":
-            # Known by its address, so it may be the old array or one like it: what it is counts.
+            # known by its address, so it may be the old array or a similar one: the content counts
             return (self.contents[node.args[0]][1][1],)
         if node.label == "build small_array":
             data, dtype, shape, strides, writeable = node.args
@@ -262,10 +262,10 @@ class Skeleton:
 
 
 def as_recorded(parts: Any, recorded: Any) -> tuple[Any, ...]:
-    """Return the parts of a function with the closure it had when recorded, without its code.
+    """Return the parts of a function with the recorded closure variables, without its code.
 
-    A probe in it changes the code and may see further variables; that it is no more than a probe
-    was found out before.
+    A probe changes the code and may add closure variables; that it is only a probe was checked
+    before the replay.
     """
     place, names, cells, *own = parts
     wanted = set(recorded[1])
@@ -275,7 +275,7 @@ def as_recorded(parts: Any, recorded: Any) -> tuple[Any, ...]:
 
 QUICK = {int, str, bytes, bool, type(None)}
 """Types whose values `==` compares exactly."""
-# Made anew whenever they are asked for, so being the same object or not means nothing.
+# created whenever they are requested, so identity means nothing
 _VALUE_LABELS = ("build method", "build weakref", "build module", "build lock", "build view")
 _VALUE_MODULES = ("numpy.", "torch.", "datetime.", "pathlib", "decimal.", "fractions.", "uuid.")
 _ARRAYS = {"build array", "build small_array", "build anchor"}
@@ -283,27 +283,27 @@ _OWN_VARIABLES = ("REARVIEW_RUN", "REARVIEW_REPLAY", b"REARVIEW_RUN", b"REARVIEW
 
 
 def elements(recipe: Any) -> frozenset[Any]:
-    """Return the elements of a set from what was kept of it."""
+    """Return the elements of a set from its recipe."""
     as_set_up = isinstance(recipe, tuple) and recipe[:1] == (SAME,)
     return frozenset(recipe[1] if as_set_up else recipe)
 
 
 def same_values(a: Any, b: Any) -> bool:
-    """Say, without a Python call for each item, whether two sequences hold the same values."""
+    """Return True if two sequences hold the same values; makes no Python call per item."""
     kinds = list(map(type, a))
     unique = set(kinds)
     if not unique <= QUICK | {float} or kinds != list(map(type, b)):
         return False
     if float not in unique:
         return bool(a == b)
-    # `==` takes -0.0 for 0.0 and no NaN for itself, so floats go by their bits.
+    # floats are compared by their bits: -0.0 == 0.0, and NaN != NaN
     bits = [array("d", [x for x in side if type(x) is float]).tobytes() for side in (a, b)]
     rest = [[x for x in side if type(x) is not float] for side in (a, b)]
     return bits[0] == bits[1] and rest[0] == rest[1]
 
 
 def is_array(value: Any) -> bool:
-    """Return True if a node is an array, in whichever way it was kept."""
+    """Return True if a node is an array, however it was captured."""
     return isinstance(value, ObjectNode) and value.label in _ARRAYS
 
 
@@ -313,7 +313,7 @@ def is_address(value: Any) -> bool:
 
 
 def has_identity(value: Any) -> bool:
-    """Return True if it matters that it is this very object."""
+    """Return True if the identity of an object matters, not only its value."""
     if isinstance(value, (tuple, frozenset)):
         return False
     if isinstance(value, ObjectNode):
@@ -332,7 +332,7 @@ def class_of(node: ObjectNode, anchors: Anchors) -> str:
 
 
 def live_class(node: ObjectNode, anchors: Anchors) -> type | None:
-    """Return the class that an object is of, as the program has it now; None if it has none."""
+    """Return the class of an object in the live program, None if it does not exist there."""
     made = node.args[0] if node.label == "build instance" else node
     label = str(getattr(made, "label", ""))
     if not label.startswith("class "):
@@ -344,7 +344,7 @@ def live_class(node: ObjectNode, anchors: Anchors) -> type | None:
 def with_closure_of(recorded: Any, content: Any) -> Any:
     """Return the content of a function without the closure variables that only a probe reads.
 
-    Those that it shares with other functions of the program are compared where these hold them.
+    Variables that it shares with other functions are compared there.
     """
     closure, own = content
     return {name: cell for name, cell in closure.items() if name in recorded[0]}, own
@@ -372,7 +372,7 @@ def matched(
 
 
 def _key(target: Any, partner: Mapping[int, int] | None = None) -> Any:
-    """Return what the object of an address is known by now; None if nothing met it."""
+    """Return a key for the object of an address, None if it was not met."""
     if isinstance(target, Ref):
         return "anchor", target.number
     if isinstance(target, type):
@@ -389,9 +389,10 @@ def is_environment(items: dict[Any, Any]) -> bool:
 
 
 def compared_variables(items: dict[Any, Any]) -> dict[Any, Any]:
-    """Return the variables of a copy of the environment that are to be as they were, in order.
+    """Return the environment variables that must equal the recorded ones, in order.
 
-    Those of today are not, nor are those that a replay sets itself; see docs/environment.md.
+    Variables that are not restored, or that a replay sets itself, do not count; see
+    docs/environment.md.
     """
     names = {key: key.decode(errors="replace") if type(key) is bytes else str(key) for key in items}
     kept = [key for key, name in names.items() if is_restored(name) and name not in SET_IN_REPLAYS]

@@ -1,17 +1,12 @@
-"""New files, written past the page cache where the file system allows it.
+"""Files of the store: who may read them, and large new files that bypass the page cache.
 
-Tell cheaply whether a file is the same as before.
+**Modes.** The mode of the `.rearview` folder says whether only its owner may read the store, whatever the
+umask, or also its group (setting `shared`). Every folder in it gets the mode of its parent folder, and every
+file the mode of its folder, so no other module has to know.
 
-Who may read the store: its owner, whatever the umask, or also its group (setting `shared`).
-
-The mode of the `.rearview` folder says which. Every folder in it takes after the one that it lies in,
-and every file after its folder, so that no part of the program has to be told.
-
-New files, written past the page cache where the file system allows it.
-
-A buffered write of a gigabyte is paid for twice: once into the page cache and once more when the
-kernel writes it back, beside the training that then runs. Direct writes of aligned chunks go to
-the device at its own speed and leave the cache to the training data.
+**Large files.** A buffered write of a gigabyte costs twice: the copy into the page cache, and the write-back
+of the kernel, which slows training. Direct writes of aligned chunks go to the device at its own speed and
+leave the page cache to the training data.
 """
 
 from __future__ import annotations
@@ -28,37 +23,31 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from rearview import durable_files
 from rearview.errors import StoreError
 
-WHOLE = 16 << 20
+OWNER, GROUP = 0o700, 0o2770
+"""Modes of folders. The group's has the set-group-id bit, so that new files inside get the same group."""
+ALIGN = 4096
+"""Alignment of large data on disk in bytes: a page, and no less than any device's block."""
+CHUNK = 8 << 20
+"""Bytes per system call: large enough for full speed, small enough to be interrupted."""
+DIRECT_FROM = 1 << 20
+"""Smaller files are written through the page cache: one call, no padding."""
+PART = ".part-"
+"""Prefix of the name of a file while it is being written."""
+HASHED_WHOLE = 16 << 20
 """Files up to this many bytes are hashed whole; of larger ones, both ends and the size."""
 
-
-def fingerprint(path: Path) -> tuple[int, int, str]:
-    """Return size, time of change and a hash of the content of a file."""
-    import xxhash
-
-    about = path.stat()
-    if not stat.S_ISREG(about.st_mode):  # a device or a pipe may have no end
-        raise OSError(errno.EINVAL, "it is not a file", str(path))
-    digest = xxhash.xxh3_128()
-    with path.open("rb") as file:
-        if about.st_size <= WHOLE:
-            digest.update(file.read())
-        else:
-            digest.update(about.st_size.to_bytes(8, "little"))
-            digest.update(file.read(WHOLE // 2))
-            file.seek(-WHOLE // 2, 2)
-            digest.update(file.read())
-    return about.st_size, about.st_mtime_ns, digest.hexdigest()
-
-
-OWNER, GROUP = 0o700, 0o2770
-"""Modes of folders. The group's has the bit that hands the group on to what is made inside."""
+_VECTOR = 512
+"""Buffers per system call: half of what Linux allows."""
+_DIRECT: int = getattr(os, "O_DIRECT", 0)
+_spare: deque[mmap.mmap] = deque(maxlen=4)
+"""Aligned chunks to reuse: the first write to fresh memory costs ten times the copy into it."""
 
 
 def make_folder(path: Path | str) -> None:
-    """Make a folder of the store and those above it, if they are not there."""
+    """Create a folder of the store and its parents, if they do not exist."""
     path = Path(path)
     missing = []
     while not path.is_dir():
@@ -71,7 +60,7 @@ def make_folder(path: Path | str) -> None:
 
 
 def make_new_folder(folder: Path, mode: int | None = None) -> None:
-    """Make a folder of the store; raise `FileExistsError` if it is there."""
+    """Create a folder of the store; raise `FileExistsError` if it exists."""
     mode = folder_mode(folder.parent) if mode is None else mode
     folder.mkdir(mode & 0o777)
     if stat.S_IMODE(folder.stat().st_mode) != mode:
@@ -79,7 +68,7 @@ def make_new_folder(folder: Path, mode: int | None = None) -> None:
 
 
 def make_top(path: Path, mode: int) -> None:
-    """Make the store's own folder with that mode; one that is there is changed with all it holds."""
+    """Create the store's own folder with that mode; change the mode of an existing one and all it holds."""
     path.mkdir(parents=True, exist_ok=True)
     facts = path.stat()
     if facts.st_uid != os.geteuid() or stat.S_IMODE(facts.st_mode) == mode:
@@ -95,7 +84,7 @@ def make_top(path: Path, mode: int) -> None:
 
 
 def open_file(path: Path | str, flags: int) -> int:
-    """Open a file of the store, which is made for whom its folder is; return its descriptor."""
+    """Open a file of the store and return its descriptor; a new file gets the mode of its folder."""
     mode = _file_mode(folder_mode(os.path.dirname(path)))  # noqa: PTH120
     fd = os.open(path, flags | os.O_CLOEXEC, mode)
     if mode != 0o600 and flags & os.O_CREAT:
@@ -105,13 +94,18 @@ def open_file(path: Path | str, flags: int) -> int:
     return fd
 
 
+def publish(path: Path, data: bytes, *, durable: bool = True) -> None:
+    """Replace a file of the store by `data` in one step; it gets the mode of its folder."""
+    durable_files.publish(path, data, durable=durable, opener=open_file)
+
+
 def close_to_others(path: Path | str) -> None:
-    """Give a file that another program made in the store the mode that it has there."""
+    """Give a file that was created by another program the mode of its folder."""
     Path(path).chmod(_file_mode(folder_mode(os.path.dirname(path))))  # noqa: PTH120
 
 
 def folder_mode(folder: Path | str) -> int:
-    """Return the mode of folders made in `folder`."""
+    """Return the mode of new folders in `folder`."""
     return GROUP if os.stat(folder or ".").st_mode & 0o020 else OWNER  # noqa: PTH116
 
 
@@ -119,35 +113,19 @@ def _file_mode(folder: int) -> int:
     return 0o660 if folder == GROUP else 0o600
 
 
-ALIGN = 4096
-"""Alignment of everything large on disk: a page, and no less than any device's block."""
-CHUNK = 8 << 20
-"""Bytes per system call: large enough for full speed, small enough to be interrupted."""
-DIRECT_FROM = 1 << 20
-"""Smaller files are written through the page cache: one call, no padding."""
-PART = ".part-"
-"""How the name of a file begins while it is being written."""
-
-_VECTOR = 512
-"""Pieces per system call: half of what Linux takes."""
-_DIRECT: int = getattr(os, "O_DIRECT", 0)
-_spare: deque[mmap.mmap] = deque(maxlen=4)
-"""Aligned chunks to reuse: first touch of fresh memory costs ten times the copy into it."""
-
-
 class Sink:
-    """A new file that takes bytes in order and appears under its name only when published.
+    """A new file that is written in order and gets its name only when published.
 
-    Until `publish` nothing stands at `path`; left early as a context, it leaves nothing behind.
+    Before `publish` there is no file at `path`; used as a context and left early, it leaves none.
     """
 
     def __init__(self, path: Path | str, *, size: int) -> None:
-        # texts, not `Path`s: there are hundreds of files beside training, which shares the GIL
+        # strings, not `Path`s: a save opens hundreds of files and shares the GIL with training
         self.path = os.fspath(path)
         self.folder = os.path.dirname(self.path) or "."  # noqa: PTH120
         self.temporary = f"{self.folder}/{PART}{os.getpid()}-{os.urandom(6).hex()}"
         self.position = 0
-        """Bytes taken so far."""
+        """Bytes written so far."""
         self._written = 0
         self._held = 0
         self._chunk: mmap.mmap | None = None
@@ -165,7 +143,7 @@ class Sink:
             if not self._held and len(view) >= ALIGN:
                 view = view[self._put(view[: min(len(view) & -ALIGN, CHUNK)]) :]
                 continue
-            chunk = self._chunk = self._chunk or _take()
+            chunk = self._chunk = self._chunk or _aligned_chunk()
             count = min(len(view), CHUNK - self._held)
             chunk[self._held : self._held + count] = view[:count]
             self._held += count
@@ -174,10 +152,9 @@ class Sink:
                 self._flush()
 
     def gather(self, pieces: Sequence[memoryview | bytes]) -> None:
-        """Append many small pieces; past the page cache in one copy, else in no copy of ours.
+        """Append many small buffers: with one copy if the page cache is bypassed, else with none.
 
-        The system copies them into the page cache without the interpreter lock, which training
-        needs.
+        The kernel copies them into the page cache without the interpreter lock, which training needs.
         """
         for first in range(0, len(pieces), _VECTOR):
             some = pieces[first : first + _VECTOR]
@@ -197,7 +174,7 @@ class Sink:
         return self.position
 
     def finish(self) -> None:
-        """Hand every byte to the system. Nothing can be appended after."""
+        """Write every byte to the kernel. Nothing can be appended after."""
         self._flush()
         self._release()
 
@@ -208,7 +185,7 @@ class Sink:
             self._close()
 
     def publish(self) -> None:
-        """Make the finished file appear under its name, whole."""
+        """Give the finished file its name."""
         self._close()
         os.replace(self.temporary, self.path)  # noqa: PTH105
 
@@ -236,27 +213,27 @@ class Sink:
             except OSError as exc:
                 if exc.errno != errno.EINVAL:
                     raise
-                # some file systems make the file before they refuse the flag
+                # some file systems create the file before they refuse the flag
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(self.temporary)  # noqa: PTH108
                 self._direct = False
         return open_file(self.temporary, flags)
 
     def _put(self, view: memoryview) -> int:
-        """Write whole blocks at the end of the file; return how many bytes went out."""
+        """Write whole blocks at the end of the file; return the number of bytes written."""
         try:
             written = os.pwrite(self._fd, view, self._written)
         except OSError as exc:
             if exc.errno != errno.EINVAL or not self._direct:
                 raise
-            written = self._refused(view)
+            written = self._write_refused(view)
         self._written += written
         return written
 
-    def _refused(self, view: memoryview) -> int:
-        """Write what the file system would not take directly: aligned, or else buffered."""
+    def _write_refused(self, view: memoryview) -> int:
+        """Write blocks that the file system refused as a direct write: from aligned memory, or buffered."""
         if not self._held:
-            chunk = self._chunk = self._chunk or _take()
+            chunk = self._chunk = self._chunk or _aligned_chunk()
             chunk[: len(view)] = view
             with contextlib.suppress(OSError), memoryview(chunk)[: len(view)] as aligned:
                 return os.pwrite(self._fd, aligned, self._written)
@@ -266,7 +243,7 @@ class Sink:
         return os.pwrite(self._fd, view, self._written)
 
     def _flush(self) -> None:
-        """Write what is held. A direct write covers whole blocks, so its tail is cut off after."""
+        """Write the buffered bytes. A direct write covers whole blocks; the excess is truncated."""
         if not self._held or self._chunk is None:
             return
         length = self._held
@@ -293,17 +270,12 @@ class Sink:
             os.close(fd)
 
 
-def sync_folder(folder: Path | str) -> None:
-    """Return when the names in `folder` are on the device."""
-    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+def _aligned_chunk() -> mmap.mmap:
     try:
-        os.fsync(fd)
-    except OSError as exc:
-        # some network file systems cannot sync a folder and have no need to
-        if exc.errno not in {errno.EINVAL, errno.ENOTSUP}:
-            raise
-    finally:
-        os.close(fd)
+        return _spare.pop()
+    except IndexError:
+        # private: by default a mapping is shared with forked children, which write as well
+        return mmap.mmap(-1, CHUNK, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -319,7 +291,7 @@ def caused_by_full_disk(exc: BaseException | None) -> bool:
     return False
 
 
-def unwritable(exc: OSError, what: str, store: Path) -> StoreError:
+def write_error(exc: OSError, what: str, store: Path) -> StoreError:
     """Return the error that tells the user why `what` could not be written, and what to do."""
     if exc.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
         return StoreError(
@@ -335,9 +307,20 @@ def unwritable(exc: OSError, what: str, store: Path) -> StoreError:
     )
 
 
-def _take() -> mmap.mmap:
-    try:
-        return _spare.pop()
-    except IndexError:
-        # private: by default a mapping is shared with forked children, who have writes of their own
-        return mmap.mmap(-1, CHUNK, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+def fingerprint(path: Path) -> tuple[int, int, str]:
+    """Return size, time of change and a hash of the content of a file."""
+    import xxhash
+
+    about = path.stat()
+    if not stat.S_ISREG(about.st_mode):  # a device or a pipe may have no end
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    digest = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        if about.st_size <= HASHED_WHOLE:
+            digest.update(file.read())
+        else:
+            digest.update(about.st_size.to_bytes(8, "little"))
+            digest.update(file.read(HASHED_WHOLE // 2))
+            file.seek(-HASHED_WHOLE // 2, 2)
+            digest.update(file.read())
+    return about.st_size, about.st_mtime_ns, digest.hexdigest()

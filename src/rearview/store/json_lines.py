@@ -1,6 +1,6 @@
-"""Append-only files of JSON lines: small facts about a run, written by several processes.
+"""Append and read JSON lines: small facts about a run, written by several processes.
 
-From format 2 on, every line carries a checksum (`model.checksum`).
+From format 2 on, every line has a checksum (`model.checksum`).
 """
 
 from __future__ import annotations
@@ -11,20 +11,22 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from rearview.errors import DamagedError, StoreError
 from rearview.model.checksum import add_check, is_intact
 from rearview.store.files import open_file
 
 CHECKED = 2
-"""Format from which on facts carry a checksum."""
+"""First format in which facts have a checksum."""
 
 
 def append_line(file: Path, facts: Mapping[str, Any]) -> None:
-    """Add one line; it is there whole or, after a crash, not at all for readers."""
+    """Append one line; after a crash, readers see all of it or nothing."""
     fd = open_file(file, os.O_RDWR | os.O_CREAT | os.O_APPEND)
     try:
         size = os.fstat(fd).st_size
-        # a line that a dead process left torn is closed, so that it spoils only itself
+        # end a line that a dead process left torn, so that only that line is lost
         torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
         os.write(fd, b"\n" * torn + add_check(encode(facts)) + b"\n")
     finally:
@@ -32,17 +34,17 @@ def append_line(file: Path, facts: Mapping[str, Any]) -> None:
 
 
 def read_lines(file: Path, newest: int) -> Iterator[dict[str, Any]]:
-    """Yield the facts of every intact line; refuse lines of a format above `newest`."""
+    """Yield the facts of every intact line; raise for a line of a format above `newest`."""
     for line in _lines(file):
-        facts = facts_of(line, newest)
-        if facts is not None:  # else damaged, or torn by a crash and never acknowledged
+        facts = decode_facts(line, newest)
+        if facts is not None:  # None: damaged, or torn by a crash and never acknowledged
             check_format(facts, newest, file)
             yield facts
 
 
 def damaged_lines(file: Path, newest: int) -> int:
-    """Return how many lines of a file are not as they were written, or were cut off by a crash."""
-    return sum(facts_of(line, newest) is None for line in _lines(file) if line)
+    """Return how many lines of a file are damaged or were cut off by a crash."""
+    return sum(decode_facts(line, newest) is None for line in _lines(file) if line)
 
 
 def _lines(file: Path) -> list[bytes]:
@@ -50,12 +52,12 @@ def _lines(file: Path) -> list[bytes]:
         *whole, rest = file.read_bytes().split(b"\n")
     except FileNotFoundError:
         return []
-    # what was cut off is not read, but a line whose end alone is damaged is
+    # half a line is not read, but a line of which only the line end is damaged is
     return [*whole, rest[:-1]] if is_intact(rest[:-1]) else whole
 
 
-def facts_of(text: bytes, newest: int) -> dict[str, Any] | None:
-    """Return the facts that a line or document holds; None if it is not as it was written.
+def decode_facts(text: bytes, newest: int) -> dict[str, Any] | None:
+    """Return the facts of a line or document; None if it is damaged.
 
     Only formats before `CHECKED`, and those above `newest`, may lack a checksum.
     """
@@ -74,21 +76,20 @@ def facts_of(text: bytes, newest: int) -> dict[str, Any] | None:
 
 
 def read_facts(file: Path, newest: int) -> dict[str, Any]:
-    """Return the facts of a file that was published whole; an error if they are damaged."""
+    """Return the facts of a file; raise if they are damaged."""
     try:
-        facts = facts_of(file.read_bytes(), newest)
+        facts = decode_facts(file.read_bytes(), newest)
     except FileNotFoundError:
         raise
     except OSError as exc:
         raise DamagedError(
-            f"{file} cannot be read: {exc.strerror or exc}. `rearview verify` says what else is "
-            "damaged.",
+            f"{file} cannot be read: {exc.strerror or exc}. `rearview verify` lists all damage.",
             slug="damaged",
         ) from exc
     if facts is None:
         raise DamagedError(
-            f"{file} cannot be read: it is not as it was written. `rearview verify` says "
-            "what else is damaged.",
+            f"{file} cannot be read: it is not as it was written. `rearview verify` lists "
+            "all damage.",
             slug="damaged",
         )
     check_format(facts, newest, file)
@@ -96,12 +97,18 @@ def read_facts(file: Path, newest: int) -> dict[str, Any]:
 
 
 def encode(facts: Mapping[str, Any]) -> bytes:
-    """Return facts as one line of JSON; any text comes back, other objects as their `repr`."""
+    """Return facts as one line of JSON; objects that JSON does not have become their `repr`."""
     return json.dumps(facts, default=_plain, separators=(",", ":")).encode("ascii")
 
 
+def fields_of_record(record: msgspec.Struct) -> dict[str, Any]:
+    """Return the fields of a record by name; those that are None are left out, as in old files."""
+    fields = msgspec.structs.asdict(record)
+    return {name: value for name, value in fields.items() if value is not None}
+
+
 def check_format(facts: Mapping[str, Any], newest: int, file: Path) -> None:
-    """Refuse what a newer Rearview wrote."""
+    """Raise if a newer Rearview wrote the facts."""
     number = facts.get("format", 1)
     if not isinstance(number, int) or number > newest:
         raise StoreError(
@@ -116,6 +123,8 @@ def _plain(value: Any) -> Any:
         return list(value)
     if isinstance(value, Mapping):
         return dict(value)
+    if isinstance(value, msgspec.Struct):
+        return fields_of_record(value)
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     item = getattr(value, "item", None)  # scalars of numpy and torch

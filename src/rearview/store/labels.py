@@ -1,7 +1,7 @@
-"""Labels of a run: the name, tags and notes that the user gives it later.
+"""Labels of a run: the name, tags and notes that the user gives it after it was recorded.
 
-Each is a line of the run's `events.jsonl`, which is only ever appended to. They are data: nothing
-in a store is run to read or write them.
+Each label is a line of the run's append-only `events.jsonl`. Labels are data: nothing in a store is run to
+read or write them.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from rearview.model.wording import printable
 NAME, TAG, UNTAG, NOTE = "name", "tag", "untag", "note"
 """Kinds of events that label a run."""
 LONGEST = 100
-"""Characters of a name or tag, at most."""
+"""Most characters of a name or tag."""
 LONGEST_NOTE = 10_000
-"""Characters of one note, at most."""
+"""Most characters of one note."""
 _WORDS = ("latest", "worktree")
-"""Words that mean a run or a source already."""
+"""Words that commands understand as a run or a source."""
 _ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")
 
 
 class Labels(NamedTuple):
-    """What the user called a run, its tags, and what the user noted about it."""
+    """Name, tags and notes of a run."""
 
     name: str = ""
     tags: tuple[str, ...] = ()
@@ -33,7 +33,7 @@ class Labels(NamedTuple):
 
 
 def labels_of(events: Iterable[Mapping[str, Any]]) -> Labels:
-    """Return the labels that the events of a run add up to.
+    """Return the labels that result from the events of a run.
 
     >>> labels_of([{"event": "tag", "tags": ["a", "b"]}, {"event": "untag", "tags": ["a"]}])
     Labels(name='', tags=('b',), note='')
@@ -55,7 +55,7 @@ def labels_of(events: Iterable[Mapping[str, Any]]) -> Labels:
 
 
 def check_name(text: str) -> str:
-    """Return a name without spaces around it; refuse one that could not be used to find a run."""
+    """Return a name without surrounding spaces; raise if it could not be used to find a run."""
     name = _checked(text, "name")
     if name in _WORDS or _ID.fullmatch(name) or name.startswith("-"):
         raise UsageError(
@@ -67,7 +67,7 @@ def check_name(text: str) -> str:
 
 
 def check_tag(text: str) -> str:
-    """Return a tag without spaces around it; refuse one that could not be read in a list of tags."""
+    """Return a tag without surrounding spaces; raise if it would be ambiguous in a list of tags."""
     tag = _checked(text, "tag")
     if "," in tag:
         raise UsageError(
@@ -79,7 +79,7 @@ def check_tag(text: str) -> str:
 
 
 def check_note(text: str) -> str:
-    """Return a note without spaces around it; refuse one that is empty or very long."""
+    """Return a note without surrounding spaces; raise if it is empty or very long."""
     note = text.strip()
     if not note or len(note) > LONGEST_NOTE:
         what = "is empty" if not note else f"has {len(note):,} characters"

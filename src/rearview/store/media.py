@@ -1,7 +1,7 @@
-"""Arrays, tensors, images and histograms that were logged: what each is, and its value again.
+"""Logged arrays, tensors, images and histograms: their description, and their value on request.
 
-Their bytes are objects of the store. Reading one never unpickles anything: an array is its raw bytes
-with a dtype and a shape, an image is a PNG.
+Their bytes are objects of the store. Reading them never unpickles anything: an array is its raw bytes with
+a dtype and a shape, an image is a PNG file.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Get = Callable[[ObjectRef], Any]
 
 KINDS = ("array", "tensor", "image", "histogram")
 TEXT = '{"$object":"'
-"""How the text of a stored value begins in a column of SQL."""
+"""First characters of the text of a stored value in an SQL column."""
 _OID = re.compile(r"[0-9a-f]{64}")
 _PACK = re.compile(r"(?!\.)[\w.\-]+/(?!\.)[\w.\-]+")
 _NUMPY = {
@@ -31,7 +31,7 @@ _NUMPY = {
     "int8": "|i1", "int16": "<i2", "int32": "<i4", "int64": "<i8", "bool": "|b1",
     "uint8": "|u1", "uint16": "<u2", "uint32": "<u4", "uint64": "<u8",
 }  # fmt: skip
-"""NumPy's name of each dtype of torch that NumPy has, too."""
+"""NumPy's name of each torch dtype that NumPy has as well."""
 _NAMES = {text[1:]: name for name, text in _NUMPY.items()}
 _LONG_HEAD = 60_000
 _PNG = b"\x89PNG\r\n\x1a\n"
@@ -39,21 +39,21 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 
 @dataclass(frozen=True, slots=True, repr=False)
 class StoredValue:
-    """A logged array, tensor, image or histogram that is still in the store.
+    """A logged array, tensor, image or histogram whose bytes are in the store.
 
-    `load()` returns it as what it was; `raw()` needs no library at all.
+    `load()` returns the value that was logged; `raw()` returns its bytes and needs no library.
     """
 
     kind: str
     """array, tensor, image or histogram."""
     dtype: str
-    """As its library writes it: `bfloat16` of a tensor, `<f4` of an array; empty for an image."""
+    """As its library writes it: `bfloat16` for a tensor, `<f4` for an array; empty for an image."""
     shape: tuple[int, ...]
-    """Of an image: height and width, where they are known; of a histogram: the number of bins."""
+    """For an image its height and width, if known; for a histogram the number of bins."""
     oid: str
     nbytes: int
     facts: Mapping[str, Any] = field(default_factory=dict, compare=False)
-    """All that is recorded of it, as JSON."""
+    """Its whole description, as recorded in JSON."""
     _get: Get | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
@@ -63,7 +63,7 @@ class StoredValue:
         return self.describe()
 
     def describe(self) -> str:
-        """Return what it is in a few words.
+        """Return a short description.
 
         >>> StoredValue("tensor", "bfloat16", (64, 10), "", 1280).describe()
         'bfloat16[64, 10]'
@@ -79,7 +79,7 @@ class StoredValue:
         return f"{name}{list(self.shape)}"
 
     def raw(self) -> bytes:
-        """Return its raw bytes, checked against their hash: of an image, the PNG file."""
+        """Return its bytes, checked against their hash; for an image, the PNG file."""
         if self._get is None or not _OID.fullmatch(self.oid):
             raise self._damaged("its record names no object")
         pack = self.facts.get("pack")
@@ -89,7 +89,7 @@ class StoredValue:
         return bytes(self._get(ObjectRef(self.oid, self.nbytes, pack, offset)))
 
     def load(self) -> Any:
-        """Return it as what it was, or itself where the library that it needs is not installed.
+        """Return the logged value, or this object if the library that it needs is not installed.
 
         A tensor is a torch tensor on the CPU, an array a NumPy array, a histogram the pair of counts
         and edges, an image a PIL image, or the bytes of its PNG file without Pillow.
@@ -123,10 +123,10 @@ class StoredValue:
         return np.load(io.BytesIO(self.npy()), allow_pickle=False)
 
     def npy(self) -> Any:
-        """Return an array or tensor as the bytes of an `.npy` file; this needs no library.
+        """Return an array or tensor as the bytes of an `.npy` file; needs no library.
 
-        NumPy has no bfloat16 and no float8: those are widened to float32, which holds each of their
-        values exactly. float8 needs torch for that.
+        NumPy has no bfloat16 and no float8: they are converted to float32, which holds each of their
+        values exactly. Converting float8 needs torch.
         """
         data, dtype = self.raw(), self.dtype
         if self.kind == "tensor":
@@ -145,7 +145,7 @@ class StoredValue:
         else:
             descr = fields_of(self.facts.get("descr")) or dtype
             if descr not in _NUMPY.values() and isinstance(descr, str):
-                descr, data = self._odd_array(descr, data)
+                descr, data = self._extension_array(descr, data)
         head = f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {self.shape!r}, }}"
         # version 1 of the format, unless a field has a name beyond Latin-1 or there are very many
         old = len(head) < _LONG_HEAD and max(head) <= "\xff"
@@ -154,7 +154,7 @@ class StoredValue:
         version = b"\x01\x00" if old else b"\x03\x00"
         return b"\x93NUMPY" + version + struct.pack("<H" if old else "<I", len(text)) + text + data
 
-    def _odd_array(self, descr: str, data: bytes) -> tuple[str, bytes]:
+    def _extension_array(self, descr: str, data: bytes) -> tuple[str, bytes]:
         """Return an array of a dtype that only a library adds, such as bfloat16, as float32."""
         if re.fullmatch(r"[<>|=][A-Za-z]\d*(\[\w+\])?", descr):
             return descr, data
@@ -169,7 +169,7 @@ class StoredValue:
         return "<f4", loaded.astype("<f4").tobytes()
 
     def histogram(self) -> tuple[list[float], list[float]]:
-        """Return counts and edges of a histogram as lists; this needs no library."""
+        """Return counts and edges of a histogram as lists; needs no library."""
         data = self.raw()
         bins = self.shape[0] if self.shape else 0
         if self.kind != "histogram" or len(data) != 8 * (2 * bins + 1):
@@ -199,9 +199,9 @@ class StoredValue:
 
 
 def stored_value(facts: Any, get: Get | None = None) -> StoredValue | None:
-    """Return the value that a record describes by `$object`, or None if it is no such description.
+    """Return the value that a record describes by `$object`; None if it is not such a description.
 
-    What a stranger's store says is checked: nothing here is trusted to be of the right type.
+    Every field is checked, because the store may come from a stranger.
     """
     if not isinstance(facts, dict) or not isinstance(facts.get("$object"), str):
         return None
@@ -214,8 +214,8 @@ def stored_value(facts: Any, get: Get | None = None) -> StoredValue | None:
     return StoredValue(kind, dtype, tuple(shape), facts["$object"], nbytes, dict(facts), get)
 
 
-def in_text(cell: Any, get: Get | None = None) -> StoredValue | None:
-    """Return the value that a cell of SQL is the text of, or None."""
+def value_in_text(cell: Any, get: Get | None = None) -> StoredValue | None:
+    """Return the stored value whose text an SQL cell holds, or None."""
     if not (isinstance(cell, str) and cell.startswith(TEXT)):
         return None
     try:
@@ -226,14 +226,14 @@ def in_text(cell: Any, get: Get | None = None) -> StoredValue | None:
 
 
 def is_png(data: Any) -> bool:
-    """Return True if bytes begin as those of a PNG file do."""
+    """Return True if bytes begin like a PNG file."""
     return bytes(data[: len(_PNG)]) == _PNG
 
 
-def drawing(counts: list[float], width: int = 96, height: int = 32) -> str:
-    """Return bars for the counts of a histogram as SVG.
+def histogram_svg(counts: list[float], width: int = 96, height: int = 32) -> str:
+    """Return the counts of a histogram as bars in SVG.
 
-    >>> drawing([1.0, 2.0]).count("<rect")
+    >>> histogram_svg([1.0, 2.0]).count("<rect")
     2
     """
     most = max((count for count in counts if math.isfinite(count)), default=0.0)
@@ -247,14 +247,14 @@ def drawing(counts: list[float], width: int = 96, height: int = 32) -> str:
 
 
 def _counts(values: Any) -> bool:
-    """Return True for a list of whole numbers from 0 on."""
+    """Return True for a list of integers that are not negative."""
     return isinstance(values, list) and all(
         type(value) is int and 0 <= value < 2**62 for value in values
     )
 
 
 def _widened(data: bytes) -> bytes:
-    """Return numbers of bfloat16 as float32: the same bits, with zeros below them."""
+    """Return bfloat16 numbers as float32: the same bits, followed by zeros."""
     out = bytearray(2 * len(data))
     out[2::4], out[3::4] = data[0::2], data[1::2]
     return bytes(out)

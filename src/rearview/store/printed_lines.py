@@ -11,21 +11,20 @@ import msgspec
 from rearview.model.checksum import add_check, add_item, is_intact, is_intact_list
 
 FILE = "printed.jsonl"
-"""In a run's folder. Lines: {"format": 2}, then [loops, iterations, stream, text], or
-{"dropped": why} where lines were printed that are not kept; each with its checksum. Format 1 has
-none."""
+"""File in a run's folder. Its lines are {"format": 2}, then [loops, iterations, stream, text], or
+{"dropped": why} in place of lines that were not stored; each with its checksum. Format 1 has none."""
 FORMAT = 2
 STREAMS = ("", "out", "err")
 
 
 @dataclass(frozen=True, slots=True)
 class PrintedLine:
-    """One line that was printed, or the place of some that were not kept."""
+    """One printed line, or a remark in place of lines that were not stored."""
 
     loops: tuple[str, ...]
     indices: tuple[int, ...]
     stream: str
-    """`out` or `err`; empty for a remark of ours."""
+    """`out` or `err`; empty for a remark of Rearview."""
     text: str
 
     @property
@@ -58,21 +57,21 @@ def encode(row: _Row | Mapping[str, object]) -> bytes:
 
 
 def printed(folder: Path) -> Iterator[PrintedLine]:
-    """Yield the lines that the run in `folder` printed, as far as they were kept and are intact."""
+    """Yield the lines that the run in `folder` printed, if they were stored and are intact."""
     for raw, line in _read(folder):
         if line is not None and raw:
             yield line
 
 
 def intact_lines(folder: Path) -> tuple[list[bytes], int]:
-    """Return the lines of the file that are as they were written, and how many are not."""
+    """Return the intact lines of the file, and the number of damaged ones."""
     found = [(raw, line) for raw, line in _read(folder) if raw]
     good = [raw for raw, line in found if line is not None or _is_head(raw)]
     return good, len(found) - len(good)
 
 
 def is_checked(folder: Path) -> bool:
-    """Return whether the lines of the file carry checksums."""
+    """Return True if the lines of the file have checksums."""
     return _first(folder) != _OLD
 
 
@@ -82,7 +81,7 @@ def _read(folder: Path) -> Iterator[tuple[bytes, PrintedLine | None]]:
     except FileNotFoundError:
         return
     old = _first(folder) == _OLD
-    if old or is_intact_list(rest[:-1]):  # what a kill cut off is left out
+    if old or is_intact_list(rest[:-1]):  # without a last line that a kill cut off
         whole.append(rest if old else rest[:-1])
     for raw in whole:
         try:

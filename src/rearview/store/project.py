@@ -1,4 +1,4 @@
-"""The store's folder: where it is, what stands where in it, and which format it has."""
+"""The project and its store: where the `.rearview` folder is, its layout and its format number."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rearview.config import Settings
+from rearview.durable_files import sync_folder
 from rearview.errors import StoreError
 from rearview.source.inspection import reaches_up
 from rearview.store import trust
-from rearview.store.files import GROUP, OWNER, make_folder, make_top, open_file, sync_folder
+from rearview.store.files import GROUP, OWNER, make_folder, make_top, publish
 
 FOLDER = ".rearview"
 FORMAT = 2
-"""Number of the layout below. A store with a higher number is refused, never guessed at."""
+"""Newest layout that this Rearview reads. A store with a higher number is refused."""
 MARK = "carried"
-"""File in a store that was laid out on a node of a cluster: for whom."""
+"""File in a store that was copied to a node of a cluster."""
 PLAIN, COMPRESSED = 1, 2
-"""Numbers of a store without compressed objects, as all begin, and of one with them."""
+"""Format of a store without compressed objects, which every new store has, and of one with them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class Project:
     ::
 
         .rearview/
-          format                       the number above
+          format                       the format number
           identity.json                which store this is (`store.trust`), and its format again
           .gitignore                   *
           config.toml                  settings (optional)
@@ -41,17 +42,17 @@ class Project:
           runs/<run>/end.json          how it ended
           runs/<run>/events.jsonl      facts added later: arguments, resumptions
           runs/<run>/replays.jsonl     replays of it, and whether they were proved
-          runs/<run>/clock.bin         the times the program was told, eight bytes each
+          runs/<run>/clock.bin         the times that the program read, eight bytes each
           runs/<run>/printed.jsonl     the lines it printed, with their points
-          runs/<run>/energy.jsonl      when it was on, and what it used
+          runs/<run>/energy.jsonl      when it ran, and the energy it used
           runs/<run>/records-*.jsonl   records, one file per process
           runs/<run>/records-*.parquet the same, sealed; the lines are gone then
           corrections.json             places that the user gave to statements
           versions.git/                source, where the project has no git
           replays/                     outputs of replays
-          backfills/                   backfills under way, and how many workers they are to have
-          writing/                     one file per save in flight; tells a sweep what to spare
-          damaged/                     what `verify` set aside
+          backfills/                   running backfills, and how many workers they should have
+          writing/                     one file per save in flight (`store.checkpoints.saves_in_flight`)
+          damaged/                     damaged files that `verify` moved away
           cache/                       anything here can be deleted
     """
 
@@ -84,7 +85,7 @@ class Project:
 
     @property
     def replays(self) -> Path:
-        """Folder of what replays wrote."""
+        """Folder of the outputs of replays."""
         return self.store / "replays"
 
     @property
@@ -94,17 +95,17 @@ class Project:
 
     @property
     def damaged(self) -> Path:
-        """Folder of what was found damaged and set aside."""
+        """Folder of damaged files that `verify` moved away."""
         return self.store / "damaged"
 
     @property
     def cache(self) -> Path:
-        """Folder whose contents can be made again."""
+        """Folder that may be deleted at any time."""
         return self.store / "cache"
 
     @classmethod
     def find(cls, start: Path) -> Project | None:
-        """Return the project that `start` lies in: the nearest folder above it with a store."""
+        """Return the project of `start`: the nearest folder with a store, from `start` upwards."""
         start = start.resolve()
         for folder in (start, *start.parents):
             if (folder / FOLDER / "format").is_file():
@@ -115,12 +116,12 @@ class Project:
 
     @classmethod
     def open(cls, start: Path) -> Project:
-        """Return the project that `start` lies in, or say how to make one."""
+        """Return the project of `start`; raise if there is none."""
         project = cls.find(start)
         if project is None:
             raise StoreError(
-                f"There is no {FOLDER} folder in {start} or above it, so there is no history to "
-                "ask. Record a run first: `rearview run train.py`.",
+                f"There is no {FOLDER} folder in {start} or above it, so there is no history. "
+                "Record a run first: `rearview run train.py`.",
                 slug="no-store",
             )
         trust.check_links(project.store, Settings.read(project.store).trust)
@@ -128,7 +129,7 @@ class Project:
 
     @classmethod
     def create(cls, root: Path) -> Project:
-        """Return the project at `root`, making its store if there is none."""
+        """Return the project at `root`; create its store if there is none."""
         project = cls(root.resolve())
         shared = Settings.read(project.store).shared
         mode = GROUP if shared == "group" else OWNER
@@ -140,7 +141,7 @@ class Project:
             return project
         try:
             make_top(project.store, mode)
-            # what stood there before may be anybody's, but for settings
+            # a folder that held more than settings before may come from anybody
             new = {entry.name for entry in project.store.iterdir()} <= {"config.toml", MARK}
             for folder in (project.objects, project.packs, project.checkpoints, project.runs):
                 make_folder(folder)
@@ -157,7 +158,7 @@ class Project:
         return project
 
     def check(self) -> int:
-        """Return the format of the store; refuse one that this Rearview does not know."""
+        """Return the format of the store; raise if it is newer than this Rearview."""
         file = self.store / "format"
         try:
             text = file.read_text("ascii").strip()
@@ -165,7 +166,7 @@ class Project:
         except (OSError, ValueError) as exc:
             raise StoreError(
                 f"{file} cannot be read as a format number ({exc}). If the folder is readable, "
-                "`rearview verify --repair` writes it anew.",
+                "`rearview verify --repair` rewrites it.",
                 slug="store-unreadable",
             ) from exc
         layout = trust.layout_of(self.store) if number > FORMAT else None
@@ -173,7 +174,7 @@ class Project:
             raise StoreError(
                 f"The store {self.store} has format {number}; this Rearview reads up to {FORMAT}. "
                 f"Upgrade with `pip install --upgrade rearview`; or, as its {trust.FILE} says "
-                f"{layout}, the number is damaged, and `rearview verify --repair` writes it anew.",
+                f"{layout}, the number is damaged, and `rearview verify --repair` rewrites it.",
                 slug="store-unreadable",
             )
         if number > FORMAT:
@@ -185,35 +186,15 @@ class Project:
         return number
 
     def needs(self, number: int) -> None:
-        """Have the store say that it takes a Rearview that knows format `number` to read it."""
+        """Raise the format of the store to `number`, so that an older Rearview refuses it."""
         if self.check() < number:
             trust.note_layout(self.store, number)
             publish(self.store / "format", b"%d\n" % number)
             sync_folder(self.store)
 
 
-def publish(path: Path, data: bytes, *, durable: bool = True) -> None:
-    """Put `data` at `path` in one step: it is there whole or not at all, whenever we die."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
-    try:
-        fd = open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-        try:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(fd, view) :]
-            if durable:
-                os.fsync(fd)
-        finally:
-            os.close(fd)
-        temporary.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
-
-
 def _differ_in_one_bit(a: str, b: str) -> bool:
-    """Return True if one text is the other with a single bit of it changed.
+    """Return True if two texts differ in a single bit.
 
     >>> _differ_in_one_bit("3", "1"), _differ_in_one_bit("99", "1")
     (True, False)
@@ -225,23 +206,23 @@ def _differ_in_one_bit(a: str, b: str) -> bool:
 def root_of(script: Path) -> Path:
     """Return the folder that a script's history belongs to.
 
-    The nearest folder above the script that has a store; else the git repository, if the script
-    adds a folder above its own to `sys.path`; else where the user stands, if the script lies below
-    it; else the script's own folder.
+    That is the nearest folder above the script that has a store; else the git repository, if the script
+    adds a folder above its own to `sys.path`; else the current folder, if it contains the script; else the
+    script's own folder.
     """
     chosen = os.environ.get("REARVIEW_ROOT")
     if chosen:
         return Path(chosen).resolve()
-    found = Project.find(script.parent)
-    if found is not None:
-        return found.root
+    project = Project.find(script.parent)
+    if project is not None:
+        return project.root
     here = Path.cwd().resolve()
     usual = here if here in script.resolve().parents else script.resolve().parent
-    return _reached(script.resolve(), usual) or usual
+    return _repository_imported_from(script.resolve(), usual) or usual
 
 
-def _reached(script: Path, below: Path) -> Path | None:
-    """Return the git repository above `below` if the script imports from above it."""
+def _repository_imported_from(script: Path, below: Path) -> Path | None:
+    """Return the git repository around `below`, if the script imports from above `below`."""
     top = repository_top(below)
     if top is None or top == below:
         return None
@@ -253,9 +234,9 @@ def _reached(script: Path, below: Path) -> Path | None:
 
 
 def repository_top(folder: Path) -> Path | None:
-    """Return the top of the git repository that a folder lies in, unless that is a home folder.
+    """Return the top of the git repository around a folder, unless it is a home folder.
 
-    People keep their settings under git in their home; a project is not all of that.
+    People keep settings under git in their home folder, which is more than one project.
     """
     home = Path(os.path.expanduser("~"))  # noqa: PTH111 - `Path.home` raises where there is none
     for above in (folder, *folder.parents):

@@ -1,11 +1,7 @@
-"""The times that a run was told: `clock.bin` in its folder, eight bytes each.
+"""What a run read from outside: environment variables (`environment.jsonl`) and times (`clock.bin`).
 
-What a run read of its environment: a file in its folder, and the environment of a replay.
-
-The times that a run was told: `clock.bin` in its folder, eight bytes each.
-
-`clock.sum` beside it says of how many bytes of it the CRC is known, and what it is. It is written after
-them, so a run that was killed may have some readings more.
+`clock.bin` holds the times that the program read, eight bytes each. `clock.sum` beside it holds a number of
+bytes and their CRC; it is written after them, so a run that was killed may have a few more readings.
 """
 
 from __future__ import annotations
@@ -18,16 +14,16 @@ from zlib import crc32
 from rearview.errors import DamagedError
 from rearview.model import Run
 from rearview.model.environment import Environment
+from rearview.store.files import publish
 from rearview.store.json_lines import append_line, read_lines
-from rearview.store.project import publish
 
 ENVIRONMENT_FILE = "environment.jsonl"
 FORMAT = 2
-"""Every line carries a checksum, as in all files of facts from format 2 on."""
+"""Every line has a checksum, as in all files of facts from format 2 on."""
 
 
 def append_environment(folder: Path, part: Environment) -> None:
-    """Add what a run has read of its environment to its folder."""
+    """Add environment variables that a run has read to its folder."""
     line: dict[str, Any] = {"format": FORMAT}
     line |= {"values": dict(part.values)} if part.values else {}
     line |= {"secrets": dict(part.secrets)} if part.secrets else {}
@@ -36,9 +32,9 @@ def append_environment(folder: Path, part: Environment) -> None:
 
 
 def read_environment(folder: Path) -> Environment | None:
-    """Return what a run read of its environment; None if it was recorded without that.
+    """Return the environment that a run read; None if an old run did not record it.
 
-    Of two values of one variable the first holds: later ones are of resumed runs.
+    The first value of a variable counts: later ones were read after a resume.
     """
     values: dict[str, str | None] = {}
     secrets: dict[str, bool] = {}
@@ -56,20 +52,20 @@ def read_environment(folder: Path) -> Environment | None:
 def environment_of(
     run: Run, folder: Path, now: Mapping[str, str], *, resumes: bool = False
 ) -> dict[str, str]:
-    """Return the environment to start a replay of a run with, or to resume it in.
+    """Return the environment in which to replay or resume a run.
 
-    Of a run that was recorded before environments were, only the numbers of threads are known.
+    An old run that did not record its environment has recorded only the thread counts.
     """
     then = read_environment(folder)
     if then is None:
-        return {**now, **run.facts.get("threads", {})}
+        return {**now, **run.facts.threads}
     return then.restored(now, resumes=resumes)
 
 
 def environment_differences(
     folder: Path, now: Mapping[str, str], *, resumes: bool = False
 ) -> list[str]:
-    """Return what differs from the environment of a run and is not restored, a phrase each."""
+    """Return a phrase for each variable that differs from the run's and is not restored."""
     then = read_environment(folder)
     return [] if then is None else then.differences(now, resumes=resumes)
 
@@ -79,7 +75,7 @@ _SUM = "clock.sum"
 
 
 def read_clock(file: Path) -> bytes:
-    """Return the readings in a file, none if there is none; an error if they are damaged."""
+    """Return the readings in a file, none if it does not exist; raise if they are damaged."""
     try:
         data = file.read_bytes()
     except FileNotFoundError:
@@ -100,7 +96,7 @@ def read_clock(file: Path) -> bytes:
 
 
 def write_sum(file: Path, size: int, check: int) -> None:
-    """Keep the CRC of the first `size` bytes of `file`."""
+    """Write the CRC of the first `size` bytes of `file` beside it."""
     publish(file.with_name(_SUM), b"%d %d\n" % (size, check), durable=False)
 
 

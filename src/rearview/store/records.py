@@ -1,25 +1,21 @@
-"""What a run logged itself, for a replay to check against: sealed or not, value by value.
+"""Append records to JSON lines, one file per process and one write per log call, and read them.
 
-Records on the hot path: one file of JSON lines per process, one write per log call.
-
-A file is named `records-<pid>-<n>.jsonl`. Its first line says whose it is::
+A file is named `records-<pid>-<n>.jsonl`. Its first line is a header::
 
     {"format":2,"run":"…","origin":"recorded","process":"…","attempt":0,"writer":{…},"c":…}
 
-Every further line is one log call: loops (`l`), iterations (`i`) and, where they have other names
-than their numbers, their values (`x`); the number of its first record (`s`), the time (`t`), and
-the names (`n`) and values (`v`) it logged, and the checksum (`c`) of all that::
+Every other line is one log call: loops (`l`), iterations (`i`) and, if the loop targets are not plain
+counters, their values (`x`); the number of its first record (`s`), the time (`t`), the names (`n`) and
+values (`v`), and the checksum (`c`) of all that::
 
     {"l":["epoch"],"i":[3],"s":96,"t":1731690000.5,"n":["loss","acc"],"v":[0.25,0.9],"c":…}
 
-A process that is done with a file says so in its last line, `{"end":true,"s":98,"c":…}`. A line is
-there once the write has returned, whatever becomes of the process; a last line without its end was
-never acknowledged and is not read. Numbers (`s`) go on from line to line, so a line that is damaged
-or gone leaves a gap; one that a full disk cut off leaves none, for its numbers are given again.
-`{"lost":2,"s":98,"c":…}` stands where a repair took damaged lines out. After `PART` bytes a process
-goes on in a new file. Format 1 has no checksums, and ends in `{"end":true}`.
-
-What a run logged itself, for a replay to check against: sealed or not, value by value.
+A process that has finished a file writes a last line, `{"end":true,"s":98,"c":…}`. A line survives the death
+of its process once the write has returned; a last line without a line end was never acknowledged and is not
+read. Numbers (`s`) continue from line to line, so a line that is damaged or missing leaves a gap; a line that
+a full disk cut off leaves none, because its numbers are used again. `{"lost":2,"s":98,"c":…}` replaces
+damaged lines that a repair removed. After `PART` bytes a process continues in a new file. Format 1 has no
+checksums, and ends in `{"end":true}`.
 """
 
 from __future__ import annotations
@@ -30,8 +26,7 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -43,24 +38,21 @@ from rearview.model import Origin, Point, Record, Step
 from rearview.model.checksum import add_check, is_intact
 from rearview.store.files import open_file
 from rearview.store.json_lines import CHECKED, check_format
-from rearview.store.machine import identity
-from rearview.store.sealed_records import about, checked
-from rearview.store.tables.connection import quoted
-from rearview.store.tables.pivot import cell
+from rearview.store.machine import process_identity
 from rearview.store.values import HIGH, LOW, Put, convert, restore
 
 FORMAT = 2
 PART = 64 << 20
 PLAIN_END = b'{"end":true}\n'
-"""How a file of format 1 ends."""
+"""Last line of a file of format 1."""
 STDOUT = "$stdout"
-"""Reserved name under which printed lines are kept; names that begin with `$` are no columns."""
+"""Reserved name of printed lines; names that begin with `$` are not columns."""
 
 _encode = msgspec.json.Encoder().encode
 
 
 class RecordLine(msgspec.Struct):
-    """One log call as it stands in the file."""
+    """One log call, as in the file."""
 
     s: int
     t: float
@@ -72,7 +64,7 @@ class RecordLine(msgspec.Struct):
 
 
 class Header(msgspec.Struct):
-    """Whose records a file holds."""
+    """First line of a file: run, process and origin of its records."""
 
     format: int
     run: str
@@ -83,29 +75,29 @@ class Header(msgspec.Struct):
     attempt: int = 0
     """How often the run had been resumed before this process."""
     writer: dict[str, Any] = {}
-    """Identity of the process, as `store.alive` tells whether it still lives."""
+    """Identity of the process (`store.machine.process_identity`)."""
     since: int = 0
-    """Records of earlier attempts from this number on are repeated here, and do not count there."""
+    """Records of earlier attempts from this number on were logged again here and do not count."""
     first: int = 0
     """Number of the first record in this file."""
 
 
 class Scanned(NamedTuple):
-    """What a file of records holds that is as it was written."""
+    """The intact content of a file of records."""
 
     header: Header
     lines: bytes
     """Its whole lines of records."""
     ended: bool
-    """Its process has said that nothing more comes."""
+    """Whether its process has finished it."""
     lost: int = 0
-    """Records that were there and cannot be read: damage."""
+    """Records that are damaged and cannot be read."""
     repaired: int = 0
-    """Records that a repair took out."""
+    """Records that a repair removed."""
 
 
 class _Numbers(msgspec.Struct):
-    """Of a line, what shows whether one before it is missing."""
+    """The fields of a line that show whether a line before it is missing."""
 
     s: int
     n: list[msgspec.Raw] = []
@@ -118,7 +110,7 @@ line_of = msgspec.json.Decoder(RecordLine).decode
 
 
 def encode_point(point: Point) -> bytes:
-    """Return the beginning of every line at `point`; worth keeping while the point lasts."""
+    """Return the beginning of every line at `point`; the caller may reuse it."""
     if not point.steps:
         return b"{"
     # a slash separates loops wherever points are written as text
@@ -130,9 +122,9 @@ def encode_point(point: Point) -> bytes:
 
 
 class RecordFile:
-    """Where one process appends its records.
+    """The file to which one process appends its records.
 
-    The file is made by the first append. A forked child that appends gets a file of its own.
+    The first append creates it. A forked child that appends gets a file of its own.
     """
 
     def __init__(
@@ -238,7 +230,7 @@ class RecordFile:
         self._left -= len(line)
 
     def _begin(self) -> None:
-        """Become the file of this process: at first, and again in a forked child."""
+        """Start a file for this process: at first, and again in a forked child."""
         self._lock = threading.Lock()  # another thread of the parent may have held the old one
         if self._fd >= 0:
             os.close(self._fd)
@@ -268,16 +260,16 @@ class RecordFile:
             n += 1
         run, origin, attempt, since = self._about
         process = f"{self._born:020d}-{self._pid}"
-        header = Header(FORMAT, run, origin, process, attempt, identity(), since, self._seq)
+        header = Header(FORMAT, run, origin, process, attempt, process_identity(), since, self._seq)
         self._write(add_check(_encode(header)) + b"\n")
         self._left = self._part
 
 
 def scan(file: Path) -> Scanned:
-    """Return what is intact of a file of records; an error if its first line is not."""
+    """Return the intact content of a file of records; raise if its first line is damaged."""
     data = file.read_bytes()
     first, ended, rest = data.partition(b"\n")
-    if not ended:  # its process died before the first line was out: nothing was acknowledged
+    if not ended:  # its process died before the first line was written: nothing was acknowledged
         return Scanned(Header(FORMAT, file.parent.name), b"", ended=False)
     header = _header(first, file)
     if header.format >= CHECKED:
@@ -287,7 +279,7 @@ def scan(file: Path) -> Scanned:
 
 
 def has_end(tail: bytes) -> bool:
-    """Return whether a file that ends in `tail` has been ended by its process."""
+    """Return True if a file that ends in `tail` was finished by its process."""
     last = tail.removesuffix(b"\n").rpartition(b"\n")[2]
     return tail.endswith(PLAIN_END) or (last.startswith(b'{"end":true,') and bool(is_intact(last)))
 
@@ -311,9 +303,9 @@ def _header(first: bytes, file: Path) -> Header:
 
 
 def repaired(file: Path) -> bytes | None:
-    """Return a file of records without its damaged lines, which are counted where they stood.
+    """Return a file of records with its damaged lines replaced by their number.
 
-    None if nothing of it can be saved: its first line is damaged.
+    None if its first line is damaged: then no record can be saved.
     """
     try:
         found = scan(file)
@@ -349,7 +341,7 @@ def _reads(raw: bytes) -> bool:
 
 
 def _checked(header: Header, rest: bytes) -> Scanned:
-    """Return the lines whose checksums are right, and how many records the gaps between them held."""
+    """Return the lines with correct checksums, and how many records the gaps between them held."""
     *raws, tail = rest.split(b"\n")
     if is_intact(tail[:-1]):
         raws.append(tail[:-1])  # whole, but for its line end
@@ -369,23 +361,23 @@ def _checked(header: Header, rest: bytes) -> Scanned:
             continue
         repaired += numbers.lost
         if numbers.s < expected and good:
-            good.pop()  # all of it but its end was written when the disk was full: not acknowledged
+            good.pop()  # the full disk cut off only its line end: not acknowledged
         lost += max(0, numbers.s - numbers.lost - expected)
         expected, bad = numbers.s + len(numbers.n), 0
         ended = numbers.end
         if numbers.n:
             good.append(raw)
-    # of lines after the last one that is intact it is not known how many records they held; if
-    # something was cut off behind them, they were too, when the disk was full
+    # lines after the last intact one held an unknown number of records; if the file ends in half a
+    # line, they were cut off by a full disk as well
     lost += bad if not tail and not ended else 0
     lines = b"\n".join(good) + b"\n" if good else b""
     return Scanned(header, lines, ended, lost, repaired)
 
 
 def read(file: Path) -> Iterator[Record]:
-    """Yield the records of one file in the order they were logged; a torn end is left out.
+    """Yield the records of one file in the order they were logged, without a torn last line.
 
-    Records of a replay say `unproved`: whether it was proved is known to the run's replays.
+    Records of a replay get the origin `unproved`; the run's replays say whether it was proved.
     """
     header, data, *_ = scan(file)
     origin = Origin.RECORDED if header.origin == Origin.RECORDED else Origin.UNPROVED
@@ -408,11 +400,11 @@ class _Names(msgspec.Struct):
 
 
 def count_records(folder: Path, replay: str) -> Counter[str]:
-    """Return how many records of a replay lie in a run's folder, by name.
+    """Return how many records of a replay a run's folder holds, by name.
 
-    Only files that have not been sealed yet are looked at, as those of a replay that just ended.
+    Only files that are not sealed yet are read: the replay has just ended.
     """
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for file in folder.glob("records-*.jsonl"):
         try:
             with file.open("rb") as lines:
@@ -420,10 +412,10 @@ def count_records(folder: Path, replay: str) -> Counter[str]:
                     continue
                 for line in lines:
                     with contextlib.suppress(msgspec.MsgspecError):  # a line that a kill has torn
-                        found.update(msgspec.json.decode(line, type=_Names).n)
+                        counts.update(msgspec.json.decode(line, type=_Names).n)
         except (OSError, msgspec.MsgspecError):
-            continue  # sealed by a reader meanwhile, or damaged: `verify` says so
-    return found
+            continue  # a reader has just sealed it, or it is damaged: `verify` reports that
+    return counts
 
 
 def _name(text: str) -> str:
@@ -432,71 +424,3 @@ def _name(text: str) -> str:
 
 def _str(value: Any) -> Any:
     return convert(value) if isinstance(value, str) else value
-
-
-Logged = tuple[tuple[str, ...], tuple[int, ...], str, Any]
-"""Loops, iterations, name, and the value as `store.values` converts it."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    attempt: int
-    process: str
-    since: int
-    rows: Iterable[tuple[int, Logged]]
-    """With the number that each record has within its process."""
-
-
-def recorded(folder: Path) -> Iterator[Logged]:
-    """Yield all that the run in `folder` logged itself, in order.
-
-    What an attempt logged after the checkpoint that the next one began from was logged again
-    there, and is left out here.
-    """
-    parts = sorted(
-        (*_open(folder), *_sealed(folder)), key=lambda part: (part.attempt, part.process)
-    )
-    for part in parts:
-        end = min((p.since for p in parts if p.attempt > part.attempt), default=None)
-        for number, row in part.rows:
-            if end is None or number < end:
-                yield row
-
-
-def _open(folder: Path) -> Iterator[_Part]:
-    for file in sorted(folder.glob("records-*.jsonl")):
-        header, data, *_ = scan(file)
-        if header.origin == Origin.RECORDED:
-            yield _Part(header.attempt, header.process, header.since, _lines(data))
-
-
-def _lines(data: bytes) -> Iterator[tuple[int, Logged]]:
-    for raw in data.splitlines():
-        try:
-            line = line_of(raw)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            continue  # torn by a kill or a full disk
-        for k, (name, value) in enumerate(zip(line.n, line.v, strict=True)):
-            yield line.s + k, (tuple(line.l), tuple(line.i), name, value)
-
-
-def _sealed(folder: Path) -> Iterator[_Part]:
-    for file in sorted(folder.glob("records-*.parquet")):
-        summary = about(file)
-        if summary.get("replay") is None:
-            checked(file)  # a value that is damaged would be taken for one that differs
-            since = int(summary.get("since", 0))
-            yield _Part(int(summary["attempt"]), str(summary["process"]), since, _rows(file))
-
-
-def _rows(file: Path) -> Iterator[tuple[int, Logged]]:
-    import duckdb
-
-    found = duckdb.connect().execute(
-        f"SELECT seq, path, indices, name, {cell('mixed')} FROM read_parquet({quoted(file)}) "
-        "WHERE kind != 'repr' ORDER BY seq"
-    )
-    while batch := found.fetchmany(10_000):
-        for seq, path, indices, name, text in batch:
-            value = msgspec.json.decode(text) if text is not None else None
-            yield seq, (tuple(path.split("/")) if path else (), tuple(indices), name, value)

@@ -1,4 +1,4 @@
-"""Runs: one folder each, written by the run itself and never rewritten by anyone else."""
+"""Runs: one folder each, which only the process of the run writes and never rewrites."""
 
 from __future__ import annotations
 
@@ -13,28 +13,42 @@ from typing import Any
 import msgspec
 
 from rearview.errors import DamagedError, StoreError, UsageError
-from rearview.model import Proof, ReplayReport, Run, Status, proof_of
+from rearview.model import (
+    EXIT_PAUSED,
+    Continuation,
+    Proof,
+    ReplayReport,
+    Run,
+    RunEnd,
+    RunStart,
+    Status,
+    proof_of,
+)
 from rearview.model.checksum import add_check
+from rearview.model.run_facts import read_record
 from rearview.model.secrets import redact_value
-from rearview.store.files import make_folder, make_new_folder, open_file
-from rearview.store.json_lines import append_line, encode, read_facts, read_lines
+from rearview.store.files import make_folder, make_new_folder, open_file, publish
+from rearview.store.json_lines import append_line, encode, fields_of_record, read_facts, read_lines
 from rearview.store.labels import Labels, labels_of
-from rearview.store.machine import alive, identity
-from rearview.store.project import Project, publish
+from rearview.store.machine import is_alive, process_identity
+from rearview.store.project import Project
 
 FORMAT = 2
-"""From 2 on, every file of facts and every line carries a checksum."""
+"""From 2 on, every file of facts and every line has a checksum."""
 ACCOUNT = "energy.jsonl"
-"""File in a run's folder in which it keeps account of when it was on and what it used."""
-PAUSED_CODE = 85
-"""Exit code that says: state is saved, start me again."""
+"""File in a run's folder: when it ran, and the energy it used."""
+TRACES = "traces.jsonl"
+"""File in a run's folder: what was there before each file that it wrote, and the folders it created."""
+TRACES_FORMAT = 2
+ABSENT = "absent"
+"""Value in `TRACES` for a file that did not exist before."""
 _AGAIN = "-again"
 _FIELDS = ("version", "script", "argv", "cwd", "parent", "args", "started")
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """One replay of a part of a run: whose records stand beside the run's own."""
+    """One replay of a part of a run; its records are in the run's folder."""
 
     id: str
     run: str
@@ -42,11 +56,11 @@ class Replay:
     started: float
     ended: float | None = None
     proved: bool | None = None
-    """True once its end state was found equal to the recorded one; None while it runs."""
+    """Whether everything compared with the run was equal; None before its end."""
     names: tuple[str, ...] = ()
     facts: dict[str, Any] = field(default_factory=dict)
     redone: bool = False
-    """A later replay, from the start of the run, stands in for it."""
+    """Whether a later replay, from the start of the run, replaces it."""
 
     @property
     def proof(self) -> Proof:
@@ -55,7 +69,7 @@ class Replay:
 
     @property
     def report(self) -> ReplayReport | None:
-        """What it reported; None before its end, or if that cannot be read."""
+        """Its report; None before its end, or if the report cannot be read."""
         try:
             return msgspec.convert(self.facts["report"], ReplayReport)
         except (KeyError, msgspec.ValidationError):
@@ -63,21 +77,14 @@ class Replay:
 
     @property
     def redoes(self) -> str:
-        """The first try that it stands in for; empty if there was none."""
-        known = self.facts.get("redoes")
-        return str(known) if known is not None else _first_try(self.id)
+        """Id of the first try that it replaces; empty if there was none."""
+        first = self.facts.get("redoes")
+        return str(first) if first is not None else _first_try(self.id)
 
 
 def _first_try(replay: str) -> str:
-    """Return the first try that a replay's id names; older stores kept no more than that."""
+    """Return the first try that a replay's id names, as old stores recorded it."""
     return replay.removesuffix(_AGAIN) if replay.endswith(_AGAIN) else ""
-
-
-TRACES = "traces.jsonl"
-"""File of a run: what was there before each file that it wrote, and the folders that it made."""
-TRACES_FORMAT = 2
-ABSENT = "absent"
-"""Says there that nothing was."""
 
 
 class Runs:
@@ -87,11 +94,11 @@ class Runs:
         self._project = project
 
     def folder(self, run: str) -> Path:
-        """Return where the files of a run are."""
+        """Return the folder of a run."""
         return self._project.runs / run
 
     def reserve(self, now: float | None = None) -> str:
-        """Return a new run id that nobody else has or will get."""
+        """Return a new, unique run id, and create its folder."""
         stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(now))
         while True:
             run = f"{stamp}-{os.urandom(2).hex()}"
@@ -112,17 +119,17 @@ class Runs:
         """Publish that `run` has started in this process; return its folder.
 
         `facts` may hold version, script, argv, cwd, parent, args, started and heartbeat (seconds
-        between signs of life); whatever else it holds is kept as the run's facts.
+        between signs of life); everything else is stored as the run's `RunStart`.
         """
         folder = self.folder(run)
         make_folder(folder)
         known = {key: facts[key] for key in _FIELDS if key in facts}
         about = {"format": FORMAT, "id": run, "started": time.time(), "cwd": str(Path.cwd())}
-        about |= {**known, **identity(), "heartbeat": facts.get("heartbeat", 10.0)}
+        about |= {**known, **process_identity(), "heartbeat": facts.get("heartbeat", 10.0)}
         about["facts"] = {k: v for k, v in facts.items() if k not in (*_FIELDS, "heartbeat")}
         if (folder / "run.json").exists():
             raise StoreError(
-                f"Run {run} has been started before. A run that goes on is resumed, not started.",
+                f"Run {run} has been started before. Resume it instead: `rearview resume`.",
                 slug="run-exists",
             )
         publish(folder / "run.json", add_check(encode(about)))
@@ -130,37 +137,37 @@ class Runs:
         return folder
 
     def resume(self, run: str, facts: Mapping[str, Any] | None = None) -> Path:
-        """Publish that this process goes on with a run that stopped; return its folder."""
+        """Publish that this process resumes a run; return its folder."""
         facts = {"heartbeat": 10.0, **(facts or {})}
-        self.note(run, "resumed", {**facts, **identity()})
+        self.note(run, "resumed", {**facts, **process_identity()})
         self.heartbeat(run)
         return self.folder(run)
 
     def claim(self, run: str) -> None:
-        """Take the right to go on with `run`; refuse if a process that lives has it.
+        """Claim the right to resume `run`; raise if a live process has it.
 
-        Each attempt is a file with the next number, made by a link, which only one process can make,
-        also on a shared disk. An attempt whose process is dead is followed by the next number, so
-        no file has to be taken away from anyone.
+        Each attempt is a file with the next number, created as a link, which only one process can do,
+        also on a shared disk. An attempt of a dead process is followed by the next number, so no file
+        ever has to be removed.
         """
-        folder, me = self.folder(run), identity()
+        folder, me = self.folder(run), process_identity()
         self.refuse_if_held(run)
         aside = folder / f".claim.{os.getpid()}.{os.urandom(4).hex()}"
-        seconds = self.get(run).facts.get("heartbeat", 10.0)
+        seconds = self.get(run).heartbeat
         publish(aside, add_check(encode({"format": FORMAT, "heartbeat": seconds, **me})))
         try:
             while True:
                 taken = sorted(folder.glob("attempt-*.json"))
                 last = _read(taken[-1]) if taken else None
                 if last is not None and _same_process(last, me):
-                    return  # it began anew in the same process
-                if last is not None and alive(last, _younger(taken[-1], folder / "heartbeat")):
-                    raise _held(run, last)
+                    return  # this process has started over
+                if last is not None and is_alive(last, _newest(taken[-1], folder / "heartbeat")):
+                    raise _held_error(run, last)
                 number = int(taken[-1].stem.partition("-")[2]) + 1 if taken else 1
                 try:
                     _link(aside, folder / f"attempt-{number:06d}.json")
                 except FileExistsError:
-                    continue  # another process was first: look who it is
+                    continue  # another process was first: check it
                 return
         finally:
             aside.unlink(missing_ok=True)
@@ -168,43 +175,46 @@ class Runs:
     def _holder(self, run: str) -> dict[str, Any] | None:
         """Return the process that records a run now, or None."""
         folder = self.folder(run)
-        if (end := _read(folder / "end.json")) is not None:
-            ended = float(end.get("time", 0.0))
-        else:
-            ended = 0.0
+        end = self._end(run)
+        ended = end.time if end is not None else 0.0
         process = _read(folder / "run.json") or {}
         began = float(process.get("started", 0.0))
         for event in read_lines(folder / "events.jsonl", FORMAT):
             if event.get("event") == "resumed":
                 process, began = event, float(event["time"])
-        return process if began >= ended and alive(process, folder / "heartbeat") else None
+        return process if began >= ended and is_alive(process, folder / "heartbeat") else None
+
+    def _end(self, run: str) -> RunEnd | None:
+        facts = _read(self.folder(run) / "end.json")
+        return None if facts is None else read_record(RunEnd, facts)
 
     def refuse_if_held(self, run: str) -> None:
-        """Raise if a process that lives, and is not this one, records `run` now."""
+        """Raise if another live process records `run` now."""
         holder = self._holder(run)
-        if holder is not None and not _same_process(holder, identity()):
-            raise _held(run, holder)
+        if holder is not None and not _same_process(holder, process_identity()):
+            raise _held_error(run, holder)
 
     def heartbeat(self, run: str) -> None:
-        """Give a sign of life."""
+        """Update the sign of life of a run."""
         file = self.folder(run) / "heartbeat"
         os.close(open_file(file, os.O_WRONLY | os.O_CREAT))
         os.utime(file)
 
-    def end(self, run: str, exit_code: int, facts: Mapping[str, Any] | None = None) -> None:
-        """Publish how a run ended."""
-        end = {"format": FORMAT, "time": time.time(), "exit_code": exit_code, **(facts or {})}
-        publish(self.folder(run) / "end.json", add_check(encode(end)))
+    def end(self, run: str, exit_code: int, measured: RunEnd | None = None) -> None:
+        """Publish that a run has ended now, with what it measured."""
+        end = msgspec.structs.replace(measured or RunEnd(), time=time.time(), exit_code=exit_code)
+        facts = {"format": FORMAT, **fields_of_record(end)}
+        publish(self.folder(run) / "end.json", add_check(encode(facts)))
 
     def note(self, run: str, event: str, facts: Mapping[str, Any]) -> None:
         """Add a fact to a run that has started."""
         line = {"format": FORMAT, "event": event, "time": time.time(), **facts}
         append_line(self.folder(run) / "events.jsonl", line)
 
-    def made(self, run: str) -> tuple[set[str], set[str]]:
-        """Return the files and the folders of the project that were not there before the run.
+    def created_paths(self, run: str) -> tuple[set[str], set[str]]:
+        """Return the files and the folders of the project that the run created.
 
-        Both by their path from the root, as the run noted them when it made them.
+        Paths are relative to the root.
         """
         files: set[str] = set()
         folders: set[str] = set()
@@ -221,30 +231,32 @@ class Runs:
         self.note(run, "args", {"args": hidden})
 
     def start_replay(self, run: str, replay: str, facts: Mapping[str, Any]) -> None:
-        """Say that a replay of `run` has started; `facts` may hold version, names and more."""
+        """Publish that a replay of `run` has started; `facts` may hold version, names and more."""
         line = {"format": FORMAT, "replay": replay, "started": time.time(), **facts}
         append_line(self.folder(run) / "replays.jsonl", line)
 
     def end_replay(
         self, run: str, replay: str, *, proved: bool, facts: Mapping[str, Any] | None = None
     ) -> None:
-        """Say how a replay ended: whether it was proved equal to the run."""
+        """Publish that a replay has ended, and whether it was proved equal to the run."""
         line = {"format": FORMAT, "replay": replay, "ended": time.time(), "proved": proved}
         append_line(self.folder(run) / "replays.jsonl", {**line, **(facts or {})})
 
     def rebuild(self, run: str, version: str) -> None:
-        """Publish what is still known of a run whose first facts are lost."""
+        """Rewrite the facts of a run, whose file is damaged, from its id and version."""
         about: dict[str, Any] = {"format": FORMAT, "id": run, "version": version}
-        about["started"] = _moment(run)
+        about["started"] = _start_time(run)
         about["facts"] = {"rebuilt": True}
         publish(self.folder(run) / "run.json", add_check(encode(about)))
 
     def replays(self, run: str) -> list[Replay]:
         """Return the replays of a run, oldest first."""
-        found: dict[str, dict[str, Any]] = {}
+        facts_by_id: dict[str, dict[str, Any]] = {}
         for line in read_lines(self.folder(run) / "replays.jsonl", FORMAT):
-            found.setdefault(str(line.pop("replay", "")), {}).update(line)
-        redone = {str(facts.get("redoes", _first_try(replay))) for replay, facts in found.items()}
+            facts_by_id.setdefault(str(line.pop("replay", "")), {}).update(line)
+        redone = {
+            str(facts.get("redoes", _first_try(replay))) for replay, facts in facts_by_id.items()
+        }
         return [
             Replay(
                 id=replay,
@@ -257,36 +269,36 @@ class Runs:
                 facts={key: value for key, value in facts.items() if key != "format"},
                 redone=replay in redone,
             )
-            for replay, facts in found.items()
+            for replay, facts in facts_by_id.items()
         ]
 
     def ids(self) -> list[str]:
         """Return the ids of all runs that have started, oldest first."""
         if not self._project.runs.is_dir():
             return []
-        found = self._project.runs.iterdir()
-        return sorted(folder.name for folder in found if (folder / "run.json").is_file())
+        folders = self._project.runs.iterdir()
+        return sorted(folder.name for folder in folders if (folder / "run.json").is_file())
 
     def all(self) -> list[Run]:
-        """Return all runs in the order they started; one that cannot be read says so in facts."""
+        """Return all runs in the order they started; one that cannot be read has `damaged` set."""
         out = []
         for run in self.ids():
             try:
                 out.append(self.get(run))
             except DamagedError as exc:
-                facts = {"damaged": str(exc)}
-                out.append(Run(run, "", "", (), _moment(run), Status.DEAD, facts=facts))
+                start = _start_time(run)
+                out.append(Run(run, "", "", (), start, Status.DEAD, damaged=str(exc)))
         return sorted(out, key=lambda run: (run.started, run.id))
 
     def get(self, run: str) -> Run:
-        """Return one run by its whole id, with the status that is true now."""
+        """Return one run by its whole id, with its current status."""
         folder = self.folder(run)
         about = _read(folder / "run.json")
         if about is None:
             raise self._unknown(run)
         process, last, args = about, float(about.get("started", 0.0)), dict(about.get("args") or {})
         attempts = 0
-        continued: list[dict[str, Any]] = []
+        continued: list[Continuation] = []
         events = list(read_lines(folder / "events.jsonl", FORMAT))
         labels = labels_of(events)
         for event in events:
@@ -296,21 +308,21 @@ class Runs:
                 process, last = event, float(event["time"])
                 attempts += 1
             elif event.get("event") == "continued":
-                continued.append({"version": event["version"], "point": event["point"]})
-        damage = {}
+                continued.append(Continuation(str(event["version"]), str(event["point"])))
+        damage = ""
         try:
-            end = _read(folder / "end.json")
-        except DamagedError as exc:  # what was known at the start is still known
-            end, damage = None, {"damaged": str(exc)}
-        if end is not None and float(end.get("time", 0.0)) < last:
+            end = self._end(run)
+        except DamagedError as exc:  # the facts of the start can still be read
+            end, damage = None, str(exc)
+        if end is not None and end.time < last:
             end = None  # it has been resumed since
-        code = None if end is None else int(end.get("exit_code", 1))
+        code = None if end is None else end.exit_code
         if end is None:
-            status = Status.RUNNING if alive(process, folder / "heartbeat") else Status.DEAD
+            status = Status.RUNNING if is_alive(process, folder / "heartbeat") else Status.DEAD
         elif code == 0:
             status = Status.FINISHED
         else:
-            status = Status.PAUSED if code == PAUSED_CODE else Status.FAILED
+            status = Status.PAUSED if code == EXIT_PAUSED else Status.FAILED
         return Run(
             id=run,
             version=str(about.get("version", "")),
@@ -318,18 +330,19 @@ class Runs:
             argv=tuple(about.get("argv", ())),
             started=float(about.get("started", 0.0)),
             status=status,
-            ended=None if end is None else float(end.get("time", 0.0)),
+            ended=None if end is None else end.time,
             exit_code=code,
             host=str(process.get("host", "")),
             pid=int(process.get("pid", 0)),
+            heartbeat=float(process.get("heartbeat", 10.0)),
             cwd=str(about.get("cwd", "")),
             parent=about.get("parent"),
             args=args,
-            facts=dict(about.get("facts", {}))
-            | ({"attempts": attempts} if attempts else {})
-            | ({"continued": continued} if continued else {})
-            | ({"end": end} if end else {})
-            | damage,
+            facts=read_record(RunStart, about.get("facts", {})),
+            end=end or RunEnd(),
+            attempts=attempts,
+            continued=tuple(continued),
+            damaged=damage,
             name=labels.name,
             tags=labels.tags,
             note=labels.note,
@@ -344,16 +357,16 @@ class Runs:
         return [run for run in self.ids() if name and self.labels(run).name == name]
 
     def find(self, text: str) -> Run:
-        """Return the run that `text` means: an id, a name, a part of an id, or a place from the end.
+        """Return the run that `text` names: an id, a name, the beginning or end of an id, or a position.
 
-        A part is its beginning or its end; `latest` and `-1` are the newest run, `-2` the one before.
+        `latest` and `-1` are the newest run, `-2` is the one before.
         """
         return self.get(self.find_id(text))
 
     def find_id(self, text: str) -> str:
-        """Return the id of the run that `text` means; the run itself may be damaged."""
+        """Return the id of the run that `text` names; the run may be damaged."""
         ids = self.ids()
-        if text == "latest" or _is_back(text):
+        if text == "latest" or _counts_from_end(text):
             ids = [run.id for run in self.all()]
             back = 1 if text == "latest" else -int(text)
             if back > len(ids):
@@ -393,17 +406,17 @@ class Runs:
         )
 
 
-def _held(run: str, holder: Mapping[str, Any]) -> UsageError:
+def _held_error(run: str, holder: Mapping[str, Any]) -> UsageError:
     return UsageError(
-        f"Run {run} is under way in process {holder.get('pid')} on {holder.get('host')}; a second "
-        "process would train it twice. Wait for it, or end that process first. If that machine is "
-        "gone for good, try again in a minute.",
+        f"Run {run} is recorded now by process {holder.get('pid')} on {holder.get('host')}; a second "
+        "process would train it twice. Wait for it, or stop that process first. If that machine no "
+        "longer exists, try again in a minute.",
         slug="run-held",
     )
 
 
 def _link(source: Path, target: Path) -> None:
-    """Make `target` hold what `source` does; raise `FileExistsError` if it is there."""
+    """Create `target` with the content of `source`; raise `FileExistsError` if it exists."""
     try:
         os.link(source, target)
     except FileExistsError:
@@ -413,19 +426,19 @@ def _link(source: Path, target: Path) -> None:
             file.write(source.read_bytes())
 
 
-def _same_process(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return all(one.get(key) == other.get(key) for key in ("host", "pid", "boot", "space", "born"))
+def _same_process(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    return all(a.get(key) == b.get(key) for key in ("host", "pid", "boot", "space", "born"))
 
 
-def _younger(one: Path, other: Path) -> Path:
-    """Return which of two files is the later sign of life."""
+def _newest(a: Path, b: Path) -> Path:
+    """Return which of two files changed last; `a` if one does not exist."""
     try:
-        return other if other.stat().st_mtime > one.stat().st_mtime else one
+        return b if b.stat().st_mtime > a.stat().st_mtime else a
     except OSError:
-        return one
+        return a
 
 
-def _is_back(text: str) -> bool:
+def _counts_from_end(text: str) -> bool:
     return text.startswith("-") and text[1:].isdigit() and int(text) < 0
 
 
@@ -436,8 +449,8 @@ def _read(file: Path) -> dict[str, Any] | None:
         return None
 
 
-def _moment(run: str) -> float:
-    """Return when a run started, by its id: for the order of runs whose facts are damaged."""
+def _start_time(run: str) -> float:
+    """Return when a run started, from its id, for runs whose facts are damaged."""
     try:
         return time.mktime(time.strptime(run[:15], "%Y%m%d-%H%M%S"))
     except (ValueError, OverflowError):

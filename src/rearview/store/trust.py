@@ -1,14 +1,13 @@
-"""Whether a store was made here: only then is what is in it run or unpickled without being asked.
+"""Which stores are trusted: only their content is run or unpickled without asking.
 
-A store carries a random id in `identity.json`. Which stores were made here, or were trusted once, is
-remembered outside of them, in the user's own folder for state::
+A store has a random id in `identity.json`. Stores that were created here, or that the user has trusted, are
+remembered outside of them, in the user's own state folder::
 
     $XDG_STATE_HOME/rearview/stores/<key>.json     (~/.local/state/rearview/… if that is not set)
 
-The key is a hash of the id, of the inode of the store's folder, and of the time at which that was made,
-to the nanosecond. No archive and no copy brings these along, and nobody else can write there. So a
-store that is renamed or moved on its disk stays trusted, and one that was copied, unpacked or cloned is
-not, whatever is in it.
+The key is a hash of the id, of the inode of the store's folder and of its creation time in nanoseconds. No
+archive and no copy preserves these, and no other user can write to the state folder. So a store that is
+renamed or moved on its disk stays trusted, and one that was copied, unpacked or cloned is not.
 """
 
 from __future__ import annotations
@@ -26,49 +25,50 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rearview.durable_files import publish
 from rearview.errors import DamagedError, StoreError
 from rearview.model.checksum import add_check
 from rearview.store.json_lines import encode, read_facts
 
 FILE = "identity.json"
 FORMAT = 2
-"""Of `identity.json` and of what is remembered: facts with a checksum, as those of runs."""
+"""Format of `identity.json` and of the remembered files: facts with a checksum, like those of runs."""
 VARIABLE = "REARVIEW_TRUST"
 _ID = re.compile("[0-9a-f]{32}")
 _RUNS = "runs"
 _LINKED = "replays"
-"""Folder of a store in which replays lay out trees, with links to their inputs."""
+"""Folder of a store in which replays create work trees with links to their inputs."""
 _EARLY, _LATE = 0.0, 30.0
-"""Seconds from the making of a run's folder to the start that the run tells, at most."""
+"""Least and most seconds between the creation of a run's folder and the recorded start of the run."""
 _STATX = struct.Struct("<I76xqI")
-"""Of what `statx` returns: which fields are given, and the time of birth."""
+"""Fields of the result of `statx`: its mask, and the creation time."""
 _BIRTH = 0x800
 
 
 @dataclass(frozen=True, slots=True)
 class FolderIdentity:
-    """What tells a folder from every copy of it."""
+    """What distinguishes a folder from every copy of it."""
 
     path: str
     inode: int
     born: int
-    """Nanoseconds since 1970; 0 where the file system does not tell."""
+    """Creation time in nanoseconds since 1970; 0 if the file system does not record it."""
 
     @classmethod
     def of(cls, folder: Path) -> FolderIdentity:
-        """Return the place of a folder that is there, following links to it."""
+        """Return the identity of an existing folder, following links to it."""
         real = os.path.realpath(folder)
         return cls(real, os.stat(real).st_ino, birth(Path(real)))  # noqa: PTH116
 
     def key(self, store: str) -> str:
-        """Return the key of the store with the id `store` in this place, and in no other."""
-        # where it is not known when the folder was made, it must stay where it is
+        """Return the key of the store with the id `store` in this folder."""
+        # without a creation time, the store must stay at its path
         what = (store, str(self.inode), str(self.born), "" if self.born else self.path)
         return hashlib.sha256("\0".join(what).encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
 
 def birth(folder: Path) -> int:
-    """Return when a folder was made, in nanoseconds; 0 where the file system does not tell."""
+    """Return the creation time of a folder in nanoseconds; 0 if the file system does not record it."""
     buffer = ctypes.create_string_buffer(256)
     try:
         call = ctypes.CDLL(None, use_errno=True).statx
@@ -81,27 +81,27 @@ def birth(folder: Path) -> int:
 
 
 def begin(store: Path, layout: int) -> None:
-    """Give a new store its id, and remember that it was made here, as far as that can be."""
+    """Give a new store its id, and remember that it was created here if possible."""
     _write(store / FILE, {"format": FORMAT, "id": os.urandom(16).hex(), "layout": layout})
     with contextlib.suppress(StoreError):
         remember(store)
 
 
 def note_layout(store: Path, layout: int) -> None:
-    """Keep the format of the store beside its id too, where damage to either is seen."""
+    """Store the format of the store with its id as well, so that damage to either is detected."""
     facts = _identity(store)
     if facts is not None:
         _write(store / FILE, {**facts, "layout": layout})
 
 
 def layout_of(store: Path) -> int | None:
-    """Return the format of the store as it is kept beside its id; None if it is not."""
+    """Return the format that is stored with the id; None if there is none."""
     number = (_identity(store) or {}).get("layout")
     return number if isinstance(number, int) else None
 
 
 def remember(store: Path) -> Path:
-    """Remember that the store is trusted where it is now; return where that is kept."""
+    """Remember that the store is trusted at its current place; return the file that remembers it."""
     facts = _identity(store)
     try:
         if facts is None:
@@ -129,9 +129,9 @@ def remember(store: Path) -> Path:
 
 
 def is_trusted(store: Path, setting: str = "auto") -> bool:
-    """Return True if what is in the store may be run.
+    """Return True if the content of the store may be run.
 
-    `setting` is that of the user: "yes", "no", or "auto" for stores that were made here.
+    `setting` is the setting `trust`: "yes", "no", or "auto" for stores that are remembered.
     """
     if setting != "auto":
         return setting == "yes"
@@ -141,7 +141,7 @@ def is_trusted(store: Path, setting: str = "auto") -> bool:
     if facts is None:
         if (store / FILE).exists() or not _was_made_here(store):
             return False
-        with contextlib.suppress(StoreError):  # so that it is known from now on
+        with contextlib.suppress(StoreError):  # so that the next check finds it
             remember(store)
         return True
     try:
@@ -152,7 +152,7 @@ def is_trusted(store: Path, setting: str = "auto") -> bool:
 
 
 def check_trust(store: Path, setting: str, doing: str) -> None:
-    """Refuse to run anything of a store that is not trusted."""
+    """Raise if the store is not trusted; `doing` says what would have been run."""
     if is_trusted(store, setting):
         return
     if setting == "no":
@@ -170,10 +170,10 @@ def check_trust(store: Path, setting: str, doing: str) -> None:
 
 
 def check_links(store: Path, setting: str = "auto") -> None:
-    """Refuse a store that is not trusted and leads elsewhere, by a link or a device."""
+    """Raise if an untrusted store contains a link or a device, which lead outside of it."""
     if is_trusted(store, setting):
         return
-    for path in _odd(store):
+    for path in _special_entries(store):
         raise StoreError(
             f"{path} is a link or a device, and {store} was not made here: reading or clearing it "
             "could touch files that are none of the store's. Remove it; or, if you know where the "
@@ -182,8 +182,8 @@ def check_links(store: Path, setting: str = "auto") -> None:
         )
 
 
-def _odd(store: Path) -> Iterator[Path]:
-    """Yield what in a store is neither a file nor a folder."""
+def _special_entries(store: Path) -> Iterator[Path]:
+    """Yield the entries of a store that are neither files nor folders."""
     todo = [os.fspath(store)]
     while todo:
         with os.scandir(todo.pop()) as entries:
@@ -196,16 +196,16 @@ def _odd(store: Path) -> Iterator[Path]:
 
 
 def _is_of_this_job(store: Path) -> bool:
-    """Return True in the folder that HTCondor has made for a job, with the files it was sent with."""
+    """Return True if the store is in the folder that HTCondor created for this job."""
     scratch = os.environ.get("_CONDOR_SCRATCH_DIR")
     return scratch is not None and Path(scratch).resolve() in store.resolve().parents
 
 
 def _was_made_here(store: Path) -> bool:
-    """Return True if a store without an id, from before there were any, was surely made here.
+    """Return True if an old store without an id was certainly created here.
 
-    Every run in it must have told this machine, and its folder must have been made when it started:
-    that of a copy was made when it was copied.
+    Every run in it must name this machine, and its folder must have been created when the run started:
+    the folder of a copy was created by the copy.
     """
     try:
         about = store.stat()
@@ -235,7 +235,7 @@ def _identity(store: Path) -> dict[str, Any] | None:
 
 
 def _remembered(store: Path, facts: Mapping[str, Any]) -> Path:
-    """Return the file that is there if the store is trusted."""
+    """Return the file that exists if the store is trusted."""
     name = FolderIdentity.of(store).key(str(facts["id"]))
     home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")  # noqa: PTH111
     if not os.path.isabs(home):  # noqa: PTH117 - without a home there is none
@@ -244,13 +244,8 @@ def _remembered(store: Path, facts: Mapping[str, Any]) -> Path:
 
 
 def _write(file: Path, facts: Mapping[str, Any]) -> None:
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.{os.urandom(4).hex()}")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        os.write(fd, add_check(encode(facts)))
-        temporary.replace(file)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    finally:
-        os.close(fd)
+    publish(file, add_check(encode(facts)), durable=False, opener=_open_for_owner)
+
+
+def _open_for_owner(path: Path, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)

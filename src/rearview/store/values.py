@@ -1,7 +1,7 @@
-"""Any value that is logged, as JSON that brings exactly that value back.
+"""Convert logged values to JSON and back, exactly.
 
-Numbers, text, true, false and null stand for themselves. All that JSON cannot say is an object
-with one marker, so what a user's own dictionary holds is never mistaken for one of ours:
+Numbers, text, true, false and null are themselves. A value that JSON does not have becomes an object with one
+marker; a user's own dictionary gets a marker as well, so that it is never mistaken for one:
 
 =============================  ========================================================
 `{"$float": "nan"}`            nan, inf, -inf
@@ -31,11 +31,11 @@ Put = Callable[[Any], ObjectRef]
 
 LOW, HIGH = -(2**63), 2**63
 _LONGEST = 10_000
-"""Characters of a `repr` that are kept."""
+"""Most characters of a stored `repr`."""
 
 
 def convert(value: Any, put: Put | None = None) -> Any:
-    """Return what stands for `value` in JSON, by the rules above."""
+    """Return `value` as JSON, by the rules above."""
     if value is None or value is True or value is False:
         return value
     if isinstance(value, enum.Enum) and not isinstance(value, (int, float, str)):
@@ -131,7 +131,7 @@ def _scalar(value: Any) -> Any:
 
 
 def _stored(value: Any, put: Put) -> dict[str, Any] | None:
-    """Put the bytes of an array, tensor, image or histogram; None if it is none of these."""
+    """Put the bytes of an array, tensor, image or histogram; return None for anything else."""
     pair = _histogram(value)
     if pair is not None:
         counts, edges = pair
@@ -153,10 +153,10 @@ def _stored(value: Any, put: Put) -> dict[str, Any] | None:
 
 
 def _dtype(dtype: Any) -> dict[str, Any]:
-    """Return the name of a dtype of NumPy; the fields too, if it has some."""
+    """Return the name of a NumPy dtype, or its fields if it is structured."""
     if dtype.names is not None:
         return {"dtype": dtype.str, "descr": dtype.descr}
-    # NumPy's short name of a type that another library adds, such as bfloat16, is that of raw bytes
+    # types of other libraries, such as bfloat16, have the short name of raw bytes
     added = dtype.kind == "V" and not dtype.name.startswith("void")
     return {"dtype": dtype.name if added else dtype.str}
 
@@ -214,10 +214,10 @@ def _named(ref: ObjectRef, **facts: Any) -> dict[str, Any]:
 
 
 def restore(value: Any, stored: Callable[[dict[str, Any]], Any] | None = None) -> Any:
-    """Return the value that `convert` was given, as far as its kind brings it back.
+    """Return the value that was given to `convert`, if its kind can be restored.
 
-    `stored` is given each description of an object and returns what to put in its place; without it
-    the description stays.
+    `stored` is called with each description of an object and returns its replacement; without it the
+    description stays.
 
     >>> restore(convert([1, float("inf"), {"$odd": b"x"}]))
     [1, inf, {'$odd': b'x'}]
@@ -237,7 +237,7 @@ def restore(value: Any, stored: Callable[[dict[str, Any]], Any] | None = None) -
 
 
 def restore_json(value: Any, stored: Callable[[dict[str, Any]], Any] | None = None) -> Any:
-    """Return a list or dictionary that stood under `$json`: its own keys are never markers."""
+    """Return the list or dictionary below `$json`: its own keys are never markers."""
     if isinstance(value, dict):
         return {key: restore(item, stored) for key, item in value.items()}
     return restore(value, stored)
@@ -259,7 +259,7 @@ _DECODE: dict[str, Callable[[Any], Any]] = {
 
 
 def load(value: Mapping[str, Any], data: bytes) -> Any:
-    """Return the array, tensor, image or histogram that an `$object` value and its bytes are.
+    """Return the array, tensor, image or histogram of an `$object` value and its bytes.
 
     An image comes back as its PNG bytes, a histogram as (counts, edges).
     """

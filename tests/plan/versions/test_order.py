@@ -19,11 +19,11 @@ from rearview.plan.versions.published import (
 from rearview.plan.versions.search import search
 from rearview.plan.versions.tree import (
     START,
+    CacheLevel,
     Cell,
     Do,
-    Level,
-    Step,
-    Steps,
+    ReplayStep,
+    StepBuilder,
     Tree,
     check,
     levels_of,
@@ -141,21 +141,21 @@ def test_the_sequence_of_the_hardness_proof_passes_the_checker():
     tree, room = gadget((3, 2), 5, 1)
     b1, b2, e = tree.children[0]
     cp, ct, ev, rs = Do.CHECKPOINT, Do.COMPUTE, Do.EVICT, Do.RESTORE
-    steps = [Step(ct, 0), Step(cp, 0)]
+    steps = [ReplayStep(ct, 0), ReplayStep(cp, 0)]
     for b in (b1, b2):
-        steps += [Step(rs, 0, b), Step(ct, b), Step(cp, b)]
-    steps += [Step(rs, 0, e), Step(ct, e), Step(ev, 0), Step(cp, e)]
+        steps += [ReplayStep(rs, 0, b), ReplayStep(ct, b), ReplayStep(cp, b)]
+    steps += [ReplayStep(rs, 0, e), ReplayStep(ct, e), ReplayStep(ev, 0), ReplayStep(cp, e)]
     last = e
     for node in (e, *tree.children[b1], *tree.children[b2]):
         if node != e:
             steps += [
-                Step(rs, tree.parent[node], node),
-                Step(ct, node),
-                Step(ev, last),
-                Step(cp, node),
+                ReplayStep(rs, tree.parent[node], node),
+                ReplayStep(ct, node),
+                ReplayStep(ev, last),
+                ReplayStep(cp, node),
             ]
         for leaf in tree.children[node]:
-            steps += [Step(rs, node, leaf), Step(ct, leaf)]
+            steps += [ReplayStep(rs, node, leaf), ReplayStep(ct, leaf)]
         last = node
     assert check(tree, steps, room, minimal=True) == 7.5
 
@@ -233,7 +233,7 @@ def test_prp_is_the_printed_algorithm(tree, room, per_byte):
 @settings(max_examples=30, deadline=None)
 @given(trees(most=5, costs=True, exists=False), st.integers(0, 10), st.integers(0, 20))
 def test_two_levels_are_planned_as_well_as_can_be(tree, memory, disk):
-    levels = (Level(memory), Level(disk, "disk", save_byte=0.3, load_byte=0.2))
+    levels = (CacheLevel(memory), CacheLevel(disk, "disk", save_byte=0.3, load_byte=0.2))
     found = order(tree, levels)
     assert check(tree, found.steps, levels) == pytest.approx(found.seconds)
     assert found.seconds == pytest.approx(brute(tree, levels))
@@ -281,7 +281,7 @@ def test_figures_6_and_7_of_the_paper():
     again = [s.node for s in first if s.do is Do.COMPUTE]
     assert {node for node in again if again.count(node) > 1} == {I}
     # the second sequence evicts a, c and f for i and computes them again: better in the same room
-    second = Steps(FIGURE_6)
+    second = StepBuilder(FIGURE_6)
     second.run(START, O, keep=[(A, 0)])
     second.run(A, L, keep=[(C, 0)])
     second.run(C, M, keep=[(I, 0)], drop=[(A, 0), (C, 0)])
@@ -313,7 +313,7 @@ def test_a_shared_beginning_is_computed_once_if_it_can_be_kept():
     assert order(FORK, 5).seconds == 12.0
     assert order(FORK, 4).seconds == 22.0
     kept = [step for step in order(FORK, 5).steps if step.do is Do.CHECKPOINT]
-    assert kept == [Step(Do.CHECKPOINT, 0)]
+    assert kept == [ReplayStep(Do.CHECKPOINT, 0)]
 
 
 def test_versions_merge_as_long_as_code_and_lineage_agree():
@@ -371,8 +371,12 @@ def test_parent_choice_gives_up_on_too_many_situations():
     assert caught.value.slug == "parent-choice"
 
 
-CT0, CP0, RS01 = Step(Do.COMPUTE, 0), Step(Do.CHECKPOINT, 0), Step(Do.RESTORE, 0, 1)
-CT1, CT2, EV0 = Step(Do.COMPUTE, 1), Step(Do.COMPUTE, 2), Step(Do.EVICT, 0)
+CT0, CP0, RS01 = (
+    ReplayStep(Do.COMPUTE, 0),
+    ReplayStep(Do.CHECKPOINT, 0),
+    ReplayStep(Do.RESTORE, 0, 1),
+)
+CT1, CT2, EV0 = ReplayStep(Do.COMPUTE, 1), ReplayStep(Do.COMPUTE, 2), ReplayStep(Do.EVICT, 0)
 
 
 @pytest.mark.parametrize(
@@ -389,7 +393,7 @@ CT1, CT2, EV0 = Step(Do.COMPUTE, 1), Step(Do.COMPUTE, 2), Step(Do.EVICT, 0)
         ([CT0, CP0, CP0], "kept already"),
         ([CT0, CP0, CT1], "not in the process"),
         ([CT0, CP0, EV0, RS01], "not kept"),
-        ([CT0, CP0, Step(Do.RESTORE, 0, 0)], "not a child"),
+        ([CT0, CP0, ReplayStep(Do.RESTORE, 0, 0)], "not a child"),
         ([CT0, CP0, RS01, CT1], "never reached"),
     ],
 )
@@ -400,7 +404,7 @@ def test_steps_that_break_a_rule_are_refused(steps, why):
 
 
 def test_the_checker_counts_room_and_refuses_what_is_in_the_cache_already():
-    steps = [CT0, CP0, RS01, CT1, Step(Do.RESTORE, START, 0), CT0, CT2]
+    steps = [CT0, CP0, RS01, CT1, ReplayStep(Do.RESTORE, START, 0), CT0, CT2]
     assert check(FORK, steps, 5) == 22.0
     with pytest.raises(PlanError, match="in the cache already"):
         check(FORK, steps, 5, minimal=True)

@@ -11,11 +11,11 @@ from rearview.model import Edge, Point, Snapshot, Step
 from rearview.remote.folder import FolderRemote
 from rearview.runtime.saving.writer import Writer
 from rearview.store.checkpoints.checkpoints import Checkpoints
-from rearview.store.checkpoints.compression import Worth
-from rearview.store.checkpoints.gc import usage
+from rearview.store.checkpoints.compression import CompressionPolicy
+from rearview.store.maintenance.gc import usage
+from rearview.store.maintenance.sync import pull, push
+from rearview.store.maintenance.verify import verify
 from rearview.store.project import COMPRESSED, PLAIN, Project
-from rearview.store.sync import pull, push
-from rearview.store.verify import verify
 
 MB = 1 << 20
 SCRIPT = """\
@@ -81,7 +81,7 @@ def save(store, count=2):
 
 def test_what_the_writer_tells_of_costs_is_what_the_disk_holds(tmp_path):
     project = Project.create(tmp_path)
-    costs = save(Checkpoints(project, Worth()))
+    costs = save(Checkpoints(project, CompressionPolicy()))
     assert costs.logical == 2 * 8 * MB
     assert costs.stored == usage(project) < 100_000
     assert costs.cpu > 0
@@ -89,7 +89,7 @@ def test_what_the_writer_tells_of_costs_is_what_the_disk_holds(tmp_path):
 
 def test_a_run_with_compressed_objects_travels_by_a_remote(tmp_path):
     home, away = Project.create(tmp_path / "home"), Project.create(tmp_path / "away")
-    save(Checkpoints(home, Worth()))
+    save(Checkpoints(home, CompressionPolicy()))
     (home.runs / "r").mkdir(parents=True)
     (home.runs / "r" / "run.json").write_text('{"format": 1, "id": "r", "started": 0.0}')
     remote = FolderRemote(tmp_path / "remote")

@@ -14,12 +14,12 @@ from rearview.model import Edge, Point, Snapshot, Step
 from rearview.runtime.saving import overhead as budgets
 from rearview.runtime.saving.overhead import Costs, DiskBudget
 from rearview.runtime.saving.writer import Writer
-from rearview.store.checkpoints import gc
 from rearview.store.checkpoints.checkpoints import Checkpoints
-from rearview.store.checkpoints.gc import fit, usage
+from rearview.store.maintenance import gc
+from rearview.store.maintenance.gc import fit_budget, usage
+from rearview.store.maintenance.verify import verify
 from rearview.store.project import Project
 from rearview.store.runs import Runs
-from rearview.store.verify import verify
 
 MB = 1 << 20
 
@@ -51,14 +51,14 @@ def begun(project, *, ended):
     run = runs.reserve()
     runs.start(run, {})
     if ended:
-        runs.end(run, 0, {})
+        runs.end(run, 0)
     return run
 
 
 def test_the_store_is_made_to_fit_by_thinning_evenly(project):
     run = begun(project, ended=True)
     checkpoints = fill(project, run, 8)
-    freed = fit(project, 7 * MB, run)
+    freed = fit_budget(project, 7 * MB, run)
     assert len(freed.checkpoints) == 5
     assert usage(project) == freed.left <= 7 * MB
     left = [each.seq for each in checkpoints.of(run)]
@@ -71,7 +71,7 @@ def test_other_runs_that_go_on_keep_everything(project, monkeypatch):
     mine, other = begun(project, ended=False), begun(project, ended=False)
     fill(project, mine, 4)
     checkpoints = fill(project, other, 4)
-    freed = fit(project, MB, mine)
+    freed = fit_budget(project, MB, mine)
     assert len(checkpoints.of(other)) == 4
     assert len(freed.checkpoints) == 3
     assert len(checkpoints.of(mine)) == 1

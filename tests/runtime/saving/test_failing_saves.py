@@ -15,9 +15,9 @@ from rearview.config import Settings
 from rearview.model import Edge, Point, Snapshot, Step
 from rearview.runtime.saving.writer import Writer
 from rearview.store.checkpoints.checkpoints import Checkpoints
-from rearview.store.checkpoints.gc import gc
+from rearview.store.maintenance.gc import gc
+from rearview.store.maintenance.verify import verify
 from rearview.store.project import Project
-from rearview.store.verify import verify
 
 MB = 1 << 20
 TOUCHES = ("open", "fsync", "fdatasync", "rename", "replace", "link", "unlink", "mkdir", "pwrite")

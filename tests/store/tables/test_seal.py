@@ -14,13 +14,13 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from rearview.errors import DamagedError, StoreError
+from rearview.store.maintenance.verify import check_records
 from rearview.store.records import RecordFile, read
 from rearview.store.tables import seal as summary_module
 from rearview.store.tables.connection import Duck
 from rearview.store.tables.record_files import gather
 from rearview.store.tables.seal import load, seal
 from rearview.store.tables.tables import Tables
-from rearview.store.verify import check_records
 from recorded import Recorded, at, rechecked
 
 GOLD = Path(__file__).parents[2] / "gold/records"

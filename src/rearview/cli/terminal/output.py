@@ -58,6 +58,8 @@ def plain(value: Any) -> Any:
         return {str(key): plain(item) for key, item in value.items()}
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    if hasattr(value, "__struct_fields__"):  # a msgspec.Struct, without loading msgspec
+        return {name: plain(getattr(value, name)) for name in value.__struct_fields__}
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     if isinstance(value, (set, frozenset)):

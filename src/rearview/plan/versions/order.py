@@ -25,10 +25,10 @@ from rearview.plan.versions.search import beam, search
 from rearview.plan.versions.tree import (
     EXISTING,
     START,
+    CacheLevel,
     Do,
-    Level,
     Levels,
-    Step,
+    ReplayStep,
     Tree,
     check,
     levels_of,
@@ -45,7 +45,7 @@ PLANNERS = ("auto", "prp1", "prp2", "pc", "lfu", "none")
 class Order:
     """Steps that replay every version, what they cost and how good they are proved to be."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[ReplayStep, ...]
     seconds: float
     """Wall seconds on the workers it was planned for."""
     bound: float
@@ -82,9 +82,9 @@ def order(
             slug="planner",
         )
     levels = levels_of(room)
-    candidates: dict[str, list[Step]] = {}
+    candidates: dict[str, list[ReplayStep]] = {}
     bound = 0.0
-    per_part: list[tuple[int, list[int], dict[str, list[Step]], float]] = []
+    per_part: list[tuple[int, list[int], dict[str, list[ReplayStep]], float]] = []
     for base, nodes, part in tree.parts():
         if planner == "auto":
             found, least = _auto(part, levels, patience, going)
@@ -123,7 +123,7 @@ def order(
 
 def _best(
     tree: Tree,
-    candidates: Mapping[str, list[Step]],
+    candidates: Mapping[str, list[ReplayStep]],
     tried: Mapping[str, float],
     levels: Levels,
     workers: int,
@@ -144,7 +144,7 @@ def _best(
     return min(close, key=lambda name: (check(tree, candidates[name], levels), *rank(name)))
 
 
-def _renamed(step: Step, base: int, nodes: list[int]) -> Step:
+def _renamed(step: ReplayStep, base: int, nodes: list[int]) -> ReplayStep:
     """Return a step of a part with the node numbers of the whole tree."""
     if step.node == START:
         level = EXISTING if base != START else step.level
@@ -153,7 +153,7 @@ def _renamed(step: Step, base: int, nodes: list[int]) -> Step:
     return step._replace(node=nodes[step.node], child=child)
 
 
-def _emptied(steps: list[Step]) -> list[Step]:
+def _emptied(steps: list[ReplayStep]) -> list[ReplayStep]:
     """Return the steps with evictions at the end, so that the next part finds all the room."""
     held: dict[tuple[int, int], None] = {}
     for step in steps:
@@ -161,7 +161,7 @@ def _emptied(steps: list[Step]) -> list[Step]:
             held[step.node, step.level] = None
         elif step.do is Do.EVICT:
             del held[step.node, step.level]
-    return steps + [Step(Do.EVICT, node, level=level) for node, level in held]
+    return steps + [ReplayStep(Do.EVICT, node, level=level) for node, level in held]
 
 
 def _least(tree: Tree) -> float:
@@ -176,7 +176,7 @@ def _longest(tree: Tree) -> float:
     )
 
 
-def _published(tree: Tree, levels: Sequence[Level], planner: str) -> list[Step]:
+def _published(tree: Tree, levels: Sequence[CacheLevel], planner: str) -> list[ReplayStep]:
     if planner == "none" or all(level.room <= 0 for level in levels):
         return sequential(tree)
     level = next(i for i, level in enumerate(levels) if level.room > 0)
@@ -188,10 +188,10 @@ def _published(tree: Tree, levels: Sequence[Level], planner: str) -> list[Step]:
 
 
 def _auto(
-    tree: Tree, levels: Sequence[Level], patience: int, going: Callable[[], bool]
-) -> tuple[dict[str, list[Step]], float]:
+    tree: Tree, levels: Sequence[CacheLevel], patience: int, going: Callable[[], bool]
+) -> tuple[dict[str, list[ReplayStep]], float]:
     """Return the steps of every planner for a tree without existing checkpoints, and the bound."""
-    found: dict[str, list[Step]] = {"none": sequential(tree)}
+    found: dict[str, list[ReplayStep]] = {"none": sequential(tree)}
     for i, level in enumerate(levels):
         if level.room <= 0:
             continue
@@ -213,7 +213,7 @@ def _auto(
     return found, bound
 
 
-def dynamic(tree: Tree, room: float | Levels, *, states: int = STATES) -> list[Step]:
+def dynamic(tree: Tree, room: float | Levels, *, states: int = STATES) -> list[ReplayStep]:
     """Return the best depth-first steps that keep ancestors only.
 
     The best way to replay what is below a node depends on two things: the nearest kept state above it
@@ -298,7 +298,7 @@ def _situations(
 class Path:
     """A restore and the steps up to the next restore that is not of the state in the process."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[ReplayStep, ...]
 
     @property
     def base(self) -> tuple[int, int]:
@@ -311,22 +311,22 @@ class Path:
         return any(step.do in {Do.CHECKPOINT, Do.EVICT} for step in self.steps)
 
 
-def paths_of(steps: Sequence[Step]) -> list[Path]:
+def paths_of(steps: Sequence[ReplayStep]) -> list[Path]:
     """Return the paths of a sequence: what one process does after one restore."""
-    paths: list[list[Step]] = []
+    paths: list[list[ReplayStep]] = []
     last = START
     for step in steps:
         if step.do is Do.RESTORE and not (last == step.node != START and paths):
             paths.append([])
         elif not paths:
-            paths.append([Step(Do.RESTORE, START, step.node)])
+            paths.append([ReplayStep(Do.RESTORE, START, step.node)])
         paths[-1].append(step)
         if step.do is not Do.EVICT:
             last = step.node if step.do is Do.CHECKPOINT else START
     return [Path(tuple(path)) for path in paths]
 
 
-def schedule(tree: Tree, steps: Sequence[Step], room: float | Levels, workers: int) -> float:
+def schedule(tree: Tree, steps: Sequence[ReplayStep], room: float | Levels, workers: int) -> float:
     """Return the wall seconds of steps on several workers that share the checkpoints.
 
     A path starts when its base is kept and a worker is free. Paths that change the cache start in

@@ -10,7 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 
 from rearview.errors import PlanError
-from rearview.plan.versions.tree import START, Do, Level, Levels, Step, Steps, Tree, levels_of
+from rearview.plan.versions.tree import (
+    START,
+    CacheLevel,
+    Do,
+    Levels,
+    ReplayStep,
+    StepBuilder,
+    Tree,
+    levels_of,
+)
 
 Kept = tuple[tuple[int, int], ...]
 """(node, level) of the kept nodes above a node, outermost first."""
@@ -18,12 +27,12 @@ Choice = Callable[[int, Kept], tuple[Collection[int], int]]
 """(node, kept above it) -> (children for which the node is kept, level); no children: not kept."""
 
 
-def walk(tree: Tree, choose: Choice) -> list[Step]:
+def walk(tree: Tree, choose: Choice) -> list[ReplayStep]:
     """Return the steps of a depth-first replay that keeps nodes as `choose` says.
 
     A kept node stays until the children it is kept for are done, which come first.
     """
-    steps = Steps(tree)
+    steps = StepBuilder(tree)
     # (node, kept above, nodes kept since the last restore) or (node to evict, level)
     stack: list[tuple[int, Kept] | tuple[int, int, None]] = [
         (root, ()) for root in reversed(tree.roots)
@@ -59,18 +68,18 @@ def walk(tree: Tree, choose: Choice) -> list[Step]:
             stack.extend((child, kept) for child in reversed(rest))
             stack.append((node, level, None))
             stack.extend((child, (*kept, (node, level))) for child in reversed(wanted))
-    steps.steps.extend(Step(Do.EVICT, node, level=level) for node, level in evict)
+    steps.steps.extend(ReplayStep(Do.EVICT, node, level=level) for node, level in evict)
     return steps.steps
 
 
 def depth_first_cost(
-    tree: Tree, kept: Collection[int], room: float, level: Level | None = None
+    tree: Tree, kept: Collection[int], room: float, level: CacheLevel | None = None
 ) -> float:
     """Return the seconds of a depth-first replay that keeps these nodes; infinite if they do not fit.
 
     CHEX calls it DFSCost.
     """
-    level = level or Level(room)
+    level = level or CacheLevel(room)
     total = 0.0
     used = [0.0] * len(tree)
     near = [START] * len(tree)
@@ -91,7 +100,9 @@ def depth_first_cost(
     return total
 
 
-def prp(tree: Tree, room: float | Levels, *, per_byte: bool = False, level: int = 0) -> list[Step]:
+def prp(
+    tree: Tree, room: float | Levels, *, per_byte: bool = False, level: int = 0
+) -> list[ReplayStep]:
     """Return the steps of Persistent Root Policy: keep the node that saves most, repeatedly.
 
     `per_byte` divides the saving by the size: PRP-v2; else PRP-v1.
@@ -110,7 +121,7 @@ def prp(tree: Tree, room: float | Levels, *, per_byte: bool = False, level: int 
     return walk(tree, lambda node, _: (tree.children[node] if node in kept else (), level))
 
 
-def _savings(tree: Tree, kept: set[int], level: Level) -> Iterator[tuple[int, float]]:
+def _savings(tree: Tree, kept: set[int], level: CacheLevel) -> Iterator[tuple[int, float]]:
     """Yield what keeping each further node saves, as the difference of two `depth_first_cost`.
 
     Only the cost of nodes below it that begin from the same kept state changes, so one pass up and
@@ -140,7 +151,7 @@ def _savings(tree: Tree, kept: set[int], level: Level) -> Iterator[tuple[int, fl
 
 def parent_choice(
     tree: Tree, room: float | Levels, *, states: int = 60_000, level: int = 0
-) -> list[Step]:
+) -> list[ReplayStep]:
     """Return the steps of Parent Choice: for each child, keep its parent or not.
 
     Kept sets are distinguished in full, as published; there are up to 2^height of them, so it is
@@ -191,7 +202,7 @@ def parent_choice(
     )
 
 
-def lfu(tree: Tree, room: float | Levels, *, level: int = 0) -> list[Step]:
+def lfu(tree: Tree, room: float | Levels, *, level: int = 0) -> list[ReplayStep]:
     """Return the steps of the least-frequently-used cache: version by version, in their order.
 
     A kept node is worth its uses times the cells below it over its size; the least worth is evicted.
@@ -201,7 +212,7 @@ def lfu(tree: Tree, room: float | Levels, *, level: int = 0) -> list[Step]:
     uses = [0] * len(tree)
     held: set[int] = set()
     used = 0.0
-    steps: list[Step] = []
+    steps: list[ReplayStep] = []
 
     def worth(node: int) -> float:
         return uses[node] * below[node] / max(tree.cells[node].size, 1)
@@ -214,9 +225,9 @@ def lfu(tree: Tree, room: float | Levels, *, level: int = 0) -> list[Step]:
         base = path[first - 1] if first else START
         if base in held:
             uses[base] += 1
-        steps.append(Step(Do.RESTORE, base, path[first], level))
+        steps.append(ReplayStep(Do.RESTORE, base, path[first], level))
         for i, node in enumerate(path[first:], first):
-            steps.append(Step(Do.COMPUTE, node))
+            steps.append(ReplayStep(Do.COMPUTE, node))
             uses[node] += 1
             size = tree.cells[node].size
             if not tree.children[node] or size > place.room or node in held:
@@ -228,14 +239,14 @@ def lfu(tree: Tree, room: float | Levels, *, level: int = 0) -> list[Step]:
                 dropped = worse.pop(0)
                 held.discard(dropped)
                 used -= tree.cells[dropped].size
-                steps.append(Step(Do.EVICT, dropped, level=level))
+                steps.append(ReplayStep(Do.EVICT, dropped, level=level))
             held.add(node)
             used += size
-            steps.append(Step(Do.CHECKPOINT, node, level=level))
-            steps.append(Step(Do.RESTORE, node, path[i + 1], level))
+            steps.append(ReplayStep(Do.CHECKPOINT, node, level=level))
+            steps.append(ReplayStep(Do.RESTORE, node, path[i + 1], level))
     return steps
 
 
-def sequential(tree: Tree) -> list[Step]:
+def sequential(tree: Tree) -> list[ReplayStep]:
     """Return the steps that compute every leaf from the start and keep nothing."""
     return walk(tree, lambda _node, _kept: ((), 0))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator
 
-from rearview.plan.versions.tree import START, Levels, Step, Steps, Tree, levels_of
+from rearview.plan.versions.tree import START, Levels, ReplayStep, StepBuilder, Tree, levels_of
 
 Held = frozenset[tuple[int, int]]
 """(node, level) of everything kept."""
@@ -27,13 +27,13 @@ def search(
     below: float = float("inf"),
     patience: int = 20_000,
     going: Callable[[], bool] = lambda: True,
-) -> tuple[list[Step] | None, float]:
+) -> tuple[list[ReplayStep] | None, float]:
     """Return (steps that take less than `below`, or None; what no legal sequence can beat).
 
     A* over (leaves still to reach, states kept). Its moves cover every legal sequence, so the second
     number holds against all of them, however early the search ends.
     """
-    return _Search(tree, levels_of(room)).run(below, patience, going)
+    return _Search(tree, levels_of(room), going).run(below, patience)
 
 
 def beam(
@@ -42,7 +42,7 @@ def beam(
     *,
     width: int | None = None,
     going: Callable[[], bool] = lambda: True,
-) -> list[Step] | None:
+) -> list[ReplayStep] | None:
     """Return good steps of any order, leaf by leaf, following the `width` most promising states.
 
     By default it is narrower for more leaves, so that the effort is about the same. Returns None if
@@ -50,11 +50,15 @@ def beam(
     """
     if width is None:
         width = max(3, min(40, 16_000 // max(1, len(tree.leaves)) ** 2))
-    return _Search(tree, levels_of(room)).beam(width, going)
+    return _Search(tree, levels_of(room), going).beam(width)
 
 
 class _Search:
-    def __init__(self, tree: Tree, levels: Levels) -> None:
+    def __init__(self, tree: Tree, levels: Levels, going: Callable[[], bool]) -> None:
+        self.going = going
+        self.visited = 0
+        """Choices looked at since the start, to ask `going` now and then."""
+        self.stopped = False
         self.tree = tree
         self.levels = levels
         self.leaves = tree.leaves
@@ -119,9 +123,7 @@ class _Search:
         self.known[remaining, held] = total
         return total
 
-    def run(
-        self, below: float, patience: int, going: Callable[[], bool]
-    ) -> tuple[list[Step] | None, float]:
+    def run(self, below: float, patience: int) -> tuple[list[ReplayStep] | None, float]:
         """Search until the optimum is proved, or until patience ends."""
         start: State = ((1 << len(self.leaves)) - 1, frozenset())
         spent = {start: 0.0}
@@ -139,8 +141,8 @@ class _Search:
             if number >= patience:
                 return None, estimate
             number += 1
-            for i, (cost, move, then) in enumerate(self._moves(*state, inner=True)):
-                if not i % 64 and not going():
+            for cost, move, then in self._moves(*state, inner=True):
+                if not self._goes_on():
                     return None, estimate
                 total = spent[state] + cost
                 if total < spent.get(then, float("inf")) - 1e-12:
@@ -151,9 +153,17 @@ class _Search:
                     came[then] = (state, move)
                     # of equal ones the deepest first: it ends sooner
                     heapq.heappush(heap, (total + rest, then[0].bit_count(), len(spent), then))
+            if self.stopped:
+                return None, estimate
         return None, below
 
-    def beam(self, width: int, going: Callable[[], bool]) -> list[Step] | None:
+    def _goes_on(self) -> bool:
+        self.visited += 1
+        if not self.stopped and self.visited % 64 == 1:
+            self.stopped = not self.going()
+        return not self.stopped
+
+    def beam(self, width: int) -> list[ReplayStep] | None:
         """Go from leaf to leaf with the most promising states only."""
         start: State = ((1 << len(self.leaves)) - 1, frozenset())
         layer = {start: 0.0}
@@ -164,14 +174,14 @@ class _Search:
                 if not state[0]:
                     after[state] = min(spent, after.get(state, spent))
                     continue
-                if not going():
-                    return None
                 for i, (cost, move, then) in enumerate(self._moves(*state, inner=False)):
                     if i > 500:
                         break  # too many ways to keep: a beam may leave some out
                     if spent + cost < after.get(then, float("inf")):
                         after[then] = spent + cost
                         came[then] = (state, move)
+                if self.stopped or not self._goes_on():
+                    return None
             ranked = sorted(after, key=lambda state: after[state] + self.least(state))
             layer = {state: after[state] for state in ranked[:width]}
         return self._steps(came, min(layer, key=layer.__getitem__))
@@ -241,12 +251,25 @@ class _Search:
             yield frozenset(options)
             return
         chosen: list[tuple[int, int]] = []
+        rest = [0.0]  # bytes of all options from one on
+        for node, _ in reversed(options):
+            rest.append(rest[-1] + sizes[node].size)
+        rest.reverse()
 
         def take(at: int, used: list[float], smallest: float) -> Iterator[Held]:
             if at == len(options):
                 complete = must is None or any(node == must for node, _ in chosen)
                 if complete and (not self.free_to_keep or used[0] + smallest > rooms[0]):
                     yield frozenset(chosen)
+                return
+            if not self._goes_on():
+                return
+            if self.free_to_keep and used[0] + rest[at] <= rooms[0]:
+                # all that is left fits: leaving any of it out is never better
+                kept = (*chosen, *options[at:])
+                complete = must is None or any(node == must for node, _ in kept)
+                if complete and used[0] + rest[at] + smallest > rooms[0]:
+                    yield frozenset(kept)
                 return
             node, level = options[at]
             size = sizes[node].size
@@ -260,13 +283,13 @@ class _Search:
 
         yield from take(0, [0.0] * len(rooms), float("inf"))
 
-    def _steps(self, came: dict[State, tuple[State, Move]], state: State) -> list[Step]:
+    def _steps(self, came: dict[State, tuple[State, Move]], state: State) -> list[ReplayStep]:
         chain: list[tuple[Held, Move, Held]] = []
         while state in came:
             before, move = came[state]
             chain.append((before[1], move, state[1]))
             state = before
-        steps = Steps(self.tree)
+        steps = StepBuilder(self.tree)
         for held, (end, base, level), kept in reversed(chain):
             steps.run(base, end, level=level, keep=sorted(kept - held), drop=sorted(held - kept))
         return steps.steps

@@ -53,7 +53,7 @@ def _similar(a: float, b: float, small: float) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class CacheLevel:
     """One place for checkpoints: memory, or disk."""
 
     room: float
@@ -65,12 +65,12 @@ class Level:
     """Seconds to read one byte of state."""
 
 
-Levels = Sequence[Level]
+Levels = Sequence[CacheLevel]
 
 
-def levels_of(room: float | Levels) -> tuple[Level, ...]:
+def levels_of(room: float | Levels) -> tuple[CacheLevel, ...]:
     """Return the levels; a plain number is the room of a memory that costs nothing to use."""
-    return (Level(float(room)),) if isinstance(room, (int, float)) else tuple(room)
+    return (CacheLevel(float(room)),) if isinstance(room, (int, float)) else tuple(room)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,14 +149,14 @@ class Tree:
         """Return the seconds of computing from the state after `above` to that after `node`."""
         return self.reach[node] - (self.reach[above] if above != START else 0.0)
 
-    def load(self, node: int, level: Level | None = None) -> float:
+    def load(self, node: int, level: CacheLevel | None = None) -> float:
         """Return the seconds to restore the state after a node; that of START is a fresh process."""
         if node == START:
             return self.start
         cell = self.cells[node]
         return cell.load + (cell.size * level.load_byte if level else 0.0)
 
-    def save(self, node: int, level: Level) -> float:
+    def save(self, node: int, level: CacheLevel) -> float:
         """Return the seconds to checkpoint the state after a node."""
         cell = self.cells[node]
         return cell.save + cell.size * level.save_byte
@@ -242,7 +242,7 @@ class Do(StrEnum):
     EVICT = "EV"
 
 
-class Step(NamedTuple):
+class ReplayStep(NamedTuple):
     """One step of a replay sequence."""
 
     do: Do
@@ -258,12 +258,12 @@ class Step(NamedTuple):
         return f"{self.do}({self.node}{f', level {self.level}' if self.level > 0 else ''})"
 
 
-class Steps:
+class StepBuilder:
     """A replay sequence being built, one path after the other."""
 
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
-        self.steps: list[Step] = []
+        self.steps: list[ReplayStep] = []
 
     def run(
         self,
@@ -281,22 +281,22 @@ class Steps:
         keep_at: dict[int, list[int]] = {}
         for node, at in keep:
             keep_at.setdefault(node, []).append(at)
-        evictions = [Step(Do.EVICT, node, level=at) for node, at in drop]
+        evictions = [ReplayStep(Do.EVICT, node, level=at) for node, at in drop]
         path = self.tree.path(base, end)
-        self.steps.append(Step(Do.RESTORE, base, path[0], level))
+        self.steps.append(ReplayStep(Do.RESTORE, base, path[0], level))
         for i, node in enumerate(path):
-            self.steps.append(Step(Do.COMPUTE, node))
+            self.steps.append(ReplayStep(Do.COMPUTE, node))
             if node in keep_at:
                 self.steps.extend(evictions)
                 evictions = []
-                self.steps.extend(Step(Do.CHECKPOINT, node, level=at) for at in keep_at[node])
+                self.steps.extend(ReplayStep(Do.CHECKPOINT, node, level=at) for at in keep_at[node])
                 if i + 1 < len(path):
-                    self.steps.append(Step(Do.RESTORE, node, path[i + 1], keep_at[node][0]))
+                    self.steps.append(ReplayStep(Do.RESTORE, node, path[i + 1], keep_at[node][0]))
         self.steps.extend(evictions)
 
 
 def check(
-    tree: Tree, steps: Sequence[Step], room: float | Levels, *, minimal: bool = False
+    tree: Tree, steps: Sequence[ReplayStep], room: float | Levels, *, minimal: bool = False
 ) -> float:
     """Return the seconds that steps take; raise if they break a rule of CHEX or miss a leaf.
 
@@ -310,7 +310,7 @@ def check(
     held = {(node, EXISTING) for node, cell in enumerate(tree.cells) if cell.kept}
     used = [0.0] * len(levels)
     seconds, computed, at_hand = 0.0, START, START
-    before: Step | None = None
+    before: ReplayStep | None = None
     done: set[int] = set()
     for i, step in enumerate(steps):
         do, node, child, level = step
@@ -360,9 +360,9 @@ def check(
         raise _wrong(before, f"it must be followed by CT({before.child})")
     missing = set(tree.leaves) - done
     if missing:
-        raise _wrong(Step(Do.COMPUTE, min(missing)), "it is never reached")
+        raise _wrong(ReplayStep(Do.COMPUTE, min(missing)), "it is never reached")
     return seconds
 
 
-def _wrong(step: Step, why: str) -> PlanError:
+def _wrong(step: ReplayStep, why: str) -> PlanError:
     return PlanError(f"Cannot do {step}: {why}.", slug="tree-steps")

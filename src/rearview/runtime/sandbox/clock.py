@@ -40,7 +40,7 @@ from rearview.store.recorded_inputs import read_clock, remove_clock, write_sum
 FILE = recorded_inputs.CLOCK_FILE
 
 ROOT = "$clock"
-"""Root under which it is part of the state how far the clock was read."""
+"""Root of the state under which the number of clock readings is stored."""
 RULE = 2
 """Which readings are the program's, as runs recorded now keep it. By rule 1 those were too that
 libraries took while they were being imported inside a loop, and those of progress bars."""
@@ -71,11 +71,11 @@ _DEPRECATED = (
 
 
 class Clock:
-    """The readings of one run."""
+    """The clock readings of one run."""
 
     def __init__(self, file: Path, *, replays: bool, rule: int = RULE) -> None:
         self.place = [0]
-        """How many readings were taken: part of the state, so it is a plain list."""
+        """Number of readings; part of the state, so it is a plain list."""
         self._file = file
         self._rule = rule
         self._replays = replays
@@ -83,23 +83,23 @@ class Clock:
         self._sum = crc32(self._kept)
         self._fresh: list[bytes] = []
         if not replays:
-            remove_clock(file)  # of an attempt that left nothing to go on from
+            remove_clock(file)  # of an attempt that left no checkpoint
         self._thread = threading.get_ident()
         self._pid = os.getpid()
         self.readers: set[str] = set()
-        """Modules that read it beyond what was kept, in a replay."""
+        """In a replay: modules that read the clock more often than was recorded."""
         self.in_loop: Callable[[], bool] = lambda: False
         """Whether a loop of the program is running."""
 
     def follow(self, file: Path, rule: int) -> None:
-        """Go on with the readings of a run, in a process forked from the one that installed it."""
+        """Use the readings of a run, in a process of the fork server."""
         self._file, self._rule = file, rule
         self._kept = read_clock(file)
         self._sum = crc32(self._kept)
         self._pid = os.getpid()
 
     def _is_apart(self, frame: types.FrameType | None) -> bool:
-        """Return True if a progress bar looks at the clock, or a library imported inside a loop.
+        """Return True if a progress bar reads the clock, or a library imported inside a loop.
 
         How often a bar looks depends on how fast it was redrawn; and an import inside a loop comes later
         in a replay that begins in the middle. Libraries imported during the set-up read the clock as
@@ -114,7 +114,7 @@ class Clock:
         return self.in_loop() and bool(library_being_loaded(frame))
 
     def install(self) -> None:
-        """Let the functions of `time` speak through this clock; our own code goes on with the real."""
+        """Patch the functions of `time`; our own code keeps the real ones."""
         patched = time  # the name is exchanged in this module too
         real = types.ModuleType("time")
         vars(real).update(vars(patched))
@@ -184,7 +184,7 @@ class Clock:
             write_sum(self._file, size, self._sum)
 
     def go_on(self) -> None:
-        """Record from here: a run that was stopped has come to where it goes on."""
+        """Record from here on: a resumed run has reached its checkpoint."""
         self._replays = False
         self._kept = self._kept[: self.place[0] * 8]
         self._file.write_bytes(self._kept)
@@ -193,7 +193,7 @@ class Clock:
 
 
 def _asking(frame: types.FrameType | None) -> str:
-    """Return the module that asks for the time, through our own functions or not."""
+    """Return the module that reads the time, directly or through our functions."""
     while frame is not None and frame.f_globals.get("__name__") == __name__:
         frame = frame.f_back
     return str(frame.f_globals.get("__name__")) if frame is not None else ""
@@ -223,7 +223,7 @@ def _is_timer(module: str) -> bool:
 
 
 def _broken_down(real: Any, before: int, now: Callable[[], float], local: Any) -> Any:
-    """Return a function of `time` that asks `now` where it is not given a time."""
+    """Return a function of `time` that uses `now` if no time is passed."""
 
     def read(*args: Any) -> Any:
         given = len(args) > before and (args[before] is not None or parts)
@@ -238,7 +238,7 @@ def _broken_down(real: Any, before: int, now: Callable[[], float], local: Any) -
 
 
 def tell_dates(now: Callable[[], int]) -> bool:
-    """Let `datetime.now()` and `utcnow()` tell the nanoseconds that `now` returns.
+    """Let `datetime.now()` and `utcnow()` return the time that `now` gives in nanoseconds.
 
     The type stays the one it is, so that `isinstance`, pickles and classes derived from it mean
     what they meant: only the two entries of its dictionary are exchanged, which Python itself

@@ -25,9 +25,9 @@ from typing import Any
 from rearview.state.codecs.functions import Standin
 
 ROOT = "$chance"
-"""Root under which the position in the stream of chance is part of the state."""
+"""Root of the state under which the position in the random stream is stored."""
 FIRST = 32
-"""Bytes that are drawn before the program begins, to seed Python's own generator."""
+"""Bytes that are drawn before the program starts, to seed Python's own generator."""
 _real_urandom = os.urandom
 _real_seed = random.Random.seed
 
@@ -42,16 +42,16 @@ class Stream:
 
     key: bytes
     place: list[Any] = field(default_factory=lambda: [0, b""])
-    """Blocks made and bytes left of the last: part of the state, so it is a plain list."""
+    """Number of blocks, and bytes left of the last; part of the state, so it is a plain list."""
 
     @property
     def drawn(self) -> int:
-        """How many bytes were read."""
+        """Number of bytes read."""
         count, left = self.place
         return int(count) * hashlib.sha256().digest_size - len(left)
 
     def turn_to(self, key: bytes, drawn: int = 0) -> None:
-        """Go on with the bytes that follow from `key`, after the first `drawn` of them."""
+        """Continue with the bytes that follow from `key`, after the first `drawn` of them."""
         self.key = key
         self.place[:] = [0, b""]
         self.read(drawn)
@@ -68,17 +68,17 @@ class Stream:
 
 @dataclass
 class Randomness:
-    """Everything random in a process, once it was installed there."""
+    """The random numbers of a process: all generators that follow the key."""
 
     stream: Stream
-    """What the program draws from."""
+    """The stream that the program draws from."""
     loaded: dict[str, Stream]
-    """What libraries drew from while they were being imported, by name."""
+    """Streams that libraries drew from while they were imported, by name."""
     acts: Mapping[str, Callable[[ModuleType], None]]
     """By module: lets its generators follow the key."""
     read: Callable[[int], bytes]
     words: int = 0
-    """How often libraries drew from Python's own generator while they were being imported."""
+    """Number of draws from Python's own generator by libraries while they were imported."""
 
     def begin(self) -> None:
         """Let Python's own generator follow, and those of libraries that are imported already."""
@@ -91,7 +91,7 @@ class Randomness:
                 act(module)
 
     def follow(self, key: bytes) -> None:
-        """Begin anew with `key`, in a process forked from the one where this was installed."""
+        """Start again with `key`, in a process of the fork server."""
         self.stream.turn_to(key)
         for library, own in self.loaded.items():
             own.turn_to(_key_of(key, library), own.drawn)
@@ -99,7 +99,7 @@ class Randomness:
 
 
 def install(key: bytes) -> Randomness:
-    """Let `os.urandom` and what rests on it (secrets, uuid4, unseeded generators) follow `key`."""
+    """Let `os.urandom`, and with it secrets, uuid4 and unseeded generators, follow `key`."""
     stream = Stream(key)
     get_ident = threading.get_ident
     thread = get_ident()
@@ -151,7 +151,7 @@ _TRACKERS = (
 )
 _WRITERS = "torch.utils.tensorboard"
 _tracking: list[str] = []
-"""The trackers that were imported."""
+"""Trackers that were imported."""
 
 
 def watch_trackers() -> None:
@@ -161,7 +161,7 @@ def watch_trackers() -> None:
 
 
 def asked_by_tracker(frame: FrameType | None) -> bool:
-    """Return True if a tracker of experiments stands in the stack from `frame` on.
+    """Return True if an experiment tracker is on the stack from `frame` on.
 
     What it draws and when it looks at the clock is no part of the program: a replay does not let
     it speak to its server, so it would draw and look more or less often.
@@ -175,7 +175,7 @@ def asked_by_tracker(frame: FrameType | None) -> bool:
 
 
 def _asked_by_us(frame: FrameType | None) -> bool:
-    """Return True if our own code wants random bytes: that must not move what the program draws.
+    """Return True if our own code draws random bytes, which must not change the program's stream.
 
     Neither must trackers, nor the keys and names by which processes find each other: how many are
     drawn is a matter of timing.
@@ -204,12 +204,12 @@ def _named_for_processes(frame: FrameType | None) -> bool:
 _FRONT_END = ("ipykernel.", "jupyter_client.", "tornado.", "zmq.")
 """Libraries by which a notebook's kernel speaks to its front end."""
 _PASSING = (__name__, "rearview.runtime.sandbox.file_patches", "rearview.state.codecs.functions")
-"""Modules of ours that only pass on what the program asks for."""
+"""Our modules that only pass on a call of the program."""
 
 
 @functools.lru_cache(maxsize=1024)
 def _of_us(name: str) -> bool | None:
-    """Return True if what the module `name` draws is none of the program's; None: ask its caller.
+    """Return True if draws of the module `name` are not the program's; None if its caller decides.
 
     NumPy draws for every generator it makes, so the answer is kept.
     """
@@ -226,7 +226,7 @@ def is_standard(name: str) -> bool:
 
 
 def library_being_loaded(frame: FrameType | None) -> str:
-    """Return the name of the installed module that asks while it is being imported, if one does.
+    """Return the name of the installed module that draws while it is being imported, if any.
 
     When a library imports another is a matter of its own, and may be earlier in a replay: a probe
     can be the first to need it. So what it draws then, and when it looks at the clock, is no part
@@ -264,7 +264,7 @@ def _names_files(frame: FrameType | None) -> bool:
 
 
 def _imports() -> bool:
-    """Return True if a module may be being imported: then Python holds a lock for it."""
+    """Return True if a module may be being imported: Python holds a lock for it."""
     return bool(getattr(_bootstrap, "_module_locks", True))
 
 
@@ -305,7 +305,7 @@ def _seed_torch(torch: ModuleType, *, stream: Stream) -> None:
 
 
 def after_import(name: str, act: Callable[[ModuleType], None]) -> None:
-    """Call `act` with the module `name` when it has been imported, now or later."""
+    """Call `act` with the module `name` once it has been imported, now or later."""
     module = sys.modules.get(name)
     if module is not None:
         act(module)
@@ -317,7 +317,7 @@ def after_import(name: str, act: Callable[[ModuleType], None]) -> None:
 
 
 class _AfterImport:
-    """Finds modules as the other finders do, and acts when one that is awaited is loaded."""
+    """Finds modules like the other finders, and calls the actions of a module after its import."""
 
     def __init__(self) -> None:
         self.acts: dict[str, list[Callable[[ModuleType], None]]] = {}
@@ -350,7 +350,7 @@ _AWAITED = _AfterImport()
 
 
 def remove() -> None:
-    """Give the process the operating system's entropy back."""
+    """Give the process the entropy of the operating system again."""
     _use(_real_urandom)
     numpy = sys.modules.get("numpy.random.bit_generator")
     if numpy is not None and "randbits" in vars(numpy):

@@ -16,8 +16,8 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from rearview.model.environment import (
-    Class,
     Environment,
+    VariableClass,
     class_of,
     is_of_session,
     is_read_by_libraries,
@@ -66,18 +66,18 @@ def names_read() -> set[str]:
 
 
 def look_like(folder: Path) -> None:
-    """Let `os.environ` be made up as it was in a run: it is part of the state of a program that holds it."""
+    """Build `os.environ` as in the run: it is part of the state of a program that refers to it."""
     if read_environment(folder) is not None:
         _exchange()
 
 
 class EnvironmentReads:
-    """The variables that this process reads, written to the folder of its run as they are read."""
+    """The variables that this process reads, written to the folder of its run at once."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._start = dict(os.environ)
-        """What the program was started with: what it sets itself, it will set again."""
+        """The environment that the program was started with."""
         known = read_environment(folder)
         self._known = {*known.values, *known.secrets} if known is not None else set()
         self._whole = known is not None and known.whole
@@ -85,7 +85,7 @@ class EnvironmentReads:
             self._write([name for name in self._start if is_read_by_libraries(name)], always=True)
 
     def install(self) -> None:
-        """Notice reads from now on."""
+        """Record reads from now on."""
         _exchange()
         _reading.append(self)
         self._watch_listing(type(os.environ))
@@ -93,10 +93,10 @@ class EnvironmentReads:
         after_import("multiprocessing.util", self._watch_spawn)
 
     def read_all(self) -> None:
-        """Note that the program reads every variable."""
+        """Record every variable as read."""
         if not self._whole:
             self._whole = True
-            names = [name for name in self._start if class_of(name) is not Class.TODAY]
+            names = [name for name in self._start if class_of(name) is not VariableClass.TODAY]
             self._write(names, always=True, whole=True)
 
     def _watch_listing(self, mapping: Any) -> None:
@@ -111,7 +111,7 @@ class EnvironmentReads:
         mapping.__iter__ = iterate
 
     def note(self, name: str, frame: FrameType) -> None:
-        """Note that a frame looks a variable up."""
+        """Record that a frame looks up a variable."""
         if name not in self._known and not _asked_by_us(frame):
             if is_of_session(name):
                 self._known.add(name)
@@ -125,7 +125,7 @@ class EnvironmentReads:
             value = self._start.get(name)
             if name in self._known or is_of_session(name) or self._is_implied(name, value):
                 continue
-            if class_of(name, value) is Class.SECRET:
+            if class_of(name, value) is VariableClass.SECRET:
                 secrets[name] = value is not None
             else:
                 values[name] = value

@@ -22,7 +22,7 @@ _listeners: dict[str, list[Listener]] = {}
 
 
 def listen(listener: Listener, *events: str) -> None:
-    """Call `listener` with the name and the arguments of these events, for as long as we live."""
+    """Call `listener` with the name and arguments of these audit events, until the process ends."""
     if not _listeners:
         sys.addaudithook(_hear)
     for event in events:
@@ -47,9 +47,9 @@ _CACHES = (
     *("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "NUMBA_CACHE_DIR", "KERAS_HOME"),
     *("MPLCONFIGDIR", "PYTHONPYCACHEPREFIX"),
 )
-"""Variables that name folders in which libraries keep what they can make again."""
+"""Environment variables with the cache folders of libraries."""
 _CACHED = ("torchinductor_", "pymp-", f"ray{os.sep}", "joblib_", "matplotlib-", "dask", "wandb")
-"""How names of temporary files begin that libraries share with other programs."""
+"""Start of names of temporary files that libraries share with other programs."""
 
 
 def libraries() -> tuple[str, ...]:
@@ -59,7 +59,7 @@ def libraries() -> tuple[str, ...]:
 
 
 def foreign() -> tuple[str, ...]:
-    """Return the beginnings of paths whose files a run neither keeps nor sets back.
+    """Return prefixes of paths whose files are neither saved with a run nor put back.
 
     They are shared with other programs; a replay uses them as they are. Hidden folders of the
     user's home hold settings and caches.
@@ -80,7 +80,7 @@ def temporary() -> tuple[str, ...]:
 
 
 MOST = 5000
-"""Files noticed at the most; a data set of more is not described file by file."""
+"""Files recorded at most; a larger data set is not described file by file."""
 
 
 class InputFiles:

@@ -48,7 +48,7 @@ def install(view: FileView) -> None:
 
 
 def exchange(module: Any, name: str, make: Callable[[Any], Callable[..., Any]]) -> None:
-    """Put what `make` returns for a builtin function in its place, wherever it is found by name."""
+    """Replace a builtin function by what `make` returns for it, in every module that has it."""
     real = getattr(module, name, None)
     if real is None:
         return
@@ -127,7 +127,7 @@ def _opening(real: Any, view: FileView) -> Callable[..., Any]:
 
 
 def use_of(mode: str) -> PathUse:
-    """Return what a file is used for that is opened in a mode of `open`."""
+    """Return how a file is used that is opened in a mode of `open`."""
     if "w" in mode:
         return PathUse.WRITE
     if "x" in mode:
@@ -165,7 +165,7 @@ def _scanning(real: Any, view: FileView) -> Callable[..., Any]:
 
 
 class _Entries:
-    """What `scandir` gives, of two folders that seem to be one."""
+    """The result of `scandir` for two folders that look like one."""
 
     def __init__(self, real: Any, sides: tuple[str, ...], view: FileView) -> None:
         found: dict[str, Any] = {}
@@ -189,12 +189,12 @@ class _Entries:
         self.close()
 
     def close(self) -> None:
-        """Give no more."""
+        """Close both."""
         self._left = iter(())
 
 
 def _watch(view: FileView, event: str, args: tuple[Any, ...]) -> None:
-    """Refuse a write into the user's files that took another way than the functions above."""
+    """Refuse a write to the user's files that bypasses the functions above."""
     if event == "open":
         path, mode, flags = args
         writes = isinstance(mode, str) and any(letter in mode for letter in "wax+")
@@ -211,7 +211,7 @@ def _watch(view: FileView, event: str, args: tuple[Any, ...]) -> None:
 
 
 def _of(path: Any, folder: int) -> Any:
-    """Return the path of a file that is named from an open folder."""
+    """Return the path of a file that is named relative to an open folder."""
     if folder < 0 or not isinstance(path, str):
         return path
     return str(Path(f"/proc/self/fd/{folder}").readlink() / path)

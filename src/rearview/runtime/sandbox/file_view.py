@@ -28,13 +28,13 @@ class PathUse(enum.Enum):
 
     READ = enum.auto()
     WRITE = enum.auto()
-    """The content of before does not matter."""
+    """Writing: the previous content does not matter."""
     CHANGE = enum.auto()
-    """It does."""
+    """Changing: the previous content matters."""
     MAKE = enum.auto()
-    """There must be nothing of that name."""
+    """Creating: nothing of that name may exist."""
     RUN = enum.auto()
-    """It is program text, to be run with its probes."""
+    """Running: program source, with its probes."""
 
 
 @dataclass(slots=True)
@@ -68,12 +68,12 @@ class FileView:
     """Temporary files and folders that the replay made."""
 
     def become(self, other: FileView) -> None:
-        """See from now on what another sees."""
+        """Take over the fields of another view."""
         for one in fields(self):
             setattr(self, one.name, getattr(other, one.name))
 
     def real(self, path: Any, use: PathUse = PathUse.READ) -> Any:
-        """Return the path to use for one the program names."""
+        """Return the real path for a path of the program."""
         if isinstance(path, int):
             return path
         try:
@@ -119,14 +119,14 @@ class FileView:
         return f"{path}{os.sep}".startswith((self.elsewhere + os.sep, self.scratch + os.sep))
 
     def seeming(self, path: str) -> str:
-        """Return how the program should see a path that is really used."""
+        """Return the program's path for a real path."""
         for real, seen in ((self.scratch, self.root), (self.elsewhere, "")):
             if real and (path == real or path.startswith(real + os.sep)):
                 return (seen + path[len(real) :]) or os.sep
         return path
 
     def sides(self, path: Any) -> tuple[str, ...]:
-        """Return the folders that together are the one the program names; the first counts more."""
+        """Return the real folders that together are a folder of the program; the first has precedence."""
         real = os.fspath(self.real(path))
         if self.elsewhere and _is_link(real):
             here = "" if real[0] == os.sep else f"{_getcwd()}{os.sep}"
@@ -138,7 +138,7 @@ class FileView:
         return (real,)
 
     def is_hidden(self, plain: str) -> bool:
-        """Return True if the program must not see what lies at a path outside the project."""
+        """Return True if a path outside the project must be hidden from the program."""
         if not self.gone:
             return False
         while plain not in self.gone:
@@ -149,7 +149,7 @@ class FileView:
         return True
 
     def guards(self, path: str) -> bool:
-        """Return True if a path that is really used is one of the user's files."""
+        """Return True if a real path is one of the user's files."""
         full = path if path[:1] == os.sep else f"{_getcwd()}{os.sep}{path}"
         if full.startswith(self.scratch + os.sep):
             return False
@@ -161,7 +161,7 @@ class FileView:
         return bool(self.elsewhere) and kind and self._plain(full) == os.path.normpath(full)
 
     def remove(self, path: Any, *, folder: bool) -> Any:
-        """Return what is to be removed really; None if it was enough to hide it."""
+        """Return the real path to remove; None if hiding it was enough."""
         real = self.real(path)
         plain = self._plain(real)
         if plain is None:
@@ -177,7 +177,7 @@ class FileView:
         return real if real != plain else None
 
     def rename(self, source: Any) -> Any:
-        """Return what is to be renamed really, a copy of its own if it lies outside."""
+        """Return the real path to rename: a copy if it is outside of the project."""
         real = self.real(source)
         plain = self._plain(real)
         if plain is None:

@@ -29,12 +29,12 @@ from rearview.runtime.sandbox.entropy import after_import
 from rearview.runtime.sandbox.file_log import foreign, listen
 from rearview.runtime.sandbox.overwritten_files import OverwrittenFiles
 from rearview.state.codecs.open_files import transforms
+from rearview.store.checkpoints.run_files import PREFIX
 from rearview.store.project import FOLDER
-from rearview.store.run_files import PREFIX
 
 _KINDS = frozenset({io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom})
 _SEARCHES = 20
-"""Times that all objects are looked through for files that are not known yet."""
+"""How often all objects are searched for open files that are not known yet."""
 
 
 class UnflushedFiles:
@@ -45,7 +45,7 @@ class UnflushedFiles:
         self._searches = 0
 
     def flush(self, ours: Callable[[str], bool]) -> None:
-        """Write down what is held back of files whose paths are `ours`."""
+        """Flush buffered data of files whose paths are `ours`."""
         found = {number: path for number, path in open_for_writing() if ours(path)}
         fresh = {number for number, path in found.items() if (number, path) not in self._known}
         if fresh and self._searches < _SEARCHES:
@@ -84,7 +84,7 @@ def _number(file: Any) -> int:
 
 
 LIMIT = 64 << 20
-"""Bytes of written files that a checkpoint takes along; larger ones are named, not kept."""
+"""Bytes of written files that a checkpoint includes; larger files are only named."""
 NATIVE = {
     "torch": ("save:1", "load:0"),
     "safetensors.torch": ("save_file:1", "load_file:0"),
@@ -116,17 +116,17 @@ class Outputs:
         self.deleting = deleting
         """Called before the program removes the store itself."""
         self.traces = traces
-        """What was there before; None for a process that only joins a run."""
+        """Previous contents of files; None in a process that only joins a run."""
         self.root = root.rstrip(os.sep) + os.sep
         self._foreign = (os.path.realpath(self.root + FOLDER) + os.sep, *foreign())
         self.pid = os.getpid()
         self.busy = False
-        """We are at the files ourselves."""
+        """Whether our own code is using the files."""
         self.written: dict[str, None] = {}
         self.known: dict[str, tuple[tuple[int, ...], bytes]] = {}
 
     def install(self) -> None:
-        """Take note of every file that is opened for writing or renamed from now on."""
+        """Record every file that is opened for writing or renamed from now on."""
         listen(self._heard, "open", "os.mkdir", "shutil.rmtree", *_BY_PATH)
         for_native_paths(self._native)
 
@@ -159,7 +159,7 @@ class Outputs:
         return path
 
     def note(self, path: Any, *, emptied: bool = False, follow: bool = True) -> None:
-        """Remember a file, if it is the project's or one that the run makes or makes anew.
+        """Remember a file if it belongs to the project, or if the run creates or truncates it.
 
         With `follow`, a link leads to the file that is written.
         """
@@ -192,7 +192,7 @@ class Outputs:
         return name
 
     def parts(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the contents to save by key, and what else there is to say of the files.
+        """Return the contents to save by key, and facts about the files.
 
         That is which are gone, which are too large, which folders were made, and which links, with
         what they lead to.
@@ -202,13 +202,13 @@ class Outputs:
             return self._parts()
 
     def bring_back(self, names: Iterable[str]) -> None:
-        """Put files too large for a checkpoint where they were; the program has come that far."""
+        """Put back files that are too large for a checkpoint: the checkpoint is reached."""
         if self.traces is not None:
             with self._ourselves():
                 self.traces.bring_back(names)
 
     def ended(self, *, well: bool) -> None:
-        """Leave the files as a run should that has ended; what is written now is not the program's."""
+        """Clean up at the end of the run; later writes are not the program's."""
         self.busy = True
         if self.traces is not None:
             self.traces.ended(well=well)
@@ -265,7 +265,7 @@ def put_back(
     root: str,
     shared: frozenset[str] = frozenset(),
 ) -> None:
-    """Make the files of a checkpoint what they were, but for those that are `shared`.
+    """Restore the files of a checkpoint, except those that are `shared`.
 
     `place` says where one that is to be written lies really; the names start from `root`.
     """

@@ -1,4 +1,4 @@
-"""What stood in each file before the run wrote it, so that a resumed run can start as if nothing had been written.
+"""Files as they were before the run wrote them, so that a resumed run can start from them.
 
 A resumed run sets itself up once more. A program that looks for a checkpoint of its own, creates a
 folder or appends to a log must then find what it found the first time. So the previous content of
@@ -23,7 +23,7 @@ from rearview.store.runs import ABSENT, TRACES, TRACES_FORMAT
 FORMAT = TRACES_FORMAT
 FILE = TRACES
 LIMIT = 64 << 20
-"""Bytes of files kept as they were before the run; larger ones are left as they are."""
+"""Bytes of previous contents that are kept; larger files are not put back."""
 _LARGE = "large"
 _LINK = "link"
 
@@ -43,13 +43,13 @@ class OverwrittenFiles:
     folders: dict[str, None] = field(default_factory=dict)
     read: set[str] = field(default_factory=set)
     shared: set[str] = field(default_factory=set)
-    """Files outside the project that somebody wrote while the run did not."""
+    """Files outside the project that another program has written."""
     kept: int = 0
     """Bytes kept so far."""
 
     @classmethod
     def of(cls, folder: Path, root: str, looping: Callable[[], bool]) -> OverwrittenFiles:
-        """Return the traces of a run, with what an earlier process of it has noted."""
+        """Return the files of a run, with those that an earlier process of it recorded."""
         found = cls(folder, root, looping)
         for line in read_lines(folder / FILE, FORMAT):
             if "folder" in line:
@@ -66,15 +66,15 @@ class OverwrittenFiles:
         return self.folder / "aside"
 
     def made(self, name: str) -> bool:
-        """Return True if the run has made this file."""
+        """Return True if the run created this file."""
         return bool(self.files.get(name, {}).get("was") == ABSENT)
 
     def owns(self, name: str) -> bool:
-        """Return True if what is in this file is the run's alone."""
+        """Return True if only the run has written this file."""
         return self.made(name) or bool(self.files.get(name, {}).get("emptied"))
 
     def absent(self) -> list[str]:
-        """Return the full paths of files and folders that were not there before the run."""
+        """Return the full paths of files and folders that did not exist before the run."""
         names = [*self.folders, *(name for name in self.files if self.made(name))]
         return [os.path.join(self.root, name) for name in names]  # noqa: PTH118
 
@@ -84,11 +84,11 @@ class OverwrittenFiles:
         return path.with_name(f".{path.name}.rearview") if path.is_absolute() else self.aside / path
 
     def emptying(self, relative: str) -> None:
-        """Note what a file is before it is written anew for the first time."""
+        """Record a file before it is truncated for the first time."""
         self.writing(relative, emptied=True)
 
     def writing(self, relative: str, *, emptied: bool = False) -> None:
-        """Note what a file is before it is written for the first time."""
+        """Record a file before it is written for the first time."""
         if relative in self.files or "__pycache__" in relative:
             return
         line: dict[str, Any] = {"format": FORMAT, "path": relative, "loop": self.looping()}
@@ -114,19 +114,19 @@ class OverwrittenFiles:
         append_line(self.folder / FILE, line)
 
     def making(self, relative: str) -> None:
-        """Note that a folder is about to be made."""
+        """Record a folder that is about to be created."""
         if relative not in self.folders and not Path(self.root, relative).exists():
             self.folders[relative] = None
             append_line(self.folder / FILE, {"format": FORMAT, "folder": relative})
 
     def reading(self, relative: str) -> None:
-        """Note that the program reads what it has written."""
+        """Record that the program reads a file that it has written."""
         if relative in self.files and relative not in self.read:
             self.read.add(relative)
             append_line(self.folder / FILE, {"format": FORMAT, "read": relative})
 
     def take_away(self, *, data: bool, lived: float = float("inf")) -> set[str]:
-        """Make the files what the run found.
+        """Put the files into the state that the run found.
 
         A file that was written before the first loop and read again, such as a data set that the
         program fetched for itself, only goes with `data`: to make it anew may take long, and does
@@ -168,7 +168,7 @@ class OverwrittenFiles:
         return not self.files[name]["loop"] and name in self.read
 
     def bring_back(self, relatives: Iterable[str]) -> None:
-        """Put files too large for a checkpoint where they were; the program has come that far."""
+        """Put back files that are too large for a checkpoint: the checkpoint is reached."""
         for relative in relatives:
             home, path = self._home(relative), Path(self.root, relative)
             if home.is_file() or home.is_symlink():

@@ -18,25 +18,25 @@ from rearview.store.files import open_file
 from rearview.store.printed_lines import FILE, FORMAT, encode
 
 SHARE = 0.01
-"""Share of the time that looking at what is printed may take."""
+"""Fraction of the time that recording printed lines may take."""
 COST = 4e-6
-"""Seconds that a kept line takes, generously."""
+"""Seconds assumed per recorded line."""
 FIRST = 2000
-"""Lines that are always looked at."""
+"""Lines that are always recorded."""
 LARGEST = 8 << 20
-"""Bytes kept of a run."""
+"""Bytes recorded per run at most."""
 LONGEST = 2000
-"""Characters kept of a line."""
+"""Characters recorded per line at most."""
 _EACH = 1.0
 """Seconds after which lines are written to the file, when the next one comes."""
 _WORTH = 200
-"""Lines that must fit for it to begin again."""
+"""Lines that must fit before recording resumes."""
 
 Place = Callable[[], tuple[tuple[str, ...], tuple[int, ...]]]
 
 
 class PrintedLines:
-    """The lines of one run, on their way to a file."""
+    """Records the lines that a program prints, and writes them to a file."""
 
     def __init__(self, folder: Path = Path(), place: Place = lambda: ((), ())) -> None:
         self._file = folder / FILE
@@ -50,20 +50,20 @@ class PrintedLines:
         self._parts: dict[int, list[str]] = {1: [], 2: []}
         self._looks = False
         self._spent = False
-        """Nothing is kept any more."""
+        """Whether recording has stopped."""
 
     def install(self) -> None:
-        """Look at what is written to standard output and error from now on."""
+        """Record what is written to standard output and error from now on."""
         watch_streams()
         _Now.printing = self
         self._looks = True
 
     def remove(self) -> None:
-        """Look no more."""
+        """Stop recording."""
         self._looks = False
 
     def take(self, number: int, text: str) -> None:
-        """Keep what was written to a stream, unless it is too much."""
+        """Record what was written to a stream, unless it is too much."""
         if not self._looks:
             return
         parts = self._parts[number]
@@ -76,7 +76,7 @@ class PrintedLines:
                 self._spent = True
 
     def _lines(self, number: int) -> None:
-        """Keep the lines that are complete."""
+        """Record complete lines."""
         parts = self._parts[number]
         *lines, rest = "".join(parts).split("\n")
         parts[:] = [rest[-LONGEST:]] if rest else []
@@ -96,19 +96,19 @@ class PrintedLines:
             self.flush()
 
     def _afford(self, now: float, count: int) -> bool:
-        """Return True if `count` more lines fit into what may be spent by now."""
+        """Return True if there is time for `count` more lines."""
         self._limit = FIRST + int(SHARE * (now - self._begun) / COST)
         return self._used + count <= self._limit
 
     def turn(self) -> None:
-        """Look again, if enough time has passed since it became too much."""
+        """Resume recording if enough time has passed since it became too much."""
         if self._looks or self._spent or self._size > LARGEST:
             return
         if _Now.printing is self and self._afford(perf_counter(), _WORTH):
             self._looks = True
 
     def flush(self) -> None:
-        """Bring what is kept to the file."""
+        """Write the recorded lines to the file."""
         rows, self._rows = self._rows, []
         self._written = perf_counter()
         if not rows or os.getpid() != self._pid:
@@ -125,7 +125,7 @@ class PrintedLines:
             os.close(fd)
 
     def close(self) -> None:
-        """Keep what stands in unfinished lines too, and stop."""
+        """Record unfinished lines too, and stop."""
         if _Now.printing is not self or self._spent:
             return
         self.remove()
@@ -165,7 +165,7 @@ def _write(number: int, text: str) -> int:
 
 
 def watch_streams() -> None:
-    """Let standard output and error write through functions of ours; a replay does so too."""
+    """Patch `write` of standard output and error; a replay does so too."""
     for number, stream, write in ((1, sys.stdout, write_out), (2, sys.stderr, write_err)):
         if hasattr(stream, "__dict__") and "write" not in vars(stream):
             _Now.real[number] = stream.write

@@ -41,7 +41,7 @@ from rearview.runtime.saving.late_copy import (
 from rearview.runtime.saving.staging import Staged
 from rearview.store.checkpoints.checkpoints import OBJECT_FROM
 from rearview.store.checkpoints.manifest import SLICE
-from rearview.store.checkpoints.objects import plain
+from rearview.store.checkpoints.objects import as_bytes
 from rearview.store.files import ALIGN
 
 SAMPLES, SAMPLE = 16, 64
@@ -154,7 +154,7 @@ class Changes:
     def select(self, buffers: Mapping[str, Any]) -> Selection:
         """Sort the buffers of a state into unchanged ones, copies in flight and changed ones."""
         selection = Selection({}, {}, {})
-        views = {key: plain(buffer) for key, buffer in buffers.items()}
+        views = {key: as_bytes(buffer) for key, buffer in buffers.items()}
         watches = self._watch_again(views)
         for key, view in views.items():
             if len(view) >= SMALL:

@@ -32,10 +32,10 @@ from rearview.runtime.saving.policy import (
     Saved,
     SaveDecision,
 )
-from rearview.store.checkpoints.gc import usage
-from rearview.store.files import make_folder
+from rearview.store.files import make_folder, publish
 from rearview.store.machine import cores
-from rearview.store.project import Project, publish
+from rearview.store.maintenance.gc import usage
+from rearview.store.project import Project
 
 CLEANUP_TARGET = 0.8
 """Fraction of the disk budget that a clean-up aims at, so that the next checkpoints fit."""
@@ -141,7 +141,7 @@ class DiskBudget:
         command = [
             "-P",
             "-m",
-            "rearview.store.checkpoints.gc",
+            "rearview.store.maintenance.gc",
             str(self.project.root),
             target,
             self.run,

@@ -39,7 +39,7 @@ class BufferKind(Kind):
 
 
 class FileKind(Kind):
-    """A file: where it stands. Its bytes are the outside world's."""
+    """An open file: its position. Its content is not part of the state."""
 
     name = "file"
 
@@ -48,7 +48,7 @@ class FileKind(Kind):
         return [file_state(o, capturing) for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Seek to the position; cut off or make up what stands behind it in a file being written."""
+        """Seek to the position; truncate a file that is being written there."""
         if content is None:
             obj.close()
         elif content[0] is not None:
@@ -56,7 +56,7 @@ class FileKind(Kind):
 
 
 class RowsKind(Kind):
-    """A writer of CSV: nobody else may hold the file that it writes to."""
+    """A CSV writer, which may hold the only reference to its file."""
 
     name = "rows"
 
@@ -86,7 +86,7 @@ def file_state(file: Any, capturing: Capturing) -> tuple[Any, ...] | None:
             capturing.miss(file, "this file is being compressed while it is written")
             return UNKNOWN_POSITION
         if file.writable():
-            file.flush()  # what lies on disk is kept up to the position
+            file.flush()  # the content on disk is saved up to the position
         position = file.tell()
     except (OSError, ValueError) as exc:
         capturing.miss(file, f"the position in this file is not known ({exc})")
@@ -97,9 +97,9 @@ def file_state(file: Any, capturing: Capturing) -> tuple[Any, ...] | None:
 
 
 def transforms(file: Any) -> bool:
-    """Return True for a file that writes other bytes than it is given, as gzip does.
+    """Return True for a file that transforms what it writes, such as gzip.
 
-    Flushing one changes what it writes, and what it holds back cannot be kept.
+    Flushing it changes what it writes, and its internal buffer cannot be captured.
     """
     while isinstance(file, io.TextIOWrapper):
         file = file.buffer
@@ -110,12 +110,12 @@ def _is_regular(file: Any) -> bool:
     try:
         return stat.S_ISREG(os.fstat(file.fileno()).st_mode)
     except OSError:
-        # A buffer or an archive member: as good as a file as long as it can seek.
+        # a buffer or an archive member counts as a file if it can seek
         return bool(file.seekable())
 
 
 def is_standard(file: object) -> bool:
-    """Return True if it is one of the streams every process has."""
+    """Return True if it is one of the standard streams of the process."""
     return any(
         file is stream or file is getattr(stream, "buffer", None)
         for stream in (
@@ -143,7 +143,7 @@ def seek(file: Any, position: int) -> None:
 
 
 def reopen(state: Sequence[Any]) -> Any:
-    """Return a file that was opened after the walk, open again where it stood."""
+    """Reopen a file that was opened after the walk, at its position."""
     position, path, mode, encoding, errors = state
     if not isinstance(path, (str, bytes)) or mode is None:
         raise StateError(
@@ -163,12 +163,12 @@ def reopen(state: Sequence[Any]) -> Any:
 
 
 def unkept_reason(obj: Any) -> str:
-    """Say why an object cannot be kept."""
+    """Return why an object cannot be captured."""
     return f"the state of a {type(obj).__name__} lies outside this process"
 
 
 class UnkeptKind(Kind):
-    """Something whose state lies outside the process: a socket, a database, a child process."""
+    """An object whose state is outside of the process: a socket, a database, a child process."""
 
     name = "unkept"
 
@@ -180,7 +180,7 @@ class UnkeptKind(Kind):
 
 
 class ArchiveKind(Kind):
-    """A file of HDF5, or what is in it: an input while it is only read, else out of our reach."""
+    """An HDF5 file or an object in it: an input if it is only read, else not captured."""
 
     name = "archive"
 
@@ -194,7 +194,7 @@ class ArchiveKind(Kind):
 
 
 class ThreadKind(Kind):
-    """A thread: one that runs the user's own code may change state at any time."""
+    """A thread, which may change the state at any time if it runs the user's own code."""
 
     name = "thread"
 

@@ -1,8 +1,7 @@
-"""Checkpoints at rest: objects first, manifest last.
+"""Save, list, load and delete the checkpoints of a project.
 
-A checkpoint on its way back into memory, part by part.
-
-Checkpoints at rest: objects first, manifest last.
+A save writes the parts of a checkpoint first and its manifest last, so a checkpoint exists only when all
+of it does.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any
 
 from rearview.errors import DamagedError, StoreError, UsageError
 from rearview.model import Checkpoint, ObjectRef, Part, Snapshot
-from rearview.store.checkpoints.compression import Worth
+from rearview.store.checkpoints.compression import CompressionPolicy
 from rearview.store.checkpoints.manifest import (
     INLINE,
     LazyParts,
@@ -30,33 +29,237 @@ from rearview.store.checkpoints.manifest import (
     tabulate,
     unseal,
 )
-from rearview.store.checkpoints.objects import Ahead, Batch, Objects, digest, plain
-from rearview.store.files import unwritable
-from rearview.store.machine import writing
+from rearview.store.checkpoints.objects import Batch, HashAhead, Objects, as_bytes, digest
+from rearview.store.checkpoints.saves_in_flight import save_in_flight
+from rearview.store.files import write_error
 from rearview.store.project import Project
 
 READERS = 2
-"""Threads that read and check at once: while one waits for the disk the other hashes."""
+"""Threads that load parts: while one waits for the disk, the other hashes."""
+OBJECT_FROM = 1 << 20
+"""Parts of at least this many bytes are objects of their own; smaller ones share a pack."""
+DIRECT_PACK = 64 << 20
+"""Packs of at least this many bytes bypass the page cache."""
+
+_log = logging.getLogger("rearview")
+
+
+class Checkpoints:
+    """The checkpoints of one project. Any number of processes may save and load at once.
+
+    `compression` decides which large parts to compress; without it none are.
+    """
+
+    def __init__(self, project: Project, compression: CompressionPolicy | None = None) -> None:
+        self.project = project
+        self.objects = Objects(project)
+        self.hashing = 0.0
+        """Processor seconds that saves have used to hash."""
+        self._compression = compression
+        self._read_before: dict[str, dict[tuple[str, int], Checkpoint]] = {}
+        """By run, then by name and inode of the manifest."""
+
+    def save(self, snapshot: Snapshot, parts: Iterable[Part]) -> Checkpoint:
+        """Save `parts` as the checkpoint that `snapshot` describes.
+
+        When this returns, the checkpoint survives a power cut. Until then it does not exist, and
+        nothing that existed before has changed. The buffers of `snapshot` are not read: `parts` are
+        the copies of them.
+        """
+        body = ManifestBody(
+            run=snapshot.run,
+            seq=snapshot.seq,
+            point=[(step.loop, step.index, step.value) for step in snapshot.point.steps],
+            edge=snapshot.edge,
+            time=time.time(),
+            complete=snapshot.complete,
+            missing=list(map(str, snapshot.missing)),
+            meta=snapshot.meta,
+        )
+        try:
+            with (
+                save_in_flight(self.project),
+                Batch(self.objects, self._compression) as batch,
+            ):
+                return self._save(batch, body, parts)
+        except OSError as exc:
+            raise write_error(exc, f"Checkpoint {snapshot.id}", self.project.store) from exc
+
+    def of(self, run: str) -> list[Checkpoint]:
+        """Return the checkpoints of `run`, oldest first."""
+        folder = self.project.checkpoints / run
+        try:
+            with os.scandir(folder) as entries:
+                # a manifest that was replaced has the same name and another inode
+                names = sorted(
+                    (entry.name, entry.inode()) for entry in entries if _is_manifest(entry.name)
+                )
+        except FileNotFoundError:
+            return []
+        known = self._read_before.setdefault(run, {})
+        fresh: dict[tuple[str, int], Checkpoint] = {}
+        for name in names:
+            try:
+                checkpoint = known.get(name) or self._read(folder / name[0])
+            except DamagedError as exc:
+                # one damaged checkpoint must not hide the others
+                _log.warning("%s", exc)
+                continue
+            if checkpoint is not None:
+                fresh[name] = checkpoint
+        self._read_before[run] = fresh
+        return sorted(fresh.values(), key=lambda each: each.seq)
+
+    def runs(self) -> list[str]:
+        """Return the runs that have checkpoints."""
+        try:
+            return sorted(entry.name for entry in os.scandir(self.project.checkpoints))
+        except FileNotFoundError:
+            return []
+
+    def get(self, id: str) -> Checkpoint:  # noqa: A002 - the word of the model
+        """Return the checkpoint `id`."""
+        path = self._path(id)
+        checkpoint = self._read(path)
+        if checkpoint is None:
+            last = ", ".join(each.id for each in self.of(id.rpartition("/")[0])[-5:])
+            raise UsageError(
+                f"There is no checkpoint {id!r} in {self.project.store}. "
+                + (f"The last ones of this run are: {last}." if last else "The run has none."),
+                slug="unknown-checkpoint",
+            )
+        return checkpoint
+
+    def table(self, checkpoint: Checkpoint) -> ObjectRef | None:
+        """Return where the table of its parts is, if it is not in the manifest itself."""
+        parts = checkpoint.parts
+        return parts.table if isinstance(parts, LazyParts) else None
+
+    def load(self, checkpoint: Checkpoint) -> LoadedCheckpoint:
+        """Return the parts of `checkpoint`; each is read on access."""
+        return LoadedCheckpoint(self.objects, checkpoint)
+
+    def delete(self, id: str) -> None:  # noqa: A002 - the word of the model
+        """Remove the checkpoint `id`; the next garbage collection frees what only it used."""
+        self._path(id).unlink(missing_ok=True)
+
+    def _save(self, batch: Batch, body: ManifestBody, parts: Iterable[Part]) -> Checkpoint:
+        refs: dict[str, ObjectRef] = {}
+        small: list[tuple[str, str, memoryview]] = []
+        touched: set[str] = set()
+        for part, view, ref in self._hashed(parts):
+            if part.same_as is not None:
+                refs[part.key] = self._reuse(part.same_as, touched)
+            elif ref is not None:
+                refs[part.key] = batch.put(view, ref, part.key)
+            else:
+                small.append((part.key, digest(view), view))
+        body.shrunk = batch.shrunk
+        body.count = len(refs) + len(small)
+        if small or len(refs) > INLINE:
+            self._pack(batch, body, refs, small)
+        else:
+            body.parts = tabulate(refs)
+            body.nbytes = sum(ref.nbytes for ref in refs.values())
+        body.stored = batch.stored
+        manifest = seal(encode(body))
+        # last in the batch, so that it gets its name last
+        with batch.sink(self._path(f"{body.run}/{body.seq}"), size=0) as sink:
+            sink.write(memoryview(manifest))
+        batch.commit()
+        return replace(checkpoint_of(body, self.objects.get), parts=refs)
+
+    def _pack(
+        self,
+        batch: Batch,
+        body: ManifestBody,
+        refs: dict[str, ObjectRef],
+        small: list[tuple[str, str, memoryview]],
+    ) -> None:
+        name = f"{body.run}/{body.seq:08d}-{os.urandom(4).hex()}"
+        size = sum(len(view) for _, _, view in small)
+        # through the page cache, the kernel copies small parts without the interpreter lock
+        direct = size if size >= DIRECT_PACK else 0
+        with batch.sink(self.objects.pack_path(name), size=direct) as sink:
+            pack = PackWriter(name, sink)
+            for key, oid, view in small:
+                refs[key] = pack.add(oid, view)
+            body.nbytes = sum(ref.nbytes for ref in refs.values())
+            if len(refs) > INLINE:
+                table = encode(tabulate(refs))
+                ref = pack.add(digest(table), memoryview(table))
+                body.table = (ref.oid, ref.nbytes, name, ref.offset)
+            else:
+                body.parts = tabulate(refs)
+            body.stored = batch.stored + sink.position
+            pack.close(encode(body))
+
+    def _reuse(self, ref: ObjectRef, touched: set[str]) -> ObjectRef:
+        """Return `ref` with its file marked as in use; raise if the file is gone."""
+        file = ref.pack or ref.oid
+        if file not in touched:
+            if not self.objects.touch(ref):
+                raise StoreError(
+                    f"Object {ref.oid[:12]}, which this checkpoint shares with an earlier one, was "
+                    f"removed from {self.project.store} during the save. The next checkpoint stores "
+                    "it again.",
+                    slug="object-missing",
+                )
+            touched.add(file)
+        return ref
+
+    def _hashed(self, parts: Iterable[Part]) -> Iterator[tuple[Part, memoryview, ObjectRef | None]]:
+        """Yield each part with its bytes; large ones with their reference, hashed ahead on a thread."""
+        listed = [(part, _view(part)) for part in parts]
+        large = [view for _, view in listed if len(view) >= OBJECT_FROM]
+        with HashAhead(large) as ahead:
+            for part, view in listed:
+                yield part, view, ahead.next() if len(view) >= OBJECT_FROM else None
+        self.hashing += ahead.cpu
+
+    def _path(self, id: str) -> Path:  # noqa: A002 - the word of the model
+        run, _, seq = id.rpartition("/")
+        if not run or not seq.isdecimal() or run.startswith((".", "/")):
+            raise UsageError(
+                f"{id!r} does not name a checkpoint. A checkpoint is <run>/<number>; "
+                "`rearview show <run>` lists them.",
+                slug="unknown-checkpoint",
+            )
+        return self.project.checkpoints / run / f"{int(seq):08d}.json"
+
+    def _read(self, path: Path) -> Checkpoint | None:
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as exc:
+            raise StoreError(
+                f"The manifest {path} cannot be read: {exc.strerror or exc}. Make the store "
+                "readable.",
+                slug="store-unreadable",
+            ) from exc
+        name = f"{path.parent.name}/{path.stem.lstrip('0') or 0}"
+        return check_owner(path, checkpoint_of(unseal(data, name), self.objects.get))
 
 
 class LoadedCheckpoint(Mapping[str, memoryview]):
-    """The parts of one checkpoint. Each is read, and checked against its hash, when asked for."""
+    """The parts of one checkpoint, each read and checked against its hash on access."""
 
     def __init__(self, objects: Objects, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
         self._objects = objects
 
     def __getitem__(self, key: str) -> memoryview:
-        """Return the bytes of part `key`, in memory of its own."""
+        """Return the bytes of part `key`, in new memory."""
         return memoryview(self._objects.get(self._ref(key)))
 
     def read_into(self, key: str, buffer: Any) -> None:
-        """Fill `buffer` with part `key`; nothing else is copied."""
+        """Fill `buffer` with part `key`, without another copy."""
         self._objects.read_into(self._ref(key), buffer)
 
     def fill(self, buffers: Mapping[str, Any]) -> None:
-        """Fill each buffer with the part of its key, several at once."""
-        # largest first, so that the threads end together
+        """Fill each buffer with the part of its key, on several threads."""
+        # largest first, so that the threads end at the same time
         work = sorted(buffers, key=lambda key: -self._ref(key).nbytes)
         if len(work) < 2:
             for key in work:
@@ -67,7 +270,7 @@ class LoadedCheckpoint(Mapping[str, memoryview]):
                 pass
 
     def prefetch(self) -> None:
-        """Ask the system to bring the files into memory while set-up code still runs."""
+        """Ask the kernel to read the files into memory, while the program still sets up."""
         for path in {self._objects.file(ref) for ref in self.checkpoint.parts.values()}:
             try:
                 fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -99,212 +302,8 @@ class LoadedCheckpoint(Mapping[str, memoryview]):
             ) from exc
 
 
-OBJECT_FROM = 1 << 20
-"""Parts of at least this many bytes are objects of their own; smaller ones share a pack."""
-
-
-DIRECT_PACK = 64 << 20
-"""Packs of at least this many bytes are written past the page cache."""
-
-_log = logging.getLogger("rearview")
-
-
-class Checkpoints:
-    """The checkpoints of one project. Any number of processes may save and load at once.
-
-    `worth` tells which large parts to compress; without it none are.
-    """
-
-    def __init__(self, project: Project, worth: Worth | None = None) -> None:
-        self.project = project
-        self.objects = Objects(project)
-        self.hashing = 0.0
-        """Processor seconds that hashing beside a save has used."""
-        self._worth = worth
-        self._known: dict[str, dict[tuple[str, int], Checkpoint]] = {}
-
-    def save(self, snapshot: Snapshot, parts: Iterable[Part]) -> Checkpoint:
-        """Save `parts` as the checkpoint that `snapshot` describes.
-
-        When this returns, the checkpoint survives a power cut. Until then it does not exist, and
-        nothing that existed before has changed. The buffers of `snapshot` are not read: `parts` are
-        the copies of them.
-        """
-        body = ManifestBody(
-            run=snapshot.run,
-            seq=snapshot.seq,
-            point=[(step.loop, step.index, step.value) for step in snapshot.point.steps],
-            edge=snapshot.edge,
-            time=time.time(),
-            complete=snapshot.complete,
-            missing=list(map(str, snapshot.missing)),
-            meta=snapshot.meta,
-        )
-        try:
-            with writing(self.project), Batch(self.objects, self._worth) as batch:
-                return self._save(batch, body, parts)
-        except OSError as exc:
-            raise unwritable(exc, f"Checkpoint {snapshot.id}", self.project.store) from exc
-
-    def of(self, run: str) -> list[Checkpoint]:
-        """Return the checkpoints of `run`, oldest first."""
-        folder = self.project.checkpoints / run
-        try:
-            with os.scandir(folder) as found:
-                # a manifest that was replaced has the same name and another inode
-                names = sorted(
-                    (entry.name, entry.inode()) for entry in found if _is_manifest(entry.name)
-                )
-        except FileNotFoundError:
-            return []
-        known = self._known.setdefault(run, {})
-        fresh: dict[tuple[str, int], Checkpoint] = {}
-        for name in names:
-            try:
-                checkpoint = known.get(name) or self._read(folder / name[0])
-            except DamagedError as exc:
-                # one damaged checkpoint must not hide the others
-                _log.warning("%s", exc)
-                continue
-            if checkpoint is not None:
-                fresh[name] = checkpoint
-        self._known[run] = fresh
-        return sorted(fresh.values(), key=lambda each: each.seq)
-
-    def runs(self) -> list[str]:
-        """Return the runs that have checkpoints."""
-        try:
-            return sorted(entry.name for entry in os.scandir(self.project.checkpoints))
-        except FileNotFoundError:
-            return []
-
-    def get(self, id: str) -> Checkpoint:  # noqa: A002 - the word of the model
-        """Return the checkpoint `id`."""
-        path = self._path(id)
-        found = self._read(path)
-        if found is None:
-            known = ", ".join(checkpoint.id for checkpoint in self.of(id.rpartition("/")[0])[-5:])
-            raise UsageError(
-                f"There is no checkpoint {id!r} in {self.project.store}. "
-                + (f"The last ones of this run are: {known}." if known else "The run has none."),
-                slug="unknown-checkpoint",
-            )
-        return found
-
-    def table(self, checkpoint: Checkpoint) -> ObjectRef | None:
-        """Return where the list of its parts is, when that is not in the manifest itself."""
-        parts = checkpoint.parts
-        return parts.table if isinstance(parts, LazyParts) else None
-
-    def load(self, checkpoint: Checkpoint) -> LoadedCheckpoint:
-        """Return the bytes of `checkpoint`, read part by part as they are asked for."""
-        return LoadedCheckpoint(self.objects, checkpoint)
-
-    def delete(self, id: str) -> None:  # noqa: A002 - the word of the model
-        """Remove the checkpoint `id`; what only it used is freed by the next sweep."""
-        self._path(id).unlink(missing_ok=True)
-
-    def _save(self, batch: Batch, body: ManifestBody, parts: Iterable[Part]) -> Checkpoint:
-        refs: dict[str, ObjectRef] = {}
-        small: list[tuple[str, str, memoryview]] = []
-        alive: set[str] = set()
-        for part, view, ref in self._hashed(parts):
-            if part.same_as is not None:
-                refs[part.key] = self._reuse(part.same_as, alive)
-            elif ref is not None:
-                refs[part.key] = batch.put(view, ref, part.key)
-            else:
-                small.append((part.key, digest(view), view))
-        body.shrunk = batch.shrunk
-        body.count = len(refs) + len(small)
-        if small or len(refs) > INLINE:
-            self._pack(batch, body, refs, small)
-        else:
-            body.parts = tabulate(refs)
-            body.nbytes = sum(ref.nbytes for ref in refs.values())
-        body.stored = batch.stored
-        manifest = seal(encode(body))
-        # last in the batch, so that it is named last; synced with the rest, once
-        with batch.sink(self._path(f"{body.run}/{body.seq}"), size=0) as sink:
-            sink.write(memoryview(manifest))
-        batch.commit()
-        return replace(checkpoint_of(body, self.objects.get), parts=refs)
-
-    def _pack(
-        self,
-        batch: Batch,
-        body: ManifestBody,
-        refs: dict[str, ObjectRef],
-        small: list[tuple[str, str, memoryview]],
-    ) -> None:
-        name = f"{body.run}/{body.seq:08d}-{os.urandom(4).hex()}"
-        size = sum(len(view) for _, _, view in small)
-        # the system copies what is small into its cache without the interpreter lock
-        direct = size if size >= DIRECT_PACK else 0
-        with batch.sink(self.objects.pack_path(name), size=direct) as sink:
-            pack = PackWriter(name, sink)
-            for key, oid, view in small:
-                refs[key] = pack.add(oid, view)
-            body.nbytes = sum(ref.nbytes for ref in refs.values())
-            if len(refs) > INLINE:
-                table = encode(tabulate(refs))
-                ref = pack.add(digest(table), memoryview(table))
-                body.table = (ref.oid, ref.nbytes, name, ref.offset)
-            else:
-                body.parts = tabulate(refs)
-            body.stored = batch.stored + sink.position
-            pack.close(encode(body))
-
-    def _reuse(self, ref: ObjectRef, alive: set[str]) -> ObjectRef:
-        """Return `ref` if what it names is still there, marked as in use."""
-        file = ref.pack or ref.oid
-        if file not in alive:
-            if not self.objects.touch(ref):
-                raise StoreError(
-                    f"Object {ref.oid[:12]}, which this checkpoint shares with an earlier one, was "
-                    f"removed from {self.project.store} meanwhile. The next checkpoint stores it "
-                    "again.",
-                    slug="object-missing",
-                )
-            alive.add(file)
-        return ref
-
-    def _hashed(self, parts: Iterable[Part]) -> Iterator[tuple[Part, memoryview, ObjectRef | None]]:
-        """Yield each part with its bytes; large ones with a reference, found ahead of their writing."""
-        listed = [(part, _view(part)) for part in parts]
-        large = [view for _, view in listed if len(view) >= OBJECT_FROM]
-        with Ahead(large) as ahead:
-            for part, view in listed:
-                yield part, view, ahead.next() if len(view) >= OBJECT_FROM else None
-        self.hashing += ahead.cpu
-
-    def _path(self, id: str) -> Path:  # noqa: A002 - the word of the model
-        run, _, seq = id.rpartition("/")
-        if not run or not seq.isdecimal() or run.startswith((".", "/")):
-            raise UsageError(
-                f"{id!r} does not name a checkpoint. A checkpoint is <run>/<number>; "
-                "`rearview show <run>` lists them.",
-                slug="unknown-checkpoint",
-            )
-        return self.project.checkpoints / run / f"{int(seq):08d}.json"
-
-    def _read(self, path: Path) -> Checkpoint | None:
-        try:
-            data = path.read_bytes()
-        except FileNotFoundError:
-            return None
-        except OSError as exc:
-            raise StoreError(
-                f"The manifest {path} cannot be read: {exc.strerror or exc}. Make the store "
-                "readable.",
-                slug="store-unreadable",
-            ) from exc
-        name = f"{path.parent.name}/{path.stem.lstrip('0') or 0}"
-        return is_of(path, checkpoint_of(unseal(data, name), self.objects.get))
-
-
-def is_of(path: Path, checkpoint: Checkpoint) -> Checkpoint:
-    """Return a checkpoint that was read from `path`, unless it belongs elsewhere."""
+def check_owner(path: Path, checkpoint: Checkpoint) -> Checkpoint:
+    """Return the checkpoint that was read from `path`; raise if the manifest is another's."""
     run, name = path.parent.name, path.stem
     if checkpoint.run == run and f"{checkpoint.seq:08d}" == name:
         return checkpoint
@@ -318,7 +317,7 @@ def is_of(path: Path, checkpoint: Checkpoint) -> Checkpoint:
 def _view(part: Part) -> memoryview:
     if part.same_as is not None:
         return memoryview(b"")
-    return plain(part.data)
+    return as_bytes(part.data)
 
 
 def _is_manifest(name: str) -> bool:

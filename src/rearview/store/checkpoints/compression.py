@@ -1,17 +1,14 @@
-"""Whether compressing an object pays: told by a sample of it, and by the disk as it was of late.
-
-Objects kept compressed: how they stand on disk.
+"""The zstd format of compressed objects, and the policy that decides when compressing pays.
 
 ::
 
-    0x184D2A50, 16                a zstd frame that readers skip, of 16 bytes (two u32):
-    RVZSTD01                      what this is, with the number of the form
+    0x184D2A50, 16                header of a zstd frame that readers skip, of 16 bytes (two u32):
+    RVZSTD01                      magic, with the number of the format
     bytes of the content          u64
     a zstd frame                  the content; its window is at most 1 MB
 
-All little endian; `zstd -dc` reads it. Its name is the hash of the content, as that of a plain one.
-
-Whether compressing an object pays: told by a sample of it, and by the disk as it was of late.
+All numbers are little endian; `zstd -dc` reads the file. An object is named by the hash of its content,
+compressed or not. The policy decides from a sample of the object and the recent speed of the disk.
 """
 
 from __future__ import annotations
@@ -30,19 +27,32 @@ from rearview.errors import StoreError
 _HEAD = struct.Struct("<II8sQ")
 _KIND = (0x184D2A50, 16, b"RVZSTD01")
 MARK = _HEAD.pack(*_KIND, 0)[:-8]
-"""How a compressed object begins, and no other: plain content that does is compressed, too."""
+"""First bytes of every compressed object; plain content that begins so is compressed as well."""
 LEVEL = 1
-"""The fastest of the ordinary levels: training runs on the same processor."""
-WINDOW = 20
-"""Bits of the window: the memory that a reader needs, whatever the file says."""
-PIECE = 1 << 20
-"""Bytes that are compressed, or read, at once."""
-STEP = 128 << 10
-"""Bytes of content that come back at once."""
+"""Fastest of the ordinary levels: training runs on the same processor."""
+WINDOW_BITS = 20
+"""Bits of the window, which bounds the memory of a reader, whatever the file says."""
+INPUT_CHUNK = 1 << 20
+"""Bytes compressed, or read from the file, at once."""
+OUTPUT_CHUNK = 128 << 10
+"""Bytes of content decompressed at once."""
+SMALL_ENOUGH = 0.5
+"""Objects that compress to this share of their size or less are compressed to save space."""
+TOO_LARGE = 0.7
+"""Objects that compress to more than this share are never compressed: trained weights and moments (0.92
+to 0.96, in bfloat16 0.78) would cost processor time and save next to nothing."""
+SAMPLE_PLACES = 16
+"""Places of an object that are sampled: it may be filled from one end."""
+SAMPLE_BYTES = 1 << 10
+"""Bytes from each place."""
+LEAST_TIMED_WRITE = 8 << 20
+"""Writes of fewer bytes measure the time of a sync, not the speed of the disk."""
+FIRST_PAUSE, LONGEST_PAUSE = 16, 1024
+"""Saves for which a buffer that does not compress is not sampled again: at first, and at most."""
 
 
-def library() -> ModuleType:
-    """Return Python's own zstd, or the same from elsewhere for a Python that has none."""
+def zstd_library() -> ModuleType:
+    """Return Python's own zstd module, or its backport before Python 3.14."""
     try:
         if sys.version_info >= (3, 14):
             from compression import zstd
@@ -54,66 +64,70 @@ def library() -> ModuleType:
             f"{exc}. Install Rearview with what it needs: `pip install rearview`.",
             slug="zstd-missing",
         ) from exc
-    found: ModuleType = zstd
-    return found
+    module: ModuleType = zstd
+    return module
 
 
 def compressor() -> Any:
-    """Return what compresses as objects are compressed."""
-    zstd = library()
+    """Return a zstd compressor with the parameters of objects."""
+    zstd = zstd_library()
     kind = zstd.CompressionParameter
-    return zstd.ZstdCompressor(options={kind.compression_level: LEVEL, kind.window_log: WINDOW})
+    return zstd.ZstdCompressor(
+        options={kind.compression_level: LEVEL, kind.window_log: WINDOW_BITS}
+    )
 
 
-class Bulky(Exception):  # noqa: N818 - nothing went wrong
-    """Compressed, an object is hardly smaller."""
+class IncompressibleError(Exception):
+    """An object is hardly smaller when compressed."""
 
 
-def shrink(view: memoryview, most: float) -> Iterator[memoryview]:
-    """Yield the file of an object that holds `view`, piece by piece, up to about `most` bytes.
+def compress(view: memoryview, most: float) -> Iterator[memoryview]:
+    """Yield the bytes of the file of a compressed object, up to about `most` bytes.
 
-    Raise `Bulky` if that is not enough. Compressing holds no interpreter lock.
+    Raise `IncompressibleError` beyond that. Compressing does not hold the interpreter lock.
     """
     yield memoryview(_HEAD.pack(*_KIND, len(view)))
     encoder, done = compressor(), 0
-    for at in range(0, len(view), PIECE):
-        piece = encoder.compress(view[at : at + PIECE])
+    for at in range(0, len(view), INPUT_CHUNK):
+        piece = encoder.compress(view[at : at + INPUT_CHUNK])
         done += len(piece)
         if done > most:
-            raise Bulky
+            raise IncompressibleError
         yield memoryview(piece)
     yield memoryview(encoder.flush())
 
 
-def held(fd: int) -> int | None:
-    """Return the bytes of content that a compressed object says it holds; None for a plain one."""
+def content_size(fd: int) -> int | None:
+    """Return the bytes of content that the header of a compressed object states; None for a plain one."""
     head = os.pread(fd, _HEAD.size, 0)
     if not head.startswith(MARK):
         return None
     if len(head) < _HEAD.size:
-        raise OSError(0, "the file ends within its head")
+        raise OSError(0, "the file ends within its header")
     return int(_HEAD.unpack(head)[3])
 
 
-def grow(fd: int, nbytes: int) -> Iterator[bytes]:
-    """Yield the `nbytes` of content of a compressed object in order; OSError if they are others.
+def decompress(fd: int, nbytes: int) -> Iterator[bytes]:
+    """Yield the content of a compressed object; raise OSError if it is not `nbytes` long.
 
-    However much the file would grow to, no more than that comes, and little memory is used.
+    Stops at `nbytes`, however much the file would expand to, and uses little memory.
     """
-    zstd = library()
-    decoder = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: WINDOW})
+    zstd = zstd_library()
+    decoder = zstd.ZstdDecompressor(
+        options={zstd.DecompressionParameter.window_log_max: WINDOW_BITS}
+    )
     at, left = _HEAD.size, nbytes
     while not decoder.eof:
         data = b""
         if decoder.needs_input:
-            data = os.pread(fd, PIECE, at)
+            data = os.pread(fd, INPUT_CHUNK, at)
             at += len(data)
             if not data:
                 raise OSError(
                     0, f"the file ends after {nbytes - left} of {nbytes} bytes of content"
                 )
         try:
-            piece: bytes = decoder.decompress(data, min(STEP, left + 1))
+            piece: bytes = decoder.decompress(data, min(OUTPUT_CHUNK, left + 1))
         except zstd.ZstdError as exc:
             raise OSError(0, str(exc)) from exc
         left -= len(piece)
@@ -123,46 +137,30 @@ def grow(fd: int, nbytes: int) -> Iterator[bytes]:
     if left:
         raise OSError(0, f"it holds {nbytes - left} of {nbytes} bytes of content")
     if decoder.unused_data or os.pread(fd, 1, at):
-        raise OSError(0, "it goes on after the end of its content")
-
-
-SPACE = 0.5
-"""What shrinks to this share of itself is compressed for the space alone."""
-NOTICEABLE = 0.7
-"""What stays above this share is never compressed: trained weights and moments (0.92 to 0.96, in
-bfloat16 0.78) cost processor time that training wants, and give next to nothing back."""
-PLACES = 16
-"""Places of an object that are sampled: it may be filled from one end."""
-SAMPLE = 1 << 10
-"""Bytes from each place."""
-TELLING = 8 << 20
-"""Writes of fewer bytes tell how long a sync takes, not how fast the disk is."""
-FIRST, LONGEST = 16, 1024
-"""How often a buffer that does not shrink is passed over before it is sampled again: at first, and
-after it was found so time and again."""
+        raise OSError(0, "there are more bytes after the end of its content")
 
 
 @dataclass(frozen=True, slots=True)
 class CompressionSample:
-    """What compressing some of an object came to."""
+    """Result of compressing a sample of an object."""
 
     nbytes: int
-    shrunk: int
-    """Bytes that were left of them."""
+    compressed: int
+    """Bytes after compressing."""
     seconds: float
-    """Processor seconds that it took."""
+    """Processor seconds."""
 
     @property
     def share(self) -> float:
-        """What is left of each byte."""
-        return self.shrunk / self.nbytes
+        """Compressed bytes per byte."""
+        return self.compressed / self.nbytes
 
 
 @dataclass(frozen=True, slots=True)
-class Disk:
-    """How fast the disk of the store took what was written to it.
+class DiskSpeed:
+    """Recent speed of the disk of the store.
 
-    >>> Disk().after(100, 1.0).after(300, 1.0).speed
+    >>> DiskSpeed().after(100, 1.0).after(300, 1.0).speed
     233.33333333333334
     """
 
@@ -171,32 +169,32 @@ class Disk:
 
     @property
     def speed(self) -> float | None:
-        """Bytes a second; None before anything was written."""
+        """Bytes per second; None before anything was written."""
         return self.nbytes / self.seconds if self.seconds else None
 
-    def after(self, nbytes: int, seconds: float) -> Disk:
-        """Return what is known after one more write; each earlier one counts half as much."""
-        return Disk(self.nbytes / 2 + nbytes, self.seconds / 2 + seconds)
+    def after(self, nbytes: int, seconds: float) -> DiskSpeed:
+        """Return the speed after one more write; all earlier ones together count half."""
+        return DiskSpeed(self.nbytes / 2 + nbytes, self.seconds / 2 + seconds)
 
 
-def pays(sample: CompressionSample, disk: Disk) -> bool:
-    """Say whether an object like `sample` is to be compressed.
+def compression_pays(sample: CompressionSample, disk: DiskSpeed) -> bool:
+    """Return True if an object like `sample` should be compressed.
 
-    Zeros are, for their space; dense floats are not, however slow the disk; what lies between is
-    where compressing it and writing less is the faster way.
+    Zeros are compressed to save space; dense floats never are, however slow the disk; in between, an
+    object is compressed if compressing and writing less is faster than writing it plain.
 
-    >>> fast, slow = Disk(2e9, 1.0), Disk(5e7, 1.0)
+    >>> fast, slow = DiskSpeed(2e9, 1.0), DiskSpeed(5e7, 1.0)
     >>> zeros, floats, half = CompressionSample(100, 1, 1e-7), CompressionSample(100, 92, 2e-7), CompressionSample(100, 60, 2e-7)
-    >>> [pays(zeros, fast), pays(floats, fast), pays(half, fast)]
+    >>> [compression_pays(zeros, fast), compression_pays(floats, fast), compression_pays(half, fast)]
     [True, False, False]
-    >>> [pays(zeros, slow), pays(floats, slow), pays(half, slow)]
+    >>> [compression_pays(zeros, slow), compression_pays(floats, slow), compression_pays(half, slow)]
     [True, False, True]
     """
-    if sample.share <= SPACE:
+    if sample.share <= SMALL_ENOUGH:
         return True
-    if sample.share > NOTICEABLE or disk.speed is None:
+    if sample.share > TOO_LARGE or disk.speed is None:
         return False
-    return sample.seconds + sample.shrunk / disk.speed < sample.nbytes / disk.speed
+    return sample.seconds + sample.compressed / disk.speed < sample.nbytes / disk.speed
 
 
 @dataclass(slots=True)
@@ -205,59 +203,60 @@ class _Pause:
     left: int
 
 
-class Worth:
-    """What one process has learnt of its buffers and its disk. Used by one thread at a time."""
+class CompressionPolicy:
+    """Decides which buffers of one process to compress. Used by one thread at a time."""
 
     def __init__(self) -> None:
-        self.disk = Disk()
+        self.disk = DiskSpeed()
         self._compressor: Any = compressor()
         self._pauses: dict[str, _Pause] = {}
 
     @classmethod
     def of(cls, compress: str) -> Self | None:
-        """Return it for the setting of that name; None if nothing is to be compressed.
+        """Return the policy of the setting `compress`; None if nothing is to be compressed.
 
-        So too where the library is not installed: a run is recorded all the same.
+        Also None if zstd is not installed: the run is recorded without it.
         """
         try:
             return None if compress == "never" else cls()
         except StoreError:
             return None
 
-    def share(self, key: str, view: memoryview) -> float | None:
-        """Return to what share of it `view` will shrink, if compressing pays; else None.
+    def predicted_share(self, key: str, view: memoryview) -> float | None:
+        """Return to which share of its size `view` will compress, if compressing pays; else None.
 
-        `key` is the name of the buffer: one that did not shrink is mostly passed over.
+        `key` names the buffer: one that did not compress before is mostly not sampled again.
         """
         pause = self._pauses.get(key)
         if pause is not None and pause.left:
             pause.left -= 1
             return None
         sample = self.sample(view)
-        if pays(sample, self.disk):
+        if compression_pays(sample, self.disk):
             self._pauses.pop(key, None)
             return sample.share
-        self.refuse(key)
+        self.note_incompressible(key)
         return None
 
-    def refuse(self, key: str) -> None:
-        """Take note that the buffer does not shrink."""
-        known = self._pauses.get(key)
-        length = FIRST if known is None else min(2 * known.length, LONGEST)
+    def note_incompressible(self, key: str) -> None:
+        """Do not sample the buffer again for some saves: it does not compress."""
+        pause = self._pauses.get(key)
+        length = FIRST_PAUSE if pause is None else min(2 * pause.length, LONGEST_PAUSE)
         self._pauses[key] = _Pause(length, length)
 
-    def wrote(self, nbytes: int, seconds: float) -> None:
-        """Take note of a write, from its first byte until it was on the device."""
-        if nbytes >= TELLING:
+    def note_write(self, nbytes: int, seconds: float) -> None:
+        """Learn the speed of the disk from a write, from its first byte until it was on the device."""
+        if nbytes >= LEAST_TIMED_WRITE:
             self.disk = self.disk.after(nbytes, seconds)
 
     def sample(self, view: memoryview) -> CompressionSample:
-        """Return what compressing a little of `view` comes to."""
-        piece = min(SAMPLE, len(view) // PLACES)
+        """Compress a sample of `view` and return the result."""
+        piece = min(SAMPLE_BYTES, len(view) // SAMPLE_PLACES)
         last = len(view) - piece
         began = time.thread_time()
         some = b"".join(
-            view[at : at + piece] for at in (last * k // (PLACES - 1) for k in range(PLACES))
+            view[at : at + piece]
+            for at in (last * k // (SAMPLE_PLACES - 1) for k in range(SAMPLE_PLACES))
         )
-        shrunk = self._compressor.compress(some, self._compressor.FLUSH_FRAME)
-        return CompressionSample(len(some), len(shrunk), time.thread_time() - began)
+        compressed = self._compressor.compress(some, self._compressor.FLUSH_FRAME)
+        return CompressionSample(len(some), len(compressed), time.thread_time() - began)

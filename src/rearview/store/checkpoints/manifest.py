@@ -1,22 +1,18 @@
-"""Small parts of one checkpoint in one file, so that 10^5 checkpoints do not make 10^7 files.
+"""The formats of a checkpoint on disk: its manifest, and the pack of its small parts.
 
-The text of a manifest: one JSON document that says what a checkpoint is and where its parts are.
+A manifest is one JSON document, `{"format": 1, "check": …, "body": {…}}`; `check` is the hash of the body's
+bytes. A checkpoint of many parts has their table in its pack and names it in the body, so that listing ten
+thousand checkpoints reads ten thousand small files.
 
-Format 1 is `{"format": 1, "check": …, "body": {…}}`; `check` is the hash of the body's bytes. A
-checkpoint of many parts keeps their table in its pack and names it in the body, so that listing
-ten thousand checkpoints reads ten thousand small files.
-
-Small parts of one checkpoint in one file, so that 10^5 checkpoints do not make 10^7 files.
-
-::
+A pack holds the small parts of one checkpoint, so that 10^5 checkpoints do not make 10^7 files::
 
     RVPACK01                      8 bytes
     slice, slice, …               each at a multiple of 64, so that any dtype can be mapped
-    body                          a copy of the manifest, from which it can be rebuilt
+    body                          a copy of the manifest's body, from which it can be rebuilt
     footer                        offset and length of the body (two u64, little endian), its
                                   BLAKE3 hash, RVPACKED
 
-Slices carry no header: the manifest says what stands where and under which hash.
+Slices have no header: the manifest says where each is and which hash it has.
 """
 
 from __future__ import annotations
@@ -26,26 +22,33 @@ import re
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from blake3 import blake3
 
 from rearview.errors import DamagedError, StoreError
-from rearview.model import Checkpoint, Edge, MissingPart, ObjectRef, Point, Step
+from rearview.model import Checkpoint, CheckpointMeta, Edge, MissingPart, ObjectRef, Point, Step
 from rearview.store.checkpoints.objects import digest
 from rearview.store.files import Sink
 
 FORMAT = 1
 INLINE = 32
-"""Up to so many parts stand in the manifest itself."""
+"""Most parts that are listed in the manifest itself; more are listed in the pack."""
+PACK_MAGIC = b"RVPACK01"
+PACK_END = b"RVPACKED"
+SLICE = 64
+"""Alignment of slices in bytes: a cache line, and more than any dtype needs."""
+GATHER = 1 << 20
+"""Bytes of slices that are written at once."""
+_ZEROS = bytes(SLICE)
+_FOOTER = struct.Struct("<QQ32s8s")
 
 _OID = re.compile("[0-9a-f]{64}")
 _PACK = re.compile(r"[^/\0]+/[^/\0]+")
 _LARGEST = 1 << 62
 
 Row = tuple[str, str, int, int | None, int]
-"""key, oid, bytes, number of the pack in the table's list, offset"""
+"""Key, oid, bytes, index of the pack in `packs` (None: an object of its own), offset."""
 
 
 class PartTable(msgspec.Struct, omit_defaults=True):
@@ -54,11 +57,11 @@ class PartTable(msgspec.Struct, omit_defaults=True):
     packs: list[str]
     rows: list[Row]
     sums: dict[str, str] = {}
-    """By oid, for objects of their own."""
+    """XXH3-128 sums by oid, of objects of their own."""
 
 
 class ManifestBody(msgspec.Struct, omit_defaults=True):
-    """What a manifest says."""
+    """The content of a manifest."""
 
     run: str
     seq: int
@@ -69,12 +72,12 @@ class ManifestBody(msgspec.Struct, omit_defaults=True):
     count: int = 0
     complete: bool = True
     missing: list[str] = []
-    meta: dict[str, Any] = {}
+    meta: CheckpointMeta = CheckpointMeta()
     stored: int = 0
     shrunk: int = 0
     parts: PartTable | None = None
     table: tuple[str, int, str, int] | None = None
-    """oid, bytes, pack and offset of the table, when it is not inline."""
+    """Oid, bytes, pack and offset of the table of parts, if it is not inline."""
 
 
 class _File(msgspec.Struct):
@@ -84,17 +87,17 @@ class _File(msgspec.Struct):
 
 
 def encode(what: ManifestBody | PartTable) -> bytes:
-    """Return the bytes of a body or a table."""
+    """Return a body or a table as JSON."""
     return msgspec.json.encode(what)
 
 
 def seal(body: bytes) -> bytes:
-    """Return the bytes of the manifest file around `body`."""
+    """Return the bytes of the manifest file with this body."""
     return msgspec.json.encode(_File(FORMAT, digest(body), msgspec.Raw(body)))
 
 
 def unseal(data: bytes, name: str) -> ManifestBody:
-    """Return what the manifest file says, checked; `name` is for the error."""
+    """Return the checked body of a manifest file; `name` names the checkpoint in errors."""
     try:
         file = msgspec.json.decode(data, type=_File)
         if file.format > FORMAT:
@@ -105,9 +108,9 @@ def unseal(data: bytes, name: str) -> ManifestBody:
             )
         body = bytes(file.body)
         if digest(body) == file.check:
-            found = msgspec.json.decode(body, type=ManifestBody)
-            _check_places(found)
-            return found
+            decoded = msgspec.json.decode(body, type=ManifestBody)
+            _check_places(decoded)
+            return decoded
         why = "its checksum does not match"
     except (msgspec.MsgspecError, ValueError) as exc:
         why = str(exc)
@@ -119,7 +122,7 @@ def unseal(data: bytes, name: str) -> ManifestBody:
 
 
 def _check_places(body: ManifestBody) -> None:
-    """Refuse a body that names files outside of the store, or places outside of a file."""
+    """Raise if a body names files outside the store, or offsets outside a file."""
     if body.table is not None:
         oid, nbytes, pack, offset = body.table
         _check_pack(pack)
@@ -136,7 +139,7 @@ def _check_part(oid: str, nbytes: int, offset: int, pack: int, packs: int) -> No
     if not _OID.fullmatch(oid):
         raise ValueError(f"{oid!r} is not the name of an object")
     if not (0 <= nbytes < _LARGEST and 0 <= offset < _LARGEST and 0 <= pack <= packs):
-        raise ValueError(f"object {oid[:12]} lies nowhere")
+        raise ValueError(f"object {oid[:12]} has an impossible size or offset")
 
 
 def tabulate(parts: Mapping[str, ObjectRef]) -> PartTable:
@@ -156,7 +159,7 @@ def tabulate(parts: Mapping[str, ObjectRef]) -> PartTable:
 
 
 def checkpoint_of(body: ManifestBody, read: Callable[[ObjectRef], bytes | bytearray]) -> Checkpoint:
-    """Return the checkpoint that `body` describes; `read` fetches its table when asked for."""
+    """Return the checkpoint that `body` describes; `read` reads its table of parts on first access."""
     return Checkpoint(
         id=f"{body.run}/{body.seq}",
         run=body.run,
@@ -174,15 +177,15 @@ def checkpoint_of(body: ManifestBody, read: Callable[[ObjectRef], bytes | bytear
 
 
 class LazyParts(Mapping[str, ObjectRef]):
-    """The parts of a checkpoint, read from its pack when first looked at."""
+    """The parts of a checkpoint, read from its pack on first access."""
 
     def __init__(self, body: ManifestBody, read: Callable[[ObjectRef], bytes | bytearray]) -> None:
         assert body.table is not None
         self.table = ObjectRef(*body.table)
-        """Where the list of parts is."""
+        """Where the table of parts is."""
         self._count = body.count
         self._read = read
-        self._found: dict[str, ObjectRef] | None = None
+        self._parts: dict[str, ObjectRef] | None = None
 
     def __getitem__(self, key: str) -> ObjectRef:
         return self._load()[key]
@@ -194,17 +197,17 @@ class LazyParts(Mapping[str, ObjectRef]):
         return self._count
 
     def _load(self) -> dict[str, ObjectRef]:
-        if self._found is None:
+        if self._parts is None:
             data = self._read(self.table)
             try:
-                self._found = _parts(msgspec.json.decode(data, type=PartTable))
+                self._parts = _parts(msgspec.json.decode(data, type=PartTable))
             except (msgspec.MsgspecError, ValueError, IndexError) as exc:
                 raise DamagedError(
-                    f"The list of parts {self.table.oid[:12]} is damaged: {exc}. `rearview verify "
+                    f"The table of parts {self.table.oid[:12]} is damaged: {exc}. `rearview verify "
                     "--repair` sets its checkpoint aside.",
                     slug="manifest-damaged",
                 ) from exc
-        return self._found
+        return self._parts
 
 
 def _parts(table: PartTable | None) -> dict[str, ObjectRef]:
@@ -223,64 +226,54 @@ def _parts(table: PartTable | None) -> dict[str, ObjectRef]:
     }
 
 
-MAGIC = b"RVPACK01"
-END = b"RVPACKED"
-SLICE = 64
-"""Alignment of slices: a cache line, and more than any dtype asks for."""
-GATHER = 1 << 20
-"""Bytes of slices that are handed on at once."""
-_ZEROS = bytes(SLICE)
-_FOOTER = struct.Struct("<QQ32s8s")
-
-
 class PackWriter:
-    """Slices on their way into one pack; equal content within it is kept once."""
+    """Writes the slices of one pack; equal slices are written once."""
 
     def __init__(self, name: str, sink: Sink) -> None:
         self.name = name
         self._sink = sink
-        self._at = len(MAGIC)
-        self._seen: dict[str, ObjectRef] = {}
-        self._held: list[memoryview | bytes] = [MAGIC]
+        self._position = len(PACK_MAGIC)
+        self._refs: dict[str, ObjectRef] = {}
+        self._slices: list[memoryview | bytes] = [PACK_MAGIC]
         self._pending = 0
 
     def add(self, oid: str, view: memoryview) -> ObjectRef:
-        """Append `view`, whose hash is `oid`, and return where it stands."""
-        ref = self._seen.get(oid)
+        """Append `view`, whose hash is `oid`, and return its reference."""
+        ref = self._refs.get(oid)
         if ref is None:
             self._append(view)
             size = len(view)
-            ref = self._seen[oid] = ObjectRef(oid, size, self.name, self._at - size)
+            ref = self._refs[oid] = ObjectRef(oid, size, self.name, self._position - size)
         return ref
 
     def close(self, body: bytes) -> None:
-        """End the pack with a copy of its checkpoint's manifest."""
+        """End the pack with a copy of its checkpoint's manifest body."""
         self._append(memoryview(body))
         check = blake3(body).digest()
-        self._held.append(_FOOTER.pack(self._at - len(body), len(body), check, END))
+        self._slices.append(_FOOTER.pack(self._position - len(body), len(body), check, PACK_END))
         self._flush()
 
     def _append(self, view: memoryview) -> None:
-        pad = -self._at % SLICE
-        self._held += (_ZEROS[:pad], view)
-        self._at += pad + len(view)
+        pad = -self._position % SLICE
+        self._slices += (_ZEROS[:pad], view)
+        self._position += pad + len(view)
         self._pending += pad + len(view)
         if self._pending >= GATHER:
             self._flush()
 
     def _flush(self) -> None:
-        self._sink.gather(self._held)
-        self._held = []
+        self._sink.gather(self._slices)
+        self._slices = []
         self._pending = 0
 
 
-def body_of(path: Path) -> bytes | None:
-    """Return the manifest kept in the pack at `path`, or None if the pack is not whole."""
+def pack_body(path: Path) -> bytes | None:
+    """Return the manifest body in the pack at `path`; None if the pack is damaged."""
     try:
         with path.open("rb") as file:
             file.seek(-_FOOTER.size, os.SEEK_END)
             at, length, check, end = _FOOTER.unpack(file.read(_FOOTER.size))
-            if end != END or at + length + _FOOTER.size != file.tell():
+            if end != PACK_END or at + length + _FOOTER.size != file.tell():
                 return None
             file.seek(at)
             body = file.read(length)

@@ -1,8 +1,7 @@
-"""Names of large buffers, found by a thread that runs ahead of the one that writes them.
+"""Objects: bytes stored once, under the hash of their content, in files of their own.
 
-Bytes at rest, each kept once under the name of its content.
-
-Names of large buffers, found by a thread that runs ahead of the one that writes them.
+Objects that are put together, in a `Batch`, become durable together: all are written, then synced, then
+named. `HashAhead` hashes the next buffers while the current one is written.
 """
 
 from __future__ import annotations
@@ -21,20 +20,28 @@ from typing import Any, Self
 import xxhash
 from blake3 import blake3
 
+from rearview.durable_files import sync_folder
 from rearview.errors import DamagedError, StoreError
 from rearview.model import ObjectRef
-from rearview.store.checkpoints.compression import MARK, Bulky, Worth, grow, held, shrink
-from rearview.store.files import Sink, sync_folder, unwritable
+from rearview.store.checkpoints.compression import (
+    MARK,
+    CompressionPolicy,
+    IncompressibleError,
+    compress,
+    content_size,
+    decompress,
+)
+from rearview.store.files import Sink, write_error
 from rearview.store.project import COMPRESSED, Project
 
-SIP = 1 << 20
-"""Bytes that are read and checked at a time, so that they are checked while in the cache."""
-OID = 64
+READ_CHUNK = 1 << 20
+"""Bytes read and hashed at a time, so that they are hashed while in the processor's cache."""
+OID_DIGITS = 64
 """Hexadecimal digits of an oid."""
 MOST_OPEN = 128
-"""Files of a batch that wait open for their sync; a process may have 1024."""
-BULKY = 0.9
-"""What shrinks less than to this share of itself, against what its sample said, is kept plain."""
+"""Files of a batch that stay open until they are synced; a process may open 1024."""
+LARGEST_SHARE = 0.9
+"""Objects that compress to more than this share, although their sample did not, are stored plain."""
 
 
 def digest(data: Any) -> str:
@@ -46,12 +53,12 @@ def digest(data: Any) -> str:
     return blake3(data).hexdigest()
 
 
-def named(view: memoryview) -> ObjectRef:
+def reference_of(view: memoryview) -> ObjectRef:
     """Return the reference of an object that holds `view`."""
     return ObjectRef(digest(view), len(view), sum=xxhash.xxh3_128_hexdigest(view))
 
 
-def plain(buffer: Any) -> memoryview:
+def as_bytes(buffer: Any) -> memoryview:
     """Return the bytes of any contiguous buffer."""
     view = buffer if type(buffer) is memoryview else memoryview(buffer)
     if view.format == "B" and view.ndim == 1:
@@ -68,11 +75,11 @@ class Objects:
         self._packs = os.fspath(project.packs)
 
     def path(self, oid: str) -> Path:
-        """Return where the object `oid` stands, or would stand."""
+        """Return the file of the object `oid`, which need not exist."""
         return Path(self._objects, oid[:2], oid[2:])
 
     def pack_path(self, pack: str) -> Path:
-        """Return where the pack `pack` stands, or would stand."""
+        """Return the file of a pack, which need not exist."""
         return Path(self._packs, f"{pack}.pack")
 
     def put(self, data: Any) -> ObjectRef:
@@ -83,7 +90,7 @@ class Objects:
         return ref
 
     def get(self, ref: ObjectRef) -> bytearray:
-        """Return the bytes of `ref`, checked against its name."""
+        """Return the bytes of `ref`, checked against its hash."""
         fd = self._open(ref)
         try:
             there = os.fstat(fd).st_size - ref.offset if ref.pack is not None else _size(fd)
@@ -91,36 +98,36 @@ class Objects:
             raise self._damaged(ref, exc.strerror or str(exc)) from exc
         finally:
             os.close(fd)
-        if there < ref.nbytes:  # before so much memory is asked for
+        if there < ref.nbytes:  # before so much memory is allocated
             raise self._damaged(ref, f"the file ends after {max(there, 0)} of {ref.nbytes} bytes")
         try:
             buffer = bytearray(ref.nbytes)
         except (MemoryError, OverflowError) as exc:
-            raise self._damaged(ref, f"it says that it has {ref.nbytes} bytes") from exc
+            raise self._damaged(ref, f"it claims to have {ref.nbytes} bytes") from exc
         self.read_into(ref, buffer)
         return buffer
 
     def read_into(self, ref: ObjectRef, buffer: Any) -> None:
         """Fill `buffer`, which must have exactly the right size, and check what was read.
 
-        By its sum, if there is one: that says as well as the name whether these are the bytes that
-        were saved, and takes a seventh of the time.
+        The check uses `ref.sum`, if there is one: it detects damage like the oid, in a seventh of the
+        time.
         """
-        view = plain(buffer)
+        view = as_bytes(buffer)
         if len(view) != ref.nbytes:
             raise StoreError(
-                f"A buffer of {len(view)} bytes cannot take object {ref.oid[:12]} of {ref.nbytes}. "
-                "The state to restore has another shape than the one saved.",
+                f"Object {ref.oid[:12]} has {ref.nbytes} bytes, the buffer {len(view)}: the program's "
+                "state has a different shape than when it was saved.",
                 slug="object-size",
             )
         self._checked(ref, view)
 
     def check(self, ref: ObjectRef) -> None:
-        """Read `ref` and raise if its name is not that of its content; takes one chunk of memory."""
+        """Read `ref` and raise if its content does not have that oid; needs one chunk of memory."""
         self._checked(replace(ref, sum=""), None)
 
     def ref(self, oid: str) -> ObjectRef:
-        """Return the reference of the object `oid`, as its file tells how much it holds."""
+        """Return the reference of the object `oid`, with the size of its content."""
         fd = os.open(self.path(oid), os.O_RDONLY | os.O_CLOEXEC)
         try:
             return ObjectRef(oid, _size(fd))
@@ -128,13 +135,13 @@ class Objects:
             os.close(fd)
 
     def has(self, oid: str) -> bool:
-        """Say whether `oid` is stored as an object of its own."""
+        """Return True if `oid` is stored in a file of its own."""
         return self.path(oid).exists()
 
     def touch(self, ref: ObjectRef) -> bool:
-        """Say whether the file of `ref` is there, and mark it as in use now.
+        """Mark the file of `ref` as in use now; return False if it does not exist.
 
-        The mark keeps a concurrent sweep from taking it for garbage.
+        The mark keeps a concurrent garbage collection from removing it.
         """
         try:
             os.utime(self.name(ref))
@@ -149,7 +156,7 @@ class Objects:
         return Path(self.name(ref))
 
     def name(self, ref: ObjectRef) -> str:
-        """Return the same as text, for those who ask hundreds of times beside training."""
+        """Like `file`, as a string: constructing a Path is too slow during a save."""
         if ref.pack is None:
             return f"{self._objects}/{ref.oid[:2]}/{ref.oid[2:]}"
         return f"{self._packs}/{ref.pack}.pack"
@@ -171,7 +178,7 @@ class Objects:
                 continue
             for entry in _entries(Path(folder.path)):
                 oid = folder.name + entry.name
-                if len(oid) == OID:
+                if len(oid) == OID_DIGITS:
                     yield oid
 
     def packs(self) -> Iterator[str]:
@@ -189,8 +196,8 @@ class Objects:
         except FileNotFoundError as exc:
             raise DamagedError(
                 f"Object {ref.oid[:12]} is not in {self.project.store}: {Path(path).name} is missing. "
-                "Bring it from another copy of the store, or see what it takes with it with "
-                "`rearview verify`.",
+                "Copy it from another copy of the store; `rearview verify` lists the checkpoints "
+                "that need it.",
                 slug="object-missing",
             ) from exc
         except OSError as exc:
@@ -203,13 +210,13 @@ class Objects:
     def _checked(self, ref: ObjectRef, view: memoryview | None) -> None:
         fd = self._open(ref)
         try:
-            found = _read_checked(fd, ref, view)
+            actual = _read_checked(fd, ref, view)
         except OSError as exc:
             raise self._damaged(ref, exc.strerror or str(exc)) from exc
         finally:
             os.close(fd)
-        if found != (ref.sum or ref.oid):
-            raise self._damaged(ref, f"its content has the hash {found[:12]}")
+        if actual != (ref.sum or ref.oid):
+            raise self._damaged(ref, f"its content has the hash {actual[:12]}")
 
     def _damaged(self, ref: ObjectRef, why: str) -> DamagedError:
         return DamagedError(
@@ -221,36 +228,35 @@ class Objects:
 
 
 class Batch:
-    """Objects that become durable together: written one by one, synced and named at the end.
+    """Objects that become durable together: written one by one, synced and named by `commit`.
 
-    They are compressed where `worth` says that it pays. Left without `commit`, it leaves nothing
-    behind.
+    With a `policy`, objects are compressed if it says so. Without `commit`, nothing remains.
     """
 
-    def __init__(self, objects: Objects, worth: Worth | None = None) -> None:
+    def __init__(self, objects: Objects, policy: CompressionPolicy | None = None) -> None:
         self.objects = objects
         self.stored = 0
-        """Bytes newly written; what was there before counts nothing."""
+        """Bytes written; objects that existed before do not count."""
         self.shrunk = 0
-        """Bytes that were not, because what is in them was compressed."""
-        self._worth = worth
+        """Bytes saved by compressing."""
+        self._policy = policy
         self._compressed = False
         self._plain = 0
         self._seconds = 0.0
-        """How long writing the plain ones took, and syncing."""
+        """Seconds that writing the plain objects took."""
         self._open: list[Sink] = []
         self._names: set[str] = set()
 
     def put(self, data: Any, ref: ObjectRef | None = None, key: str = "") -> ObjectRef:
-        """Take `data`, whose reference is `ref` if that is known already; `key` names the buffer."""
-        view = plain(data)
-        ref = ref or named(view)
+        """Write `data` and return its reference, which is `ref` if given; `key` names the buffer."""
+        view = as_bytes(data)
+        ref = ref or reference_of(view)
         if ref.oid in self._names:
             return ref
-        with self.explained(f"Object {ref.oid[:12]} ({ref.nbytes} bytes)"):
+        with self.disk_errors(f"Object {ref.oid[:12]} ({ref.nbytes} bytes)"):
             if self.objects.touch(ref):
                 return ref
-            if not self._shrink(ref, view, key):
+            if not self._put_compressed(ref, view, key):
                 began = time.perf_counter()
                 with self.sink(self.objects.name(ref), size=len(view)) as sink:
                     sink.write(view)
@@ -259,22 +265,22 @@ class Batch:
         self._names.add(ref.oid)
         return ref
 
-    def _shrink(self, ref: ObjectRef, view: memoryview, key: str) -> bool:
-        """Write `view` compressed and say so, unless that does not pay."""
-        share, most = None, BULKY * len(view)
-        if view[: len(MARK)] == MARK:  # plain, it would be taken for compressed
+    def _put_compressed(self, ref: ObjectRef, view: memoryview, key: str) -> bool:
+        """Write `view` compressed; return False if that does not pay and nothing was written."""
+        share, most = None, LARGEST_SHARE * len(view)
+        if view[: len(MARK)] == MARK:  # a reader would take plain content for compressed
             share, most = 1.0, math.inf
-        elif self._worth is not None:
-            share = self._worth.share(key, view)
+        elif self._policy is not None:
+            share = self._policy.predicted_share(key, view)
         if share is None:
             return False
         try:
             with self.sink(self.objects.name(ref), size=int(share * len(view))) as sink:
-                for piece in shrink(view, most):
+                for piece in compress(view, most):
                     sink.write(piece)
-        except Bulky:
-            assert self._worth is not None
-            self._worth.refuse(key)
+        except IncompressibleError:
+            assert self._policy is not None
+            self._policy.note_incompressible(key)
             return False
         self.shrunk += len(view) - sink.position
         self._compressed = True
@@ -297,13 +303,13 @@ class Batch:
                 full.sync()
 
     def commit(self) -> None:
-        """Sync and name everything taken; only then does any of it exist."""
-        with self.explained(f"A batch of {len(self._open)} objects"):
+        """Sync and name every file; before that none of them exists for readers."""
+        with self.disk_errors(f"A batch of {len(self._open)} objects"):
             began = time.perf_counter()
             for sink in self._open:
                 sink.sync()
-            if self._worth is not None:
-                self._worth.wrote(self._plain, self._seconds + time.perf_counter() - began)
+            if self._policy is not None:
+                self._policy.note_write(self._plain, self._seconds + time.perf_counter() - began)
             if self._compressed:
                 self.objects.project.needs(COMPRESSED)
             for sink in self._open:
@@ -313,12 +319,12 @@ class Batch:
             self._open.clear()
 
     @contextlib.contextmanager
-    def explained(self, what: str) -> Iterator[None]:
-        """Turn a failure of the disk into an error that says what to do."""
+    def disk_errors(self, what: str) -> Iterator[None]:
+        """Turn an OSError into an error that tells the user what to do."""
         try:
             yield
         except OSError as exc:
-            raise unwritable(exc, what, self.objects.project.store) from exc
+            raise write_error(exc, what, self.objects.project.store) from exc
 
     def __enter__(self) -> Self:
         return self
@@ -329,84 +335,28 @@ class Batch:
         self._open.clear()
 
 
-def content(file: Path) -> str:
-    """Return the hash of what an object's file holds, in whichever form; OSError if it is damaged."""
-    fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return _read_checked(fd, ObjectRef("", _size(fd)), None)
-    finally:
-        os.close(fd)
-
-
-def _size(fd: int) -> int:
-    """Return the bytes of content that an object's file holds."""
-    claimed = held(fd)
-    return os.fstat(fd).st_size if claimed is None else claimed
-
-
-def _read_checked(fd: int, ref: ObjectRef, into: memoryview | None) -> str:
-    """Fill `into`, if given, and return what its sum should be, or its oid where there is no sum."""
-    hasher = xxhash.xxh3_128() if ref.sum else blake3()
-    claimed = held(fd) if ref.pack is None else None
-    if claimed is not None:
-        if claimed != ref.nbytes:
-            raise OSError(0, f"it says that it holds {claimed} bytes, not {ref.nbytes}")
-        return _grown(fd, ref.nbytes, into, hasher)
-    spare = memoryview(bytearray(min(SIP, ref.nbytes))) if into is None else None
-    at = 0
-    while at < ref.nbytes:
-        view = spare if into is None else into[at : at + SIP]
-        assert view is not None
-        view = view[: ref.nbytes - at]
-        count = os.preadv(fd, [view], ref.offset + at)
-        if not count:
-            raise OSError(0, f"the file ends after {at} of {ref.nbytes} bytes")
-        hasher.update(view[:count])
-        at += count
-    return str(hasher.hexdigest())
-
-
-def _grown(fd: int, nbytes: int, into: memoryview | None, hasher: Any) -> str:
-    """Do the same for what was compressed."""
-    at = 0
-    for piece in grow(fd, nbytes):
-        hasher.update(piece)
-        if into is not None:
-            into[at : at + len(piece)] = piece
-            at += len(piece)
-    return str(hasher.hexdigest())
-
-
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as found:
-            return sorted(found, key=lambda entry: entry.name)
-    except FileNotFoundError:
-        return []
-
-
-class Ahead:
-    """References to `views`, in order. Hashing holds no interpreter lock, nor does writing."""
+class HashAhead:
+    """Hashes `views` in order on a thread, while the caller writes; neither holds the interpreter lock."""
 
     def __init__(self, views: Sequence[memoryview]) -> None:
         self.cpu = 0.0
-        """Processor seconds that the thread has used."""
+        """Processor seconds of the thread."""
         self._views = views
-        self._given = 0
+        self._position = 0
         self._stopped = False
-        self._found: queue.SimpleQueue[ObjectRef | BaseException] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[ObjectRef | BaseException] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def next(self) -> ObjectRef:
         """Return the reference of the next buffer."""
-        view = self._views[self._given]
-        self._given += 1
+        view = self._views[self._position]
+        self._position += 1
         if self._thread is None:
-            return named(view)
-        found = self._found.get()
-        if isinstance(found, BaseException):
-            raise found
-        return found
+            return reference_of(view)
+        result = self._results.get()
+        if isinstance(result, BaseException):
+            raise result
+        return result
 
     def __enter__(self) -> Self:
         if len(self._views) > 1:
@@ -414,7 +364,7 @@ class Ahead:
             try:
                 thread.start()
             except RuntimeError:
-                return self  # the interpreter is ending: no new threads, hash in between
+                return self  # the interpreter is ending and starts no threads: hash in `next`
             self._thread = thread
         return self
 
@@ -429,7 +379,63 @@ class Ahead:
             for view in self._views:
                 if self._stopped:
                     break
-                self._found.put(named(view))
+                self._results.put(reference_of(view))
         except BaseException as exc:
-            self._found.put(exc)
+            self._results.put(exc)
         self.cpu = time.thread_time() - began
+
+
+def content_hash(file: Path) -> str:
+    """Return the hash of the content of an object's file, compressed or not; OSError if it is damaged."""
+    fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return _read_checked(fd, ObjectRef("", _size(fd)), None)
+    finally:
+        os.close(fd)
+
+
+def _size(fd: int) -> int:
+    """Return the size of the content of an object's file."""
+    claimed = content_size(fd)
+    return os.fstat(fd).st_size if claimed is None else claimed
+
+
+def _read_checked(fd: int, ref: ObjectRef, into: memoryview | None) -> str:
+    """Fill `into`, if given; return the hash of the content, of the kind of `ref.sum` or `ref.oid`."""
+    hasher = xxhash.xxh3_128() if ref.sum else blake3()
+    claimed = content_size(fd) if ref.pack is None else None
+    if claimed is not None:
+        if claimed != ref.nbytes:
+            raise OSError(0, f"its header states {claimed} bytes, not {ref.nbytes}")
+        return _read_compressed(fd, ref.nbytes, into, hasher)
+    spare = memoryview(bytearray(min(READ_CHUNK, ref.nbytes))) if into is None else None
+    at = 0
+    while at < ref.nbytes:
+        view = spare if into is None else into[at : at + READ_CHUNK]
+        assert view is not None
+        view = view[: ref.nbytes - at]
+        count = os.preadv(fd, [view], ref.offset + at)
+        if not count:
+            raise OSError(0, f"the file ends after {at} of {ref.nbytes} bytes")
+        hasher.update(view[:count])
+        at += count
+    return str(hasher.hexdigest())
+
+
+def _read_compressed(fd: int, nbytes: int, into: memoryview | None, hasher: Any) -> str:
+    """Like `_read_checked`, for a compressed object."""
+    at = 0
+    for piece in decompress(fd, nbytes):
+        hasher.update(piece)
+        if into is not None:
+            into[at : at + len(piece)] = piece
+            at += len(piece)
+    return str(hasher.hexdigest())
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+    except FileNotFoundError:
+        return []

@@ -1,1 +1,1 @@
-"""Records as tables: sealed into Parquet, pivoted, asked with SQL."""
+"""Records as SQL tables: sealed into Parquet, pivoted, queried with DuckDB."""

@@ -1,4 +1,4 @@
-"""What the chosen runs hold, and from which files each depth of it is read."""
+"""The records of chosen runs: their names and depths, and the files to read them from."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ Virtual = Sequence[tuple[str, Sequence[str]]]
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """Where the records of runs are read from, by how much has to be done with them."""
+    """Files with records of runs, by the work that reading them takes."""
 
     simple: list[RecordPart]
-    """Nothing competes."""
+    """Each point has one value per name: no ranking."""
     ranked: list[RecordPart]
-    """Attempts, replays or repeated names compete."""
+    """Several attempts, replays or log calls have values of one name and point: ranking needed."""
     pivoted: list[dict[str, tuple[Path, Depth]]]
-    """Pivoted before."""
+    """Already pivoted."""
 
 
 class Sources:
@@ -58,9 +58,9 @@ class Sources:
     ) -> None:
         self.runs = [run.id for run in runs]
         self.unproved: set[str] = set()
-        """Names of which some values may be unproved."""
+        """Names that may have unproved values."""
         self._withheld = withheld
-        self._parts = {run.id: self._given_out(shelf, run.id) for run in runs}
+        self._parts = {run.id: self._visible_parts(shelf, run.id) for run in runs}
         self.catalogue = Catalogue()
         self._project, self._duck, self._shelf = project, duck, shelf
         places = {(name, "/".join(loops)) for name, loops in virtual}
@@ -82,10 +82,10 @@ class Sources:
                 self.catalogue.add(path, name, ())
         self.args = {name: unify(found) for name, found in kinds.items()}
 
-    def _given_out(self, shelf: Shelf, run: str) -> list[RecordPart]:
-        """Return the records of a run that a table may hold; note which are unproved.
+    def _visible_parts(self, shelf: Shelf, run: str) -> list[RecordPart]:
+        """Return the records of a run that a table may show; note which are unproved.
 
-        This is the one place that withholds values of replays that were not exact.
+        Only here are values of replays that were not exact withheld.
         """
         origins = {replay.id: replay.proof.origin for replay in shelf.replays.get(run, [])}
         out = []
@@ -100,10 +100,10 @@ class Sources:
         return out
 
     def _lacking(self, name: str, path: str) -> set[str]:
-        """Return the runs that may lack values of a name at the place where the source logs it.
+        """Return the runs that may lack values of a name in the loops where the source logs it.
 
-        A statement in a function stands in fewer loops than it runs in. Where a run has values of
-        it elsewhere and none at that place, they show where it belongs: nothing is missing there.
+        A statement in a function is in fewer loops in the text than when it runs. If a run has values of
+        the name in other loops and none in these, none are missing in these.
         """
         out = set()
         for run in self.runs:
@@ -114,13 +114,13 @@ class Sources:
         return out
 
     def first(self, rows: int, names: Iterable[str]) -> Sources:
-        """Return the sources of as many runs, from the first on, as surely have that many rows."""
+        """Return the sources of the first runs that certainly have that many rows together."""
         wanted, found = set(names), 0
         for n, run in enumerate(self.runs[:-1], 1):
             parts = self._parts[run]
             sure = [0]
             if not any(part.summary.attempt for part in parts):
-                # each value of one name that nothing lies inside of has a row
+                # each value of one name at the deepest path has a row
                 sure += [
                     sum(one.kinds.values())
                     for part in parts
@@ -145,13 +145,13 @@ class Sources:
 
     @property
     def plain(self) -> bool:
-        """Whether all that these runs hold was logged by themselves, each name once at a point."""
+        """Whether these runs logged all values themselves, and each name once per point."""
         return all(plain(self._shelf.parts.get(run, [])) for run in self.runs)
 
     def until(self, path: str, rows: int, names: dict[str, str]) -> Sources:
         """Return the sources up to the outermost iteration at which `path` has that many rows.
 
-        Only where that is cheaply known: in one run that was pivoted before.
+        Only if that is cheap to find out: for one run that is already pivoted.
         """
         held = self._opened()
         if len(self.runs) != 1 or not held.pivoted or self._upto is not None or not path:
@@ -212,7 +212,7 @@ class Sources:
         return f"SELECT {shown} FROM ({self._known(path)}) u LEFT JOIN ({found}) w ON {on} WHERE {rows}"
 
     def _stored(self, path: str, names: dict[str, str], *, origins: Collection[str]) -> list[str]:
-        """Return the scans of runs that were pivoted before, those of equal columns in one."""
+        """Return scans of runs that are already pivoted, with equal columns in one scan."""
         groups: dict[str, list[Path]] = {}
         keys = "".join(f", i{k}, x{k}" for k in range(1, depth(path) + 1))
         for run in self._opened().pivoted:
@@ -242,7 +242,7 @@ class Sources:
         ]
 
     def _known(self, path: str) -> str:
-        """Return every known point at `path`: one that holds records, or has some inside."""
+        """Return every known point at `path`: one that has records, or contains points that have."""
         if not path:
             chosen = ", ".join(map(quoted, self.runs)) or "NULL"
             return f"SELECT run FROM own.runs WHERE run IN ({chosen})"

@@ -1,4 +1,4 @@
-"""DuckDB as we use it: in memory, with nothing downloaded, and small tables brought in as text."""
+"""A DuckDB connection in memory, without downloads, and SQL quoting."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rearview.store.files import make_folder
 
 
 class Duck:
-    """A DuckDB in memory: nothing is downloaded, and only `store` and a folder of its own are seen.
+    """A DuckDB in memory that downloads nothing and reads only `store` and a folder of its own.
 
     >>> Duck().execute("SELECT 40 + 2").fetchall()
     [(42,)]
@@ -32,9 +32,9 @@ class Duck:
         }
         self.con = duckdb.connect(":memory:", config=config)
         self.folder = Path(tempfile.mkdtemp(prefix="rearview-"))
-        """For files that only this connection reads."""
+        """Folder of temporary files for this connection."""
         spill = self.folder
-        if store is not None:  # where there is room for records there is room to sort them
+        if store is not None:  # a disk with room for the records has room to sort them
             with contextlib.suppress(OSError):
                 make_folder(store / "cache")
                 spill = Path(tempfile.mkdtemp(prefix="spill-", dir=store / "cache"))
@@ -50,7 +50,7 @@ class Duck:
         )
 
     def execute(self, sql: str, values: Any = None) -> Any:
-        """Run one of our own statements; return what can be fetched from."""
+        """Run a statement of Rearview (never of the user); return the cursor."""
         return self.con.execute(sql, values) if values is not None else self.con.execute(sql)
 
     def text_file(self) -> Any:
@@ -60,7 +60,7 @@ class Duck:
     def load(
         self, table: str, columns: Mapping[str, str], rows: Iterable[Mapping[str, Any]]
     ) -> None:
-        """Make a table of rows; every value crosses as text and is cast, so floats stay exact.
+        """Create a table of rows; values are passed as text and cast, so floats stay exact.
 
         Columns of a list type take JSON.
         """
@@ -87,7 +87,7 @@ class Duck:
             )
 
     def close(self) -> None:
-        """Give everything back."""
+        """Free memory and temporary files."""
         self.con.close()
         self._finish()
 
@@ -98,7 +98,7 @@ def _remove(*folders: Path) -> None:
 
 
 def _memory() -> int:
-    """Return megabytes that a query may hold: a quarter of the machine, four gigabytes at most."""
+    """Return the megabytes that a query may use: a quarter of the machine's memory, at most 4 GB."""
     try:
         whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
     except (ValueError, OSError):
@@ -121,7 +121,7 @@ def ident(name: str) -> str:
 
 
 def fold(name: str) -> str:
-    """Return a name that differs from those of others even where case does not count.
+    """Return a name that is unique even if upper and lower case are not distinguished.
 
     >>> fold("Loss"), fold("loss")
     ('^loss', 'loss')
@@ -130,7 +130,7 @@ def fold(name: str) -> str:
 
 
 def key(letter: str, name: str) -> str:
-    """Return the identifier of a column of ours: of what sort it is, and of which name."""
+    """Return the identifier of an internal column: a letter for its sort, and the name."""
     return ident(f"{letter}:{fold(name)}")
 
 

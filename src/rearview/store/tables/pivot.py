@@ -1,11 +1,8 @@
 """SQL of the pivoted tables: one row per point, one column per loop and per name. Text only.
 
-Kinds of recorded values, and the one type that a column of several kinds gets.
-
-SQL of the pivoted tables: one row per point, one column per loop and per name. Text only.
-
-Columns with a `$` in front are ours: `$run`-level order, the loops' ranks and iterations, and the
-occurrence. `n:` and `o:` before a name are its value and origin at one depth.
+Columns with a `$` in front are internal: the order of runs, the ranks and iterations of loops, and the
+occurrence. `n:` and `o:` before a name are its value and its origin at one depth. A column that holds values of
+several kinds gets one kind that loses none of them.
 """
 
 from __future__ import annotations
@@ -69,7 +66,7 @@ _JSON = {
 
 
 def cell(kind: str) -> str:
-    """Return the SQL for a value of the table of records as a column of that kind."""
+    """Return the SQL that reads a value of the table of records as a column of that kind."""
     if kind == "mixed":
         as_json = " ".join(
             f"WHEN '{one}' THEN {_JSON[key].format(column)}"
@@ -98,7 +95,7 @@ def cell(kind: str) -> str:
 
 
 def recast(column: str, kind: str, to: str) -> str:
-    """Return the SQL that makes a column of one kind one of a wider kind."""
+    """Return the SQL that converts a column of one kind to a wider kind."""
     if kind == to:
         return column
     if to == "mixed":
@@ -107,9 +104,9 @@ def recast(column: str, kind: str, to: str) -> str:
 
 
 def decode(value: Any, kind: str, stored: Callable[[dict[str, Any]], Any] | None = None) -> Any:
-    """Return the Python value of what a column of that kind holds.
+    """Return the Python value of a cell of that kind.
 
-    `stored` returns what to put in the place of an array, tensor, image or histogram.
+    `stored` returns the replacement for the description of an array, tensor, image or histogram.
     """
     if value is None or kind in {"float", "int", "bool", "str"}:
         return value
@@ -122,7 +119,7 @@ def decode(value: Any, kind: str, stored: Callable[[dict[str, Any]], Any] | None
 
 
 def encode(value: Any) -> tuple[str, str | None]:
-    """Return (kind, text) of a converted value, as the arguments of a run need it.
+    """Return (kind, text) of a converted value, for the arguments of a run.
 
     >>> encode(0.1), encode({"$json": [1]}), encode(True)
     (('float', '0.1'), ('json', '[1]'), ('bool', 'true'))
@@ -150,7 +147,7 @@ def encode(value: Any) -> tuple[str, str | None]:
 
 
 ORIGIN = "CASE WHEN l.replay IS NULL THEN 'recorded' ELSE coalesce(r.origin, 'unproved') END"
-"""Where a record `l` comes from, given the row `r` of its replay."""
+"""SQL of the origin of a record `l`, given the row `r` of its replay."""
 WINNERS = """
   SELECT *, row_number() OVER (PARTITION BY run, path, indices, name ORDER BY process, seq) - 1 AS occ
   FROM (SELECT l.*, {origin} AS origin
@@ -159,11 +156,12 @@ WINNERS = """
       attempt DESC, r.rank NULLS LAST, r.ord DESC NULLS LAST, l.replay) = 1)""".replace(
     "{origin}", ORIGIN
 )
-"""Of several values at one point: the run's own before replays, its last attempt before earlier
-ones, by the verdict on the replay (exact first), newer before older. Those of one source are all kept."""
+"""SQL that picks among several values of one name and point: the run's own before those of replays, the last
+attempt before earlier ones, then by the verdict on the replay (exact first), newer before older. All values
+of the winning source are kept."""
 
 PLAIN = "SELECT *, 'recorded' AS origin, 0 AS occ FROM ({source})"
-"""The same where nothing was logged twice and nothing was replayed."""
+"""The same for records of which no two have one name and point."""
 
 
 def depth(path: str) -> int:
@@ -182,20 +180,20 @@ def prefixes(path: str) -> list[str]:
 
 
 def inside(path: str, outer: str) -> bool:
-    """Say whether `path` is `outer` or lies in it."""
+    """Return True if `path` is `outer` or inside it."""
     return path == outer or not outer or path.startswith(outer + "/")
 
 
 @dataclass(slots=True)
 class Catalogue:
-    """What the chosen runs hold, known without reading a record."""
+    """Names, loops and kinds of the records of chosen runs, known without reading a record."""
 
     names: dict[str, dict[str, set[str]]] = field(default_factory=dict)
     """Kinds by name and path."""
     labels: dict[str, list[set[str]]] = field(default_factory=dict)
     """Kinds of loop values by path, one set per loop."""
     rank: dict[str, int] = field(default_factory=dict)
-    """Order in which paths were first logged at."""
+    """Order in which paths first had records."""
 
     def add(self, path: str, name: str, kinds: Iterable[str]) -> None:
         """Note that a name has values of these kinds at that path."""
@@ -203,7 +201,7 @@ class Catalogue:
         self.see(path)
 
     def see(self, path: str, labels: Sequence[str] = ()) -> None:
-        """Note that a path exists, and what the values of its loops are."""
+        """Note that a path exists, and the kinds of its loop values."""
         for one in (*prefixes(path), path):
             self.rank.setdefault(one, len(self.rank))
         seen = self.labels.setdefault(path, [set() for _ in range(depth(path))])
@@ -242,12 +240,12 @@ def loop_columns(path: str) -> list[str]:
 
 
 def label(k: int, labels: str) -> str:
-    """Return the SQL of the value of the k-th loop as JSON; null where it is the number."""
+    """Return the SQL of the value of the k-th loop as JSON; null if it is the iteration number."""
     return f"nullif(CAST(json_extract({labels}, '/{k - 1}') AS VARCHAR), 'null')"
 
 
 def hidden(deepest: int) -> list[str]:
-    """Return the columns that place a row but are not shown."""
+    """Return the internal columns that order rows and are not shown."""
     return ["$path", *(f"${c}{k}" for k in range(1, deepest + 1) for c in "rix"), "$occ"]
 
 
@@ -261,8 +259,8 @@ def wide(
 ) -> str:
     """Return one row per point and occurrence of `path`, with the named values as columns.
 
-    Names in `origins` have their origin as a column too; `s` is the number that the run gave to the
-    first of them, null where replays alone logged. With `numbered`, each name has such a column.
+    Names in `origins` have a column with their origin as well; `s` is the number of the first record, null
+    if only replays logged there. With `numbered`, each name has such a column.
     """
     n = range(1, depth(path) + 1)
     keys = "".join(f", indices[{k}] AS i{k}" for k in n)
@@ -287,9 +285,9 @@ def wide(
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Which rows a table has: those of `paths`, and which of them stand beside deeper ones.
+    """Which paths have rows in a table, and which of them keep rows next to deeper ones.
 
-    `joined` are further paths whose values are repeated on the rows without making any.
+    The values of the paths in `joined` are repeated on the rows, but create none.
     """
 
     paths: tuple[str, ...]
@@ -300,8 +298,8 @@ class Rows:
 def rows_of(names: Mapping[str, Iterable[str]], virtual: Container[tuple[str, str]] = ()) -> Rows:
     """Return the rows of a table of these names, given the paths of each.
 
-    A point has a row if nothing is logged deeper inside it. One that has, keeps a row of its own
-    only if one of its names is logged deeper too, for then its value cannot be repeated there. A
+    A point has a row if nothing is logged deeper inside it. Otherwise it keeps a row of its own only if one
+    of its names is logged deeper as well, because then its value cannot be repeated there. A
     name that is `virtual` at a path has no value there to keep.
     """
     paths = sorted({path for found in names.values() for path in found})
@@ -327,7 +325,7 @@ def branches(
     """Return the union of the rows of all paths: hidden order columns, loops, names.
 
     `columns` gives the paths of each name with the kind it has there; `source(path)` is a
-    relation as `wide` makes it. Names in `origins` have their origin as a column too.
+    relation as `wide` returns it. Names in `origins` have a column with their origin as well.
     """
     deepest = max((depth(path) for path in rows.paths), default=0)
     loops = catalogue.loops(rows.paths)
@@ -392,7 +390,7 @@ def _on(a: str, b: str, n: int) -> str:
 
 
 def _last(source: str, path: str, names: Iterable[str], *, origins: Container[str]) -> str:
-    """Return one row per point: what was logged last there is what deeper rows repeat."""
+    """Return one row per point with the value logged last, which deeper rows repeat."""
     keys = "".join(f", i{k}" for k in range(1, depth(path) + 1))
     cells = ""
     for name in names:

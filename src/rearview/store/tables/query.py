@@ -1,11 +1,4 @@
-"""Find runs by a condition over their facts, tags, arguments and the last values that they logged.
-
-One question for a table: which columns it means, and the SQL that answers it.
-
-Questions that are no SELECT and yet only read: how one is answered, and what a table is like.
-
-Find runs by a condition over their facts, tags, arguments and the last values that they logged.
-"""
+"""One question as SQL: the columns of a table, the runs that a condition selects, EXPLAIN and DESCRIBE."""
 
 from __future__ import annotations
 
@@ -13,6 +6,7 @@ import difflib
 import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 from rearview.errors import UsageError
 from rearview.model.proof import TRUSTED
@@ -37,7 +31,7 @@ RUN_COLUMNS = (
 )
 """Facts of runs that can be columns."""
 MARK = "unproved"
-"""The column that names the unproved values of each row."""
+"""Name of the column that lists the unproved values of each row."""
 WORD = re.compile(r"""'(?:[^']|'')*'|"((?:[^"]|"")+)"|([^\W\d]\w*)""")
 _NEVER = frozenset(
     ("and", "or", "not", "in", "is", "null", "like", "between", "true", "false", "case", "when")
@@ -45,9 +39,9 @@ _NEVER = frozenset(
 
 
 class Ask:
-    """The columns of a table and how they are found.
+    """The columns of a table, and the SQL that selects them.
 
-    `level` keeps only what was logged that many loops deep.
+    With `level`, only values that were logged that many loops deep.
     """
 
     def __init__(
@@ -64,10 +58,10 @@ class Ask:
             self._logged = list(self._cat.names)
             self._facts = [f"a:{name}" for name in sources.args]
         for text in wanted:
-            # who asks for a column means what was logged, should a loop have the same name
-            self._add(f"n:{text}" if text in self._cat.names else self.known(text))
+            # a name means the logged value rather than a loop of the same name
+            self._add(f"n:{text}" if text in self._cat.names else self.column_of(text))
         self.mark = ""
-        """The column that names the unproved values of each row; empty if there is none."""
+        """Column that lists the unproved values of each row; empty if there is none."""
         self.kinds: dict[str, str] = {}
         """Kind of every recorded column, by its label."""
         self.labels: list[str] = []
@@ -85,7 +79,7 @@ class Ask:
 
     @property
     def bare(self) -> bool:
-        """Whether nothing that was logged is among the columns."""
+        """Whether no column holds logged values."""
         return not self._logged
 
     def _add(self, column: str) -> None:
@@ -96,8 +90,8 @@ class Ask:
         if column not in into:
             into.append(column)
 
-    def known(self, text: str) -> str:
-        """Return the column that a text means: `n:` logged, `a:` argument, `l:` loop, `r:` fact."""
+    def column_of(self, text: str) -> str:
+        """Return the column that a text names: `n:` logged, `a:` argument, `l:` loop, `r:` fact."""
         found = self._find(text)
         if found is None:
             raise UsageError(
@@ -148,9 +142,9 @@ class Ask:
         *,
         keys: bool = False,
     ) -> str:
-        """Return the SELECT that answers; with `keys` it gives run, path and iterations only."""
+        """Return the SELECT; with `keys` it returns run, path and iterations only."""
         order = [order] if isinstance(order, str) else list(order or ())
-        extra = list(self._mentioned(where or "")) + [self.known(t.lstrip("-")) for t in order]
+        extra = list(self._mentioned(where or "")) + [self.column_of(t.lstrip("-")) for t in order]
         inline: list[str] = []
         apart: list[str] = []
         rows = self._rows(self._logged)
@@ -160,7 +154,7 @@ class Ask:
                 fits = all(any(inside(q, p) for q in rows.paths) for p in self._cat.names[name])
                 (inline if fits else apart).append(name)
         for text in order:
-            if self.known(text.lstrip("-")).removeprefix("n:") in apart:
+            if self.column_of(text.lstrip("-")).removeprefix("n:") in apart:
                 raise UsageError(
                     f"Rows cannot be ordered by {text.lstrip('-')!r}: it has several values in each "
                     "of them, as it is logged in a loop inside. Add it to the names.",
@@ -201,7 +195,7 @@ class Ask:
         return f"SELECT {shown} FROM ({text}) ORDER BY {by}{end}"
 
     def _near(self, rows: Rows, limit: int) -> Sources:
-        """Return sources that hold the first rows and not much more."""
+        """Return sources that hold the first rows and little more."""
         if not self._logged:
             return self._sources
         sources = self._sources.first(limit, self._logged)
@@ -308,7 +302,7 @@ class Ask:
         return f"SELECT o.* FROM ({text}) o SEMI JOIN ({chosen}) s ON {on}"
 
     def _mentioned(self, where: str) -> Iterator[str]:
-        """Yield the columns that a condition speaks of."""
+        """Yield the columns that a condition mentions."""
         for match in WORD.finditer(where):
             word = match[1].replace('""', '"') if match[1] else match[2]
             if word and not (match[2] and word.lower() in _NEVER):
@@ -320,11 +314,10 @@ class Ask:
 
 
 def _in_order(steps: list[str]) -> list[str]:
-    """Return what rows of one run are ordered by: when they were logged.
+    """Return the SQL that orders the rows of one run by the time of logging.
 
-    What a replay logged stands where its point is: behind the last row that the run logged itself
-    before it, by the iterations of the loops, in the same outermost loop; where the run logged
-    nothing there, behind all that it logged.
+    A row of a replay follows the last row that the run itself logged before that point in the same
+    outermost loop, by iterations; if the run logged nothing there, it follows all rows of the run.
     """
     own, outermost = ident("$s"), steps[0] if len(steps) > 1 else "NULL"
     near = (
@@ -336,7 +329,7 @@ def _in_order(steps: list[str]) -> list[str]:
 
 
 def at_level(catalogue: Catalogue, level: int) -> Catalogue:
-    """Return what was logged exactly that many loops deep."""
+    """Return the catalogue of values that were logged exactly that many loops deep."""
     out = Catalogue()
     for path in sorted(catalogue.rank, key=lambda path: catalogue.rank[path]):
         if depth(path) == level:
@@ -350,7 +343,7 @@ def at_level(catalogue: Catalogue, level: int) -> Catalogue:
 
 
 def _distinct(labels: Iterable[str]) -> dict[str, str]:
-    """Return a name for each label that no other has, for SQL takes `Loss` and `loss` for one.
+    """Return a unique name for each label, because SQL does not distinguish `Loss` from `loss`.
 
     >>> _distinct(["loss", "Loss"])
     {'loss': 'loss', 'Loss': 'Loss_2'}
@@ -383,16 +376,16 @@ _PRAGMA = re.compile(rf"{_SPACE}PRAGMA\s+(\w+)\s*(\([^()]*\))?\s*;?\s*", re.IGNO
 _TELLS = frozenset(
     ("table_info", "storage_info", "database_list", "database_size", "collations", "platform")
 ) | {"user_agent", "version"}
-"""Pragmas that are functions, which change nothing."""
+"""Pragmas that only read."""
 _SHOWS = {"show_tables": "SHOW TABLES", "show_tables_expanded": "SHOW ALL TABLES"}
 
 
-def asked(query: str) -> tuple[str, str]:
-    """Return how a question is to be explained, if it is, and the question itself.
+def parse_question(query: str) -> tuple[str, str]:
+    """Return the EXPLAIN or DESCRIBE in front of a question, or empty, and the question as a SELECT.
 
-    >>> asked("EXPLAIN ANALYZE SELECT 1")
+    >>> parse_question("EXPLAIN ANALYZE SELECT 1")
     ('EXPLAIN ANALYZE', ' SELECT 1')
-    >>> asked("PRAGMA table_info('runs')")
+    >>> parse_question("PRAGMA table_info('runs')")
     ('', "SELECT * FROM pragma_table_info('runs')")
     """
     explain = _EXPLAIN.fullmatch(query)
@@ -408,12 +401,32 @@ def asked(query: str) -> tuple[str, str]:
     return "", query
 
 
-def explained(duck: Duck, how: str, question: str) -> Table:
-    """Return how DuckDB answers a question that was found to be a single SELECT."""
+def check_condition(con: Any, where: str) -> None:
+    """Raise if a condition is not valid SQL, with a message about the condition alone."""
+    import duckdb
+
+    said = "it is more than one"
+    try:
+        for text in (f"SELECT 1 WHERE {where}", f"SELECT ({where}\n)"):
+            if len(con.extract_statements(text)) != 1:
+                break
+        else:
+            return
+    except duckdb.Error as exc:
+        said = str(exc).strip().partition("\n")[0]
+    raise UsageError(
+        f"The condition {where!r} cannot be read: {said}. Write SQL over names, loops and "
+        "arguments, such as 'acc < 0.9 and epoch > 10'.",
+        slug="sql",
+    )
+
+
+def explain(duck: Duck, how: str, question: str) -> Table:
+    """Return the answer to an EXPLAIN or DESCRIBE of a single SELECT."""
     import duckdb
 
     try:
-        # as a part of another it cannot hold what writes; that is allowed only at the top
+        # as a subquery it cannot write; DuckDB allows that only at the top level
         result = duck.con.cursor().execute(f"{how} SELECT * FROM ({question}\n)")
         columns = ", ".join(ident(column[0]) for column in result.description)
         rows = result.fetchall()
@@ -427,9 +440,9 @@ _FACTS = [column for column in schema.TABLES["runs"][1] if column != "tags"]
 
 
 def last_value_sql(sources: Sources, name: str) -> tuple[str, str]:
-    """Return SQL that gives the last value of `name` per run (`run`, `v`), and its kind.
+    """Return SQL of the last value of `name` per run (`run`, `v`), and its kind.
 
-    The order is that of execution; values of replays that were not exact do not count.
+    Last in the order of execution; values of replays that were not exact do not count.
     """
     ask = Ask(sources, [name], origins=False)
     text = ask.sql(None)
@@ -441,11 +454,10 @@ def last_value_sql(sources: Sources, name: str) -> tuple[str, str]:
 
 
 def matching_sql(sources: Sources, where: str) -> str:
-    """Return SQL that gives the runs for which `where` holds, in the order they started.
+    """Return SQL of the runs for which `where` holds, in the order they started.
 
-    It may speak of every column of `runs`, of `tag` (each tag of a run in turn), of `seconds`, of
-    arguments, and of the last value of every logged name. Where two have the same name, the fact of
-    the run wins; the others are `name_arg` and `name_logged`.
+    It may mention every column of `runs`, `tag` (each tag of a run in turn), `seconds`, arguments, and the
+    last value of every logged name. If two have the same name, the fact of the run wins; the others are `name_arg` and `name_logged`.
     """
     words = {(match[1] or match[2] or "").lower() for match in WORD.finditer(where)}
     taken = {*_FACTS, "tags", "tag", "seconds", "run"}
@@ -466,7 +478,7 @@ def matching_sql(sources: Sources, where: str) -> str:
 
 
 def known_columns(sources: Sources) -> str:
-    """Return in words what a condition may speak of."""
+    """Return in words what a condition may mention."""
     taken = {*_FACTS, "tags", "tag", "seconds", "run"}
     logged = [label for _, label in _labelled(sources.catalogue.names, taken, "_logged")]
     args = [label for _, label in _labelled(sources.args, taken, "_arg")]

@@ -1,10 +1,8 @@
-"""Long runs, pivoted once: one Parquet file per depth, so that a table is a scan and no grouping.
+"""Record files for DuckDB: sealed Parquet files, JSON lines still written to, and the pivot cache.
 
-The records of all runs as DuckDB can read them: sealed files, and what is still written to.
-
-Long runs, pivoted once: one Parquet file per depth, so that a table is a scan and no grouping.
-
-A cache: made from the sealed records when a run is first asked about, removable at any time.
+`gather` finds the records of all runs, seals files that are complete and loads the others into memory.
+`points` pivots a long run once, into one Parquet file per depth, so that a table of it is a scan without
+grouping. That is a cache: it is made when a run is first asked about, and may be removed at any time.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,19 +23,19 @@ import xxhash
 from rearview.errors import DamagedError, RearviewError
 from rearview.model import Run
 from rearview.model.checksum import add_check, is_intact
-from rearview.store.files import make_folder
+from rearview.store.files import make_folder, publish
 from rearview.store.json_lines import check_format
-from rearview.store.machine import gone
-from rearview.store.project import Project, publish
+from rearview.store.machine import is_certainly_dead
+from rearview.store.project import Project
 from rearview.store.records import has_end
 from rearview.store.runs import Replay, Runs
-from rearview.store.sealed_records import checked
 from rearview.store.tables.connection import Duck, files, quoted
 from rearview.store.tables.pivot import PLAIN, WINNERS, depth, unify, wide
 from rearview.store.tables.seal import FORMAT, LoadedRecords, Summary, load, seal
+from rearview.store.tables.sealed_records import checked_summary
 
 _TAIL = 256
-"""Bytes at the end of a file that hold its last line, if that says that it is the end."""
+"""Bytes at the end of a file that hold its last line, if that is the end line."""
 LONG = (
     "run VARCHAR, process VARCHAR, attempt INTEGER, replay VARCHAR, seq BIGINT, time DOUBLE, "
     "path VARCHAR, indices BIGINT[], labels VARCHAR, name VARCHAR, kind VARCHAR, number DOUBLE, "
@@ -47,7 +45,7 @@ LONG = (
 
 @dataclass(frozen=True, slots=True)
 class RecordPart:
-    """One file of records and what it says about itself; `file` is None for the live table."""
+    """One file of records and its summary; `file` is None for the live table."""
 
     file: Path | None
     summary: Summary
@@ -56,30 +54,45 @@ class RecordPart:
 
 @dataclass(slots=True)
 class Shelf:
-    """What there is to ask: runs, their replays, their parts. The table `own.live` holds open parts."""
+    """All runs with their replays and record files. The table `own.live` holds files still written to."""
 
     runs: list[Run] = field(default_factory=list)
     replays: dict[str, list[Replay]] = field(default_factory=dict)
     parts: dict[str, list[RecordPart]] = field(default_factory=dict)
     pivoted: dict[tuple[str, bool], Any] = field(default_factory=dict)
-    """What `store.points` has of each run that was asked about."""
+    """Pivot cache of each run that was asked about."""
     problems: list[str] = field(default_factory=list)
     """Files that could not be read, one sentence each."""
 
 
 def gather(project: Project, con: Duck) -> Shelf:
-    """Find all records, sealing what is complete; open files go into the table `own.live`."""
-    runs = Runs(project)
-    shelf = Shelf(runs.all())
-    shelf.problems += [str(run.facts["damaged"]) for run in shelf.runs if "damaged" in run.facts]
+    """Find all records; seal complete files, load the others into the table `own.live`."""
+    shelf = Shelf(Runs(project).all())
+    shelf.problems += [run.damaged for run in shelf.runs if run.damaged]
     con.execute(f"CREATE OR REPLACE TABLE own.live ({LONG})")
+    gather_records(project, con, shelf, [run.id for run in shelf.runs])
+    return shelf
+
+
+def gather_records(
+    project: Project,
+    con: Duck,
+    shelf: Shelf,
+    chosen: Sequence[str],
+    known: Callable[[Path], Summary | None] | None = None,
+) -> None:
+    """Find the records of the chosen runs anew, and put them on the shelf.
+
+    `known` may return the summary of a sealed file that was checked before, which is not read then.
+    """
+    runs = Runs(project)
     sealed: list[Path] = []
     complete: list[Path] = []
     growing: list[Path] = []
-    for run in shelf.runs:
-        folder = runs.folder(run.id)
-        shelf.replays[run.id] = runs.replays(run.id) if (folder / "replays.jsonl").exists() else []
-        shelf.parts[run.id] = []
+    for run in chosen:
+        folder = runs.folder(run)
+        shelf.replays[run] = runs.replays(run) if (folder / "replays.jsonl").exists() else []
+        shelf.parts[run] = []
         found = {file.name: file for file in folder.glob("records-*")}
         for file in found.values():
             if file.suffix == ".parquet":
@@ -93,14 +106,20 @@ def gather(project: Project, con: Duck) -> Shelf:
                 except FileNotFoundError:  # another reader has just sealed it
                     sealed.append(file.with_suffix(".parquet"))
     for batch in _batches(complete):
-        sealed += _bring(con, shelf, batch, growing=False)
+        sealed += _load_batch(con, shelf, batch, growing=False)
     for batch in _batches(growing):
-        sealed += _bring(con, shelf, batch, growing=True)
-    for file, summary in _summaries(con, shelf, dict.fromkeys(sealed)):
+        sealed += _load_batch(con, shelf, batch, growing=True)
+    unknown: list[Path] = []
+    for file in dict.fromkeys(sealed):
+        summary = known(file) if known is not None else None
+        if summary is None:
+            unknown.append(file)
+        else:
+            shelf.parts[file.parent.name].append(RecordPart(file, summary, file.stat().st_size))
+    for file, summary in _summaries(con, shelf, unknown):
         shelf.parts[file.parent.name].append(RecordPart(file, summary, file.stat().st_size))
-    for parts in shelf.parts.values():
-        parts.sort(key=lambda part: (part.summary.process, str(part.file)))
-    return shelf
+    for run in chosen:
+        shelf.parts[run].sort(key=lambda part: (part.summary.process, str(part.file)))
 
 
 def _batches(files: Sequence[Path]) -> Iterator[list[Path]]:
@@ -118,33 +137,35 @@ def _batches(files: Sequence[Path]) -> Iterator[list[Path]]:
         yield batch
 
 
-def _bring(con: Duck, shelf: Shelf, batch: list[Path], *, growing: bool) -> list[Path]:
-    """Seal a batch, or what cannot be sealed bring into memory; return the files that are sealed."""
+def _load_batch(con: Duck, shelf: Shelf, batch: list[Path], *, growing: bool) -> list[Path]:
+    """Seal a batch of files, or load into memory what cannot be sealed; return the sealed files."""
     try:
-        return _take(con, shelf, load(con, batch, growing=growing), growing=growing)
+        return _seal_or_keep(con, shelf, load(con, batch, growing=growing), growing=growing)
     except (RearviewError, OSError):
-        pass  # one of them is damaged, or was sealed by another reader meanwhile: one by one
+        pass  # one is damaged, or another reader has just sealed it: load them one by one
     out: list[Path] = []
     for file in batch:
         try:
-            out += _take(
+            out += _seal_or_keep(
                 con, shelf, load(con, [file], growing=growing, clean=True), growing=growing
             )
         except FileNotFoundError:
             out += [target] if (target := file.with_suffix(".parquet")).exists() else []
         except RearviewError as exc:
             if exc.slug == "store-newer":
-                raise  # half a table would pretend
+                raise  # a partial table would mislead: fail instead
             shelf.problems.append(str(exc))
     return out
 
 
-def _take(con: Duck, shelf: Shelf, loaded: list[LoadedRecords], *, growing: bool) -> list[Path]:
-    # what is damaged stays as it is, so that it can be looked at and repaired
+def _seal_or_keep(
+    con: Duck, shelf: Shelf, loaded: list[LoadedRecords], *, growing: bool
+) -> list[Path]:
+    # damaged files are not sealed, so that they can be repaired
     whole = [one for one in loaded if not growing and not one.lost]
     shelf.problems += [
-        f"{one.file} has lost at least {one.lost} of its records: they are damaged. What is left of "
-        "it is given; `rearview verify` says more."
+        f"{one.file} has lost at least {one.lost} of its records: they are damaged. The others are "
+        "shown; `rearview verify` tells more."
         for one in loaded
         if one.lost
     ]
@@ -163,9 +184,9 @@ def _take(con: Duck, shelf: Shelf, loaded: list[LoadedRecords], *, growing: bool
 
 
 def _remove_sealed(file: Path, complete: list[Path]) -> None:
-    """Remove lines that stand in a sealed file too; if that is damaged, they are sealed again."""
+    """Remove lines that are sealed already; if the sealed file is damaged, seal them again."""
     try:
-        checked(file.with_suffix(".parquet"))
+        checked_summary(file.with_suffix(".parquet"))
         file.unlink()
     except DamagedError:
         complete.append(file)
@@ -174,7 +195,7 @@ def _remove_sealed(file: Path, complete: list[Path]) -> None:
 
 
 def _complete(file: Path) -> bool:
-    """Say whether nobody writes to a file any more: its writer said so, or is dead beyond doubt."""
+    """Return True if no process writes to a file any more: it was finished, or its writer is dead."""
     with file.open("rb") as lines:
         first = lines.readline()
         lines.seek(max(0, lines.seek(0, os.SEEK_END) - _TAIL))
@@ -184,31 +205,31 @@ def _complete(file: Path) -> bool:
         writer = msgspec.json.decode(first).get("writer") or {}
     except (msgspec.MsgspecError, UnicodeDecodeError, AttributeError):
         return False
-    return gone(writer, file.with_name("heartbeat"))
+    return is_certainly_dead(writer, file.with_name("heartbeat"))
 
 
 def _summaries(con: Duck, shelf: Shelf, sealed: Iterable[Path]) -> list[tuple[Path, Summary]]:
-    """Return the sealed files that are intact; of the others a sentence goes to the problems."""
+    """Return the intact sealed files; note a problem for each of the others."""
     out = []
     for file in sealed:
         try:
             out.append((file, summary_of(con, file)))
         except FileNotFoundError:
-            continue  # set aside by a repair meanwhile
+            continue  # a repair has just moved it aside
         except DamagedError as exc:
             shelf.problems.append(str(exc))
     return out
 
 
 def summary_of(con: Duck, file: Path) -> Summary:
-    """Return the summary of a sealed file, every byte of which was looked at; an error if damaged."""
+    """Return the summary of a sealed file; raise if any byte of the file is damaged."""
     import duckdb
 
-    found = checked(file)
+    found = checked_summary(file)
     check_format(found, FORMAT, file)
     try:
         summary = msgspec.convert({"check": "", **found}, Summary)
-        if not summary.check:  # without a checksum, that it can be read is all that can be known
+        if not summary.check:  # without a checksum, only reading it shows damage
             whole = f"SELECT count(*), bit_xor(hash(COLUMNS(*))) FROM read_parquet({quoted(file)})"
             rows = con.execute(whole).fetchone()[0]
     except (msgspec.MsgspecError, UnicodeDecodeError, duckdb.Error) as exc:
@@ -227,9 +248,9 @@ def _unreadable(file: Path, why: str) -> DamagedError:
 
 
 POINTS_FORMAT = 2
-"""From 2 on, rows stand in the order of logging, and the index and the files carry checksums."""
+"""From 2 on, rows are in the order of logging, and the index and the files have checksums."""
 ENOUGH = 5_000
-"""Records from which on a run is worth pivoting once."""
+"""Runs with at least this many records are pivoted once."""
 
 
 class Depth(msgspec.Struct, frozen=True):
@@ -240,7 +261,7 @@ class Depth(msgspec.Struct, frozen=True):
     kinds: dict[str, str]
     """Kind of the column by name."""
     origins: list[str]
-    """Names that have a column of origins: there, a null was logged or a value replayed."""
+    """Names with a column of origins: a null was logged, or a value replayed."""
     check: str = ""
     """Hash of the file."""
 
@@ -255,9 +276,9 @@ class Points(msgspec.Struct, frozen=True):
 def points(
     project: Project, con: Duck, run: str, parts: Sequence[RecordPart], replays: Sequence[Replay]
 ) -> dict[str, tuple[Path, Depth]] | None:
-    """Return what there is by path, made now if need be; None where that is not worth it.
+    """Return the pivot cache of a run, made now if needed; None if the run is too short.
 
-    A run that is still written to, or of which a replay is, is not pivoted.
+    A run that is still recording or being replayed is not pivoted.
     """
     if sum(part.summary.rows for part in parts) < ENOUGH or any(p.file is None for p in parts):
         return None
@@ -270,7 +291,7 @@ def points(
             shutil.rmtree(folder, ignore_errors=True)  # damaged: it is made again
             _make(folder, con, parts)
             found = _opened(folder)
-    except OSError:  # a read-only or full store: group as we go
+    except OSError:  # a read-only or full store: pivot in the query
         return None
     if found is None:
         return None
@@ -278,7 +299,7 @@ def points(
 
 
 def _opened(folder: Path) -> Points | None:
-    """Return what stands in a folder; None if it is not there or not as it was written."""
+    """Return the pivot cache in a folder; None if there is none or it is damaged."""
     try:
         text = (folder / "points.json").read_bytes()
         found = msgspec.json.decode(text, type=Points) if is_intact(text) else None
@@ -307,7 +328,7 @@ def long(parts: Sequence[RecordPart]) -> str:
 
 
 def plain(parts: Sequence[RecordPart]) -> bool:
-    """Say whether nothing competes in a run: one file, of the run itself, each name once a point."""
+    """Return True if a run has one file, of the run itself, with each name once per point."""
     return len(parts) == 1 and parts[0].summary.unique and parts[0].summary.replay is None
 
 
@@ -319,7 +340,9 @@ def _make(folder: Path, con: Duck, parts: Sequence[RecordPart]) -> None:
         distinct = (
             f"SELECT count(*) = count(DISTINCT hash(path, indices, name)) FROM ({long(parts)})"
         )
-        if con.execute(distinct).fetchone()[0]:  # several files, yet nothing twice: no need to rank
+        if con.execute(distinct).fetchone()[
+            0
+        ]:  # several files, but no name twice at a point: no ranking
             source = PLAIN.format(source=long(parts))
     names: dict[str, dict[str, set[str]]] = {}
     for part in parts:
@@ -346,7 +369,7 @@ def _make(folder: Path, con: Duck, parts: Sequence[RecordPart]) -> None:
         index = add_check(msgspec.json.encode(Points(POINTS_FORMAT, depths)))
         publish(aside / "points.json", index, durable=False)
         for old in folder.parent.iterdir():
-            # another reader may still be asking what it found a while ago
+            # another reader may still use an older cache
             if old not in (aside, folder) and time.time() - old.stat().st_mtime > 600:
                 shutil.rmtree(old, ignore_errors=True)
         with contextlib.suppress(OSError):  # another reader was first

@@ -1,4 +1,4 @@
-"""A table that has been asked for: rows when somebody wants them, in the form they want."""
+"""The result of a question: rows computed when fetched, as Python values, pandas, polars, Arrow or Parquet."""
 
 from __future__ import annotations
 
@@ -12,16 +12,23 @@ from pathlib import Path
 from typing import Any
 
 from rearview.errors import RearviewError, UsageError
-from rearview.store.media import Get, StoredValue, drawing, in_text, is_png, stored_value
+from rearview.store.media import (
+    Get,
+    StoredValue,
+    histogram_svg,
+    is_png,
+    stored_value,
+    value_in_text,
+)
 from rearview.store.tables.connection import Duck, quoted
 from rearview.store.tables.pivot import decode
 
 PREVIEW = 20
-"""Rows that a prompt or a notebook shows."""
+"""Rows that `repr` and a notebook show."""
 THUMBNAILS = 4 << 20
-"""Bytes of images that one table in a notebook holds; the others are described."""
+"""Most bytes of images shown in one notebook table; further ones are described."""
 _SAME = 16
-"""Values that are kept while rows are read: outer ones are repeated on inner rows."""
+"""Values cached while rows are read: outer values are repeated on inner rows."""
 
 Stored = Callable[[dict[str, Any]], Any]
 
@@ -29,7 +36,7 @@ Stored = Callable[[dict[str, Any]], Any]
 class Table:
     """Rows that are computed when they are fetched.
 
-    `columns` are the names in order; `kinds` says of the recorded ones what they hold.
+    `columns` are the names in order; `kinds` has the kinds of the recorded ones.
     """
 
     def __init__(
@@ -43,7 +50,7 @@ class Table:
         unproved: Sequence[str] = (),
         get: Get | None = None,
     ) -> None:
-        """Take `get` to read the bytes of arrays and images; without it they stay descriptions."""
+        """Read arrays and images with `get`; without it they stay descriptions."""
         self._duck = duck
         self._get = get
         self.sql = sql
@@ -51,21 +58,21 @@ class Table:
         self.mark = mark
         """The column that names the unproved values of each row; empty if there is none."""
         self.unproved = list(unproved)
-        """Names of which unproved values may be among the rows."""
+        """Names that may have unproved values in the rows."""
         described = self._run(f"SELECT * FROM ({sql}\n) LIMIT 0").description
         self.columns = list(labels) or [column[0] for column in described]
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Yield each row as a dictionary of Python values: arrays and tensors as what they were.
+        """Yield each row as a dictionary of Python values: arrays and tensors as they were logged.
 
-        Rows that show the same array share it.
+        Rows with the same array share it.
         """
         return self._each(self._loading())
 
     def described(self) -> Iterator[dict[str, Any]]:
         """Yield each row with a `StoredValue` in place of each array, tensor, image or histogram.
 
-        It tells dtype and shape, and is read only when it is asked to `load()`.
+        It has dtype and shape, and its bytes are read by `load()`.
         """
         return self._each(None if self._get is None else self._describe)
 
@@ -81,7 +88,7 @@ class Table:
                 yield out
 
     def _column_kinds(self, result: Any) -> list[str]:
-        """Return the kind of each column; that of a question in SQL is not known for its texts."""
+        """Return the kind of each column; text columns of an SQL question may describe stored values."""
         kinds = [self.kinds.get(column, "") for column in self.columns]
         if self.kinds or self._get is None:
             return kinds
@@ -90,7 +97,7 @@ class Table:
     def _value(self, cell: Any, kind: str, stored: Stored | None) -> Any:
         if kind != _TEXT:
             return decode(cell, kind, stored)
-        found = in_text(cell, self._get)
+        found = value_in_text(cell, self._get)
         return cell if found is None or stored is None else stored(dict(found.facts))
 
     def _describe(self, facts: dict[str, Any]) -> Any:
@@ -98,14 +105,14 @@ class Table:
         return facts if found is None else found
 
     def _loading(self) -> Stored | None:
-        """Return what reads the values of one pass over the rows."""
+        """Return a function that loads stored values, with a cache for one pass over the rows."""
         if self._get is None:
             return None
         read = lru_cache(_SAME)(lambda value: value.load())
 
         def load(facts: dict[str, Any]) -> Any:
             found = self._describe(facts)
-            return read(_Same(found)) if isinstance(found, StoredValue) else found
+            return read(_LoadOnce(found)) if isinstance(found, StoredValue) else found
 
         return load
 
@@ -138,7 +145,7 @@ class Table:
         return shown, max(0, self.count() - len(shown)) if len(shown) == PREVIEW else 0
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return all rows as dictionaries of Python values: arrays and tensors as what they were."""
+        """Return all rows as dictionaries of Python values: arrays and tensors as they were logged."""
         return list(self)
 
     def count(self) -> int:
@@ -154,7 +161,7 @@ class Table:
         kinds = self._column_kinds(self._run(f"SELECT * FROM ({self.sql}\n) LIMIT 0"))
         load = self._loading()
         for k, kind in enumerate(kinds):
-            if kind == _TEXT and not any(in_text(cell) for cell in frame.iloc[:, k]):
+            if kind == _TEXT and not any(value_in_text(cell) for cell in frame.iloc[:, k]):
                 continue
             if kind not in _SIMPLE:
                 values = self._decoded(frame.iloc[:, k], kind, load)
@@ -212,15 +219,15 @@ class Table:
             raise refused(exc) from exc
 
 
-class _Same:
-    """A stored value as a key: those of the same object and form are read once."""
+class _LoadOnce:
+    """A stored value as a cache key: values of the same object and form are equal."""
 
     def __init__(self, value: StoredValue) -> None:
         self._value = value
         self._key = (value.oid, value.kind, value.dtype, value.shape)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other._key == self._key
+        return isinstance(other, _LoadOnce) and other._key == self._key
 
     def __hash__(self) -> int:
         return hash(self._key)
@@ -230,7 +237,7 @@ class _Same:
 
 
 class _Drawing:
-    """The cells of a table in a notebook: images and histograms drawn, all else as text."""
+    """Renders the cells of a notebook table: images and histograms as pictures, the rest as text."""
 
     def __init__(self, room: int) -> None:
         self._room = room
@@ -244,7 +251,7 @@ class _Drawing:
         self._room -= value.nbytes
         try:
             if value.kind == "histogram":
-                return f'<span title="{text}">{drawing(value.histogram()[0])}</span>'
+                return f'<span title="{text}">{histogram_svg(value.histogram()[0])}</span>'
             data = value.raw()
         except (RearviewError, OSError):  # `rows()` raises it
             return text
@@ -263,11 +270,11 @@ def _cell(value: Any) -> str:
 
 _SIMPLE = {"", "float", "int", "bool", "str"}
 _TEXT = "text"
-"""Kind of a column of SQL: texts, among which there may be those of stored values."""
+"""Kind of an SQL column of texts, some of which may describe stored values."""
 
 
 def refused(exc: Exception) -> UsageError:
-    """Return what DuckDB said about a question, as an error of ours."""
+    """Return an error of DuckDB about a question as a UsageError."""
     return UsageError(
         f'The question cannot be answered: {str(exc).strip()} `rearview sql "SHOW TABLES"` lists '
         "the tables; docs/schema.md describes them.",

@@ -1,9 +1,4 @@
-"""The tables of docs/schema.md, filled from what a project holds.
-
-The tables that SQL sees, each column with its meaning; docs/schema.md is made from this.
-
-The tables of docs/schema.md, filled from what a project holds.
-"""
+"""The SQL tables: each column with its meaning (docs/schema.md is made from this), and how they are filled."""
 
 from __future__ import annotations
 
@@ -193,7 +188,7 @@ FUNCTIONS = {
         ),
     )
 }
-"""Functions of SQL over a column of stored values or over `records.text`: how, and what they return."""
+"""SQL functions of a column of stored values or of `records.text`: their SQL and meaning."""
 
 _FUNCTIONS = """\
 A tensor, array, image, figure or histogram is a text of SQL that says what it is and which object of the \
@@ -261,7 +256,7 @@ if __name__ == "__main__":
 
 
 def load_runs(duck: Duck, shelf: Shelf) -> None:
-    """Make the tables that every question needs: `own.runs`, `own.args`, `own.replays`."""
+    """Create the tables that every question needs: `own.runs`, `own.args`, `own.replays`."""
     runs = [
         {"ord": k, "run": run.id, **{c: getattr(run, c) for c in _columns("runs") if c != "run"}}
         for k, run in enumerate(shelf.runs)
@@ -292,7 +287,7 @@ def load_runs(duck: Duck, shelf: Shelf) -> None:
 
 
 def load_views(duck: Duck, shelf: Shelf) -> None:
-    """Make the tables of docs/schema.md; those that cost something are empty until asked for."""
+    """Create the tables of docs/schema.md; expensive ones stay empty until a question needs them."""
     numeric = {"float", "int", "long", "bool"}
     rows = (
         {"run": run, "name": name, "kind": kind, "text": text,
@@ -335,7 +330,7 @@ def _arguments(shelf: Shelf) -> dict[str, dict[str, tuple[str, str | None]]]:
 
 
 def load_versions(duck: Duck, versions: Versions | None, *, with_files: bool) -> None:
-    """Fill the tables of versions and, if asked, of their files."""
+    """Fill the tables of versions and, on request, of their files."""
     names = versions.names() if versions is not None else {}
     rows = [
         {"version": tree, "run": name.removeprefix("runs/") if name.startswith("runs/") else None}

@@ -1,16 +1,11 @@
-"""Sealing: records files that nobody writes to any more become Parquet.
+"""Seal finished record files: convert JSON lines to Parquet, with a summary of what the file holds.
 
-What a sealed file says about itself, so that it need not be scanned to be known.
-
-Sealing: records files that nobody writes to any more become Parquet.
-
-This is done by whoever reads, never by the training process. A sealed file holds exactly what
-the lines held; they are removed only after the Parquet file was read back and found equal.
+Readers do this, never the training process. A sealed file holds exactly what the lines held; the lines are
+removed only after the Parquet file was read back and compared.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import tempfile
@@ -21,19 +16,20 @@ from typing import Any
 
 import msgspec
 
+from rearview.durable_files import publish_file
 from rearview.errors import DamagedError
 from rearview.store.files import close_to_others
 from rearview.store.json_lines import CHECKED
 from rearview.store.records import RecordLine, scan
-from rearview.store.sealed_records import MARK, NO_CHECK, stamp
 from rearview.store.tables.connection import Duck, files, quoted
+from rearview.store.tables.sealed_records import MARK, NO_CHECK, write_check
 
 FORMAT = 2
 """From 2 on, a summary ends in the checksum of the whole file."""
 
 
-class Name(msgspec.Struct, frozen=True):
-    """What one name holds at one depth of one file."""
+class NameSummary(msgspec.Struct, frozen=True):
+    """Kinds and number of the values of one name at one depth in one file."""
 
     path: str
     name: str
@@ -41,7 +37,7 @@ class Name(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """What a sealed file says about itself, so that it need not be scanned to be known."""
+    """Summary of a sealed file, which makes scanning it unnecessary."""
 
     format: int
     run: str
@@ -50,22 +46,22 @@ class Summary(msgspec.Struct, frozen=True):
     replay: str | None
     rows: int
     unique: bool
-    """No name was logged twice at one point."""
+    """Whether no name was logged twice at one point."""
     damaged: int
     """Records, or in files of format 1 lines, that were lost before it was sealed."""
-    names: list[Name]
+    names: list[NameSummary]
     since: int = 0
-    """Where in the earlier attempts this one began."""
+    """Number of the record from which this attempt repeats earlier ones."""
     labels: dict[str, list[str]] = {}
-    """By path, what the values of its loops are where they differ from the iteration number."""
+    """By path: kinds of the loop values that differ from the iteration number."""
     check: str = NO_CHECK
-    """Hash of the file, as `store.sealed` takes it; the last field."""
+    """Hash of the file (`sealed_records`); the last field."""
 
 
 def summaries(
     con: Duck, headers: Sequence[Mapping[str, Any]], rows: Sequence[int], damaged: Sequence[int]
 ) -> list[Summary]:
-    """Return what each file that is in `own.loaded` holds."""
+    """Return the summary of each file in `own.loaded`."""
     names: list[dict[tuple[str, str], dict[str, int]]] = [{} for _ in headers]
     sql = "SELECT file, path, name, kind, count(*) FROM own.loaded GROUP BY ALL ORDER BY min(seq), kind"
     for file, path, name, kind, number in con.execute(sql).fetchall():
@@ -85,7 +81,7 @@ def summaries(
             rows=rows[k],
             unique=unique.get(k, 0) == rows[k],
             damaged=damaged[k],
-            names=[Name(at, name, kinds) for (at, name), kinds in names[k].items()],
+            names=[NameSummary(at, name, kinds) for (at, name), kinds in names[k].items()],
             labels=labels.get(k, {}),
         )
         for k, header in enumerate(headers)
@@ -109,7 +105,7 @@ def _labels(con: Duck) -> dict[int, dict[str, list[str]]]:
 
 _EXACT = 2**53
 _BIG = 16 << 20
-"""Bytes of a line from which on DuckDB must be told."""
+"""DuckDB needs a larger buffer for lines above this many bytes."""
 _HEADERS = {
     "filename": "VARCHAR",
     "k": "INTEGER",
@@ -160,22 +156,22 @@ _LONG = """
 
 @dataclass(frozen=True, slots=True)
 class LoadedRecords:
-    """A records file whose rows are in DuckDB: those of `own.loaded` with `file = number`."""
+    """A record file that was loaded into DuckDB: the rows of `own.loaded` with `file = number`."""
 
     file: Path
     number: int
     summary: Summary
     lost: int = 0
-    """Records that were there and cannot be read: the file is damaged, and is not sealed."""
+    """Records that are damaged; such a file is not sealed."""
 
 
 def load(
     con: Duck, paths: Sequence[Path], *, growing: bool = False, clean: bool = False
 ) -> list[LoadedRecords]:
-    """Bring records files into the table `own.loaded`; a torn end is left out.
+    """Load record files into the table `own.loaded`, without a torn last line.
 
-    Files that are still `growing` are read as they are now. Damaged lines are left out and
-    counted. In files without checksums, lines that cannot be read are an error, but with `clean`.
+    Files that are still `growing` are read as they are now. Damaged lines are left out and counted. In
+    files without checksums, lines that cannot be read are an error, unless `clean`.
     """
     import duckdb
 
@@ -230,9 +226,9 @@ def _unsound(paths: Sequence[Path], why: str) -> DamagedError:
 
 
 def seal(con: Duck, loaded: Sequence[LoadedRecords]) -> list[Path]:
-    """Write files that were loaded and are complete as Parquet beside them; return the new files.
+    """Write loaded, complete files as Parquet next to them; return the new files.
 
-    The lines are removed once everything has been read back and found equal.
+    The lines are removed after the new files were read back and compared.
     """
     aside: dict[Path, Path] = {}
     check = "count(*), bit_xor(hash(COLUMNS(* EXCLUDE ({0})))) FROM {1} GROUP BY {0}"
@@ -248,7 +244,7 @@ def seal(con: Duck, loaded: Sequence[LoadedRecords]) -> list[Path]:
                 f"path, name, seq) TO {quoted(new)} (FORMAT parquet, COMPRESSION zstd, "
                 f"PARQUET_VERSION v2, KV_METADATA {{{MARK}: {about}}})"
             )
-            stamp(new)
+            write_check(new)
         wanted = con.execute("SELECT file, " + check.format("file", "own.loaded")).fetchall()
         source = f"read_parquet({files(aside.values())}, filename = true)"
         read = con.execute("SELECT filename, " + check.format("filename", source)).fetchall()
@@ -258,7 +254,8 @@ def seal(con: Duck, loaded: Sequence[LoadedRecords]) -> list[Path]:
             name = str(aside[one.file])
             if one.summary.rows and found.get(name) != expected.get(one.number):
                 raise _unsound([one.file], f"{name} does not hold what was written; check the disk")
-            _publish(aside[one.file], one.file.with_suffix(".parquet"))
+            close_to_others(aside[one.file])
+            publish_file(aside[one.file], one.file.with_suffix(".parquet"))
             if one.summary.damaged:
                 shutil.copy(one.file, one.file.with_suffix(".damaged"))
             one.file.unlink(missing_ok=True)
@@ -266,20 +263,6 @@ def seal(con: Duck, loaded: Sequence[LoadedRecords]) -> list[Path]:
         for new in aside.values():
             new.unlink(missing_ok=True)
     return [one.file.with_suffix(".parquet") for one in loaded]
-
-
-def _publish(new: Path, target: Path) -> None:
-    """Rename a file into place so that it is on the disk before anything is removed."""
-    with new.open("rb") as written:
-        os.fsync(written.fileno())
-    close_to_others(new)
-    new.replace(target)
-    folder = os.open(target.parent, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # not every file system can
-            os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def _whole(file: Path) -> bool:
@@ -292,7 +275,7 @@ _decode = msgspec.json.Decoder(RecordLine).decode
 
 
 def _expected(data: bytes) -> int:
-    """Return how many records the lines hold by the numbers of the first and the last."""
+    """Return how many records the lines hold, from the numbers of the first and the last."""
     lines = data.strip(b"\n")
     if not lines:
         return 0

@@ -1,4 +1,4 @@
-"""Tables over all runs: records as SQL tables, and pivoted with a column per name."""
+"""`Tables`: SQL over the records of all runs, and pivoted tables with a column per name."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from rearview.store.tables.pivot import depth
 from rearview.store.tables.query import (
     WORD,
     Ask,
-    asked,
-    explained,
+    check_condition,
+    explain,
     known_columns,
     last_value_sql,
     matching_sql,
+    parse_question,
 )
 from rearview.store.tables.record_files import Shelf, gather
 from rearview.store.tables.result_table import Table, refused
@@ -30,7 +31,7 @@ from rearview.store.versions.versions import Versions
 _LISTING = frozenset(
     ("tables", "views", "information_schema", "duckdb_tables", "duckdb_views", "duckdb_columns")
 )
-"""Words of a question that asks which tables there are."""
+"""Words of a question that lists the tables."""
 _LEVELS = {"setup_pivot": 0, "outer_pivot": 1, "inner_pivot": 2}
 
 
@@ -44,13 +45,13 @@ class IterationRange(NamedTuple):
     first: int = 0
     """First iteration of the loop inside it, if there is one."""
     last: int | None = None
-    """Where the stretch has ended; None: not before the loop does."""
+    """Iteration after the last one; None: to the end of the loop."""
 
 
 class Tables:
-    """What the runs of a project recorded, as tables.
+    """The records of the runs of a project, as tables.
 
-    What it shows is the state at the first question, or at the last `refresh`.
+    They show the state at the first question, or at the last `refresh`.
     """
 
     def __init__(
@@ -69,14 +70,14 @@ class Tables:
         self._shelf = Shelf()
 
     def refresh(self) -> None:
-        """See what has happened since; tables handed out before can no longer be fetched."""
+        """Read the current state of the runs; tables returned before can no longer be fetched."""
         self.close()
         self._opened = Duck(self._project.store)
         self._shelf = gather(self._project, self._opened)
         load_runs(self._opened, self._shelf)
 
     def close(self) -> None:
-        """Give memory and temporary files back."""
+        """Free memory and temporary files."""
         if self._opened is not None:
             self._opened.close()
             self._opened, self._described = None, False
@@ -110,7 +111,7 @@ class Tables:
         """Return one row per point with `names` as columns (none: all), in order of execution.
 
         `where` is SQL over names, loops, arguments and facts of runs; `order` takes columns, with
-        `-` in front for falling. A virtual name is a column of nulls where it has no values.
+        `-` in front for descending. A virtual name is a column of nulls where it has no values.
         `origins` adds a column `<name>.origin` for every logged name. Values of replays that were
         not exact are left out, unless `unproved` asks for them. If there may be unproved values
         among the rest, a last column, `unproved`, names those of each row.
@@ -142,7 +143,7 @@ class Tables:
             ) from exc
 
     def last_values(self, runs: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """Return by name the last value that each of `runs` logged; values that are null are left out."""
+        """Return by name the last value that each of `runs` logged, without nulls."""
         sources = self._sources(runs, ())
         out: dict[str, dict[str, Any]] = {}
         for name in sources.catalogue.names:
@@ -151,13 +152,15 @@ class Tables:
             out[name] = {row["run"]: row["v"] for row in rows if row["v"] is not None}
         return out
 
-    def stretches(self, where: str, runs: Iterable[str], *, skip: int = 0) -> list[IterationRange]:
-        """Return where in the loops of `runs` a condition holds, by iteration of the outermost.
+    def iteration_ranges(
+        self, where: str, runs: Iterable[str], *, skip: int = 0
+    ) -> list[IterationRange]:
+        """Return the iterations of `runs` in which a condition holds, by iteration of the outermost loop.
+
+        An inner range extends to the next rows for which the condition does not hold, because nothing is
+        known of iterations in which nothing was recorded.
 
         The first `skip` steps of each point are no loops: those of notebooks begin with the cell.
-
-        An inner stretch goes on up to the next rows for which it does not hold: of iterations in
-        which nothing was recorded nobody knows.
         """
         self._condition(where)
         ask = Ask(self._sources(runs, ()), (), origins=False)
@@ -194,7 +197,7 @@ class Tables:
         Nothing can be written, and no file outside the store can be read. `EXPLAIN` of a question
         is one, too, and so are `DESCRIBE`, `SHOW`, `SUMMARIZE` and pragmas that only tell.
         """
-        how, query = asked(query)
+        how, query = parse_question(query)
         self._question(query)
         words = {(match[1] or match[2] or "").lower() for match in WORD.finditer(query)}
         duck = self._duck()
@@ -218,12 +221,12 @@ class Tables:
                 ask = Ask(sources, (), origins=False, level=level)
                 doubtful += ask.unproved
                 text = ask.sql(None)
-                if level and ask.bare:  # nothing is logged that deep, so there are no such points
+                if level and ask.bare:  # nothing is logged that deep: there are no such points
                     text = f"SELECT * FROM ({text}) WHERE false"
                 duck.execute(f"CREATE OR REPLACE VIEW {word} AS {text}")
         question = query.strip().rstrip(";")
         if how:
-            return explained(duck, how, question)
+            return explain(duck, how, question)
         spoken = "*" in question or {word.lower() for word in doubtful} & words
         told = sorted(set(doubtful)) if spoken else ()
         return Table(duck, question, unproved=told, get=self._objects.get if values else None)
@@ -244,28 +247,12 @@ class Tables:
             raise ask.explain(str(exc)) or exc from exc
 
     def _condition(self, where: str | None) -> None:
-        """Refuse a condition that is none, in its own words and not in those of our SQL."""
-        import duckdb
-
-        if where is None:
-            return
-        said = "it is more than one"
-        try:
-            for text in (f"SELECT 1 WHERE {where}", f"SELECT ({where}\n)"):
-                if len(self._duck().con.extract_statements(text)) != 1:
-                    break
-            else:
-                return
-        except duckdb.Error as exc:
-            said = str(exc).strip().partition("\n")[0]
-        raise UsageError(
-            f"The condition {where!r} cannot be read: {said}. Write SQL over names, loops and "
-            "arguments, such as 'acc < 0.9 and epoch > 10'.",
-            slug="sql",
-        )
+        """Raise if a condition is not valid SQL, with a message about the condition alone."""
+        if where is not None:
+            check_condition(self._duck().con, where)
 
     def _question(self, sql: str) -> None:
-        """Refuse whatever is not one single SELECT."""
+        """Raise if `sql` is not a single SELECT."""
         import duckdb
 
         try:

@@ -1,1 +1,1 @@
-"""The source of every run, as git trees under our own refs."""
+"""The source of every run, as git trees under refs of Rearview."""

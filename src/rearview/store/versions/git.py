@@ -1,4 +1,4 @@
-"""A git object database, spoken to by plumbing only: nothing of the user's is ever changed."""
+"""A git object database, used through plumbing commands only: HEAD, index and files of the user stay as they are."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rearview.errors import VersionError
-from rearview.store.files import folder_mode, make_folder
-from rearview.store.project import publish
+from rearview.store.files import folder_mode, make_folder, publish
 
 Entry = tuple[str, str]
-"""(mode, object name) of one file of a tree."""
+"""Mode and object name of one file in a tree."""
 
 REFS = "refs/rearview/"
 _WHO = {"NAME": "rearview", "EMAIL": "rearview@localhost"}
@@ -29,9 +28,9 @@ _QUIET = {
     "i18n.commitEncoding": "utf-8",
     "maintenance.auto": "false",
 }
-"""Configuration of the user's that would run something, write something or change bytes."""
+"""Overrides of user configuration that would start programs, write files or change bytes."""
 _ALONE = {
-    "GIT_ALLOW_PROTOCOL": "none",  # no object is ever fetched, whatever a remote promises
+    "GIT_ALLOW_PROTOCOL": "none",  # never fetch objects from a promisor remote
     "GIT_NO_LAZY_FETCH": "1",
     "GIT_NO_REPLACE_OBJECTS": "1",
     "GIT_GRAFT_FILE": os.devnull,
@@ -43,14 +42,14 @@ _ALONE = {
     "GIT_TERMINAL_PROMPT": "0",
     "LC_ALL": "C",
 }
-"""Environment in which git reads this one database and starts no other program."""
+"""Environment in which git reads only this database and starts no other program."""
 
 
 class GitDatabase:
-    """Blobs, trees and our own refs in one git directory, the user's or ours.
+    """Blobs, trees and Rearview's refs in one git directory, of the user or of the store.
 
-    `git_dir` holds refs and objects; `work_tree` is where listed and hashed files lie; `own`
-    says that the database is Rearview's and not the repository that the files lie in.
+    `git_dir` holds refs and objects; `work_tree` holds the files to list and hash; `own` is True if the
+    database belongs to Rearview and not to the repository of the files.
     """
 
     def __init__(self, git_dir: Path, work_tree: Path, scratch: Path, *, own: bool) -> None:
@@ -61,17 +60,17 @@ class GitDatabase:
 
     @property
     def place(self) -> str:
-        """Where versions of this database are, for messages and for cache keys."""
+        """Where the database is, for messages and as a cache key."""
         return str(self.git_dir)
 
     def has(self, tree: str) -> bool:
-        """Say whether the tree is here."""
+        """Return True if the database has the tree."""
         return self._git("cat-file", "-t", tree, check=False).strip() == b"tree"
 
     def put_files(self, paths: Sequence[bytes]) -> list[str]:
         """Store the raw bytes of files of the work tree; return their names in order."""
         root = os.fsencode(self.work_tree)
-        # whole paths, for git reads relative ones from the top of the repository; one a line
+        # absolute paths, one per line: git resolves relative ones from the top of the repository
         whole = [root + b"/" + path for path in paths]
         plain = [path for path in whole if b"\n" not in path]
         names: dict[bytes, str] = {}
@@ -85,14 +84,14 @@ class GitDatabase:
         return [names[path] for path in whole]
 
     def put(self, data: bytes) -> str:
-        """Store bytes as they are; return their name."""
+        """Store bytes; return their name."""
         out = self._git("hash-object", "-w", "--no-filters", "--stdin", stdin=data)
         return out.decode().strip()
 
     def tree(self, base: str | None, changes: Mapping[bytes, Entry | None]) -> str:
-        """Return the tree that is `base` (None: empty) with entries put in or, if None, taken out.
+        """Return the tree `base` (None: empty) with entries added, replaced or, if None, removed.
 
-        The work is done in an index of our own, so the user's is neither read nor locked.
+        It uses an index of its own, so the user's index is neither read nor locked.
         """
         make_folder(self._scratch)
         with tempfile.TemporaryDirectory(dir=self._scratch, prefix="index-") as folder:
@@ -109,16 +108,16 @@ class GitDatabase:
             return self._git("write-tree", env=env).decode().strip()
 
     def keep(self, name: str, tree: str, message: str) -> None:
-        """Hold a tree under `refs/rearview/<name>` by a commit that has no parent."""
+        """Keep a tree under `refs/rearview/<name>`, in a commit without a parent."""
         commit = self._git("commit-tree", tree, "-F", "-", stdin=message.encode()).decode().strip()
         self._git("update-ref", REFS + name, commit)
 
     def drop(self, name: str) -> None:
-        """Let go of what `refs/rearview/<name>` holds."""
+        """Delete `refs/rearview/<name>`."""
         self._git("update-ref", "-d", REFS + name)
 
     def names(self) -> dict[str, str]:
-        """Return tree by name below `refs/rearview/`."""
+        """Return the trees below `refs/rearview/`, by name."""
         out = self._git("for-each-ref", "--format=%(refname)%00%(tree)", REFS)
         pairs = (line.split("\0") for line in out.decode().splitlines())
         return {ref.removeprefix(REFS): tree for ref, tree in pairs}
@@ -154,7 +153,7 @@ class GitDatabase:
             at = end + 2 + size
 
     def raw(self, names: Iterable[str]) -> Iterator[tuple[str, bytes] | None]:
-        """Yield kind and bytes of each object in order, None for one that is not there."""
+        """Yield kind and bytes of each object in order, None for a missing one."""
         names = list(names)
         if not names:
             return
@@ -172,7 +171,7 @@ class GitDatabase:
             at = end + 2 + size
 
     def diff(self, a: str, b: str) -> str:
-        """Return the unified difference of two trees."""
+        """Return the unified diff of two trees."""
         plain = (
             "--no-ext-diff",
             "--no-textconv",
@@ -186,8 +185,8 @@ class GitDatabase:
     def listed(self) -> Iterator[tuple[bool, bytes]]:
         """Yield (tracked?, path below the work tree) of all files that are not ignored.
 
-        The user's index says what is tracked; a database of our own tracks nothing. A folder
-        that is a repository of its own (a submodule, a nested clone) is listed with a closing `/`.
+        The user's index says what is tracked; a database of Rearview tracks nothing. A folder that is a
+        repository of its own (a submodule, a nested clone) is listed with a trailing `/`.
         """
         env = {"GIT_INDEX_FILE": str(self._scratch / "none")} if self.own else {}
         out = self._git("ls-files", "-z", "-t", "-c", "-o", "--exclude-standard", env=env)
@@ -199,7 +198,7 @@ class GitDatabase:
                 yield line[:1] != b"?", path
 
     def ignores_all(self) -> bool:
-        """Say whether the work tree's folder is itself ignored by the repository around it."""
+        """Return True if the repository around the work tree ignores its folder."""
         done = run_git(["check-ignore", "-q", "--", "."], cwd=self.work_tree)
         return done.returncode == 0
 
@@ -211,7 +210,9 @@ class GitDatabase:
         check: bool = True,
     ) -> bytes:
         extra = dict(env or {})
-        if self.own:  # else git finds itself, so that subfolders and linked work trees are right
+        if (
+            self.own
+        ):  # otherwise git finds the repository, so that subfolders and linked work trees work
             extra |= {"GIT_DIR": str(self.git_dir), "GIT_WORK_TREE": str(self.work_tree)}
         umask = _umask_of(self.git_dir) if self.own else -1
         done = run_git(list(args), cwd=self.work_tree, stdin=stdin, env=extra, umask=umask)
@@ -226,7 +227,7 @@ class GitDatabase:
 
 
 def _umask_of(git_dir: Path) -> int:
-    """Return the umask with which git writes into a database of ours."""
+    """Return the umask with which git writes into a database of Rearview."""
     return 0o777 & ~folder_mode(git_dir.parent)
 
 
@@ -240,7 +241,7 @@ def run_git(
 ) -> subprocess.CompletedProcess[bytes]:
     """Run one git command that starts no other program: no hook, filter, pager or transport.
 
-    The environment has no effect on it, nor has the configuration of the repository on what it runs.
+    The environment has no effect on it, and the configuration of the repository starts nothing.
     """
     clean = {key: text for key, text in os.environ.items() if not key.startswith("GIT_")}
     for role in ("AUTHOR", "COMMITTER"):
@@ -268,7 +269,7 @@ def run_git(
 
 @contextlib.contextmanager
 def empty_repository(files: Path) -> Iterator[GitDatabase]:
-    """Have git without any configuration but ours, over a folder of `files`, for a moment."""
+    """Provide a temporary bare repository over a folder of `files`, with our configuration only."""
     with tempfile.TemporaryDirectory(prefix="rearview-git-") as folder:
         place = Path(folder)
         begin_bare(place)
@@ -276,7 +277,7 @@ def empty_repository(files: Path) -> Iterator[GitDatabase]:
 
 
 def begin_bare(place: Path) -> None:
-    """Make a folder a bare repository that holds nothing."""
+    """Create an empty bare repository in a folder."""
     for folder in ("objects", "refs/heads"):
         make_folder(place / folder)
     config = b"[core]\n\trepositoryformatversion = 0\n\tbare = true\n"
@@ -285,7 +286,7 @@ def begin_bare(place: Path) -> None:
 
 
 def has_git(cwd: Path) -> bool:
-    """Return True if there is a git to call."""
+    """Return True if git can be called."""
     try:
         return run_git(["--version"], cwd=cwd).returncode == 0
     except VersionError:
@@ -293,9 +294,9 @@ def has_git(cwd: Path) -> bool:
 
 
 def repository(root: Path) -> Path | None:
-    """Return the git directory of the repository that `root` lies in, or None.
+    """Return the git directory of the repository around `root`, or None.
 
-    None too when git is missing, refuses the folder, or its database cannot be written.
+    Also None if git is missing, refuses the folder, or its database is read-only.
     """
     with contextlib.suppress(VersionError, OSError):
         asked = ["--is-inside-work-tree", "--git-common-dir", "--show-toplevel"]
@@ -303,7 +304,7 @@ def repository(root: Path) -> Path | None:
         lines = done.stdout.split(b"\n")
         if done.returncode == 0 and lines[0] == b"true":
             common = Path(root, os.fsdecode(lines[1])).resolve()
-            # a repository may say that its files are elsewhere: those are not the project's
+            # a repository may be configured with another work tree, which is not the project
             top, here = Path(os.fsdecode(lines[2])).resolve(), root.resolve()
             if top != here and top not in here.parents:
                 return None

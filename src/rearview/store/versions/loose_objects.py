@@ -1,8 +1,8 @@
-"""Versions in the store: git's objects and refs, written and read by ourselves.
+"""Git objects and refs in the store, written and read without git.
 
-What stands here is a bare git repository of loose objects, which git can read. We do not let it: a
-store may come from a stranger, and git does what the configuration beside the objects says. Every
-object is checked against its name when it is read.
+The folder is a bare git repository of loose objects, which git could read. Rearview does not let it: a store
+may come from a stranger, and git obeys the configuration beside the objects. Every object is checked against
+its name when it is read.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rearview.errors import VersionError
-from rearview.store.files import make_folder
-from rearview.store.project import publish
+from rearview.store.files import make_folder, publish
 from rearview.store.versions.git import REFS, Entry, begin_bare, empty_repository, has_git
 
 _FOLDER = "40000"
 _SKIPPED = {b".git", b".hg", b".svn", b".rearview"}
 _NAME = re.compile("[0-9a-f]{40}")
 LARGEST = 1 << 28
-"""Bytes of an object that are unpacked at most; sources are smaller by far."""
+"""Most bytes of an object that are decompressed; sources are much smaller."""
 
 
 class LooseDatabase:
@@ -40,11 +39,11 @@ class LooseDatabase:
 
     @property
     def place(self) -> str:
-        """Where versions of this database are, for messages and for cache keys."""
+        """Where the database is, for messages and as a cache key."""
         return str(self.git_dir)
 
     def has(self, tree: str) -> bool:
-        """Say whether the tree is here."""
+        """Return True if the database has the tree."""
         return bool(_NAME.fullmatch(tree)) and (
             self._path(tree).is_file() or self._packed(tree) is not None
         )
@@ -54,11 +53,11 @@ class LooseDatabase:
         return [self.put(Path(self.work_tree, os.fsdecode(p)).read_bytes()) for p in paths]
 
     def put(self, data: bytes) -> str:
-        """Store bytes as they are; return their name."""
+        """Store bytes; return their name."""
         return self._write(b"blob", data)
 
     def tree(self, base: str | None, changes: Mapping[bytes, Entry | None]) -> str:
-        """Return the tree that is `base` (None: empty) with entries put in or, if None, taken out."""
+        """Return the tree `base` (None: empty) with entries added, replaced or, if None, removed."""
         files = self.entries(base) if base else {}
         for path, entry in changes.items():
             if entry is None:
@@ -83,7 +82,7 @@ class LooseDatabase:
         return self._write(b"tree", b"".join(line for _, line in sorted(lines)))
 
     def keep(self, name: str, tree: str, message: str) -> None:
-        """Hold a tree under `refs/rearview/<name>` by a commit that has no parent."""
+        """Keep a tree under `refs/rearview/<name>`, in a commit without a parent."""
         who = f"rearview <rearview@localhost> {int(time.time())} +0000"
         text = f"tree {tree}\nauthor {who}\ncommitter {who}\n\n{message}"
         file = self.git_dir / REFS / name
@@ -92,11 +91,11 @@ class LooseDatabase:
         publish(file, commit.encode() + b"\n", durable=False)
 
     def drop(self, name: str) -> None:
-        """Let go of what `refs/rearview/<name>` holds."""
+        """Delete `refs/rearview/<name>`."""
         (self.git_dir / REFS / name).unlink(missing_ok=True)
 
     def names(self) -> dict[str, str]:
-        """Return tree by name below `refs/rearview/`."""
+        """Return the trees below `refs/rearview/`, by name."""
         out = {}
         for name, commit in self.refs().items():
             with contextlib.suppress(VersionError):  # damaged: `verify` says so
@@ -104,7 +103,7 @@ class LooseDatabase:
         return out
 
     def refs(self) -> dict[str, str]:
-        """Return what stands in the ref of each name below `refs/rearview/`, unchecked."""
+        """Return the content of each ref below `refs/rearview/`, unchecked."""
         out = {}
         with contextlib.suppress(OSError):
             for line in (self.git_dir / "packed-refs").read_text("utf-8", "replace").splitlines():
@@ -137,7 +136,7 @@ class LooseDatabase:
             yield self._read(name, b"blob")
 
     def diff(self, a: str, b: str) -> str:
-        """Return the unified difference of two trees."""
+        """Return the unified diff of two trees."""
         old, new = self.entries(a), self.entries(b)
         out: list[str] = []
         for path in sorted(old.keys() | new.keys()):
@@ -154,7 +153,7 @@ class LooseDatabase:
     def listed(self) -> Iterator[tuple[bool, bytes]]:
         """Yield (tracked?, path below the work tree) of all files.
 
-        Those that are ignored are left out, if there is a git that knows how to.
+        Without ignored files, if git is installed to tell which they are.
         """
         if has_git(self.work_tree):
             with empty_repository(self.work_tree) as git:
@@ -167,7 +166,7 @@ class LooseDatabase:
                 yield False, os.path.relpath(os.path.join(folder, name), top)  # noqa: PTH118
 
     def ignores_all(self) -> bool:
-        """Say that nothing is ignored here."""
+        """Return False: no repository around it could ignore the folder."""
         return False
 
     def _path(self, name: str) -> Path:
@@ -209,7 +208,7 @@ class LooseDatabase:
         return data
 
     def _whole(self, name: str) -> bytes | None:
-        """Return an object as it is hashed, unchecked; None if it is not there or not to be read."""
+        """Return an object with its header, unchecked; None if it is missing or unreadable."""
         with contextlib.suppress(OSError, zlib.error):
             unpack = zlib.decompressobj()
             data = unpack.decompress(self._path(name).read_bytes(), LARGEST)
@@ -217,7 +216,7 @@ class LooseDatabase:
         return b"" if self._path(name).exists() else None
 
     def _packed(self, name: str) -> bytes | None:
-        """Return an object that somebody packed with git, which has to read it; None if none is."""
+        """Return an object from a git pack, read by git; None if there is none."""
         packs = sorted((self.git_dir / "objects" / "pack").glob("*.*"))
         if not packs or not has_git(self.work_tree):
             return None
@@ -250,7 +249,7 @@ def tree_of(commit: bytes) -> str:
 
 
 def rows_of(tree: bytes, size: int = 20) -> Iterator[tuple[str, bytes, str]]:
-    """Yield mode, name and object of each entry of a tree; `size` is that of a hash in bytes."""
+    """Yield mode, name and object of each entry of a tree; a hash has `size` bytes."""
     at = 0
     while at < len(tree):
         end = tree.find(b"\0", at)

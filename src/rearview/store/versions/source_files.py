@@ -1,4 +1,4 @@
-"""Which files are the source of a project, and which of them changed since we last looked."""
+"""Find the source files of a project, and store those that changed since the last version."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ import msgspec
 from rearview.model.run import NOTEBOOK
 from rearview.model.secrets import holds_secret, is_secret_file
 from rearview.source.notebooks import normal
-from rearview.store.files import make_folder
-from rearview.store.project import FOLDER, publish
+from rearview.store.files import make_folder, publish
+from rearview.store.project import FOLDER
 from rearview.store.versions.git import Entry, GitDatabase
 
 CACHE_FORMAT = 2
-"""From 2 on, four bytes with the CRC of the rest stand before it."""
+"""From 2 on, the file begins with four bytes, the CRC of the rest."""
 LARGEST_NOTEBOOK = 256 << 20
 """Bytes of a notebook that is looked into: most of them are outputs, which are not kept."""
 MANY, MUCH = 5_000, 64 << 20
-"""More untracked files, or more untracked bytes, than this are data: only code is taken."""
+"""With more untracked files, or more untracked bytes, only untracked code files are taken."""
 SETTLED = 1_000_000_000
-"""Nanoseconds after which a file's time tells a later change from the one we saw."""
+"""Nanoseconds after a change before a file's time distinguishes a later change from it."""
 
 CODE = frozenset(
     b".py .pyi .pyx .pxd .ipynb .toml .cfg .ini .yaml .yml .sh .sql .c .cc .cpp .h .hpp .cu .cuh "
@@ -36,14 +36,14 @@ CODE = frozenset(
 CODE_TEXT = frozenset(
     b".py .pyi .pyx .pxd .ipynb .c .cc .cpp .h .hpp .cu .cuh .r .jl .rs .go".split()
 )
-"""Programs, which are taken whatever they contain."""
+"""Suffixes of code, which is always taken."""
 BINARY = frozenset(
     b".npy .npz .pt .pth .ckpt .safetensors .bin .onnx .h5 .hdf5 .parquet .arrow .feather .pkl "
     b".pickle .joblib .zip .gz .bz2 .xz .zst .tar .tgz .7z .jpg .jpeg .png .gif .bmp .webp .tif "
     b".tiff .ico .pdf .mp3 .wav .flac .ogg .mp4 .avi .mov .mkv .so .o .a .dll .dylib .pyc .whl "
     b".root .fits .db .sqlite .tfrecord .model .spm".split()
 )
-"""Suffixes that are not opened to see that they are not text."""
+"""Suffixes of binary files, which need not be opened to find out."""
 SKIP_FOLDERS = frozenset(
     b"__pycache__ .venv venv site-packages node_modules .tox .nox .mypy_cache .pytest_cache "
     b".ruff_cache .ipynb_checkpoints .eggs wandb mlruns lightning_logs .git .hg .svn".split()
@@ -51,7 +51,7 @@ SKIP_FOLDERS = frozenset(
 
 
 class Seen(msgspec.Struct, array_like=True):
-    """A file as it was when its content was last looked at; `oid` is empty if not source."""
+    """A file when its content was last read; `oid` is empty if it is not source."""
 
     mtime: int
     ctime: int
@@ -62,7 +62,7 @@ class Seen(msgspec.Struct, array_like=True):
 
 
 class Cache(msgspec.Struct):
-    """What the last look found: it saves opening files that did not change."""
+    """The result of the last scan: files that did not change are not opened again."""
 
     format: int = CACHE_FORMAT
     place: str = ""
@@ -73,7 +73,7 @@ class Cache(msgspec.Struct):
 
     @classmethod
     def read(cls, file: Path, place: str, limit: int) -> Cache:
-        """Return what was remembered for this database and size limit, or nothing."""
+        """Return the cache for this database and size limit, or an empty one."""
         with contextlib.suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
             data = file.read_bytes()
             if crc32(data[4:]).to_bytes(4, "little") != data[:4]:
@@ -84,7 +84,7 @@ class Cache(msgspec.Struct):
         return cls(place=place, limit=limit)
 
     def write(self, file: Path) -> None:
-        """Remember; losing it costs time only."""
+        """Write the cache; losing it only costs time."""
         with contextlib.suppress(OSError):
             make_folder(file.parent)
             data = msgspec.msgpack.encode(self)
@@ -92,7 +92,7 @@ class Cache(msgspec.Struct):
 
 
 class Database(Protocol):
-    """What is needed of a database here."""
+    """The methods of a git database that a scan uses."""
 
     work_tree: Path
 
@@ -111,17 +111,17 @@ class Database(Protocol):
 
 @dataclass(slots=True)
 class SourceScan:
-    """The files of a project now: their facts, and those whose content must be read."""
+    """The files of a project: their facts, and those whose content must be read."""
 
     files: dict[bytes, Seen] = field(default_factory=dict)
     changed: list[bytes] = field(default_factory=list)
 
     def entries(self) -> dict[bytes, Entry]:
-        """Return what belongs into a tree."""
+        """Return the entries of the tree."""
         return {path: (_mode(seen.mode), seen.oid) for path, seen in self.files.items() if seen.oid}
 
 
-def look(database: Database, cache: Cache) -> SourceScan:
+def scan_source(database: Database, cache: Cache) -> SourceScan:
     """Find the source files and store the content of those that changed since `cache`."""
     out, listing = SourceScan(), dict(_facts(database, b""))
     for path in _taken(listing):
@@ -150,7 +150,7 @@ def _store(database: Database, found: SourceScan, limit: int) -> None:
             del found.files[path]
     try:
         names = database.put_files(texts)
-    except Exception:  # one file that went away must not cost us all the others
+    except Exception:  # a file that was just removed must not lose the others
         names = [_put_one(database, root + b"/" + path) for path in texts]
     for path, name in zip(texts, names, strict=True):
         found.files[path].oid = name
@@ -170,12 +170,12 @@ def _put_notebook(database: Database, whole: bytes, limit: int) -> str:
 
 
 def _put_link(database: Database, whole: bytes) -> str:
-    """Store a link as a link, wherever it leads: what lies outside the project is not taken."""
+    """Store a link as a link, wherever it leads: its target may be outside the project."""
     return database.put(os.readlink(whole))  # noqa: PTH115
 
 
 def _facts(database: Database, prefix: bytes) -> Iterator[tuple[bytes, tuple[bool, Seen]]]:
-    """Yield path, tracked? and facts of every file, going down into repositories inside."""
+    """Yield path, tracked? and facts of every file, also of repositories inside."""
     top = os.open(database.work_tree, os.O_RDONLY | os.O_DIRECTORY)
     try:
         for tracked, path in database.listed():
@@ -200,13 +200,13 @@ def _facts(database: Database, prefix: bytes) -> Iterator[tuple[bytes, tuple[boo
 
 
 def _taken(listing: Mapping[bytes, tuple[bool, Seen]]) -> Iterator[bytes]:
-    """Yield tracked files, and untracked ones as far as they look like source."""
+    """Yield tracked files, and untracked ones that look like source."""
     loose = [seen.size for path, (tracked, seen) in listing.items() if not tracked]
     only_code = len(loose) > MANY or sum(size for size in loose if size <= 1 << 20) > MUCH
     for path in sorted(listing):
         name = path.rsplit(b"/", 1)[-1]
         if is_secret_file(os.fsdecode(path)):
-            continue  # tracked or not: a version may travel further than the repository
+            continue  # even if tracked: a version may be sent further than the repository
         if not listing[path][0]:
             if only_code and not (_suffix(name) in CODE or name.startswith(b"requirements")):
                 continue
@@ -223,7 +223,9 @@ def _is_text(path: bytes, whole: bytes) -> bool:
 def _is_secret(path: bytes, whole: bytes) -> bool:
     """Return True if a file that is not code holds a private key or a token."""
     if _suffix(path) in CODE_TEXT:
-        return False  # without it the run could not be replayed; the store is its owner's alone
+        return (
+            False  # code stays: without it the run could not be replayed, and the store is private
+        )
     with open(whole, "rb") as file:  # noqa: PTH123
         return holds_secret(file.read())
 

@@ -1,4 +1,4 @@
-"""Versions: the source of every run, kept as git trees under refs of our own."""
+"""Versions: save, read, derive, export and compare the source of every run, as git trees."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from rearview.config import Settings
 from rearview.errors import VersionError
-from rearview.store.files import make_folder, unwritable
+from rearview.store.files import make_folder, write_error
 from rearview.store.project import Project
 from rearview.store.versions import source_files
 from rearview.store.versions.git import (
@@ -27,16 +27,16 @@ from rearview.store.versions.loose_objects import LooseDatabase, rows_of, tree_o
 Database = GitDatabase | LooseDatabase
 _LINK = "120000"
 _MODULE = "160000"
-"""Mode of a repository inside, whose commit is not kept here."""
+"""Mode of a submodule, whose commit is not stored here."""
 _NAME = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 WORKTREE = "worktree"
 """Stands for the source as it is now, where a version or run is expected."""
 MOST_SEEN = 64
-"""Versions whose lists of files are remembered."""
+"""Most versions whose lists of files are cached."""
 
 
 class Damage(NamedTuple):
-    """An object of a version that is missing or is not what its name says."""
+    """An object of a version that is missing or damaged."""
 
     home: Database
     name: str
@@ -46,7 +46,7 @@ class Damage(NamedTuple):
 
     @property
     def file(self) -> Path:
-        """The file of the object, where it is one of ours; else the database."""
+        """The file of the object in Rearview's database; else the database."""
         if not isinstance(self.home, LooseDatabase):
             return self.home.git_dir
         place = self.home.git_dir / "objects" / self.oid[:2] / self.oid[2:]
@@ -59,7 +59,7 @@ class Damage(NamedTuple):
 
 
 def _first_bad(home: Database, top: str, sound: set[str]) -> tuple[str, str] | None:
-    """Return the first object below `top` that cannot be read as what it is called, and why."""
+    """Return the first object below `top` that is missing or damaged, and why."""
     todo = [top]
     seen: set[str] = set()
     while todo:
@@ -77,7 +77,7 @@ def _first_bad(home: Database, top: str, sound: set[str]) -> tuple[str, str] | N
             elif kind == "tree":
                 size = len(name) // 2
                 todo += [oid for mode, _, oid in rows_of(data, size) if mode != _MODULE]
-    sound |= seen  # what is above a bad object is not sound, whoever else refers to it
+    sound |= seen  # trees above a damaged object are not intact, for other versions either
     return None
 
 
@@ -102,25 +102,25 @@ class Versions:
         self._own = project.store / "versions.git"
         self._home: Database | None = None
         self._seen: dict[str, tuple[Database, dict[bytes, Entry]]] = {}
-        """Where versions are and what is in them; their names are hashes of that."""
+        """Database and files of versions, cached; a version never changes."""
 
     def save(self, run: str) -> str:
-        """Keep the project's text files as they are now for `run`; return the version.
+        """Store the current text files of the project for `run`; return the version.
 
         Tracked and untracked files are taken; ignored, big and binary ones are not.
         """
         try:
             return self._saved(run)
         except OSError as exc:
-            raise unwritable(exc, "The source as it is now", self._scratch) from exc
+            raise write_error(exc, "The source as it is now", self._scratch) from exc
 
     def _saved(self, run: str) -> str:
         home = self._database()
         try:
             return self._save(home, run)
         except (VersionError, OSError):
-            # a cache that speaks of objects which are gone, or a repository that turns out to
-            # be read-only: begin anew, and if that fails too, in a place of our own
+            # the cache names objects that were removed, or the repository is read-only: start over,
+            # and if that fails too, use a database of Rearview
             (self._scratch / "seen").unlink(missing_ok=True)
         try:
             return self._save(home, run)
@@ -134,7 +134,7 @@ class Versions:
         file = self._scratch / "seen"
         cache = source_files.Cache.read(file, home.place, self._limit)
         asof = _clock(self._scratch)
-        found = source_files.look(home, cache)
+        found = source_files.scan_source(home, cache)
         if not found.files and home.ignores_all():
             self._home = self._begin_own()
             return self._save(self._home, run)
@@ -156,12 +156,12 @@ class Versions:
             path: entry for path, entry in entries.items() if old.get(path) != entry
         }
         changes |= dict.fromkeys(old.keys() - entries.keys())
-        # taken out first: a file may stand where a folder stood
+        # removals first: a file may replace a folder
         changes = dict(sorted(changes.items(), key=lambda item: item[1] is not None))
         return home.tree(cache.tree, changes) if changes else cache.tree
 
     def derive(self, version: str, changes: Mapping[str, bytes | None]) -> str:
-        """Return the version that is `version` with files replaced, added or, if None, removed."""
+        """Return `version` with files replaced, added or, if None, removed, as a new version."""
         home, old = self._look(version)
         entries: dict[bytes, Entry | None] = {}
         for path, data in changes.items():
@@ -189,7 +189,7 @@ class Versions:
         }
 
     def adopt(self, run: str, packed: Mapping[str, tuple[str, bytes]]) -> str:
-        """Keep for `run` a version that comes from elsewhere; return its id."""
+        """Store a version from another store for `run`; return its id."""
         home = self._database()
         entries: dict[bytes, Entry | None] = {
             os.fsencode(path): (mode, home.put(data)) for path, (mode, data) in packed.items()
@@ -222,9 +222,9 @@ class Versions:
         )
 
     def export(self, version: str, folder: Path) -> None:
-        """Write all files of a version below `folder`, which is made if it is not there."""
+        """Write all files of a version below `folder`, which is created if needed."""
         home, found = self._look(version)
-        # links last, so that no file is ever written through one
+        # links last, so that no file is written through one
         entries = sorted(found.items(), key=lambda item: item[1][0] == _LINK)
         blobs = home.blobs(name for _, (_, name) in entries)
         for (path, (mode, _)), data in zip(entries, blobs, strict=True):
@@ -238,14 +238,14 @@ class Versions:
                 file.chmod(0o700 if mode == "100755" else 0o600)
 
     def _aim(self, path: str, link: str) -> str:
-        """Return where a link leads from an exported tree: one out of the project leads there still."""
+        """Return the target of an exported link; one that leads out of the project still does."""
         target = os.path.normpath(os.path.join(os.path.dirname(path), link))  # noqa: PTH118, PTH120
         if target.startswith("..") and not os.path.isabs(link):  # noqa: PTH117
             return os.path.normpath(self._project.root / target)
         return link
 
     def diff(self, a: str, b: str) -> str:
-        """Return what changed from version `a` to version `b` as a unified difference."""
+        """Return the unified diff from version `a` to version `b`."""
         one, two = self._holding(a), self._holding(b)
         if isinstance(one, GitDatabase) and one is two:
             return one.diff(a, b)
@@ -264,14 +264,14 @@ class Versions:
             return (git if has_git(self._project.root) else both).diff(first, second)
 
     def names(self) -> dict[str, str]:
-        """Return version by name: `runs/<run>` or `derived/<version>`."""
+        """Return the versions by name: `runs/<run>` or `derived/<version>`."""
         out: dict[str, str] = {}
         for home in self._all():
             out.update(home.names())
         return out
 
     def damage(self) -> Iterator[Damage]:
-        """Yield what is wrong with the versions that are kept, having read every object of them."""
+        """Read every object of every version; yield each that is damaged."""
         for home in self._all():
             if home.own and not (home.git_dir / "HEAD").is_file():
                 continue
@@ -283,12 +283,12 @@ class Versions:
                     yield Damage(home, name, *bad)
 
     def drop(self, run: str) -> None:
-        """Let go of a run's version; git frees its space when nothing else needs it."""
+        """Delete the ref of a run's version; git frees its space if nothing else needs it."""
         for home in self._all():
             home.drop(f"runs/{run}")
 
     def drop_derived(self, version: str) -> None:
-        """Let go of a derived version that no replay needs any more."""
+        """Delete the ref of a derived version."""
         if _NAME.fullmatch(version):
             for home in self._all():
                 home.drop(f"derived/{version}")
@@ -336,7 +336,7 @@ class Versions:
 
 
 def _check_path(path: bytes, version: str) -> None:
-    """Refuse a path that would lie outside the folder of its version."""
+    """Raise if a path would be outside the folder of its version."""
     if not {b"", b".", b"..", b".git"}.isdisjoint(path.lower().split(b"/")):
         raise VersionError(
             f"Version {version[:12]} has a file named {os.fsdecode(path)!r}, which would land "
@@ -346,7 +346,7 @@ def _check_path(path: bytes, version: str) -> None:
 
 
 def _clock(folder: Path) -> int:
-    """Return the time by the clock of the file system, which is the one files are stamped with."""
+    """Return the time by the clock of the file system, which sets the times of files."""
     make_folder(folder)
     file = folder / f".clock.{os.getpid()}"
     try:

@@ -1,0 +1,1 @@
+"""Operations on whole runs and stores: collect garbage, verify, remove, push and pull."""

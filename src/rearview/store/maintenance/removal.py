@@ -1,0 +1,166 @@
+"""Remove runs: their records, checkpoints, replays and versions, and nothing that other runs need.
+
+A run disappears in one step: its folder is renamed into `.rearview/removed/`, and from then on it does not
+exist for readers. Its other files are removed after that; an interrupted removal is completed by the next
+removal or garbage collection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rearview.errors import DamagedError, RearviewError, UsageError
+from rearview.model import Status
+from rearview.store.checkpoints.checkpoints import Checkpoints
+from rearview.store.files import make_folder, write_error
+from rearview.store.json_lines import read_lines
+from rearview.store.labels import labels_of
+from rearview.store.project import Project
+from rearview.store.runs import FORMAT, Runs
+from rearview.store.versions.versions import Versions
+
+FOLDER = "removed"
+"""Folder of a store that holds the runs being removed."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunRemoval:
+    """What is removed with a run."""
+
+    run: str
+    checkpoints: int
+    replays: tuple[str, ...]
+    nbytes: int
+    """Bytes of its records and replays; garbage collection frees those of its checkpoints."""
+
+
+def removal_of(project: Project, run: str, *, together: Collection[str] = ()) -> RunRemoval:
+    """Return what is removed with a run; raise if a run that is not in `together` needs it."""
+    runs = Runs(project)
+    _refuse_if_used(runs, run, together)
+    folder = runs.folder(run)
+    replays = tuple(_replays(folder))
+    places = [folder, *(project.replays / replay for replay in replays)]
+    checkpoints = Checkpoints(project).of(run)
+    return RunRemoval(run, len(checkpoints), replays, sum(map(_size, places)))
+
+
+def remove(project: Project, versions: Versions, run: str) -> None:
+    """Remove a run, after `removal_of` has allowed it; garbage collection frees what only it used."""
+    place = project.store / FOLDER
+    try:
+        make_folder(place)
+        Runs(project).folder(run).rename(place / run)
+        finish_removals(project, versions)
+    except OSError as exc:
+        raise write_error(exc, f"The removal of run {run}", project.store) from exc
+
+
+def unfinished(project: Project) -> list[tuple[str, str]]:
+    """Return id and name of each run whose removal was interrupted."""
+    place = project.store / FOLDER
+    folders = sorted(place.iterdir()) if place.is_dir() else []
+    return [
+        (folder.name, labels_of(read_lines(folder / "events.jsonl", FORMAT)).name)
+        for folder in folders
+    ]
+
+
+def finish_removals(project: Project, versions: Versions) -> None:
+    """Complete interrupted removals."""
+    for run, _ in unfinished(project):
+        folder = project.store / FOLDER / run
+        derived = {str(line.get("version")) for line in _replay_lines(folder)}
+        for replay in _replays(folder):
+            _delete(project.replays / replay)
+        _delete(project.checkpoints / run)
+        versions.drop(run)
+        for version in sorted(derived - _derived_in_use(project)):
+            versions.drop_derived(version)
+        _delete(folder)
+
+
+def drop_empty_packs(project: Project, runs: Collection[str]) -> None:
+    """Remove the pack folders of removed runs that garbage collection has emptied."""
+    for run in runs:
+        with contextlib.suppress(OSError):  # it holds what other runs need, or does not exist
+            (project.packs / run).rmdir()
+
+
+def _refuse_if_used(runs: Runs, run: str, together: Collection[str]) -> None:
+    with contextlib.suppress(DamagedError):  # a damaged run can be removed, too
+        if runs.get(run).status is Status.RUNNING:
+            raise UsageError(
+                f"Run {run} is running and is not removed. Wait for its end, or stop it first.",
+                slug="run-in-use",
+            )
+    children = [each.id for each in runs.all() if each.parent == run and each.id not in together]
+    if children:
+        raise UsageError(
+            f"Run {run} is not removed: {', '.join(children[:4])} came from it and would lose "
+            "their origin. Remove those runs first.",
+            slug="run-in-use",
+        )
+    aside = runs.folder(run) / "aside"
+    kept = next((path for path in aside.rglob("*") if not path.is_dir()), None)
+    if kept is not None:
+        raise UsageError(
+            f"Run {run} is not removed: {aside} holds files of your project, such as {kept.name}, "
+            f"which were put there while the run was resumed. Resume it (`rearview resume {run}`), "
+            "or move those files back yourself.",
+            slug="run-in-use",
+        )
+
+
+def _replay_lines(folder: Path) -> Iterator[dict[str, object]]:
+    with contextlib.suppress(RearviewError):  # of a newer format: leave its replays
+        yield from read_lines(folder / "replays.jsonl", FORMAT)
+
+
+def _replays(folder: Path) -> list[str]:
+    """Return the replays of a run, without ids that would lead out of the folder of replays."""
+    found = dict.fromkeys(str(line.get("replay", "")) for line in _replay_lines(folder))
+    return [name for name in found if name and name == Path(name).name and name != ".."]
+
+
+def _derived_in_use(project: Project) -> set[str]:
+    """Return the derived versions that remaining runs or their replays use."""
+    runs = Runs(project)
+    used: set[str] = set()
+    for run in runs.ids():
+        used.update(str(line.get("version")) for line in _replay_lines(runs.folder(run)))
+        with contextlib.suppress(RearviewError):
+            used.update(
+                str(event.get("version"))
+                for event in read_lines(runs.folder(run) / "events.jsonl", FORMAT)
+            )
+    return used
+
+
+def _size(folder: Path) -> int:
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.lstat(Path(place, name)).st_size
+    return total
+
+
+def _delete(path: Path) -> None:
+    """Remove a folder, or the link in its place; never the target of a link."""
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    elif path.is_dir():
+        for place, folders, _ in os.walk(path):  # a program may have made them read-only
+            for name in folders:
+                inside = Path(place, name)
+                if not inside.is_symlink():
+                    with contextlib.suppress(OSError):
+                        inside.chmod(0o700)
+        with contextlib.suppress(FileNotFoundError):  # another process is completing it as well
+            shutil.rmtree(path)

@@ -1,0 +1,192 @@
+"""Push a run with its checkpoints to a remote, and pull it into another store.
+
+Files are sent first and the pointer last, so that everything a pointer names is there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from rearview.config import Settings
+from rearview.errors import DamagedError, RemoteError
+from rearview.model import Checkpoint
+from rearview.remote.base import Remote, check_key
+from rearview.store.checkpoints.checkpoints import Checkpoints
+from rearview.store.files import close_to_others, make_folder, publish
+from rearview.store.project import FORMAT, Project
+from rearview.store.runs import Runs
+from rearview.store.versions.versions import Versions
+
+_FOLDERS = frozenset(("runs", "checkpoints", "packs", "objects"))
+"""Folders of a store that hold files of runs."""
+_ATTEMPTS = 3
+"""How often files are listed again because one of them was removed during the push."""
+
+
+class Pointer(msgspec.Struct, frozen=True):
+    """File at a remote that names the last run of one command."""
+
+    format: int
+    """Format of the store it came from."""
+    run: str
+    version: str
+    files: tuple[str, ...]
+    """Keys to fetch: paths below `.rearview`. The source is at `versions/<version>`."""
+
+
+def command_key(target: str, args: Sequence[str]) -> str:
+    """Return the key of the pointer to the last run of a command.
+
+    >>> command_key("train.py", ["--lr", "1"]) == command_key("train.py", ["--lr", "2"])
+    False
+    """
+    text = "\0".join((target, *args))
+    return f"commands/{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+
+
+def push(
+    project: Project, run: str, remote: Remote, key: str, known: dict[str, object] | None = None
+) -> int:
+    """Send everything that is needed to resume `run` to `remote`; return the bytes that were new.
+
+    May be called repeatedly while the run continues; `known` remembers what the remote has.
+    """
+    known = {} if known is None else known
+    about = Runs(project).get(run)
+    version = about.version
+    for attempt in range(_ATTEMPTS):
+        try:
+            files = sorted({*_of_run(project, run), *_of_checkpoints(project, run)})
+            sent = sum(_send(project, path, remote, known) for path in files)
+            break
+        except FileNotFoundError:  # a garbage collection removed a checkpoint since it was listed
+            if attempt == _ATTEMPTS - 1:
+                raise
+    for source in {version, about.source} - {"", *known}:
+        if remote.stat(f"versions/{source}") is None:
+            packed = msgspec.msgpack.encode(Versions(project, Settings()).packed(source))
+            sent += _put(remote, f"versions/{source}", packed)
+        known[source] = True
+    pointer = Pointer(project.check(), run, version, tuple(files))
+    return sent + _put(remote, key, msgspec.json.encode(pointer))
+
+
+def _send(project: Project, path: str, remote: Remote, known: dict[str, object]) -> int:
+    """Send one file unless the remote has it; return the bytes that were new."""
+    local = project.store / path
+    if not path.startswith("runs/"):  # objects and manifests never change
+        if path in known:
+            return 0
+        size = 0 if remote.stat(path) is not None else remote.put(local, path).size
+        known[path] = True
+        return size
+    facts = local.stat()
+    now = (facts.st_size, facts.st_mtime_ns)
+    if known.get(path) == now:
+        return 0
+    # the run may append to it: send a copy, because the remote compares what it received
+    size = _put(remote, path, local.read_bytes())
+    known[path] = now
+    return size
+
+
+def pending_runs(remote: Remote) -> dict[str, str]:
+    """Return the runs at a remote with the keys of their pointers, the newest run last."""
+    found = {}
+    for key in remote.list("commands/"):
+        pointer = msgspec.json.decode(_get(remote, key), type=Pointer)
+        found[pointer.run] = key
+    return dict(sorted(found.items()))
+
+
+def pull(project: Project, remote: Remote, key: str) -> str | None:
+    """Copy the last run of a command into the store; return its id, None if there is none."""
+    if remote.stat(key) is None:
+        return None
+    pointer = msgspec.json.decode(_get(remote, key), type=Pointer)
+    if pointer.format > FORMAT:
+        raise RemoteError(
+            f"{key} has format {pointer.format}; this Rearview reads up to {FORMAT}. Upgrade with "
+            "`pip install --upgrade rearview`.",
+            slug="remote-newer",
+        )
+    _check_names(pointer, key)
+    project.needs(pointer.format)
+    # manifests last: a checkpoint exists only when its objects do
+    for path in sorted(pointer.files, key=lambda path: path.startswith("checkpoints/")):
+        check_key(path)
+        local = project.store / path
+        if local.exists() and not path.startswith("runs/"):
+            continue
+        make_folder(local.parent)
+        remote.get(path, local)
+        close_to_others(local)
+    if pointer.version:
+        _adopt(project, remote, pointer.run, pointer.version)
+        source = Runs(project).get(pointer.run).source
+        if source != pointer.version:
+            _adopt(project, remote, f"{pointer.run}-continued", source)
+    return pointer.run
+
+
+def _adopt(project: Project, remote: Remote, name: str, version: str) -> None:
+    packed = msgspec.msgpack.decode(
+        _get(remote, f"versions/{version}"), type=dict[str, tuple[str, bytes]]
+    )
+    found = Versions(project, Settings()).adopt(name, packed)
+    if found != version:
+        raise DamagedError(
+            f"The source of run {name} came as version {found[:12]}, not {version[:12]}. Push it "
+            "again from where it ran.",
+            slug="damaged",
+        )
+
+
+def _check_names(pointer: Pointer, key: str) -> None:
+    """Raise if a pointer names files outside the folders of runs."""
+    for name in (*pointer.files, f"runs/{pointer.run}"):
+        parts = name.split("/")
+        if parts[0] not in _FOLDERS or len(parts) < 2 or any(p in {"", ".", ".."} for p in parts):
+            raise RemoteError(
+                f"{key} names {name!r}, which is not a file of a run. Rearview did not write it; do "
+                "not trust that remote.",
+                slug="remote-names",
+            )
+
+
+def _of_run(project: Project, run: str) -> Iterator[str]:
+    for file in (project.runs / run).iterdir():
+        if file.is_file() and not file.name.startswith(".") and file.name != "heartbeat":
+            yield str(file.relative_to(project.store))
+
+
+def _of_checkpoints(project: Project, run: str) -> Iterator[str]:
+    store = Checkpoints(project)
+    for checkpoint in store.of(run):
+        yield f"checkpoints/{run}/{checkpoint.seq:08d}.json"
+        for file in files_of(store, checkpoint):
+            yield str(file.relative_to(project.store))
+
+
+def files_of(store: Checkpoints, checkpoint: Checkpoint) -> set[Path]:
+    """Return the files that hold the parts of a checkpoint."""
+    return {store.objects.file(ref) for ref in checkpoint.parts.values()}
+
+
+def _put(remote: Remote, key: str, data: bytes) -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        local = Path(folder, "data")
+        publish(local, data, durable=False)
+        return remote.put(local, key).size
+
+
+def _get(remote: Remote, key: str) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        local = Path(folder, "data")
+        remote.get(key, local)
+        return local.read_bytes()

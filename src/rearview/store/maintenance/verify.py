@@ -1,0 +1,437 @@
+"""Check every byte of the store, and repair what can be repaired.
+
+Nothing is deleted: damaged files move to `.rearview/damaged/`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from rearview.config import Settings
+from rearview.errors import DamagedError, RearviewError, StoreError, VersionError
+from rearview.model import Checkpoint, ObjectRef
+from rearview.store import printed_lines, recorded_inputs, trust
+from rearview.store.checkpoints.checkpoints import Checkpoints, check_owner
+from rearview.store.checkpoints.manifest import checkpoint_of, pack_body, seal, unseal
+from rearview.store.checkpoints.objects import Objects
+from rearview.store.files import make_folder, publish, write_error
+from rearview.store.json_lines import CHECKED, damaged_lines, decode_facts, read_facts
+from rearview.store.maintenance.gc import restore_renamed
+from rearview.store.project import FORMAT, Project
+from rearview.store.records import repaired, scan
+from rearview.store.runs import ACCOUNT, Runs
+from rearview.store.runs import FORMAT as FACTS
+from rearview.store.tables.connection import Duck
+from rearview.store.tables.record_files import summary_of
+from rearview.store.tables.seal import unreadable
+from rearview.store.versions.loose_objects import LooseDatabase
+from rearview.store.versions.versions import Versions
+
+
+class FileCheck(NamedTuple):
+    """Result of checking one file of records."""
+
+    file: Path
+    what: str = ""
+    """What is wrong with it; empty if it is intact."""
+    checked: bool = True
+    """False for a file without checksums: it can be read, and no more is known."""
+
+
+def check_records(project: Project) -> Iterator[str]:
+    """Yield one sentence for every damaged run or file of records."""
+    runs, duck = Runs(project), Duck(project.store)
+    try:
+        for run in runs.ids():
+            try:
+                damage = runs.get(run).damaged
+                if damage:
+                    yield damage
+                runs.replays(run)
+            except RearviewError as exc:
+                yield str(exc)
+            for check in check_record_files(duck, runs.folder(run)):
+                if check.what:
+                    yield f"{check.file} {check.what}"
+    finally:
+        duck.close()
+
+
+def check_record_files(duck: Duck, folder: Path) -> Iterator[FileCheck]:
+    """Yield the result of checking each file of records in a run's folder."""
+    for file in sorted(folder.glob("records-*")):
+        try:
+            if file.suffix == ".jsonl":
+                yield _lines(file)
+            elif file.suffix == ".parquet":
+                yield FileCheck(file, checked=bool(summary_of(duck, file).check))
+        except FileNotFoundError:
+            continue  # a reader has just sealed it
+        except DamagedError as exc:
+            yield FileCheck(file, f"is damaged: {exc}")
+        except OSError as exc:
+            yield FileCheck(file, f"cannot be read: {exc.strerror or exc}")
+
+
+def _lines(file: Path) -> FileCheck:
+    scanned = scan(file)
+    if scanned.header.format >= CHECKED:
+        return FileCheck(file, f"has lost at least {scanned.lost} records" if scanned.lost else "")
+    bad = unreadable(scanned.lines)
+    what = f"has {bad} lines that cannot be read; all others can." if bad else ""
+    return FileCheck(file, what, checked=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One file that is damaged."""
+
+    path: Path
+    what: str
+    done: str = ""
+    """How it was repaired; empty if it was not."""
+    lost: tuple[str, ...] = ()
+    """Checkpoints that cannot be loaded because of it."""
+    run: str = ""
+    """Run whose file it is; empty if the file belongs to no single run."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What was checked, and the problems."""
+
+    objects: int = 0
+    packs: int = 0
+    checkpoints: int = 0
+    runs: int = 0
+    nbytes: int = 0
+    problems: tuple[Problem, ...] = ()
+    unchecked: int = 0
+    """Files of an old format without checksums: they can be read, and no more is known."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether every problem was repaired, or there was none."""
+        return all(problem.done for problem in self.problems)
+
+
+def verify(
+    project: Project,
+    *,
+    repair: bool = False,
+    versions: Versions | None = None,
+    fetch: Callable[[str], bytes | None] | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> VerifyReport:
+    """Check every byte of the store; with `repair` rebuild damaged files, or move them aside.
+
+    `versions` are those of the project, which may be in the user's git. `fetch` returns the content of an
+    object from another place by its oid, or None. `progress` is called with the bytes checked.
+    """
+    sources = versions or Versions(project, Settings())
+    check = _Check(project, repair, fetch, progress or (lambda _: None), sources)
+    try:
+        if repair:
+            restore_renamed(project)
+        check.format()
+        check.runs()
+        check.objects_of_their_own()
+        check.manifests()
+        check.versions()
+    except OSError as exc:
+        raise write_error(exc, "A repair", project.store) from exc
+    return VerifyReport(
+        objects=check.objects,
+        packs=len(check.packs),
+        checkpoints=check.checkpoints,
+        runs=check.seen_runs,
+        nbytes=check.nbytes,
+        problems=tuple(check.problems),
+        unchecked=check.unchecked,
+    )
+
+
+@dataclass(slots=True)
+class _Check:
+    project: Project
+    repair: bool
+    fetch: Callable[[str], bytes | None] | None
+    progress: Callable[[int], None]
+    sources: Versions
+    problems: list[Problem] = field(default_factory=list)
+    objects: int = 0
+    checkpoints: int = 0
+    seen_runs: int = 0
+    nbytes: int = 0
+    unchecked: int = 0
+    packs: set[str] = field(default_factory=set)
+    verdicts: dict[ObjectRef, str] = field(default_factory=dict)
+    """What is wrong with a part; empty if it is intact."""
+
+    def format(self) -> None:
+        try:
+            self.project.check()
+        except StoreError as exc:
+            if exc.slug == "store-newer":
+                raise
+            done = ""
+            if self.repair:
+                self._write_format()
+                done = "rewritten"
+            self._note(self.project.store / "format", str(exc), done)
+            return
+        layout = trust.layout_of(self.project.store)
+        text = (self.project.store / "format").read_bytes()
+        if not 1 <= int(text) <= FORMAT:
+            what = f"is {text!r}, which is not a format of a store"
+            self._note(self.project.store / "format", what, self._write_format())
+        identity = self.project.store / trust.FILE
+        if layout is None and identity.exists():
+            what = "is damaged: the store is not known to have been made here"
+            self._note(identity, what, self._aside(identity))
+
+    def _write_format(self) -> str:
+        if not self.repair:
+            return ""
+        number = trust.layout_of(self.project.store) or FORMAT
+        publish(self.project.store / "format", b"%d\n" % number)
+        return "rewritten"
+
+    def runs(self) -> None:
+        duck = Duck(self.project.store)
+        try:
+            for folder in self._folders(self.project.runs):
+                self.seen_runs += 1
+                self._facts(folder)
+                for name in (
+                    "events.jsonl",
+                    "replays.jsonl",
+                    "traces.jsonl",
+                    "environment.jsonl",
+                    ACCOUNT,
+                ):
+                    self._lines(folder / name)
+                self._printed(folder)
+                self._clock(folder)
+                for check in check_record_files(duck, folder):
+                    self.unchecked += not check.checked
+                    if check.what:
+                        self._note(check.file, check.what, *self._without_damage(check.file))
+        finally:
+            duck.close()
+
+    def _folders(self, place: Path) -> list[Path]:
+        return (
+            sorted(folder for folder in place.iterdir() if folder.is_dir())
+            if place.is_dir()
+            else []
+        )
+
+    def _facts(self, folder: Path) -> None:
+        for name in ("run.json", "end.json"):
+            path = folder / name
+            try:
+                self.unchecked += read_facts(path, FACTS).get("format", 1) < CHECKED
+            except FileNotFoundError:
+                continue
+            except DamagedError as exc:
+                done = self._aside(path)
+                lost = "how it ended, its loops and its costs"
+                if name == "run.json" and self.repair:
+                    version = self.sources.names().get(f"runs/{folder.name}", "")
+                    Runs(self.project).rebuild(folder.name, version)
+                    lost = "its command, its arguments and its surroundings"
+                    done += "; rewritten from its id and its version"
+                self._note(path, str(exc), f"{done}; {lost} are lost" if done else "")
+
+    def _lines(self, path: Path) -> None:
+        """Check a file of facts, in which each line has its own checksum."""
+        bad = damaged_lines(path, FACTS)
+        if not bad:
+            return
+        done = ""
+        if self.repair:
+            good = [line for line in path.read_bytes().split(b"\n") if decode_facts(line, FACTS)]
+            done = f"{self._aside(path)}; intact lines stay"
+            publish(path, b"".join(line + b"\n" for line in good))
+        self._note(path, f"{bad} lines are damaged, or were cut off by a kill", done)
+
+    def _printed(self, folder: Path) -> None:
+        path = folder / printed_lines.FILE
+        good, bad = printed_lines.intact_lines(folder)
+        if good and not printed_lines.is_checked(folder):
+            self.unchecked += 1
+        if not bad:
+            return
+        done = ""
+        if self.repair:
+            done = f"{self._aside(path)}; intact lines stay"
+            publish(path, b"".join(line + b"\n" for line in good))
+        self._note(path, f"{bad} printed lines are damaged", done)
+
+    def _clock(self, folder: Path) -> None:
+        path = folder / recorded_inputs.CLOCK_FILE
+        try:
+            recorded_inputs.read_clock(path)
+        except DamagedError as exc:
+            done = self._aside(path)
+            if done:
+                recorded_inputs.remove_clock(path)
+            lost = "the times it was told are lost: replays of it may differ"
+            self._note(path, str(exc), f"{done}; {lost}" if done else "")
+
+    def _without_damage(self, file: Path) -> tuple[str, tuple[str, ...]]:
+        """If repairing, move a file of records aside and put its intact records in its place."""
+        if not self.repair:
+            return "", ()
+        kept = repaired(file) if file.suffix == ".jsonl" else None
+        done = self._aside(file)
+        if kept is None:
+            return f"{done}; all records in it are lost", ()
+        publish(file, kept)
+        return f"{done}; intact records stay", ()
+
+    def versions(self) -> None:
+        try:
+            for found in self.sources.damage():
+                path, done = found.file, ""
+                lost = found.name.removeprefix("runs/")
+                if self.repair and isinstance(found.home, LooseDatabase):
+                    done = self._aside(path) if path.is_file() else ""
+                    if found.ref.is_file() and path != found.ref:
+                        done += f", {self._aside(found.ref)}"
+                    done += f"; the source of {lost} is lost"
+                what = f"{found.oid[:12]}, part of the source of {lost}, {found.what}"
+                self._note(path, what, done)
+        except (VersionError, OSError) as exc:
+            self._note(self.project.store / "versions.git", str(exc))
+
+    def objects_of_their_own(self) -> None:
+        store = Objects(self.project)
+        for oid in store.all():
+            self.objects += 1
+            path = store.path(oid)
+            try:
+                ref = store.ref(oid)
+            except FileNotFoundError:
+                continue  # garbage collection has just removed it
+            except OSError:
+                ref = ObjectRef(oid, path.stat().st_size)
+            if self._judge(ref) and not self._bring_back(ref):
+                self._note(path, self.verdicts[ref], self._aside(path))
+
+    def manifests(self) -> None:
+        store = Checkpoints(self.project)
+        for run in store.runs():
+            for path in sorted((self.project.checkpoints / run).glob("[!.]*.json")):
+                self.checkpoints += 1
+                checkpoint = self._manifest(store, path)
+                if checkpoint is not None:
+                    self._parts_of(store, checkpoint, path)
+
+    def _manifest(self, store: Checkpoints, path: Path) -> Checkpoint | None:
+        name = f"{path.parent.name}/{path.stem}"
+        try:
+            return check_owner(
+                path, checkpoint_of(unseal(path.read_bytes(), name), store.objects.get)
+            )
+        except FileNotFoundError:
+            return None
+        except RearviewError as exc:
+            if exc.slug == "store-newer":
+                raise
+            why = str(exc)
+        for pack in sorted((self.project.packs / path.parent.name).glob(f"{path.stem}-*.pack")):
+            body = pack_body(pack)
+            if body is None:
+                continue
+            done = ""
+            if self.repair:
+                self._aside(path)
+                publish(path, seal(body))
+                done = f"rebuilt from {pack.name}"
+            self._note(path, why, done)
+            return checkpoint_of(unseal(seal(body), name), store.objects.get)
+        self._note(path, why, self._aside(path), lost=(_id(path),))
+        return None
+
+    def _parts_of(self, store: Checkpoints, checkpoint: Checkpoint, path: Path) -> None:
+        try:
+            refs = list(checkpoint.parts.values())
+        except RearviewError as exc:
+            self._note(path, str(exc), self._aside(path), lost=(checkpoint.id,))
+            return
+        bad = ""
+        for ref in refs:
+            if ref.pack is not None:
+                self.packs.add(ref.pack)
+            elif not store.objects.has(ref.oid):
+                self.verdicts[ref] = f"object {ref.oid[:12]} is missing"
+            if self._judge(ref) and not self._bring_back(ref):
+                bad = bad or f"{self.verdicts[ref]} ({store.objects.file(ref).name})"
+        if bad:
+            self._note(path, f"a part is lost: {bad}", self._aside(path), lost=(checkpoint.id,))
+
+    def _judge(self, ref: ObjectRef) -> str:
+        """Return what is wrong with `ref`; its bytes are read once."""
+        verdict = self.verdicts.get(ref)
+        if verdict is None:
+            verdict = ""
+            try:
+                Objects(self.project).check(ref)
+            except RearviewError as exc:
+                verdict = str(exc)
+            self.verdicts[ref] = verdict
+            self.nbytes += ref.nbytes
+            self.progress(self.nbytes)
+        return verdict
+
+    def _bring_back(self, ref: ObjectRef) -> bool:
+        """Put a good copy from elsewhere in place of a damaged object."""
+        if not self.repair or self.fetch is None or ref.pack is not None:
+            return False
+        store = Objects(self.project)
+        data = self.fetch(ref.oid)
+        if data is None:
+            return False
+        path = store.path(ref.oid)
+        what, done = self.verdicts[ref], "brought back from the remote"
+        if path.exists():
+            self._aside(path)
+        if store.put(data).oid != ref.oid:
+            return False
+        self.verdicts[ref] = ""
+        self._note(path, what, done)
+        return True
+
+    def _aside(self, path: Path) -> str:
+        if not self.repair:
+            return ""
+        place = self.project.damaged / path.relative_to(self.project.store)
+        make_folder(place.parent)
+        number = 0
+        while place.exists():
+            number += 1
+            place = place.with_name(f"{path.name}.{number}")
+        with contextlib.suppress(FileNotFoundError):
+            path.rename(place)
+        return f"set aside as {place.relative_to(self.project.store)}"
+
+    def _note(self, path: Path, what: str, done: str = "", lost: tuple[str, ...] = ()) -> None:
+        self.problems.append(Problem(path, what, done, lost, _run_of(path, self.project)))
+
+
+def _run_of(path: Path, project: Project) -> str:
+    """Return the run whose folder of records, packs or manifests `path` is in; empty if there is none."""
+    for folder in (project.runs, project.packs, project.checkpoints):
+        if path.is_relative_to(folder):
+            return path.relative_to(folder).parts[0]
+    return ""
+
+
+def _id(path: Path) -> str:
+    return f"{path.parent.name}/{int(path.stem)}" if path.stem.isdecimal() else path.stem

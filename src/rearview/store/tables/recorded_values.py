@@ -1,0 +1,83 @@
+"""All values that a run logged itself, sealed or not, for a replay to compare with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rearview.model import Origin
+from rearview.store.records import line_of, scan
+from rearview.store.tables.connection import quoted
+from rearview.store.tables.pivot import cell
+from rearview.store.tables.sealed_records import checked_summary, read_summary
+
+Logged = tuple[tuple[str, ...], tuple[int, ...], str, Any]
+"""Loops, iterations, name, and the value as `store.values` converts it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    attempt: int
+    process: str
+    since: int
+    rows: Iterable[tuple[int, Logged]]
+    """Each with the number of the record within its process."""
+
+
+def recorded(folder: Path) -> Iterator[Logged]:
+    """Yield all values that the run in `folder` logged itself, in order.
+
+    Values that an attempt logged after the checkpoint from which the next attempt resumed are left out:
+    the next attempt logged them again.
+    """
+    parts = sorted(
+        (*_open(folder), *_sealed(folder)), key=lambda part: (part.attempt, part.process)
+    )
+    for part in parts:
+        end = min((p.since for p in parts if p.attempt > part.attempt), default=None)
+        for number, row in part.rows:
+            if end is None or number < end:
+                yield row
+
+
+def _open(folder: Path) -> Iterator[_Part]:
+    for file in sorted(folder.glob("records-*.jsonl")):
+        header, data, *_ = scan(file)
+        if header.origin == Origin.RECORDED:
+            yield _Part(header.attempt, header.process, header.since, _lines(data))
+
+
+def _lines(data: bytes) -> Iterator[tuple[int, Logged]]:
+    for raw in data.splitlines():
+        try:
+            line = line_of(raw)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            continue  # torn by a kill or a full disk
+        for k, (name, value) in enumerate(zip(line.n, line.v, strict=True)):
+            yield line.s + k, (tuple(line.l), tuple(line.i), name, value)
+
+
+def _sealed(folder: Path) -> Iterator[_Part]:
+    for file in sorted(folder.glob("records-*.parquet")):
+        summary = read_summary(file)
+        if summary.get("replay") is None:
+            checked_summary(file)  # a damaged value would look like a difference
+            since = int(summary.get("since", 0))
+            yield _Part(int(summary["attempt"]), str(summary["process"]), since, _rows(file))
+
+
+def _rows(file: Path) -> Iterator[tuple[int, Logged]]:
+    import duckdb
+
+    cursor = duckdb.connect().execute(
+        f"SELECT seq, path, indices, name, {cell('mixed')} FROM read_parquet({quoted(file)}) "
+        "WHERE kind != 'repr' ORDER BY seq"
+    )
+    while batch := cursor.fetchmany(10_000):
+        for seq, path, indices, name, text in batch:
+            value = msgspec.json.decode(text) if text is not None else None
+            yield seq, (tuple(path.split("/")) if path else (), tuple(indices), name, value)

@@ -1,0 +1,361 @@
+"""One run, the versions of the source, and what is under way, as plain data."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import shlex
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from rearview._history import History
+from rearview.errors import RearviewError, UsageError
+from rearview.model import Run, Status
+from rearview.model.environment import is_restored
+from rearview.model.run import name_of
+from rearview.store.tables.connection import quoted
+from rearview.web.index import Index
+from rearview.web.rows import plain
+
+MOST_LINES = 4000
+"""Printed lines in one answer; a search finds the others."""
+MOST_CHECKPOINTS = 400
+MOST_CHANGES = 12
+"""Parts that are named of what changed in a checkpoint."""
+CONTEXT = 4
+"""Lines around a change in a diff."""
+
+
+def run_details(history: History, index: Index, run: str) -> dict[str, Any]:
+    """Return all that the screen of one run shows."""
+    report = history.show(run)
+    one = report.run
+    names = index.ask(
+        "SELECT name, path, n, last, low, high, mean, kind, text, unproved FROM page.stats "
+        f"WHERE run = {quoted(one.id)} ORDER BY name"
+    ).fetchall()
+    columns = ("name", "path", "n", "last", "low", "high", "mean", "kind", "text", "unproved")
+    forks = [other.id for other in index.runs() if other.parent == one.id]
+    environment = report.environment.values if report.environment is not None else {}
+    return {
+        "run": one.id,
+        "name": one.name,
+        "tags": list(one.tags),
+        "note": one.note,
+        "status": one.status.value,
+        "exit_code": one.exit_code,
+        "command": " ".join((one.script, *one.argv)),
+        "script": one.script,
+        "started": one.started,
+        "ended": one.ended,
+        "host": one.host,
+        "pid": one.pid,
+        "cwd": one.cwd,
+        "version": one.version,
+        "parent": one.parent,
+        "forks": forks,
+        "args": {name: _shown(value) for name, value in one.args.items()},
+        "python": one.facts.python,
+        "machine": one.facts.machine,
+        "hardware": _shown(one.facts.hardware),
+        "environment": [
+            [name, value, is_restored(name)] for name, value in sorted(environment.items())
+        ][:200],
+        "environment_differences": report.environment_differences,
+        "packages": _packages(one),
+        "inputs": [
+            [path, *(plain(fact) for fact in list(about)[:3])]
+            for path, about in sorted(one.end.inputs.items())
+        ][:500],
+        "files": _files(history, one),
+        "loops": report.loops,
+        "names": [dict(zip(columns, map(plain, row), strict=True)) for row in names],
+        "costs": _shown(report.costs),
+        "logical": report.logical,
+        "stored": report.stored,
+        "partial": report.partial,
+        "checkpoints": _checkpoints(report.checkpoints),
+        "checkpoint_count": len(report.checkpoints),
+        "exact": report.exact,
+        "verdict": report.verdict.value if report.verdict is not None else None,
+        "replays": [
+            {
+                "id": replay.id,
+                "started": replay.started,
+                "ended": replay.ended,
+                "names": list(replay.names),
+                "verdict": replay.proof.verdict.value,
+                "why": replay.proof.why,
+            }
+            for replay in report.replays[-100:]
+        ],
+        "commands": _commands(one),
+        "damaged": one.damaged,
+    }
+
+
+def _commands(run: Run) -> list[list[str]]:
+    """Return what can be done with a run on the command line, most useful first."""
+    words = []
+    if run.status in {Status.PAUSED, Status.DEAD, Status.FAILED}:
+        words.append(["go on with it", f"rearview resume {run.id}"])
+    words += [
+        ["prove it exact", f"rearview replay {run.id}"],
+        ["its values", f"rearview table --runs {run.id}"],
+        ["its source", f"rearview diff {run.id}"],
+        ["run it again", f"rearview run {shlex.join((run.script, *run.argv))}"],
+    ]
+    return words
+
+
+def _shown(value: Any) -> Any:
+    """Return facts as JSON has them; what JSON has no form for becomes text."""
+    if isinstance(value, dict):
+        return {str(key): _shown(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_shown(item) for item in value]
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    return plain(value) if isinstance(value, float) else str(value)
+
+
+def _packages(run: Run) -> list[list[str]]:
+    return [[name, version] for name, version in sorted(run.end.surroundings.items())]
+
+
+def _files(history: History, run: Run) -> list[dict[str, Any]]:
+    try:
+        return [
+            _shown({k: getattr(one, k) for k in one.__slots__}) for one in history.files(run.id)
+        ][:500]
+    except (RearviewError, OSError):
+        return []
+
+
+def _checkpoints(found: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return the checkpoints of a run with their size and what changed since the one before."""
+    out = []
+    before: dict[str, str] = {}
+    for one in found[-MOST_CHECKPOINTS:]:
+        now = {key: ref.oid for key, ref in one.parts.items()}
+        changed = [key for key, oid in now.items() if before.get(key) != oid]
+        out.append(
+            {
+                "id": one.id,
+                "point": str(one.point) or "start",
+                "edge": one.edge,
+                "bytes": one.nbytes,
+                "stored": one.stored,
+                "complete": one.complete,
+                "missing": list(one.missing),
+                "time": one.time,
+                "parts": len(now),
+                "changed": len(changed),
+                "which": sorted(changed, key=lambda key: -one.parts[key].nbytes)[:MOST_CHANGES],
+            }
+        )
+        before = now
+    return out
+
+
+def printed_lines(history: History, run: str, search: str) -> dict[str, Any]:
+    """Return the lines that a run printed, or those that contain a text."""
+    lines = history.printed(run)
+    low = search.lower()
+    fits = [
+        [k, line.where, line.stream, line.text[:2000]]
+        for k, line in enumerate(lines)
+        if not low or low in line.text.lower() or low in line.where.lower()
+    ]
+    return {"total": len(lines), "found": len(fits), "lines": fits[:MOST_LINES]}
+
+
+def versions(
+    history: History, index: Index, virtual: Sequence[tuple[str, Sequence[str]]]
+) -> dict[str, Any]:
+    """Return the versions of the source in the order they were first run, with their runs."""
+    found: dict[str, list[Run]] = {}
+    for run in index.runs():
+        found.setdefault(run.version, []).append(run)
+    out = []
+    for version, runs in found.items():
+        if not version:
+            continue
+        out.append(
+            {
+                "version": version,
+                "started": runs[0].started,
+                "last": runs[-1].started,
+                "count": len(runs),
+                "runs": [
+                    {"run": run.id, "name": run.name, "status": run.status.value}
+                    for run in runs[-40:]
+                ],
+                "script": runs[-1].script,
+            }
+        )
+    by_hand = [
+        {"version": one.version, "names": list(one.statement.logs)} for one in history.corrections()
+    ]
+    return {"versions": out, "logged": [name for name, _ in virtual], "by_hand": by_hand}
+
+
+def sides(history: History, a: str, b: str) -> dict[str, Any]:
+    """Return two versions side by side: for each file rows of old and new lines.
+
+    `a` and `b` are runs, or `worktree`.
+    """
+    old, new = _texts(history, a), _texts(history, b)
+    out = []
+    for path in sorted({*old, *new}):
+        if old.get(path) != new.get(path):
+            rows, added, removed = side_by_side(old.get(path, ""), new.get(path, ""))
+            out.append({"path": path, "rows": rows, "added": added, "removed": removed})
+    return {"a": a, "b": b, "files": out[:200]}
+
+
+def _texts(history: History, which: str) -> dict[str, str]:
+    return {
+        path: data.decode("utf-8", "replace")
+        for path, data in history.source(which).items()
+        if b"\x00" not in data[:4096]
+    }
+
+
+def side_by_side(old: str, new: str) -> tuple[list[list[Any]], int, int]:
+    r"""Return rows [kind, old number, old line, new number, new line], and how many came and went.
+
+    >>> side_by_side("a\\nb\\n", "a\\nc\\n")[0]
+    [['same', 1, 'a', 1, 'a'], ['change', 2, 'b', 2, 'c']]
+    """
+    a, b = old.splitlines(), new.splitlines()
+    rows: list[list[Any]] = []
+    added = removed = 0
+    groups = difflib.SequenceMatcher(None, a, b, autojunk=False).get_grouped_opcodes(CONTEXT)
+    for number, group in enumerate(groups):
+        if number or group[0][1] > 0:
+            rows.append(["gap", None, "", None, ""])
+        for _, i1, i2, j1, j2 in group:
+            if a[i1:i2] == b[j1:j2]:
+                rows += [
+                    ["same", i + 1, a[i], j + 1, b[j]]
+                    for i, j in zip(range(i1, i2), range(j1, j2), strict=True)
+                ]
+                continue
+            added, removed = added + j2 - j1, removed + i2 - i1
+            for k in range(max(i2 - i1, j2 - j1)):
+                i, j = i1 + k, j1 + k
+                left, right = i < i2, j < j2
+                kind = "change" if left and right else "remove" if left else "add"
+                rows.append(
+                    [
+                        kind,
+                        i + 1 if left else None,
+                        a[i] if left else "",
+                        j + 1 if right else None,
+                        b[j] if right else "",
+                    ]
+                )
+    return rows, added, removed
+
+
+def propagated(history: History, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return where the statements that log `names` go in each version, and why."""
+    by_hand = {one.version for one in history.corrections(list(names))}
+    return [
+        {
+            "version": one.version,
+            "runs": list(one.runs),
+            "diff": one.diff,
+            "confidence": one.confidence,
+            "reasons": list(one.reasons),
+            "refused": one.reason,
+            "by_hand": one.version in by_hand,
+        }
+        for one in history.propagate(list(names))
+    ]
+
+
+def under_way(history: History, index: Index) -> dict[str, Any]:
+    """Return runs in progress with their pace, and backfills of any terminal."""
+    running = [run for run in index.runs() if run.status is Status.RUNNING]
+    out = [
+        {
+            "run": run.id,
+            "name": run.name,
+            "command": " ".join((run.script, *run.argv)),
+            "started": run.started,
+            "host": run.host,
+            "pid": run.pid,
+            **_pace(index, run),
+        }
+        for run in running
+    ]
+    crews = [
+        {
+            name: getattr(crew, name)
+            for name in crew.__struct_fields__
+            if name not in {"format", "process"}
+        }
+        for crew in history.running_backfills()
+    ]
+    return {"runs": out, "backfills": crews}
+
+
+def _pace(index: Index, run: Run) -> dict[str, Any]:
+    """Return how far a run is: its iteration, seconds for each, and how many earlier runs had."""
+    rows = index.ask(
+        "SELECT path, indices[1] AS i, min(time) AS t FROM own.live WHERE "
+        f"run = {quoted(run.id)} AND len(indices) > 0 AND replay IS NULL GROUP BY ALL ORDER BY i"
+    ).fetchall()
+    if not rows:
+        return {}
+    loop = max({row[0].split("/")[0] for row in rows}, key=lambda loop: _times(rows, loop)[-1][1])
+    times = _times(rows, loop)
+    recent = times[-20:]
+    steps = [
+        (later[1] - earlier[1]) / (later[0] - earlier[0])
+        for earlier, later in itertools.pairwise(recent)
+        if later[0] > earlier[0]
+    ]
+    each = statistics.median(steps) if steps else None
+    before = [
+        totals.iterations
+        for other in index.runs()
+        if other.status is Status.FINISHED and other.script == run.script
+        for site, totals in other.end.loops.items()
+        if name_of(site) == loop and totals.iterations
+    ]
+    same = [value for name, value in run.args.items() if name in {"epochs", "max_epochs", "steps"}]
+    total = next((int(v) for v in same if isinstance(v, int) and v > times[-1][0]), None)
+    guessed = total is None
+    if total is None and before:
+        total = int(statistics.median(before[-20:]))
+    done = times[-1][0] + 1
+    left = None if each is None or total is None else max(0, total - done) * each
+    return {
+        "loop": loop,
+        "iteration": times[-1][0],
+        "each": each,
+        "total": total,
+        "guessed": guessed,
+        "left": left,
+        "paces": steps,
+    }
+
+
+def _times(rows: Sequence[tuple[str, int, float]], loop: str) -> list[tuple[int, float]]:
+    """Return when each iteration of an outermost loop first logged something."""
+    first: dict[int, float] = {}
+    for path, i, t in rows:
+        if path.split("/")[0] == loop:
+            first[i] = min(t, first.get(i, t))
+    return sorted(first.items())
+
+
+def known_run(index: Index, run: str) -> str:
+    """Return the id of a run that the page named; refuse any other text."""
+    if run not in index.entries:
+        raise UsageError(f"There is no run {run!r}.", slug="no-run")
+    return run

@@ -1,0 +1,115 @@
+"""Server-sent events: tell open pages that something changed, to a bounded number of them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+
+from rearview.web.index import Index
+
+MOST_LISTENERS = 12
+"""Pages that listen at once; one more is refused."""
+MOST_WAITING = 200
+"""Events that wait for one page; a page that is slower starts again from what is there."""
+BEAT = 20.0
+"""Seconds between signs of life where nothing happens."""
+OFTEN, SELDOM = 1.0, 10.0
+"""Seconds between looks at the store: while a page listens, and while none does."""
+SHARE = 20
+"""A look at the store may take this part of the time at most."""
+
+
+class Live:
+    """Looks at the store now and then, and tells the pages that listen what changed."""
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+        self._listeners: set[asyncio.Queue[bytes | None]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._wake = threading.Event()
+        self._ended = False
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def start(self) -> None:
+        """Begin to look; called in the event loop of the server."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop looking, and end the connections of all listeners."""
+        self._ended = True
+        self._wake.set()
+        for queue in self._listeners:
+            while not queue.empty():
+                queue.get_nowait()
+            queue.put_nowait(None)
+
+    def join(self) -> None:
+        """Wait until the look under way has ended."""
+        if self._thread.is_alive():
+            self._thread.join(30.0)
+
+    def look_now(self) -> None:
+        """Look at the store at once."""
+        self._wake.set()
+
+    @property
+    def full(self) -> bool:
+        """Whether no more pages can listen."""
+        return len(self._listeners) >= MOST_LISTENERS
+
+    def _watch(self) -> None:
+        while not self._ended:
+            changed = self._index.refresh()
+            if changed:
+                self.tell(
+                    {
+                        "type": "changed",
+                        "revision": self._index.revision,
+                        "runs": changed[:100],
+                        "count": len(self._index.entries),
+                        "pending": self._index.pending,
+                    }
+                )
+            if self._index.pending:
+                continue
+            pause = max(OFTEN if self._listeners else SELDOM, SHARE * self._index.scanned)
+            self._wake.wait(pause)
+            self._wake.clear()
+
+    def tell(self, event: dict[str, Any]) -> None:
+        """Send an event to every page that listens; may be called from any thread."""
+        data = b"data: " + msgspec.json.encode(event) + b"\n\n"
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._spread, data)
+
+    def _spread(self, data: bytes) -> None:
+        for queue in self._listeners:
+            if queue.full():
+                while not queue.empty():
+                    queue.get_nowait()
+                queue.put_nowait(b'data: {"type":"resync"}\n\n')
+            else:
+                queue.put_nowait(data)
+
+    async def listen(self) -> AsyncIterator[bytes]:
+        """Yield events as they come, for one page."""
+        queue: asyncio.Queue[bytes | None] = asyncio.Queue(MOST_WAITING)
+        self._listeners.add(queue)
+        self._wake.set()
+        try:
+            yield b'retry: 3000\ndata: {"type":"hello","revision":%d}\n\n' % self._index.revision
+            while not self._ended:
+                try:
+                    data = await asyncio.wait_for(queue.get(), BEAT)
+                except TimeoutError:
+                    data = b":\n\n"
+                if data is None:
+                    return
+                yield data
+        finally:
+            self._listeners.discard(queue)

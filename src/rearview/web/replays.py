@@ -1,0 +1,305 @@
+"""What filling cells would cost, and backfills that the page starts.
+
+A backfill runs as the command `rearview backfill --json` in a process of its own: the page stays
+quick, it can be stopped like any command, and what it does is what the command line does.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from rearview._history import History, PlanReport
+from rearview.errors import RearviewError, UsageError
+from rearview.model.run import name_of
+from rearview.web.index import Index
+
+MOST_PRICED = 60
+"""Runs that are priced in one go: those that a screen shows."""
+MOST_JOBS = 4
+"""Backfills of this page that may be under way at once."""
+KEPT_JOBS = 20
+KEPT_EVENTS = 4000
+"""Events of a backfill that are kept for the picture."""
+MOST_SEGMENTS = 600
+"""Segments of a plan that are described one by one."""
+
+
+class Ask(msgspec.Struct, forbid_unknown_fields=True):
+    """Which cells to fill."""
+
+    names: list[str]
+    runs: list[str] = []
+    where: str = ""
+    at: str = ""
+    workers: int | None = None
+
+
+class Prices:
+    """Plans and prices, asked of the history one at a time."""
+
+    def __init__(self, history: History, index: Index) -> None:
+        self._history, self._index = history, index
+        self._lock = threading.Lock()
+        self._prices: OrderedDict[tuple[str, str, int, str], dict[str, Any]] = OrderedDict()
+        # of their own: a plan takes seconds, and who asked for it does not wait for prices
+        self._source, self._pricing = History(history.project), History(history.project)
+        self._looking, self._pricing_lock = threading.Lock(), threading.Lock()
+        self._virtual: tuple[float, list[tuple[str, tuple[str, ...]]]] = (-1e9, [])
+
+    def virtual(self) -> list[tuple[str, tuple[str, ...]]]:
+        """Return the names that the work tree logs, with their loops; looked up every two seconds."""
+        with self._looking:
+            at, found = self._virtual
+            if time.monotonic() - at > 2.0:
+                found = self._source.virtual()
+                self._virtual = (time.monotonic(), found)
+            return found
+
+    def of(self, name: str, runs: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """Return for each run what filling `name` costs: seconds and cells, or why it is refused."""
+        chosen = [run for run in runs if run in self._index.entries][:MOST_PRICED]
+        source = repr(self.virtual())
+        keys = {run: (name, run, self._index.entries[run].revision, source) for run in chosen}
+        missing = [run for run in chosen if keys[run] not in self._prices]
+        if missing:
+            with self._pricing_lock:
+                found = self._priced(name, missing)
+            for run in missing:
+                self._prices[keys[run]] = found[run]
+            while len(self._prices) > 20_000:
+                self._prices.popitem(last=False)
+        return {run: self._prices[keys[run]] for run in chosen if keys[run] in self._prices}
+
+    def _priced(self, name: str, runs: Sequence[str]) -> dict[str, dict[str, Any]]:
+        out: dict[str, dict[str, Any]] = {run: {"seconds": 0.0, "nothing": True} for run in runs}
+        try:
+            report = self._pricing.plan([name], runs=list(runs))
+        except RearviewError as exc:
+            return {run: {"refused": str(exc)} for run in runs}
+        for segment in report.plan.segments:
+            one = out[segment.run]
+            one.pop("nothing", None)
+            one["seconds"] += segment.seconds
+            one["operator"] = segment.operator.value
+        for refusal in report.refusals:
+            out[refusal.run] = {"refused": refusal.reason}
+        return out
+
+    def plan(self, ask: Ask) -> dict[str, Any]:
+        """Return what a backfill would do, as the screen shows it."""
+        with self._lock:
+            report = self._history.plan(
+                ask.names,
+                runs=ask.runs or None,
+                where=ask.where or None,
+                at=ask.at or None,
+                workers=ask.workers,
+            )
+            return described(report, ask)
+
+
+def described(report: PlanReport, ask: Ask) -> dict[str, Any]:
+    """Return a plan in plain data: segments with their lanes, numbers, refusals, insertions."""
+    segments = report.plan.segments
+    told = report.explained
+    return {
+        "names": ask.names,
+        "missing": str(report.missing),
+        "cells": report.missing.cells,
+        "seconds": report.plan.seconds,
+        "low": sum(one.low for one in segments),
+        "high": sum(one.high for one in segments),
+        "runs": len({one.run for one in segments}),
+        "count": len(segments),
+        "segments": [
+            {
+                "run": one.run,
+                "operator": one.operator.value,
+                "loop": name_of(one.loop) if one.loop else "",
+                "first": one.first,
+                "last": one.last,
+                "start": one.start or "",
+                "seconds": one.seconds,
+                "low": one.low,
+                "high": one.high,
+                "restores": [iteration for iteration, _ in one.restores][:200],
+                "nbytes": one.nbytes,
+            }
+            for one in segments[:MOST_SEGMENTS]
+        ],
+        "workers": [
+            {"workers": on.workers, "seconds": on.seconds} for on in (told.workers if told else ())
+        ],
+        "cheaper": [
+            {"saves": one.saves, "text": one.text} for one in (told.cheaper if told else ())
+        ],
+        "nbytes_read": told.nbytes_read if told else 0,
+        "nbytes_written": told.nbytes_written if told else 0,
+        "refusals": [{"run": one.run, "reason": one.reason} for one in report.refusals],
+        "notes": [*report.changed_inputs, *report.environment_differences, *report.notes],
+        "insertions": [{"runs": list(one.runs), "diff": one.diff} for one in report.insertions],
+        "command": " ".join(command_of(ask, shown=True)),
+    }
+
+
+def command_of(ask: Ask, *, shown: bool = False) -> list[str]:
+    """Return the command line that fills these cells; with `shown`, as a person types it."""
+    import shlex
+
+    words = ["backfill"]
+    for run in ask.runs:
+        words += ["--runs", run]
+    if ask.where:
+        words += ["--where", ask.where]
+    if ask.at:
+        words += ["--at", ask.at]
+    if ask.workers:
+        words += ["--workers", str(ask.workers)]
+    words += [] if shown else ["--json", "--yes"]
+    words += ["--", *ask.names] if any(name.startswith("-") for name in ask.names) else ask.names
+    if shown:
+        return ["rearview", *map(shlex.quote, words)]
+    return [sys.executable, "-m", "rearview", *words]
+
+
+@dataclass
+class Job:
+    """A backfill that the page started, with what it said so far."""
+
+    id: str
+    ask: Ask
+    plan: dict[str, Any]
+    started: float
+    process: subprocess.Popen[str]
+    events: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=KEPT_EVENTS))
+    progress: dict[str, Any] = field(default_factory=dict)
+    done: dict[str, Any] | None = None
+    ended: float | None = None
+    error: str = ""
+    code: int | None = None
+
+    def told(self, *, whole: bool = False) -> dict[str, Any]:
+        """Return how it stands; with `whole`, its plan and every event that is kept."""
+        about: dict[str, Any] = {
+            "id": self.id,
+            "names": self.ask.names,
+            "runs": len(self.ask.runs),
+            "started": self.started,
+            "ended": self.ended,
+            "seconds": self.plan.get("seconds"),
+            "segments": self.plan.get("count"),
+            "progress": self.progress,
+            "done": self.done,
+            "error": self.error,
+            "code": self.code,
+        }
+        if whole:
+            about |= {"plan": self.plan, "events": list(self.events)}
+        return about
+
+
+class Jobs:
+    """The backfills that this page started."""
+
+    def __init__(self, root: str, tell: Callable[[dict[str, Any]], None]) -> None:
+        self._root, self._tell = root, tell
+        self._jobs: OrderedDict[str, Job] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def all(self) -> list[Job]:
+        """Return them, newest first."""
+        return list(reversed(self._jobs.values()))
+
+    def get(self, job: str) -> Job:
+        """Return one of them by its id."""
+        found = self._jobs.get(job)
+        if found is None:
+            raise UsageError(f"This page has started no backfill {job!r}.", slug="page-question")
+        return found
+
+    def start(self, ask: Ask, plan: dict[str, Any]) -> Job:
+        """Start filling the cells; what it says arrives as events."""
+        with self._lock:
+            busy = [job for job in self._jobs.values() if job.ended is None]
+            if len(busy) >= MOST_JOBS:
+                raise UsageError(
+                    f"{len(busy)} backfills of this page are under way, which is the most. Wait for "
+                    "one, or stop it.",
+                    slug="page-busy",
+                )
+            process = subprocess.Popen(
+                command_of(ask),
+                cwd=self._root,
+                env={**os.environ, "REARVIEW_ROOT": self._root, "NO_COLOR": "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+                start_new_session=True,  # Ctrl-C in the terminal is told to it by `close`
+            )
+            job = Job(f"{int(time.time() * 1000):x}", ask, plan, time.time(), process)
+            self._jobs[job.id] = job
+            for old in list(self._jobs)[:-KEPT_JOBS]:
+                if self._jobs[old].ended is not None:
+                    del self._jobs[old]
+        threading.Thread(target=self._follow, args=(job,), daemon=True).start()
+        return job
+
+    def _follow(self, job: Job) -> None:
+        """Read what a backfill says until it ends."""
+        assert job.process.stdout is not None
+        assert job.process.stderr is not None
+        said: list[str] = []
+        errors = threading.Thread(
+            target=lambda: said.extend(deque(job.process.stderr or (), maxlen=40)), daemon=True
+        )
+        errors.start()
+        for line in job.process.stdout:
+            try:
+                event = msgspec.json.decode(line)
+            except msgspec.MsgspecError:
+                continue
+            event["at"] = time.time() - job.started
+            kind = event.get("event")
+            if kind == "progress":
+                job.progress = event
+            elif kind == "done":
+                job.done = event
+            elif kind != "planned":
+                job.events.append(event)
+            self._tell({"type": "replay", "job": job.id, "event": event})
+        job.code = job.process.wait()
+        errors.join(2.0)
+        job.error = "" if job.done is not None else "".join(said)[-2000:].strip()
+        job.ended = time.time()
+        self._tell({"type": "replay", "job": job.id, "event": {"event": "ended", **job.told()}})
+
+    def stop(self, job: str) -> Job:
+        """Interrupt a backfill; what it has filled stays."""
+        found = self.get(job)
+        if found.ended is None:
+            found.process.send_signal(signal.SIGINT)
+        return found
+
+    def close(self) -> None:
+        """Interrupt every backfill of this page, and wait for each a little."""
+        for job in self._jobs.values():
+            if job.ended is None:
+                job.process.send_signal(signal.SIGINT)
+        for job in self._jobs.values():
+            try:
+                job.process.wait(5.0)
+            except subprocess.TimeoutExpired:
+                job.process.kill()

@@ -1,0 +1,521 @@
+"""The table of runs: columns, filter, search, sort and groups, answered by DuckDB.
+
+A column goes by a key: `fact:status`, `arg:lr`, or for a logged name `last:acc`, `min:acc`, `max:acc`,
+`mean:acc`, `count:acc`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from rearview.errors import UsageError
+from rearview.store.tables.catalogue import Sources
+from rearview.store.tables.connection import ident, quoted
+from rearview.store.tables.query import WORD, Ask, check_condition
+from rearview.web.index import RUNS, Index
+
+FORMS = {"last": "last", "min": "low", "max": "high", "mean": "mean", "count": "n"}
+"""Which column of `page.stats` a form of a logged name is."""
+MOST_ROWS = 500
+"""Rows of one answer."""
+MOST_POINTS = 20_000
+"""Rows of one answer for a chart."""
+MOST_COLUMNS = 200
+
+
+class Sort(msgspec.Struct, forbid_unknown_fields=True):
+    """One column to sort by."""
+
+    key: str
+    desc: bool = False
+
+
+class Query(msgspec.Struct, forbid_unknown_fields=True):
+    """What the page asks for: which runs, which columns, in which order."""
+
+    columns: list[str] = []
+    where: str = ""
+    search: str = ""
+    sort: list[Sort] = []
+    group: list[str] = []
+    within: dict[str, Any] = {}
+    """Values of group columns: only the runs of that group."""
+    runs: list[str] | None = None
+    """Only these runs."""
+    ranges: bool = False
+    """Whether the lowest and highest value of each numeric column are wanted: they take longer."""
+    offset: int = 0
+    limit: int = 100
+
+
+@dataclass
+class Columns:
+    """The columns that there are: facts of runs, arguments, and logged names."""
+
+    args: dict[str, bool] = field(default_factory=dict)
+    """Arguments, and whether all of their values are numbers."""
+    distinct: dict[str, int] = field(default_factory=dict)
+    """How many values each argument has."""
+    names: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Logged names: kind, path, in how many runs."""
+
+    @classmethod
+    def of(cls, index: Index) -> Columns:
+        """Return the columns of all runs."""
+        args = index.ask(
+            "SELECT name, bool_and(number IS NOT NULL OR text IS NULL), count(*), "
+            "count(DISTINCT text) FROM page.args GROUP BY name ORDER BY min(rowid)"
+        )
+        names = index.ask(
+            "SELECT name, mode(kind), mode(path), count(*), min(low), max(high), bool_or(unproved), "
+            "any_value(json_extract_string(CASE WHEN kind = 'object' THEN text END, '$.kind')) "
+            "FROM page.stats GROUP BY name ORDER BY name"
+        )
+        found = cls()
+        for name, numeric, _, distinct in args.fetchall():
+            found.args[name], found.distinct[name] = bool(numeric), distinct
+        for name, kind, path, runs, low, high, unproved, thing in names.fetchall():
+            found.names[name] = {
+                "kind": thing or kind,
+                "path": path,
+                "runs": runs,
+                "low": low,
+                "high": high,
+                "unproved": bool(unproved),
+            }
+        return found
+
+    def numeric(self, key: str) -> bool:
+        """Return True if the values of a column are numbers."""
+        form, _, name = key.partition(":")
+        if form == "arg":
+            return self.args.get(name, False)
+        if form == "fact":
+            return RUNS.get(name) in {"DOUBLE", "BIGINT"}
+        return form != "last" or self.names.get(name, {}).get("kind") in _NUMERIC
+
+    def labels(self) -> dict[str, str]:
+        """Return the key of each column by what it is called in a filter.
+
+        Where two have the same name, the fact of the run wins, then what was logged; the others are
+        `name_logged` and `name_arg`, as in `rearview runs --where`.
+        """
+        out = {name: f"fact:{name}" for name in RUNS if name not in {"ord", "run"}}
+        out["tag"] = "fact:tag"
+        for form, suffix, names in (
+            ("last", "_logged", list(self.names)),
+            ("arg", "_arg", list(self.args)),
+        ):
+            taken = {label.lower() for label in out}
+            for name in names:
+                label = name
+                while label.lower() in taken:
+                    label += suffix
+                out[label] = f"{form}:{name}"
+        for name, about in self.names.items():
+            if about["kind"] in _NUMERIC:
+                for form in ("min", "max", "mean"):
+                    out.setdefault(f"{name}.{form}", f"{form}:{name}")
+        return out
+
+
+_NUMERIC = {"float", "int", "long", "bool"}
+
+
+class Rows:
+    """The answer to one query over runs."""
+
+    def __init__(self, index: Index, columns: Columns, query: Query) -> None:
+        if len(query.columns) > MOST_COLUMNS:
+            raise UsageError(
+                f"{len(query.columns)} columns were asked for; {MOST_COLUMNS} are the most. Choose "
+                "fewer.",
+                slug="page-question",
+            )
+        self._index, self._columns, self._query = index, columns, query
+        self._labels = columns.labels()
+        self._aliases: dict[str, str] = {}
+
+    def answer(self) -> dict[str, Any]:
+        """Return one page of rows, and how many there are."""
+        if self._query.group and not self._query.within:
+            return self._groups()
+        query = self._query
+        source = self._source([one.key for one in query.sort])
+        order = "".join(
+            f"{self._alias(one.key)} {'DESC' if one.desc else 'ASC'} NULLS LAST, "
+            for one in query.sort
+        )
+        limit = max(0, min(query.limit, MOST_ROWS))
+        found = self._index.ask(
+            f"SELECT run FROM ({source}) ORDER BY {order}ord DESC "
+            f"LIMIT {limit} OFFSET {max(0, query.offset)}"
+        )
+        runs = [row[0] for row in found.fetchall()]
+        total = self._index.ask(f"SELECT count(*) FROM ({source})").fetchone()[0]
+        ranges = self._ranges(self._source(query.columns))[1] if query.ranges else {}
+        return {"total": total, "rows": self._cells(runs), "ranges": ranges}
+
+    def _cells(self, runs: Sequence[str]) -> list[list[Any]]:
+        """Return the rows of some runs. Columns are read for these alone, which is what makes it quick."""
+        keys = self._query.columns
+        rows: dict[str, list[Any]] = {run: [run, *(None for _ in keys)] for run in runs}
+        if not runs:
+            return []
+        chosen = ", ".join(map(quoted, runs))
+        places: dict[str, dict[str, list[tuple[int, int]]]] = {"arg": {}, "stat": {}}
+        facts: list[tuple[int, str]] = []
+        for k, key in enumerate(keys, 1):
+            cell, _ = self._column(key, k)  # refuses a key that is none
+            form, _, name = key.partition(":")
+            if form == "fact":
+                facts.append((k, cell))
+            elif form == "arg":
+                at = 0 if self._columns.args.get(name) else 1
+                places["arg"].setdefault(name, []).append((k, at))
+            else:
+                text = form == "last" and not self._columns.numeric(key)
+                at = 5 if text else list(FORMS).index(form)
+                places["stat"].setdefault(name, []).append((k, at))
+        if facts:
+            cells = ", ".join(cell for _, cell in facts)
+            sql = f"SELECT r.run, {cells} FROM page.runs r WHERE r.run IN ({chosen})"
+            for run, *values in self._index.ask(sql).fetchall():
+                for (k, _), value in zip(facts, values, strict=True):
+                    rows[run][k] = plain(value)
+        values_of = {"arg": "number, text", "stat": "last, low, high, mean, n, text"}
+        for table, wanted in places.items():
+            if not wanted:
+                continue
+            names = ", ".join(map(quoted, wanted))
+            sql = (
+                f"SELECT run, name, {values_of[table]} FROM page.{table}s "
+                f"WHERE name IN ({names}) AND run IN ({chosen})"
+            )
+            for run, name, *values in self._index.ask(sql).fetchall():
+                for k, at in wanted[name]:
+                    rows[run][k] = plain(values[at])
+        return [rows[run] for run in runs]
+
+    def points(self) -> dict[str, Any]:
+        """Return every run that fits, for a chart over runs; at most `MOST_POINTS`."""
+        source = self._source(self._query.columns)
+        cells = ", ".join(["run", *(self._alias(key) for key in self._query.columns)])
+        found = self._index.ask(f"SELECT {cells} FROM ({source}) ORDER BY ord LIMIT {MOST_POINTS}")
+        return {"rows": [[*map(plain, row)] for row in found.fetchall()]}
+
+    def chosen(self, limit: int) -> list[str]:
+        """Return the ids of the runs that fit, in order."""
+        query = self._query
+        source = self._source([one.key for one in query.sort])
+        order = "".join(
+            f"{self._alias(one.key)} {'DESC' if one.desc else 'ASC'} NULLS LAST, "
+            for one in query.sort
+        )
+        found = self._index.ask(
+            f"SELECT run FROM ({source}) ORDER BY {order}ord DESC LIMIT {limit}"
+        )
+        return [row[0] for row in found.fetchall()]
+
+    def _groups(self) -> dict[str, Any]:
+        """Return one row per group: its values, how many runs, mean and deviation of each number."""
+        query = self._query
+        keys = [*query.group, *query.columns]
+        source = self._source([*keys, *(one.key for one in query.sort)])
+        by = [self._alias(key) for key in query.group]
+        cells = [*by, "count(*) AS runs"]
+        for k, key in enumerate(query.columns):
+            alias = self._alias(key)
+            if self._columns.numeric(key):
+                finite = f"FILTER (isfinite({alias}))"
+                cells.append(f"avg({alias}) {finite} AS m{k}")
+                cells.append(f"stddev_pop({alias}) {finite} AS d{k}")
+            else:
+                cells.append(f"CASE WHEN count(DISTINCT {alias}) = 1 THEN min({alias}) END AS m{k}")
+                cells.append(f"NULL AS d{k}")
+        order = []
+        for one in query.sort:
+            way = f"{'DESC' if one.desc else 'ASC'} NULLS LAST"
+            if one.key in query.group:
+                order.append(f"{self._alias(one.key)} {way}")
+            elif one.key in query.columns:
+                order.append(f"m{query.columns.index(one.key)} {way}")
+        text = f"SELECT {', '.join(cells)} FROM ({source}) GROUP BY {', '.join(by)}"
+        order += [f"{alias} ASC NULLS LAST" for alias in by]
+        limit = max(0, min(query.limit, MOST_ROWS))
+        found = self._index.ask(
+            f"SELECT *, count(*) OVER () AS total FROM ({text}) ORDER BY {', '.join(order)} "
+            f"LIMIT {limit} OFFSET {max(0, query.offset)}"
+        ).fetchall()
+        width = len(query.group)
+        groups = [
+            {
+                "values": [plain(cell) for cell in row[:width]],
+                "runs": row[width],
+                "cells": [
+                    [plain(row[width + 1 + 2 * k]), plain(row[width + 2 + 2 * k])]
+                    for k in range(len(query.columns))
+                ],
+            }
+            for row in found
+        ]
+        total, ranges = self._ranges(source)
+        return {
+            "total": found[0][-1] if found else 0,
+            "runs": total,
+            "groups": groups,
+            "ranges": ranges,
+        }
+
+    def _ranges(self, source: str) -> tuple[int, dict[str, list[float | None]]]:
+        """Return how many runs fit, and the lowest and highest value of each numeric column."""
+        numeric = [key for key in self._query.columns if self._columns.numeric(key)]
+        cells = ["count(*)"]
+        for key in numeric:
+            alias = self._alias(key)
+            finite = f"FILTER (isfinite({alias}))"
+            cells += [f"min({alias}) {finite}", f"max({alias}) {finite}"]
+        row = self._index.ask(f"SELECT {', '.join(cells)} FROM ({source})").fetchone()
+        ranges = {key: [row[1 + 2 * k], row[2 + 2 * k]] for k, key in enumerate(numeric)}
+        return row[0], ranges
+
+    def _alias(self, key: str) -> str:
+        """Return the column of a key in our SQL: by number, since SQL takes `Loss` for `loss`."""
+        return self._aliases.setdefault(key, f'"$k{len(self._aliases)}"')
+
+    def _source(self, keys: Iterable[str]) -> str:
+        """Return the SQL of the runs that fit, with the columns of `keys`."""
+        query = self._query
+        mentioned = self._mentioned(query.where)
+        wanted = dict.fromkeys([*keys, *query.group, *mentioned.values()])
+        cells = ["r.run", "r.ord"]
+        joins = ["page.runs r"]
+        for k, key in enumerate(wanted):
+            cell, join = self._column(key, k)
+            cells.append(f"{cell} AS {self._alias(key)}")
+            if join:
+                joins.append(join)
+        text = f"SELECT {', '.join(cells)} FROM {' LEFT JOIN '.join(joins)}"
+        conditions = []
+        if query.runs is not None:
+            chosen = ", ".join(map(quoted, query.runs[:MOST_POINTS])) or "NULL"
+            conditions.append(f"r.run IN ({chosen})")
+        if query.search.strip():
+            conditions += [self._searched(word) for word in query.search.split()[:8]]
+        if conditions:
+            text += f" WHERE {' AND '.join(conditions)}"
+        outer = [
+            f"{self._alias(key)} IS NOT DISTINCT FROM {_literal(value)}"
+            for key, value in query.within.items()
+            if key in wanted
+        ]
+        if outer:
+            text = f"SELECT * FROM ({text}) WHERE {' AND '.join(outer)}"
+        if query.where.strip():
+            check_condition(self._index.duck.con, query.where)
+            names = ", ".join(
+                f"{self._alias(key)} AS {ident(word)}" for word, key in mentioned.items()
+            )
+            shown = f"*, {names}" if names else "*"
+            if "tag" in mentioned:
+                text = f"SELECT {shown} FROM ({text})"
+                text = f"SELECT DISTINCT ON (run) * FROM ({text}) WHERE (\n{query.where}\n)"
+            else:
+                text = f"SELECT * FROM (SELECT {shown} FROM ({text})) WHERE (\n{query.where}\n)"
+        return text
+
+    def _mentioned(self, where: str) -> dict[str, str]:
+        """Return the columns that a filter speaks of, by the words it uses."""
+        out: dict[str, str] = {}
+        lower = {label.lower(): key for label, key in reversed(self._labels.items())}
+        for match in WORD.finditer(where):
+            word = match[1].replace('""', '"') if match[1] else match[2]
+            if word and word.lower() not in {known.lower() for known in out}:
+                key = self._labels.get(word) or lower.get(word.lower())
+                if key is not None:
+                    out[word] = key
+        return out
+
+    def _column(self, key: str, k: int) -> tuple[str, str]:
+        """Return the SQL of a column, and the join that it needs."""
+        form, _, name = key.partition(":")
+        if form == "fact" and name == "tag":
+            return "unnest(CASE WHEN len(r.tags) = 0 THEN [NULL] ELSE r.tags END)", ""
+        if form == "fact" and name in RUNS:
+            return f"r.{ident(name)}", ""
+        if form == "arg":
+            value = "number" if self._columns.args.get(name) else "text"
+            table = f"(SELECT run, {value} AS v FROM page.args WHERE name = {quoted(name)})"
+            return f"c{k}.v", f"{table} c{k} ON c{k}.run = r.run"
+        if form in FORMS:
+            value = FORMS[form]
+            if form == "last" and self._columns.names.get(name, {}).get("kind") not in _NUMERIC:
+                value = "text"
+            table = f"(SELECT run, {value} AS v FROM page.stats WHERE name = {quoted(name)})"
+            return f"c{k}.v", f"{table} c{k} ON c{k}.run = r.run"
+        raise UsageError(
+            f"There is no column {key!r}. A column is fact:NAME, arg:NAME, or last:, min:, max:, "
+            "mean: or count: and a logged name.",
+            slug="page-question",
+        )
+
+    def _searched(self, word: str) -> str:
+        like = quoted(f"%{word.replace('!', '!!').replace('%', '!%').replace('_', '!_')}%")
+        places = ("run", "name", "command", "note", "status", "version", "host")
+        texts = [f"r.{place} ILIKE {like} ESCAPE '!'" for place in places]
+        texts.append(f"array_to_string(r.tags, ' ') ILIKE {like} ESCAPE '!'")
+        return f"({' OR '.join(texts)})"
+
+
+def _literal(value: Any) -> str:
+    if value is None:
+        return "NULL"
+    if isinstance(value, bool):
+        return str(value).upper()
+    if isinstance(value, (int, float)):
+        return repr(float(value)) if math.isfinite(value) else f"'{value}'::DOUBLE"
+    return quoted(str(value))
+
+
+def plain(value: Any) -> Any:
+    """Return a cell as JSON has it: NaN and infinities become text, since null means nothing there."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value
+
+
+class Points(msgspec.Struct, forbid_unknown_fields=True):
+    """A table with one row per point: which names of which runs."""
+
+    names: list[str]
+    runs: list[str]
+    where: str = ""
+    offset: int = 0
+    limit: int = 100
+
+
+def point_rows(
+    index: Index, query: Points, virtual: Sequence[tuple[str, Sequence[str]]]
+) -> dict[str, Any]:
+    """Return one row per point with the names as columns, empty where a name can still be filled."""
+    with index.lock:
+        index.relations()
+        chosen = [index.entries[run].run for run in query.runs if run in index.entries][:200]
+        wanted = [(name, loops) for name, loops in virtual if name in query.names]
+        sources = Sources(index.project, index.duck, index.shelf, chosen, wanted)
+        ask = Ask(sources, query.names, origins=False)
+        if query.where.strip():
+            check_condition(index.duck.con, query.where)
+        sql = ask.sql(query.where.strip() or None)
+        total = index.ask(f"SELECT count(*) FROM ({sql}\n)").fetchone()[0]
+        limit = max(0, min(query.limit, MOST_ROWS))
+        found = index.ask(f"SELECT * FROM ({sql}\n) LIMIT {limit} OFFSET {max(0, query.offset)}")
+        rows = [[*map(plain, row)] for row in found.fetchall()]
+    labels = list(ask.labels)
+    return {
+        "total": total,
+        "columns": labels,
+        "fillable": [label for label in labels if label in {name for name, _ in wanted}],
+        "rows": rows,
+    }
+
+
+def details(index: Index, runs: Sequence[str], names: Sequence[str]) -> dict[str, Any]:
+    """Return for some runs and names how many values there are, and how many there could be.
+
+    A name that the work tree logs can be filled wherever other names of the same loops have values.
+    """
+    if not runs or not names:
+        return {}
+    some, these = ", ".join(map(quoted, runs)), ", ".join(map(quoted, names))
+    found = index.ask(
+        f"SELECT run, name, n, most, unproved FROM (SELECT *, max(n) OVER (PARTITION BY run, path) "
+        f"AS most FROM page.stats WHERE run IN ({some})) WHERE name IN ({these})"
+    )
+    out: dict[str, Any] = {}
+    for run, name, n, most, unproved in found.fetchall():
+        out.setdefault(run, {})[name] = {"n": n, "of": most, "unproved": bool(unproved)}
+    return out
+
+
+def completions(columns: Columns, text: str, limit: int = 12) -> list[dict[str, str]]:
+    """Return what the last word of a filter may become: columns, values of texts, SQL words."""
+    word = _last_word(text)
+    low = word.lower().strip('"')
+    found: list[dict[str, str]] = []
+    for label, key in columns.labels().items():
+        if low in label.lower():
+            bare = re.fullmatch(r"[A-Za-z_]\w*", label) is not None
+            insert = label if bare else ident(label)
+            found.append({"insert": insert, "label": label, "what": _what(key, columns)})
+    found.sort(key=lambda one: (not one["label"].lower().startswith(low), len(one["label"])))
+    found += [
+        {"insert": sql, "label": sql, "what": "SQL"}
+        for sql in ("AND", "OR", "NOT", "IN", "IS NULL", "IS NOT NULL", "LIKE", "BETWEEN")
+        if low and sql.lower().startswith(low)
+    ]
+    return found[:limit]
+
+
+def _last_word(text: str) -> str:
+    for k in range(len(text) - 1, -1, -1):
+        if text[k] in " \t\n()<>=!,+*'":
+            return text[k + 1 :]
+    return text
+
+
+def _what(key: str, columns: Columns) -> str:
+    form, _, name = key.partition(":")
+    if form == "fact":
+        return "fact"
+    if form == "arg":
+        return "parameter"
+    kind = columns.names.get(name, {}).get("kind", "")
+    return f"{form}, {kind}" if form != "last" else f"last value, {kind}"
+
+
+def csv_lines(index: Index, columns: Columns, query: Query, most: int) -> Iterator[bytes]:
+    """Yield the rows of a query as CSV, with a header."""
+    import csv
+    import io
+
+    def line(cells: Iterable[Any]) -> bytes:
+        out = io.StringIO()
+        csv.writer(out, lineterminator="\r\n").writerow(cells)
+        return out.getvalue().encode("utf-8", "backslashreplace")
+
+    names = [_heading(key) for key in query.columns]
+    yield line(["run", *names])
+    for offset in range(0, most, MOST_ROWS):
+        part = Query(
+            **{**{f: getattr(query, f) for f in query.__struct_fields__}, "offset": offset}
+            | {"limit": MOST_ROWS, "group": []}
+        )
+        found = Rows(index, columns, part).answer()["rows"]
+        for row in found:
+            yield line(", ".join(c) if isinstance(c, list) else c for c in row)
+        if len(found) < MOST_ROWS:
+            return
+
+
+def _heading(key: str) -> str:
+    form, _, name = key.partition(":")
+    return f"{name}.{form}" if form in {"min", "max", "mean", "count"} else name
+
+
+def request(data: str | bytes | Mapping[str, Any], kind: type[Any]) -> Any:
+    """Return what the page sent as a value of `kind`; refuse anything else."""
+    try:
+        if isinstance(data, Mapping):
+            return msgspec.convert(data, kind)
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+        raise UsageError(f"The question cannot be read: {exc}.", slug="page-question") from exc

@@ -1,0 +1,542 @@
+"""The server of the page: routes, and how it is started."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import re
+import secrets
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+import rearview
+from rearview._history import History
+from rearview.errors import RearviewError, UsageError
+from rearview.store.checkpoints.objects import Objects
+from rearview.web import details, rows
+from rearview.web.guard import App, Guard
+from rearview.web.index import Index
+from rearview.web.live import Live
+from rearview.web.replays import Ask, Jobs, Prices
+from rearview.web.series import Chart, Media, Series
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain; charset=utf-8",
+}
+_OID = re.compile(r"[0-9a-f]{64}")
+MOST_EXPORTED = 100_000
+"""Rows of a CSV file."""
+
+
+class Label(msgspec.Struct, forbid_unknown_fields=True):
+    """A tag, note or name for some runs."""
+
+    runs: list[str]
+    text: str | None = None
+    remove: bool = False
+
+
+class Move(msgspec.Struct, forbid_unknown_fields=True):
+    """A place for a statement, given by hand; without a line, the place is forgotten."""
+
+    run: str
+    names: list[str]
+    path: str = ""
+    line: int = 0
+    after: bool = False
+
+
+class Stop(msgspec.Struct, forbid_unknown_fields=True):
+    """A backfill of this page to stop."""
+
+    job: str
+
+
+class Workers(msgspec.Struct, forbid_unknown_fields=True):
+    """How many workers a backfill under way is to have."""
+
+    backfill: str
+    workers: int
+
+
+@dataclass
+class Page:
+    """Everything that the routes ask."""
+
+    history: History
+    writable: bool = False
+    token: str = field(default_factory=lambda: secrets.token_urlsafe(24))
+    host: str = "127.0.0.1"
+
+    def __post_init__(self) -> None:
+        self.index = Index(self.history.project)
+        self.series = Series(self.index)
+        self.media = Media(self.index, Objects(self.history.project))
+        self.prices = Prices(History(self.history.project), self.index)
+        self.live = Live(self.index)
+        self.lock = threading.Lock()
+        """Held while the history is asked; plans ask one of their own."""
+        self.jobs = Jobs(str(self.history.project.root), self._heard)
+        self._columns: tuple[int, rows.Columns] = (-1, rows.Columns())
+
+    def _heard(self, event: dict[str, Any]) -> None:
+        self.live.tell(event)
+        if event["event"].get("event") in {"rows", "proved", "failed", "filled", "ended"}:
+            self.live.look_now()
+
+    def columns(self) -> rows.Columns:
+        """Return the columns of all runs, found anew when something changed."""
+        revision, found = self._columns
+        if revision != self.index.revision:
+            revision = self.index.revision
+            found = rows.Columns.of(self.index)
+            self._columns = (revision, found)
+        return found
+
+    def state(self) -> dict[str, Any]:
+        """Return what the page needs first."""
+        counts = dict(
+            self.index.ask("SELECT status, count(*) FROM page.runs GROUP BY status").fetchall()
+        )
+        return {
+            "project": self.history.project.root.name,
+            "root": str(self.history.project.root),
+            "version": rearview.__version__,
+            "writable": self.writable,
+            "trusted": self.history.trusted,
+            "revision": self.index.revision,
+            "pending": self.index.pending or int(not self.index.revision),
+            "runs": len(self.index.entries),
+            "statuses": counts,
+            "problems": self.index.problems[:20],
+            **self.known_columns(),
+        }
+
+    def known_columns(self) -> dict[str, Any]:
+        """Return which columns there are, the fillable ones among them."""
+        found = self.columns()
+        names = dict(found.names)
+        virtual = self.prices.virtual()
+        for name, loops in virtual:
+            names.setdefault(
+                name, {"kind": "float", "path": "/".join(loops), "runs": 0, "unproved": False}
+            )
+        return {
+            "args": {
+                name: {"numeric": numeric, "distinct": found.distinct[name]}
+                for name, numeric in found.args.items()
+            },
+            "names": names,
+            "virtual": [name for name, _ in virtual],
+        }
+
+    def table(self, query: rows.Query) -> dict[str, Any]:
+        """Return a page of the table of runs, with how full the fillable columns are."""
+        found = rows.Rows(self.index, self.columns(), query).answer()
+        logged = {name for name, _ in self.prices.virtual()}
+        names = {key.partition(":")[2] for key in query.columns if not key.startswith("fact:")}
+        if "rows" in found:
+            chosen = [row[0] for row in found["rows"]]
+            found["filled"] = rows.details(self.index, chosen, sorted(names & logged))
+            known = [one.run for run in chosen if (one := self.index.entries.get(run)) is not None]
+            found["called"] = {run.id: run.name for run in known if run.name}
+            found["status"] = {run.id: run.status.value for run in known}
+        return {**found, "revision": self.index.revision}
+
+    def app(self) -> App:
+        """Return the application, guarded."""
+        return Guard(_routes(self), self.token, self.host, writable=self.writable)
+
+    def close(self) -> None:
+        """End what the page started, and give memory back."""
+        self.live.close()
+        self.jobs.close()
+        self.live.join()
+        self.index.close()
+
+
+Handler = Callable[[Page, "Request"], Any]
+
+
+def _query(request: Request, kind: type[Any]) -> Any:
+    return rows.request(request.query_params.get("q", "{}"), kind)
+
+
+def _names(request: Request) -> list[str]:
+    return [name for name in request.query_params.getlist("name") if name][:50]
+
+
+def _run(page: Page, request: Request) -> str:
+    return details.known_run(page.index, request.path_params["run"])
+
+
+def _table(page: Page, request: Request) -> Any:
+    return page.table(_query(request, rows.Query))
+
+
+def _scatter(page: Page, request: Request) -> Any:
+    return rows.Rows(page.index, page.columns(), _query(request, rows.Query)).points()
+
+
+def _chosen(page: Page, request: Request) -> Any:
+    query = _query(request, rows.Query)
+    limit = max(1, min(query.limit, 500))
+    return {"runs": rows.Rows(page.index, page.columns(), query).chosen(limit)}
+
+
+def _points(page: Page, request: Request) -> Any:
+    return rows.point_rows(page.index, _query(request, rows.Points), page.prices.virtual())
+
+
+def _complete(page: Page, request: Request) -> Any:
+    text = request.query_params.get("text", "")[-500:]
+    return rows.completions(page.columns(), text)
+
+
+def _price(page: Page, request: Request) -> Any:
+    runs = request.query_params.get("runs", "").split(",")
+    return page.prices.of(request.query_params.get("name", ""), runs)
+
+
+def _plan(page: Page, request: Request) -> Any:
+    return page.prices.plan(_query(request, Ask))
+
+
+def _detail(page: Page, request: Request) -> Any:
+    run = _run(page, request)
+    with page.lock:
+        return details.run_details(page.history, page.index, run)
+
+
+def _printed(page: Page, request: Request) -> Any:
+    run, search = _run(page, request), request.query_params.get("search", "")[:200]
+    return details.printed_lines(page.history, run, search)
+
+
+def _versions(page: Page, request: Request) -> Any:  # noqa: ARG001 - the form of all of them
+    return details.versions(page.history, page.index, page.prices.virtual())
+
+
+def _diff(page: Page, request: Request) -> Any:
+    pair = []
+    for name in ("a", "b"):
+        which = request.query_params.get(name, "worktree")
+        pair.append(which if which == "worktree" else details.known_run(page.index, which))
+    with page.lock:
+        return details.sides(page.history, *pair)
+
+
+def _propagate(page: Page, request: Request) -> Any:
+    with page.lock:
+        return details.propagated(page.history, _names(request))
+
+
+def _under_way(page: Page, request: Request) -> Any:  # noqa: ARG001
+    found = details.under_way(page.history, page.index)
+    return {**found, "jobs": [job.told() for job in page.jobs.all()]}
+
+
+def _job(page: Page, request: Request) -> Any:
+    return page.jobs.get(request.path_params["job"]).told(whole=True)
+
+
+def _media(page: Page, request: Request) -> Any:
+    runs = request.query_params.get("runs", "").split(",")
+    return page.media.listed(request.query_params.get("name", ""), runs)
+
+
+def _heat(page: Page, request: Request) -> Any:
+    run = details.known_run(page.index, request.query_params.get("run", ""))
+    return page.media.heat(request.query_params.get("name", ""), run)
+
+
+def _state(page: Page, request: Request) -> Any:  # noqa: ARG001
+    return page.state()
+
+
+def _chart(page: Page, request: Request) -> bytes:
+    return page.series.chart(_query(request, Chart))
+
+
+def _image(page: Page, request: Request) -> bytes:
+    oid = request.path_params["oid"]
+    if not _OID.fullmatch(oid):
+        raise UsageError("That is no image.", slug="page-question")
+    return page.media.image(oid)
+
+
+def _export(page: Page, request: Request) -> bytes:
+    query = _query(request, rows.Query)
+    return b"".join(rows.csv_lines(page.index, page.columns(), query, MOST_EXPORTED))
+
+
+GET: dict[str, Handler] = {
+    "/api/state": _state,
+    "/api/table": _table,
+    "/api/scatter": _scatter,
+    "/api/chosen": _chosen,
+    "/api/points": _points,
+    "/api/complete": _complete,
+    "/api/price": _price,
+    "/api/plan": _plan,
+    "/api/run/{run}": _detail,
+    "/api/printed/{run}": _printed,
+    "/api/versions": _versions,
+    "/api/diff": _diff,
+    "/api/propagate": _propagate,
+    "/api/underway": _under_way,
+    "/api/jobs/{job}": _job,
+    "/api/media": _media,
+    "/api/heat": _heat,
+}
+"""Questions; none of them changes anything."""
+
+
+def _fill(page: Page, body: bytes) -> Any:
+    ask = rows.request(body, Ask)
+    if not ask.names or any("\x00" in text for text in (*ask.names, *ask.runs, ask.where, ask.at)):
+        raise UsageError("Name at least one column to fill.", slug="page-question")
+    ask.runs = [details.known_run(page.index, run) for run in ask.runs]
+    page.history.check_trust("A backfill")
+    plan = page.prices.plan(ask)
+    return page.jobs.start(ask, plan).told(whole=True)
+
+
+def _stop(page: Page, body: bytes) -> Any:
+    return page.jobs.stop(rows.request(body, Stop).job).told()
+
+
+def _tag(page: Page, body: bytes) -> Any:
+    label = rows.request(body, Label)
+    for run in label.runs:
+        found = details.known_run(page.index, run)
+        change = page.history.untag if label.remove else page.history.tag
+        change(found, label.text or "")
+    page.live.look_now()
+    return {"runs": label.runs}
+
+
+def _note(page: Page, body: bytes) -> Any:
+    label = rows.request(body, Label)
+    for run in label.runs:
+        page.history.note(details.known_run(page.index, run), None if label.remove else label.text)
+    page.live.look_now()
+    return {"runs": label.runs}
+
+
+def _name(page: Page, body: bytes) -> Any:
+    label = rows.request(body, Label)
+    run = details.known_run(page.index, label.runs[0] if label.runs else "")
+    page.history.name(run, None if label.remove else label.text)
+    page.live.look_now()
+    return {"runs": label.runs}
+
+
+def _move(page: Page, body: bytes) -> Any:
+    move = rows.request(body, Move)
+    run = details.known_run(page.index, move.run)
+    with page.lock:
+        if move.line:
+            page.history.correct(run, move.path, move.line, move.names, after=move.after)
+        else:
+            page.history.undo(run, move.names)
+        return details.propagated(page.history, move.names)
+
+
+def _workers(page: Page, body: bytes) -> Any:
+    asked = rows.request(body, Workers)
+    if not 1 <= asked.workers <= 256:
+        raise UsageError("A backfill has 1 to 256 workers.", slug="page-question")
+    page.history.set_workers(asked.workers, of=asked.backfill)
+    return {}
+
+
+POST: dict[str, Callable[[Page, bytes], Any]] = {
+    "/api/backfill": _fill,
+    "/api/stop": _stop,
+    "/api/tag": _tag,
+    "/api/note": _note,
+    "/api/name": _name,
+    "/api/move": _move,
+    "/api/workers": _workers,
+}
+"""What changes something; only with `--allow-replay`."""
+
+
+def _routes(page: Page) -> Starlette:
+    """Return the application without its guard."""
+    from starlette.applications import Starlette
+    from starlette.concurrency import run_in_threadpool
+    from starlette.responses import Response, StreamingResponse
+    from starlette.routing import Route
+
+    static = static_files()
+
+    def answer(value: Any) -> Response:
+        return Response(msgspec.json.encode(value), media_type="application/json")
+
+    def refused(exc: RearviewError) -> Response:
+        body = msgspec.json.encode({"error": str(exc), "slug": exc.slug})
+        return Response(body, 400, media_type="application/json")
+
+    async def attempt(work: Callable[..., Any], *args: Any) -> Response:
+        """Return what `work` returns as JSON, or its error in words."""
+        try:
+            return answer(await run_in_threadpool(work, *args))
+        except RearviewError as exc:
+            return refused(exc)
+
+    def asks(handler: Handler) -> Callable[[Request], Any]:
+        async def endpoint(request: Request) -> Response:
+            return await attempt(handler, page, request)
+
+        return endpoint
+
+    def changes(handler: Callable[[Page, bytes], Any]) -> Callable[[Request], Any]:
+        async def endpoint(request: Request) -> Response:
+            return await attempt(handler, page, await request.body())
+
+        return endpoint
+
+    def data(kind: str, handler: Callable[[Page, Request], bytes]) -> Callable[[Request], Any]:
+        async def endpoint(request: Request) -> Response:
+            try:
+                found = await run_in_threadpool(handler, page, request)
+            except RearviewError as exc:
+                return refused(exc)
+            return Response(found, media_type=kind)
+
+        return endpoint
+
+    async def events(request: Request) -> Response:  # noqa: ARG001
+        if page.live.full:
+            body = {"error": "Too many pages listen to this server. Close some of them."}
+            return Response(msgspec.json.encode(body), 503, media_type="application/json")
+        return StreamingResponse(page.live.listen(), media_type="text/event-stream")
+
+    async def file(request: Request) -> Response:
+        path = request.path_params.get("path", "index.html")
+        found = static.get(path)  # looked up by name among known files: no path reaches the disk
+        if found is None:
+            return Response("There is nothing here.", 404, media_type="text/plain")
+        headers = {"etag": found.tag, "cache-control": "no-cache", "vary": "accept-encoding"}
+        if request.headers.get("if-none-match") == found.tag:
+            return Response(status_code=304, headers=headers)
+        body = found.plain
+        if "gzip" in request.headers.get("accept-encoding", ""):
+            body, headers["content-encoding"] = found.gzipped, "gzip"
+        return Response(body, media_type=found.kind, headers=headers)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        page.live.start()
+        yield
+        page.live.close()
+
+    routes = [Route("/", file), Route("/static/{path:path}", file)]
+    routes += [Route(path, asks(handler)) for path, handler in GET.items()]
+    routes += [Route(path, changes(one), methods=["POST"]) for path, one in POST.items()]
+    routes += [
+        Route("/api/chart", data("application/octet-stream", _chart)),
+        Route("/api/image/{oid}", data("image/png", _image)),
+        Route("/api/export.csv", data("text/csv; charset=utf-8", _export)),
+        Route("/api/events", events),
+    ]
+    return Starlette(routes=routes, lifespan=lifespan)
+
+
+@dataclass(frozen=True, slots=True)
+class StaticFile:
+    """One file of the page, as it is and compressed."""
+
+    plain: bytes
+    gzipped: bytes
+    kind: str
+    tag: str
+
+
+def static_files() -> dict[str, StaticFile]:
+    """Return the files of the page by their path below `static`."""
+    out: dict[str, StaticFile] = {}
+
+    def walk(folder: Any, prefix: str) -> None:
+        for one in folder.iterdir():
+            if one.is_dir():
+                walk(one, f"{prefix}{one.name}/")
+                continue
+            kind = TYPES.get(f".{one.name.rpartition('.')[2]}")
+            if kind is not None:
+                data = one.read_bytes()
+                tag = f'"{hashlib.sha256(data).hexdigest()[:20]}"'
+                packed = gzip.compress(data, 9, mtime=0)
+                out[f"{prefix}{one.name}"] = StaticFile(data, packed, kind, tag)
+
+    walk(resources.files("rearview.web") / "static", "")
+    return out
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """Return a listening socket; port 0 takes one that is free."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+    except OSError as exc:
+        sock.close()
+        raise UsageError(
+            f"Port {port} of {host} cannot be used: {exc.strerror or exc}. Choose another with "
+            "`--port`, or 0 for one that is free.",
+            slug="page-port",
+        ) from exc
+    return sock
+
+
+def needs_libraries() -> None:
+    """Raise if the libraries of the page are not installed."""
+    try:
+        import numpy as np  # noqa: F401
+        import starlette  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as exc:
+        raise UsageError(
+            f"The page needs {exc.name}, which is not installed. Install it with "
+            "`pip install 'rearview[ui]'`.",
+            slug="missing-library",
+        ) from exc
+
+
+def serve(page: Page, sock: socket.socket) -> None:
+    """Answer until interrupted."""
+    import uvicorn
+
+    config = uvicorn.Config(
+        page.app(),
+        log_level="critical",
+        access_log=False,
+        server_header=False,
+        ws="none",
+        lifespan="on",
+        timeout_graceful_shutdown=2,
+        limit_concurrency=200,
+    )
+    try:
+        uvicorn.Server(config).run(sockets=[sock])
+    finally:
+        page.close()

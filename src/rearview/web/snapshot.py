@@ -1,0 +1,234 @@
+"""Write the page and the data of a project into one HTML file that needs no server.
+
+Browsers load no modules from files, so each module becomes a `data:` address in an import map. What the
+file may run is fixed by the hashes in its policy; the data is JSON that no markup can end.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import json
+import re
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rearview._history import History
+from rearview.errors import RearviewError, UsageError
+from rearview.web import details
+from rearview.web.index import RUNS
+from rearview.web.rows import plain
+from rearview.web.series import Chart
+from rearview.web.server import Page, static_files
+
+MOST_RUNS = 5000
+"""Newest runs in the table of a snapshot."""
+MOST_DETAILED = 200
+"""Newest runs with their own screen and curves."""
+MOST_PRINTED = 1000
+"""Printed lines of each of these."""
+MOST_IMAGES = 8 << 20
+"""Bytes of images."""
+PIXELS = 500
+"""Points of a curve."""
+_IMPORT = re.compile(r"""(from\s*|import\s*)(["'])\./([\w./-]+)\2""")
+_NUMERIC = {"float", "int", "long", "bool"}
+
+
+def write_snapshot(history: History, folder: Path) -> Path:
+    """Write `index.html` into `folder`; return it."""
+    page = Page(history)
+    try:
+        page.index.refresh()
+        while page.index.pending:
+            page.index.refresh()
+        data = _data(page)
+    finally:
+        page.index.close()
+    file = folder / "index.html"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file.write_text(_document(data), "utf-8")
+    except OSError as exc:
+        raise UsageError(
+            f"{file} cannot be written: {exc.strerror or exc}. Name a folder that you may write to.",
+            slug="file-unwritable",
+        ) from exc
+    return file
+
+
+def _data(page: Page) -> dict[str, Any]:
+    """Return all that the screens of a snapshot show."""
+    index, history = page.index, page.history
+    every = [run.id for run in index.runs()][-MOST_RUNS:]
+    some = every[-MOST_DETAILED:]
+    state = {**page.state(), "writable": False, "root": "", "runs": len(every)}
+    names = state["names"]
+    kinds = {name: about["kind"] for name, about in names.items() if about["runs"]}
+    numbers = [name for name, kind in kinds.items() if kind in _NUMERIC and names[name]["path"]]
+    media = {
+        name: page.media.listed(name, some[-12:])
+        for name, kind in kinds.items()
+        if kind not in _NUMERIC and kind != "histogram"
+    }
+    virtual = page.prices.virtual()
+    versions = details.versions(history, index, virtual)
+    return {
+        "state": state,
+        "runs": _runs(page, set(every)),
+        "charts": {name: _curves(page, name, some) for name in numbers},
+        "details": {run: details.run_details(history, index, run) for run in some},
+        "printed": {
+            run: details.printed_lines(history, run, "")["lines"][:MOST_PRINTED] for run in some
+        },
+        "versions": versions,
+        "diffs": _diffs(history, [one["runs"][-1]["run"] for one in versions["versions"]]),
+        "propagated": _propagated(history, [name for name, _ in virtual]),
+        "media": media,
+        "images": _images(page, media),
+        "heat": {
+            f"{name}/{run}": page.media.heat(name, run)
+            for name, kind in kinds.items()
+            if kind == "histogram"
+            for run in some[-6:]
+        },
+    }
+
+
+def _runs(page: Page, chosen: set[str]) -> list[dict[str, Any]]:
+    ask = page.index.ask
+    out: dict[str, dict[str, Any]] = {}
+    columns = ", ".join(RUNS)
+    for row in ask(f"SELECT {columns} FROM page.runs ORDER BY ord DESC").fetchall():
+        facts = dict(zip(RUNS, map(plain, row), strict=True))
+        if facts["run"] in chosen:
+            words = (facts["run"], facts["name"], facts["command"], facts["note"], facts["status"])
+            text = " ".join([*words, *facts["tags"]]).lower()
+            out[facts["run"]] = {"facts": facts, "args": {}, "stats": {}, "text": text}
+    for run, name, number, text in ask("SELECT run, name, number, text FROM page.args").fetchall():
+        if run in out:
+            out[run]["args"][name] = plain(number) if number is not None else text
+    stats = ask("SELECT run, name, last, low, high, mean, n, kind, text FROM page.stats")
+    for run, name, *values, kind, text in stats.fetchall():
+        if run in out:
+            shown = text if kind not in _NUMERIC else None
+            out[run]["stats"][name] = [*map(plain, values), shown]
+    return list(out.values())
+
+
+def _curves(page: Page, name: str, runs: list[str]) -> dict[str, Any]:
+    """Return the curve of each run as two lists, with as many digits as a screen shows."""
+    import numpy as np
+
+    data = page.series.chart(Chart(name, runs, pixels=PIXELS))
+    head, _, rest = data.partition(b"\n")
+    values = np.frombuffer(rest, "<f8")
+    out, at = {}, 0
+    for line in json.loads(head)["lines"]:
+        n, columns = line["n"], line["columns"]
+        x, y = values[at : at + n], values[at + n : at + 2 * n]
+        at += n * columns
+        out[line["run"]] = [
+            [float(f"{v:.6g}") for v in x.tolist()],
+            [float(f"{v:.6g}") if np.isfinite(v) else None for v in y.tolist()],
+        ]
+    return out
+
+
+def _diffs(history: History, runs: list[str]) -> dict[str, Any]:
+    pairs = [*pairwise(runs), *((run, "worktree") for run in runs)]
+    out = {}
+    for a, b in pairs[-100:]:
+        with contextlib.suppress(RearviewError):
+            out[f"{a}/{b}"] = details.sides(history, a, b)
+    return out
+
+
+def _propagated(history: History, names: list[str]) -> dict[str, Any]:
+    out = {}
+    for name in names:
+        with contextlib.suppress(RearviewError):
+            out[name] = details.propagated(history, [name])
+    return out
+
+
+def _images(page: Page, media: dict[str, list[dict[str, Any]]]) -> dict[str, str]:
+    out: dict[str, str] = {}
+    room = MOST_IMAGES
+    for listed in media.values():
+        for one in listed:
+            if one.get("kind") == "image" and one["oid"] not in out:
+                with contextlib.suppress(RearviewError):
+                    data = page.media.image(one["oid"])
+                    room -= len(data)
+                    if room < 0:
+                        return out
+                    out[one["oid"]] = f"data:image/png;base64,{base64.b64encode(data).decode()}"
+    return out
+
+
+def _document(data: dict[str, Any]) -> str:
+    """Return the page as one HTML document."""
+    files = static_files()
+    modules = {
+        path: _mapped(path, file.plain.decode())
+        for path, file in files.items()
+        if path.endswith(".js") and path != "theme.js"
+    }
+    icon = f"data:image/svg+xml;base64,{base64.b64encode(files['icon.svg'].plain).decode()}"
+    addresses = {
+        f"rearview/{path}": f"data:text/javascript;base64,{base64.b64encode(text.encode()).decode()}"
+        for path, text in modules.items()
+    }
+    imports = json.dumps({"imports": addresses})
+    theme = files["theme.js"].plain.decode()
+    begin = (
+        'import { open } from "rearview/snapshot.js";\n'
+        'window.rearviewSnapshot = open(JSON.parse(document.getElementById("data").textContent));\n'
+        'await import("rearview/app.js");\n'
+    )
+    style = files["vendor/uplot.css"].plain.decode() + files["app.css"].plain.decode()
+    scripts = " ".join(map(_hash, (imports, theme, begin)))
+    policy = (
+        f"default-src 'none'; script-src {scripts} data:; style-src {_hash(style)}; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )
+    # in JSON a `<` can be written out, so that no text in it can end the element
+    text = msgspec.json.encode({**data, "icon": icon}).decode().replace("<", "\\u003c")
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>Rearview</title>\n'
+        f'<link rel="icon" href="{icon}">\n<style>{style}</style>\n<script>{theme}</script>\n'
+        f'<script type="importmap">{imports}</script>\n</head>\n<body><div id="app"></div>\n'
+        f'<script type="application/json" id="data">{text}</script>\n'
+        f'<script type="module">{begin}</script>\n</body>\n</html>\n'
+    )
+
+
+def _mapped(path: str, text: str) -> str:
+    """Return a module that imports by the names of the import map."""
+
+    def named(found: re.Match[str]) -> str:
+        return f"{found[1]}{found[2]}{_name(path, found[3])}{found[2]}"
+
+    return _IMPORT.sub(named, text)
+
+
+def _name(path: str, imported: str) -> str:
+    """Return what a module that `path` imports is called in the import map.
+
+    >>> _name("vendor/signals.js", "preact.js"), _name("app.js", "vendor/preact.js")
+    ('rearview/vendor/preact.js', 'rearview/vendor/preact.js')
+    """
+    folder = path.rpartition("/")[0]
+    return f"rearview/{folder}/{imported}" if folder else f"rearview/{imported}"
+
+
+def _hash(text: str) -> str:
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return f"'sha256-{digest}'"

@@ -1,0 +1,3 @@
+from servers.fixtures import pytest_sessionfinish, pytest_terminal_summary, server
+
+__all__ = ["pytest_sessionfinish", "pytest_terminal_summary", "server"]

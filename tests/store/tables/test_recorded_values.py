@@ -1,0 +1,72 @@
+"""What a run logged itself is found again, whatever form it has, and nothing else is read."""
+
+import sys
+from pathlib import Path
+
+import duckdb
+import msgspec
+import pytest
+
+from rearview.errors import DamagedError
+from rearview.store.tables.recorded_values import recorded
+from rearview.store.tables.sealed_records import MARK, read_summary
+from rearview.store.tables.tables import Tables
+from recorded import Recorded, at
+
+GOLD = Path(__file__).parents[2] / "gold/records/format-1.parquet"
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Recorded(tmp_path)
+
+
+def seal(store):
+    Tables(store.project).sql("SELECT 1 FROM records").rows()
+
+
+def sealed(store, run):
+    return sorted(store.runs.folder(run).glob("records-*.parquet"))
+
+
+def told(file):
+    sql = "SELECT value FROM parquet_kv_metadata(?) WHERE key = ?"
+    (value,) = duckdb.execute(sql, [str(file), MARK.encode()]).fetchone()
+    return msgspec.json.decode(value)
+
+
+def test_a_sealed_file_says_what_it_holds(store):
+    names = {f"name {k} \x18\x08{MARK}\x18 ü": k for k in range(300)}  # longer than one length byte
+    run = store.run((at(epoch=1), {"loss": 0.5, "text": f"\x18\x08{MARK}\x18\x02{{}}"}))
+    store.replay(run, f"{run}.a", (at(epoch=1), names))
+    seal(store)
+    files = sealed(store, run)
+    assert {read_summary(file)["replay"] for file in files} == {None, f"{run}.a"}
+    for file in (*files, GOLD):
+        assert read_summary(file) == told(file)
+
+
+def test_answers_are_not_read_to_know_what_the_run_logged(store, monkeypatch):
+    run = store.run()
+    store.replay(run, f"{run}.a", (at(epoch=1), {"asked": 1.5}))
+    seal(store)
+    assert sealed(store, run)
+    monkeypatch.setitem(sys.modules, "duckdb", None)  # cannot be imported
+    assert list(recorded(store.runs.folder(run))) == []
+
+
+def test_what_was_logged_is_found_sealed_or_not(store):
+    run = store.run((at(epoch=1), {"loss": 0.5}), (at(epoch=2), {"loss": None}))
+    before = list(recorded(store.runs.folder(run)))
+    seal(store)
+    assert sealed(store, run)
+    assert list(recorded(store.runs.folder(run))) == before
+    assert before == [(("epoch",), (1,), "loss", 0.5), (("epoch",), (2,), "loss", None)]
+
+
+@pytest.mark.parametrize("keep", [0, 3, 8, 200])
+def test_a_torn_file_is_said_to_be_damaged(tmp_path, keep):
+    file = tmp_path / "records-1-0.parquet"
+    file.write_bytes(GOLD.read_bytes()[-keep:] if keep else b"")
+    with pytest.raises(DamagedError, match="does not hold the records"):
+        read_summary(file)
