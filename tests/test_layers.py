@@ -41,7 +41,7 @@ MAY_IMPORT = {
         "store/versions"
     ),
     "runtime/process": "runtime",
-    "runtime/sandbox": "model state state/codecs store store/checkpoints",
+    "runtime/sandbox": "model source state state/codecs store store/checkpoints",
     "runtime/saving": "config errors model store store/checkpoints store/maintenance",
     # the way back
     "execute": "config errors model store store/checkpoints store/versions",
@@ -63,8 +63,8 @@ MAY_IMPORT = {
     "notebook": "_history errors execute model public source store",
     "web": "_history errors model public store store/checkpoints store/tables",
     # the power in the grid and submit files are asked about before there is any history
-    "cli": "_history checkpointer cli/terminal config energy errors model multiversion notebook public web",
-    "cli/terminal": "_history errors model",
+    "cli": "_history checkpointer cli/terminal config energy errors model multiversion public web",
+    "cli/terminal": "_history cli errors model notebook",
 }
 """Room -> the rooms it may import besides itself, exactly; `public` is `import rearview`."""
 
