@@ -42,7 +42,7 @@ MAY_IMPORT = {
         "store/versions"
     ),
     "runtime/process": "runtime",
-    "runtime/sandbox": "model state state/codecs store store/checkpoints",
+    "runtime/sandbox": "model source state state/codecs store store/checkpoints",
     "runtime/saving": "config errors model store store/checkpoints store/maintenance",
     # the way back
     "execute": "config errors model store store/checkpoints store/versions",
@@ -70,7 +70,7 @@ MAY_IMPORT = {
         "_history bridges checkpointer cli/terminal config energy errors model multiversion notebook "
         "public web"
     ),
-    "cli/terminal": "_history errors model",
+    "cli/terminal": "_history cli errors model notebook",
 }
 """Room -> the rooms it may import besides itself, exactly; `public` is `import rearview`."""
 

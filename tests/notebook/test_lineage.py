@@ -8,7 +8,7 @@ import pytest
 from notebooks import rearview as run
 from notebooks import write
 from rearview.model.lineage import same_state
-from rearview.runtime.lineage import Opened, read_cells
+from rearview.runtime.sandbox.lineage import Opened, read_cells
 from rearview.store.project import Project
 from rearview.store.runs import Runs
 

@@ -21,13 +21,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rearview.cli.green import Green, green_options, grid_setting, last_time, moment, run_green
-from rearview.cli.notebooks import (
-    check_notebook,
-    check_together,
-    notebook_options,
-    resumed_run,
-    run_notebook,
-)
 from rearview.cli.options import (
     TakesRuns,
     not_started,
@@ -38,6 +31,13 @@ from rearview.cli.options import (
     span,
 )
 from rearview.cli.terminal import output
+from rearview.cli.terminal.notebook_run import (
+    check_notebook,
+    check_together,
+    notebook_options,
+    resumed_run,
+    run_notebook,
+)
 from rearview.errors import UsageError
 from rearview.model.run import is_notebook
 

@@ -134,7 +134,7 @@ class Undo:
         content = {name: self.namespace[name] for name in names}
         storages: dict[int, Any] = {}
 
-        class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        class GroupPickler(cloudpickle.Pickler):  # type: ignore[misc]
             def reducer_override(self, obj: Any) -> Any:
                 kept = _view_of(obj)
                 if kept is not None:
@@ -143,7 +143,7 @@ class Undo:
                 return super().reducer_override(obj)
 
         out = io.BytesIO()
-        Pickler(out, protocol=5, buffer_callback=buffers.append).dump(content)
+        GroupPickler(out, protocol=5, buffer_callback=buffers.append).dump(content)
         data = out.getvalue()
         digest = xxhash.xxh3_128(data)
         for buffer in buffers:

@@ -25,12 +25,12 @@ from rearview.errors import UsageError
 from rearview.model.plan import Control
 from rearview.runtime import importer
 from rearview.runtime.importer import furnish
-from rearview.runtime.lineage import Lineage
 from rearview.runtime.loops import LoopHistory
 from rearview.runtime.recorder import Recorder
 from rearview.runtime.sandbox import clock, entropy
 from rearview.runtime.sandbox.file_log import InputFiles
 from rearview.runtime.sandbox.file_view import PathUse
+from rearview.runtime.sandbox.lineage import Lineage
 from rearview.runtime.session import Session
 from rearview.source.instrument import instrument, without_targets
 from rearview.source.loops import loop_ids
@@ -242,7 +242,7 @@ def _watch(app: Any, cells: Cells) -> None:
 
     session = cells.session
 
-    class Compiler(XCachingCompiler):
+    class CellCompiler(XCachingCompiler):
         def get_code_name(self, raw_code: str, code: str, number: int) -> str:
             named: Any = super().get_code_name
             name: str = named(raw_code, code, number)
@@ -255,10 +255,10 @@ def _watch(app: Any, cells: Cells) -> None:
             return without_targets(code) if isinstance(code, CodeType) else code
 
     shell = app.kernel.shell
-    made: Any = Compiler
+    made: Any = CellCompiler
     compiler = made()
     vars(compiler).update(vars(shell.compile))
-    shell.compile, shell.compiler_class = compiler, Compiler
+    shell.compile, shell.compiler_class = compiler, CellCompiler
     shell.ast_transformers.append(cells)
     for name in _TIMED:
         session.adopt(name)
