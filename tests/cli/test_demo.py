@@ -1,7 +1,7 @@
 import pytest
 
 from rearview.cli import demo
-from rearview.cli.demo_script import SCRIPT, edited
+from rearview.cli.demo import SCRIPT, edited
 
 
 def test_a_folder_with_something_in_it_is_left_alone(command, tmp_path):

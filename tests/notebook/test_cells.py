@@ -4,7 +4,7 @@ import pytest
 
 import rearview
 from notebooks import rearview as run
-from rearview.source.cell_marks import cell_starts
+from rearview.source.cells import cell_starts
 
 SCRIPT = """\
 '''A study.'''

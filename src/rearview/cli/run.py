@@ -367,14 +367,17 @@ def run(
         program_of(program) if module is None else ProgramCall(module, program, module=True)
     )
     target, rest = understood.target, list(understood.args)
-    if not understood.module:
-        check_script(Path(target))
     notebook = not understood.module and is_notebook(target)
+    _check_target(understood)
     notebook_only = out is not None or timeout is not None
     check_together(
         (cells and understood.module, "--cells is for scripts, not for modules."),
         (green and notebook, "--green is not for notebooks."),
         (notebook_only and not notebook, "--out and --timeout are for notebooks."),
+        (
+            not green and (exit_when_paused or {by, hours, share, grams} != {None}),
+            "--by, --hours, --share, --grams and --exit-when-paused go with --green.",
+        ),
     )
     if notebook:
         out, timeout = notebook_options(target, rest, out, timeout)
@@ -388,16 +391,11 @@ def run(
         "autolog": autolog or None,
         "closing_lines": "never" if quiet else None,
     }
-    preemption = None
-    if not green and (exit_when_paused or {by, hours, share, grams} != {None}):
-        raise click.UsageError(
-            "--by, --hours, --share, --grams and --exit-when-paused go with --green.",
-            click.get_current_context(),
-        )
-    if preemptible or green or remote is not None:
-        preemption = replace(
-            _preemption(signals, remote, retries), exit_every=exit_every, waits=green
-        )
+    preemption = (
+        replace(_preemption(signals, remote, retries), exit_every=exit_every, waits=green)
+        if preemptible or green or remote is not None
+        else None
+    )
     options: dict[str, Any] = {
         "module": understood.module,
         "given": dict(given),
@@ -452,6 +450,12 @@ def _last_time(target: str, args: list[str], module: bool, *, quiet: bool) -> fl
             "how long it takes is not known, so it begins at --by at the latest; say --hours"
         )
     return hours
+
+
+def _check_target(program: ProgramCall) -> None:
+    """Raise if the program to run is a script that does not exist."""
+    if not program.module:
+        check_script(Path(program.target))
 
 
 def _preemption(signals: tuple[str, ...], remote: str | None, retries: int) -> Preemption:

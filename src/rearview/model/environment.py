@@ -8,7 +8,7 @@ Three classes, decided by name and, for credentials, also by value:
 - *restored*: all others. A replay starts with the value that the run started with.
 
 >>> class_of("HF_TOKEN"), class_of("PATH"), class_of("SEED")
-(<Class.SECRET: 'secret'>, <Class.TODAY: 'today'>, <Class.RESTORED: 'restored'>)
+(<VariableClass.SECRET: 'secret'>, <VariableClass.TODAY: 'today'>, <VariableClass.RESTORED: 'restored'>)
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ def seconds_text(seconds: float) -> str:
     """Return seconds as people read them.
 
     >>> seconds_text(0.004), seconds_text(75), seconds_text(7300)
-    ('4 ms', '1 min 15 s', '2 h 2 min')
+    ('4 ms', '1 min 15 s', '2 h 1 min')
     """
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"

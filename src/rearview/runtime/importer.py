@@ -34,7 +34,7 @@ from rearview.runtime.frames import LOOPS, loops_of
 from rearview.runtime.loops import LoopHistory, untouched
 from rearview.runtime.sandbox.entropy import after_import
 from rearview.runtime.sandbox.file_view import FileView, PathUse
-from rearview.source.cell_marks import ENTER, cell_starts, mark_cells
+from rearview.source.cells import ENTER, cell_starts, mark_cells
 from rearview.source.instrument import HOOK, ITER, PARTS, WALK, instrument, without_targets
 from rearview.source.wrap_probes import CALM, SHIELD, TRACK, Places, shield_tree
 from rearview.state.anchors import letting_go

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
-from rearview.runtime.event_files import REAL
+from rearview.runtime.capture.event_files import REAL
 from rearview.runtime.importer import lend, offer
 from rearview.runtime.sandbox.entropy import after_import
 from rearview.source.log_calls import MANY, OPTIONS

@@ -28,7 +28,7 @@ from rearview.model.run import EXIT_PAUSED
 from rearview.model.wording import printable
 from rearview.runtime.capture.assigned_scalars import AssignedScalars
 from rearview.runtime.capture.captured_records import CapturedRecords
-from rearview.runtime.closing_lines import closing_lines, print_closing_lines
+from rearview.runtime.capture.closing_lines import closing_lines, print_closing_lines
 from rearview.runtime.frames import position, qualified, unobserved
 from rearview.runtime.loops import SLICE, STRIDE, LoopEntry, untried
 from rearview.runtime.measurements import Timeline, surroundings

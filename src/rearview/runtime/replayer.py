@@ -18,8 +18,8 @@ from rearview.errors import RearviewError
 from rearview.model import Checkpoint, Edge, LoopStep, Point, ReplayReport, SegmentFile
 from rearview.model.plan import ReplayFailure, may_hold
 from rearview.model.run import name_of
+from rearview.runtime.capture.event_files import EventFiles
 from rearview.runtime.checkpoint_index import CheckpointIndex
-from rearview.runtime.event_files import EventFiles
 from rearview.runtime.frames import position, unobserved
 from rearview.runtime.loops import LoopEntry
 from rearview.runtime.measurements import changed_inputs, changes, surroundings

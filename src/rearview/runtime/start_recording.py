@@ -344,7 +344,6 @@ def facts(
         module=control.module,
         root=os.path.realpath(project.root),
         given={name: str(redact_value(name, value)) for name, value in control.given.items()},
-        cells=control.cells,
         watched=watched,
         autolog=settings.autolog,
         settings=dict(control.settings),

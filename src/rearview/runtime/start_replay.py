@@ -24,8 +24,8 @@ from rearview.config import Settings
 from rearview.model import Control, SegmentFile
 from rearview.model.plan import TEXTS
 from rearview.runtime import importer, probe_guard
+from rearview.runtime.capture.event_files import EventFiles
 from rearview.runtime.checkpoint_index import CheckpointIndex
-from rearview.runtime.event_files import EventFiles
 from rearview.runtime.replayer import Replayer, recorded_values
 from rearview.runtime.sandbox import clock, entropy, environment, file_patches
 from rearview.runtime.sandbox import clock as clocks

@@ -226,7 +226,7 @@ def _texts(history: History, which: str) -> dict[str, str]:
 def side_by_side(old: str, new: str) -> tuple[list[list[Any]], int, int]:
     r"""Return rows [kind, old number, old line, new number, new line], and how many came and went.
 
-    >>> side_by_side("a\\nb\\n", "a\\nc\\n")[0]
+    >>> side_by_side("a\nb\n", "a\nc\n")[0]
     [['same', 1, 'a', 1, 'a'], ['change', 2, 'b', 2, 'c']]
     """
     a, b = old.splitlines(), new.splitlines()
