@@ -121,7 +121,7 @@ class Control(msgspec.Struct, frozen=True, omit_defaults=True):
     cells: bool = False
     """Whether a script is cut into cells, which its points begin with."""
     kernel: str | None = None
-    """Connection file of the front end that sends the cells of a notebook; None: they are run in order."""
+    """Connection file of the front end that sends the cells of a notebook; None: they run in order."""
 
 
 class ForkServerStart(msgspec.Struct, frozen=True):

@@ -26,6 +26,8 @@ class RunStart(msgspec.Struct, frozen=True, kw_only=True):
     """Folder of the project at that time; empty in old runs."""
     given: dict[str, str] = {}
     """Values given for `rearview.arg`, by name; secrets are hidden."""
+    cells: bool = False
+    """Whether the script was cut into cells, which its points begin with."""
     watched: bool = True
     """Whether Rearview started the program; False if it was attached by plain `python`."""
     autolog: bool | None = None
@@ -34,8 +36,6 @@ class RunStart(msgspec.Struct, frozen=True, kw_only=True):
     """Settings given on the command line."""
     entropy: str = ""
     """Key of everything random, hexadecimal."""
-    cells: bool = False
-    """Whether a script was cut into cells, which its points begin with."""
     clock: int = 1
     """Number of the rule by which times are recorded."""
     hash_seed: str = "0"

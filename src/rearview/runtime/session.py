@@ -138,7 +138,7 @@ class Session:
     shared: frozenset[str] = frozenset()
     """Files that other programs have written since the run stopped: they are left alone."""
     cell: int = 0
-    """Number of the notebook's cell being executed, from 1 on; 0: none is."""
+    """Number of the notebook's cell being executed, from 1 on; 0 if none is."""
 
     def __post_init__(self) -> None:
         self.thread = threading.get_ident()

@@ -157,10 +157,10 @@ class Tables:
     ) -> list[IterationRange]:
         """Return the iterations of `runs` in which a condition holds, by iteration of the outermost loop.
 
+        The first `skip` steps of each point are no loops: points of notebooks begin with the cell.
+
         An inner range extends to the next rows for which the condition does not hold, because nothing is
         known of iterations in which nothing was recorded.
-
-        The first `skip` steps of each point are no loops: those of notebooks begin with the cell.
         """
         self._condition(where)
         ask = Ask(self._sources(runs, ()), (), origins=False)
