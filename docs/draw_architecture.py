@@ -16,8 +16,8 @@ from imports import MODULES, PUBLIC, SRC, room_edges, room_of  # noqa: E402 - af
 
 FACE = "import rearview"
 """The public face: it loads names from rooms on first use, and outer rooms import only it."""
-NOT_DRAWN = {"__main__", "errors", "config"}
-"""`errors` and `config` are imported by nearly every room."""
+NOT_DRAWN = {"__main__", "errors", "config", "durable_files"}
+"""Single modules that nearly every room imports, and the entry of `python -m`."""
 FITS = 30
 """Letters of a purpose that fit into a box."""
 WIDTH, HEIGHT, GAP, RISE, MARGIN = 164, 62, 26, 46, 28

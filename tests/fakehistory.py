@@ -92,6 +92,9 @@ class FakeHistory:
     def names(self):
         return ["loss", "lr"]
 
+    def captured(self):
+        return {}
+
     def empty(self, names):
         return [name for name in names if name in self.virtual]
 

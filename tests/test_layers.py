@@ -5,12 +5,13 @@ import pytest
 from imports import ALL, MODULES, OWN, PUBLIC, cycles, room_edges, room_of
 
 MAY_IMPORT = {
-    "__init__": "_history checkpointer runtime",
+    "__init__": "_history bridges checkpointer media runtime",
     "__main__": "cli",
     "errors": "",
     "durable_files": "",
     "config": "errors",
     "model": "",
+    "media": "errors",
     # pure: text in, text out; facts in, plan out
     "source": "errors model",
     "source/probes": "errors source",
@@ -24,7 +25,7 @@ MAY_IMPORT = {
     "remote": "durable_files errors model",
     "energy": "durable_files errors model",
     # at rest
-    "store": "config durable_files errors model source",
+    "store": "config durable_files errors media model source",
     "store/versions": "config errors model source store",
     "store/checkpoints": "durable_files errors model store",
     "store/tables": "durable_files errors model store store/checkpoints store/versions",
@@ -57,13 +58,17 @@ MAY_IMPORT = {
     "multiversion": (
         "config errors model plan/versions source store store/checkpoints store/versions"
     ),
+    # other loggers and trackers; a background writer knows nothing of the past
+    "bridges": "_history config errors media model store store/checkpoints",
     # what people see
     "frameworks": "public",
     # the front end of a kernel, and what a live notebook offers
     "notebook": "_history errors execute model public source store",
     "web": "_history errors model public store store/checkpoints store/tables",
     # the power in the grid and submit files are asked about before there is any history
-    "cli": "_history checkpointer cli/terminal config energy errors model multiversion public web",
+    "cli": (
+        "_history bridges checkpointer cli/terminal config energy errors model multiversion public web"
+    ),
     "cli/terminal": "_history cli errors model notebook",
 }
 """Room -> the rooms it may import besides itself, exactly; `public` is `import rearview`."""

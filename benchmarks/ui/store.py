@@ -21,12 +21,12 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from rearview.store.sealed_records import stamp
 
 from rearview.model.checksum import add_check
 from rearview.store.json_lines import encode
 from rearview.store.project import Project
-from rearview.store.tables.seal import FORMAT, Name, Summary
+from rearview.store.tables.seal import FORMAT, NameSummary, Summary
+from rearview.store.tables.sealed_records import write_check
 
 BEGAN = 1_760_000_000.0
 SCHEMA = pa.schema(
@@ -89,13 +89,13 @@ def write(project: Project, k: int, names: list[str], values: np.ndarray, args: 
     ]
     summary = Summary(
         format=FORMAT, run=run, process=process, attempt=0, replay=None, rows=rows, unique=True,
-        damaged=0, names=[Name("epoch", name, {"float": points}) for name in names],
+        damaged=0, names=[NameSummary("epoch", name, {"float": points}) for name in names],
     )  # fmt: skip
     mark = {"rearview": msgspec.json.encode(summary).decode()}
     table = pa.Table.from_arrays(columns, schema=SCHEMA).replace_schema_metadata(mark)
     file = folder / "records-1-0.parquet"
     pq.write_table(table, file, compression="zstd")
-    stamp(file)
+    write_check(file)
     return run
 
 

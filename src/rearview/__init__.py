@@ -9,9 +9,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rearview import media
     from rearview._history import History, history
+    from rearview.bridges.background import background
     from rearview.checkpointer.checkpointer import Checkpointer
-    from rearview.runtime.api import arg, checkpointing, log, loop
+    from rearview.runtime.api import arg, checkpointing, log, loop, params
 
 __version__ = "0.1.0"
 
@@ -19,25 +21,32 @@ __all__ = [
     "Checkpointer",
     "History",
     "arg",
+    "background",
     "checkpointing",
     "history",
     "log",
     "loop",
+    "media",
+    "params",
 ]
 
 _HOMES = {
     "Checkpointer": "rearview.checkpointer.checkpointer",
     "History": "rearview._history",
     "arg": "rearview.runtime.api",
+    "background": "rearview.bridges.background",
     "checkpointing": "rearview.runtime.api",
     "history": "rearview._history",
     "log": "rearview.runtime.api",
     "loop": "rearview.runtime.api",
+    "params": "rearview.runtime.api",
 }
 
 
 def __getattr__(name: str) -> Any:
     """Load a public name from its room on first use."""
+    if name == "media":
+        return importlib.import_module("rearview.media")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'rearview' has no attribute {name!r}")

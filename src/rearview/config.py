@@ -14,6 +14,13 @@ import msgspec
 from rearview.errors import UsageError
 
 ENV_PREFIX = "REARVIEW_"
+SOURCES = (
+    *("parameters", "assigned", "printed", "logging", "tensorboard", "wandb", "mlflow"),
+    *("lightning", "transformers", "keras"),
+)
+"""What values can be captured from."""
+ON_REQUEST = frozenset({"logging"})
+"""Those that "all" does not mean."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +44,12 @@ class Settings:
     """Who else may read and write the store: `never` anybody, or the `group` of its folder."""
     autolog: bool = False
     """Log every scalar that is assigned in a loop."""
+    capture: str = "all"
+    """What is taken from programs besides what they log: "all", "none", a list such as
+    "parameters,wandb", or what to leave out: "-assigned,-printed"; see capture.md."""
+    closing_lines: Literal["auto", "always", "never"] = "auto"
+    """Whether `rearview run` ends with lines about what was recorded: "auto" where standard error is a
+    terminal, "always" or "never"."""
     heartbeat: float = 10.0
     """Seconds between signs of life of a run."""
     workers: int = 0
@@ -53,6 +66,8 @@ class Settings:
     """Compress large parts of state if that pays (`auto`), or `never`."""
     propagation: float = 0.6
     """Least certainty, from 0 to 1, of a statement's place in a past version; below it Rearview refuses."""
+    background_memory: int = 256 << 20
+    """Bytes that calls waiting for a background writer may take; a call waits while there is no room."""
     trust: Literal["auto", "yes", "no"] = "auto"
     """Run and unpickle what is in the store: `auto` if it was made here or trusted by `rearview trust`,
     `yes` (only in the environment), or `no`."""
@@ -78,6 +93,20 @@ class Settings:
                 values[field.name] = text
         return cls().changed(values)
 
+    def captures(self, source: str) -> bool:
+        """Return True if values of a source, such as "printed" or "wandb", are to be captured.
+
+        >>> Settings(capture="-printed").captures("printed"), Settings(capture="-printed").captures("keras")
+        (False, True)
+        >>> Settings(capture="keras").captures("wandb"), Settings(capture="all,logging").captures("logging")
+        (False, True)
+        """
+        words = set(self.capture.replace(",", " ").lower().split())
+        if source in words:
+            return True
+        plain = source not in ON_REQUEST and f"-{source}" not in words
+        return plain and ("all" in words or all(word.startswith("-") for word in words))
+
     def changed(self, values: Mapping[str, Any]) -> Settings:
         """Return these settings with `values` put in, each converted to its type.
 
@@ -93,7 +122,19 @@ class Settings:
                     slug="config",
                 )
             converted[name] = _convert(name, value, kinds[name])
+        _check_sources(converted.get("capture", ""))
         return replace(self, **converted)
+
+
+def _check_sources(text: str) -> None:
+    """Raise if the setting `capture` names a source that does not exist."""
+    for word in text.replace(",", " ").lower().split():
+        if word not in {"all", "none"} and word.removeprefix("-") not in SOURCES:
+            raise UsageError(
+                f"Setting capture names {word!r}. It may name all, none, {', '.join(SOURCES)}, "
+                'each with a "-" in front to leave it out.',
+                slug="config",
+            )
 
 
 def _yes_or_no(value: Any) -> Any:

@@ -56,7 +56,9 @@ class Other:
 
 
 def points(past, name="w"):
-    found = past.sql(f"SELECT indices FROM records WHERE name = '{name}'")
+    found = past.sql(
+        f"SELECT indices FROM records WHERE name = '{name}' AND (origin = 'recorded' OR replay IS NOT NULL)"
+    )
     return sorted(tuple(row["indices"]) for row in found)
 
 

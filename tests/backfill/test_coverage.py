@@ -26,7 +26,10 @@ def probed(folder, *, step='rearview.log("w", w)', after=""):
 def steps(past, name="w"):
     """Return the points that have a value, each once, and how many values there are in all."""
     found = [
-        row["indices"] for row in past.sql(f"SELECT indices FROM records WHERE name = '{name}'")
+        row["indices"]
+        for row in past.sql(
+            f"SELECT indices FROM records WHERE name = '{name}' AND (origin = 'recorded' OR replay IS NOT NULL)"
+        )
     ]
     return sorted({tuple(one) for one in found}), len(found)
 

@@ -32,7 +32,9 @@ def past(tmp_path):
 
 
 def where_filled(past, name="x"):
-    rows = past.sql(f"SELECT indices FROM records WHERE name = '{name}'")
+    rows = past.sql(
+        f"SELECT indices FROM records WHERE name = '{name}' AND (origin = 'recorded' OR replay IS NOT NULL)"
+    )
     return sorted({tuple(row["indices"]) for row in rows})
 
 

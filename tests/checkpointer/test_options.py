@@ -24,7 +24,7 @@ def test_what_the_user_writes_is_what_is_meant(every, meant):
 
 @pytest.mark.parametrize("every", [-1, 2.5, "often", "5 parsecs", True, object()])
 def test_what_means_nothing_is_refused(every):
-    with pytest.raises(UsageError, match="no interval"):
+    with pytest.raises(UsageError, match="not an interval"):
         interval(every)
 
 

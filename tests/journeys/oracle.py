@@ -30,6 +30,7 @@ import rearview
 from rearview import _history
 from rearview.execute.executor import Task
 from rearview.model import Checkpoint
+from rearview.model.run import CAPTURED
 from rearview.store.records import read, scan
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -297,7 +298,7 @@ def values(folder: Path, wanted: set[str]) -> Values:
 def collect(found: Values, file: Path, wanted: set[str]) -> None:
     """Add the values of one file."""
     for record in read(file):
-        if record.name in wanted:
+        if record.name in wanted and record.origin not in CAPTURED:
             key = (record.point.loops, record.point.indices, record.name)
             found.setdefault(key, []).append(json.dumps(record.value, default=repr))
 

@@ -14,7 +14,7 @@ import pytest
 from limits import HUNG
 from plainly import SOURCE
 from rearview._history import history
-from rearview.backfill import prepare
+from rearview.backfill import obstacles
 from rearview.execute import local
 from rearview.model.plan import LAUNCHER
 
@@ -98,7 +98,7 @@ def project(tmp_path, monkeypatch):
     (tmp_path / "project").mkdir()
     site.mkdir()
     monkeypatch.syspath_prepend(site)
-    prepare._there.cache_clear()
+    obstacles._is_installed.cache_clear()
     made = Project(tmp_path / "project")
     bear = local.Parent.bear
 

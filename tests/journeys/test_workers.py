@@ -193,7 +193,7 @@ def await_all(process):
 
 def written(folder, name):
     """Return how many values there are in all, those that no table shows included."""
-    query = f"SELECT count(*) AS n FROM records WHERE name = '{name}'"
+    query = f"SELECT count(*) AS n FROM records WHERE name = '{name}' AND (origin = 'recorded' OR replay IS NOT NULL)"
     return json.loads(done(folder, "sql", query, "--format", "json")[1])[0]["n"]
 
 

@@ -132,6 +132,9 @@ def _file(value: StoredValue) -> tuple[str, bytes]:
     if value.kind == "histogram":
         counts, edges = value.histogram()
         return ".json", f"{json.dumps({'counts': counts, 'edges': edges})}\n".encode()
+    if value.kind not in {"array", "tensor"}:
+        loaded = value.load()
+        return (".bin", value.raw()) if loaded is value else loaded.file()
     try:
         return ".npy", value.npy()
     except UsageError:  # a dtype that only a library knows which is not installed

@@ -43,9 +43,9 @@ from rearview.execute.status import (
     request_workers,
     running_backfills,
 )
-from rearview.model import Checkpoint, Control, Run, Status, Verdict
+from rearview.model import Checkpoint, Control, Origin, Run, Status, Verdict
 from rearview.model.proof import WITHHELD, compared, worst
-from rearview.model.run import is_notebook, name_of
+from rearview.model.run import CAPTURED, UNASKED, is_notebook, name_of
 from rearview.plan.facts import Machine
 from rearview.source.log_calls import names_logged
 from rearview.source.moved_files import renames
@@ -244,9 +244,16 @@ class History:
         """Return every name that has values, or that the newest source logs."""
         return sorted({*self._tables.names(), *(name for name, _ in self.virtual())})
 
+    def captured(self) -> dict[str, Origin]:
+        """Return the columns that no run logged with Rearview, and what each was taken from."""
+        return self._tables.captured()
+
     def empty(self, names: Sequence[str]) -> list[str]:
         """Return those of `names` that the newest source logs and that have no value yet."""
-        virtual = {name for name, _ in self.virtual()} - set(self._tables.names())
+        captured = self._tables.captured().items()
+        unasked = {name for name, origin in captured if origin in UNASKED}
+        logged = self._tables.names().keys() - unasked
+        virtual = {name for name, _ in self.virtual()} - logged
         return [name for name in dict.fromkeys(names) if name in virtual]
 
     def table(
@@ -364,7 +371,7 @@ class History:
         """Return all there is to say of one run."""
         run = self.run(which)
         checkpoints = self._checkpoints.of(run.id)
-        withheld = ", ".join(map(quoted, sorted(WITHHELD)))
+        withheld = ", ".join(map(quoted, sorted({*WITHHELD, *CAPTURED})))
         counts = self.sql(
             f"SELECT name, count(*) AS n FROM records WHERE run = {quoted(run.id)} "  # noqa: S608
             f"AND origin NOT IN ({withheld}) GROUP BY name ORDER BY name"
@@ -375,6 +382,7 @@ class History:
         return RunReport(
             run=run,
             names={row["name"]: row["n"] for row in counts if not row["name"].startswith("$")},
+            captured={name: str(one) for name, one in self._tables.captured([run.id]).items()},
             loops=loops,
             checkpoints=checkpoints,
             partial=sorted({str(part) for one in checkpoints for part in one.missing}),

@@ -33,6 +33,8 @@ class RunReport:
     """The environment variables that it read; None: it was recorded without them."""
     environment_differences: list[str] = field(default_factory=list)
     """A phrase for each variable that differs now and that a replay does not restore."""
+    captured: dict[str, str] = field(default_factory=dict)
+    """Names that it did not log with Rearview, and what their values were taken from."""
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ from rearview.source.propagate.versions import difference
 from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.files import FULL
 from rearview.store.machine import cores
-from rearview.store.project import Project
+from rearview.store.project import EVENT_FILES, Project
 from rearview.store.recorded_inputs import environment_differences
 from rearview.store.runs import Runs
 from rearview.store.tables.connection import quoted
@@ -249,7 +249,14 @@ class Backfiller:
             elsewhere=result.filled_elsewhere,
             environment_differences=planned.environment_differences,
             names=tuple(question.names),
+            event_files=self._event_files(result.outcomes),
         )
+
+    def _event_files(self, outcomes: Sequence[ReplayOutcome]) -> tuple[str, ...]:
+        """Return the folders in which replays left event files, one for each run."""
+        place = self.project.store / EVENT_FILES
+        runs = {each.run for each in outcomes if (place / each.run / each.replay).is_dir()}
+        return tuple(str(place / run) for run in sorted(runs))
 
     def _select(
         self, where: str | None, runs: Sequence[Run]

@@ -1,8 +1,6 @@
-"""Bring what the work tree adds into the source of every past run.
+"""Bring the statements that the work tree adds into the source of every past run.
 
-What the files of every past version are called in the newest one, and in the work tree.
-
-Bring what the work tree adds into the source of every past run.
+Files may have been renamed since: `Renaming` follows them from version to version.
 """
 
 from __future__ import annotations
@@ -284,7 +282,7 @@ class Probing:
         return probing
 
     def _logs(self, name: str) -> bool:
-        """Say whether the work tree logs a name anywhere."""
+        """Return True if the work tree logs a name anywhere."""
         return any(fits(each, name) for each in self._patterns)
 
     @cached_property

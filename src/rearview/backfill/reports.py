@@ -58,6 +58,8 @@ class BackfillReport:
     """A phrase for each variable that the runs read and that differs now and was not restored."""
     names: tuple[str, ...] = ()
     """The names that were to get values."""
+    event_files: tuple[str, ...] = ()
+    """Folders with event files of values that probes gave to TensorBoard."""
 
     @property
     def unreached(self) -> list[str]:

@@ -244,6 +244,8 @@ def finish(report: BackfillReport, *, as_json: bool) -> int:
             f"{plural(report.written, 'record')} written in {duration(report.seconds)}"
             f"{_compared(report) if report.written else ''}"
         )
+    for folder in report.event_files:
+        output.out(f"event files for TensorBoard: {folder}")
     for run in report.unreached:
         output.out(
             f"{output.paint('never reached:', output.YELLOW)} {run}: no value came, because the run did not "

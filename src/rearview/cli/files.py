@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rearview.cli.bridges import TABLES, TRACKERS, export_runs
 from rearview.cli.options import (
     TakesRuns,
     json_option,
@@ -51,12 +52,23 @@ TEXTS: dict[str, Lines] = {
 def export(
     file: Path, names: tuple[str, ...], where: str | None, which: tuple[str, ...], unproved: bool
 ) -> None:
-    """Write a table to FILE, as `rearview table NAMES` shows it.
+    """Write a table to FILE, or runs to another tracker.
 
-    The suffix says how: .csv, .json, .jsonl, .md or .parquet. The file is replaced as a whole when
-    the table is complete; the same question about the same runs writes the same bytes.
+    A table is as `rearview table NAMES` shows it. The suffix says how: .csv, .json, .jsonl, .md or
+    .parquet, or a word before the file does: `rearview export parquet FILE NAMES`. The file is
+    replaced as a whole when the table is complete; the same question about the same runs writes the
+    same bytes.
+
+    `rearview export tensorboard FOLDER NAMES` writes event files, `mlflow PLACE` runs of an MLflow
+    store, `wandb-offline FOLDER` runs for `wandb sync`, with the values that replays have filled.
+    What is there already is not written again.
     """
+    if str(file) in TRACKERS:
+        export_runs(str(file), names, where=where, which=which, unproved=unproved)
+        return
     suffix = file.suffix.lower()
+    if str(file) in TABLES and names:
+        suffix, file, names = f".{file}", Path(names[0]), names[1:]
     if suffix not in {*TEXTS, ".parquet"}:
         known = ", ".join([*TEXTS, ".parquet"])
         raise click.BadParameter(

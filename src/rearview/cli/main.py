@@ -1,9 +1,4 @@
-"""The command `rearview`: which commands there are, and how each way of failing ends.
-
-The command completion.
-
-The command `rearview`: which commands there are, and how each way of failing ends.
-"""
+"""The command `rearview`: which commands there are, shell completion, and the exit code of each failure."""
 
 from __future__ import annotations
 
@@ -11,6 +6,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from keyword import iskeyword
 from typing import Any, NoReturn
 
 import click
@@ -59,7 +55,8 @@ COMMANDS = {
     "ui": ("ui", "Show the project in a browser."),
     "compare": ("runs", "Compare two runs: arguments, results, source, environment."),
     "files": ("files", "List the files that a run wrote, and fetch them."),
-    "export": ("files", "Write a table to FILE."),
+    "export": ("files", "Write a table to FILE, or runs to another tracker."),
+    "import": ("bridges", "Import the runs of another tracker: TensorBoard, MLflow or W&B."),
     "name": ("runs", "Give a run a name, by which every command finds it."),
     "tag": ("runs", "Give a run tags, to find it again."),
     "note": ("runs", "Write a note about a run."),
@@ -83,6 +80,7 @@ COMMANDS = {
     ),
     "gc": ("maintenance", "Free space by dropping checkpoints."),
     "doctor": ("maintenance", "Check this machine and this project, and say what to do."),
+    "mcp": ("bridges", "Serve the runs of this project to coding agents."),
     "demo": ("demo", "See it happen: record, edit, backfill, in under a minute."),
     "completion": ("main", "Print the completion script of a shell."),
 }
@@ -100,7 +98,8 @@ class Lazy(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(f"rearview.cli.{COMMANDS[cmd_name][0]}")
-        command: click.Command = getattr(module, cmd_name)
+        name = f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name
+        command: click.Command = getattr(module, name)
         return command
 
     def resolve_command(

@@ -349,7 +349,7 @@ def _opened(*, repair: bool) -> History:
     except StoreError as exc:
         if exc.slug != "store-unreadable" or not repair:
             raise
-        output.note(f"{repair_format(here())} was written anew.")
+        output.note(f"{repair_format(here())} was rewritten.")
         return open_history()
 
 

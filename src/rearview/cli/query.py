@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 SCREEN = 200
 """Rows of a table for people; more are counted, not shown."""
+CAPTURED = 8
+"""Captured columns of one origin that are named below a table."""
 SIGN = "*"
 LEGEND = f"{SIGN} unproved: the run recorded nothing to compare it with, or its replay did not end"
 VARIABLES = 12
@@ -211,6 +213,7 @@ def _show(report: RunReport) -> None:
         ("environment", "\n".join(_environment(report))),
         ("loops", loops),
         ("names", "\n".join(names)),
+        ("captured", ", ".join(f"{name} ({one})" for name, one in report.captured.items())),
         ("checkpoints", _checkpoints(report)),
         ("partial", "\n".join(report.partial)),
         ("cost", "\n".join(_costs(dict(report.costs)))),
@@ -355,8 +358,25 @@ def table(
     emit(found, form)
     tell_damage(past)
     if form == "table":
+        _tell_captured(past, found.columns, every=not names)
         for name in past.empty(names):
             _tell_missing(past, name, where, chosen)
+
+
+def _tell_captured(past: History, columns: list[str], *, every: bool) -> None:
+    """Say which columns the runs did not log with Rearview, and which ones are not shown."""
+    captured = past.captured()
+    found: dict[str, list[str]] = {}
+    for name in columns:
+        if name in captured:
+            found.setdefault(str(captured[name]), []).append(name)
+    if found:
+        texts = [f"{', '.join(some[:CAPTURED])} ({origin})" for origin, some in found.items()]
+        output.note(f"captured: {'; '.join(texts)}")
+    rest = [name for name in captured if name not in columns] if every else []
+    if rest:
+        more = ", …" if len(rest) > CAPTURED else ""
+        output.note(f"also captured: {', '.join(rest[:CAPTURED])}{more}; name them to see them")
 
 
 def _tell_missing(past: History, name: str, where: str | None, which: list[str] | None) -> None:

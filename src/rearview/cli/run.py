@@ -376,9 +376,11 @@ def run(
         (green and notebook, "--green is not for notebooks."),
         (notebook_only and not notebook, "--out and --timeout are for notebooks."),
     )
+    data = b""
     if notebook:
         out, timeout = notebook_options(target, rest, out, timeout)
-        rest = []
+        rest, data = [], Path(target).read_bytes()
+        check_notebook(data, target, quiet=quiet)
     os.environ.update(understood.environment)
     from rearview._history import start_run
 
@@ -386,6 +388,7 @@ def run(
         "epsilon": epsilon,
         "every": every or None,
         "autolog": autolog or None,
+        "closing_lines": "never" if quiet else None,
     }
     preemption = None
     if not green and (exit_when_paused or {by, hours, share, grams} != {None}):
@@ -418,9 +421,6 @@ def run(
             return command
 
         return run_green(start, told, preemption.signals, quiet=quiet)
-    if notebook:
-        data = Path(target).read_bytes()
-        check_notebook(data, target, quiet=quiet)
     if preemption is not None:
         # One that comes while the program is still being started waits for it to listen.
         signal.pthread_sigmask(signal.SIG_BLOCK, preemption.signals)
@@ -431,8 +431,7 @@ def run(
         tell_notes(command)  # it may go on with one that was stopped
     if notebook:
         stopped = resumed_run(command)
-        if stopped is not None:
-            data = open_history().notebook(stopped)
+        data = data if stopped is None else open_history().notebook(stopped)
         return run_notebook(command, data, target, out, timeout)
     become(command)
     return None

@@ -1,15 +1,11 @@
-"""Run segments as processes of this machine, each in its own place where that changes nothing.
+"""Run segments as processes of this machine, on cores and accelerators of their own.
 
-Where on this machine a segment runs: cores and accelerators of its own, by slot.
+A replay must compute with as many threads as the run did, because other counts give other bits, and
+libraries count the cores that they may use. So a process is pinned to cores only if the run set its
+number of threads and loaded no library that counts cores all the same.
 
-A replay must compute with as many threads as the run did, since other counts give other bits, and
-libraries count the cores that they may use. So a process is pinned only if the run was told how
-many threads to use, and loaded no library that counts cores all the same: then the count does not
-depend on where it is pinned to.
-
-Processes that segments with the same imports are forked from, as the executor sees them.
-
-Run segments as processes of this machine, each in its own place where that changes nothing.
+Segments with the same leading imports are forked from one process that has imported them (`ForkServer`
+in `runtime`); this module starts that process and talks to it.
 """
 
 from __future__ import annotations
@@ -240,7 +236,7 @@ class Parent:
         return cls(process, ours)
 
     def look(self, seconds: float) -> bool:
-        """Say whether it can be asked, after at most so many seconds; raises Gone."""
+        """Return True if it can be asked, after at most so many seconds; raises Gone."""
         if self.ended:
             raise ForkServerGone
         if self.ready is None:
@@ -375,7 +371,7 @@ class SharedJob:
 
 
 def _is_over(handle: int, seconds: float | None) -> bool:
-    """Say whether a process ends within so many seconds, as soon as it does."""
+    """Return True if a process ends within so many seconds, as soon as it does."""
     ended = select.poll()
     ended.register(handle, select.POLLIN)
     return bool(ended.poll(None if seconds is None else seconds * 1000))
@@ -409,7 +405,7 @@ class LocalJob:
 
 
 def _ends_within(pid: int, seconds: float) -> bool:
-    """Say whether a child ends within so many seconds, as soon as it does."""
+    """Return True if a child ends within so many seconds, as soon as it does."""
     try:
         fd = os.pidfd_open(pid)
     except (AttributeError, OSError):  # not offered here

@@ -1,12 +1,7 @@
-"""What runs on a node of a Ray cluster. It travels by value: the node needs Ray, not us.
+"""The code that runs on a node of a Ray cluster: it starts segments and holds the project's files there.
 
-Room on a node for a project that it does not see, held as long as a backfill needs it.
-
-Like `aboard`, this travels by value: it uses the standard library alone.
-
-What runs on a node of a Ray cluster. It travels by value: the node needs Ray, not us.
-
-So this module uses the standard library alone, and Ray inside its functions.
+Ray sends this module to the node by value, because the node may have Ray and not Rearview. So it imports
+the standard library only, and Ray inside its functions.
 """
 
 from __future__ import annotations

@@ -1,14 +1,8 @@
-"""Bring segments to nodes of a Ray cluster that do not see the project's folder, and back.
+"""Bring segments to Ray nodes that do not see the project's folder, and bring their results back.
 
-Which checkpoints of a run one replay can come to, and what it does with each.
-
-What a segment needs where the project's folder is not seen: its files, and no more.
-
-What all segments of one backfill share that travel: what was put, and where room was made.
-
-Lay what a replay wrote on a node into the store at home: all of it, or nothing.
-
-Bring segments to nodes of a Ray cluster that do not see the project's folder, and back.
+A node gets the files that the segment needs and no more: its tree, its inputs, and the checkpoints that its
+replay can reach. What all segments of a backfill share is sent once. Results are copied into the store all
+or nothing.
 """
 
 from __future__ import annotations
@@ -133,7 +127,7 @@ def _spans(
 
 
 def _restored(wanted: SegmentFile, one: Checkpoint, begins: set[int]) -> bool:
-    """Say whether a replay may put this state back, rather than only compare with it."""
+    """Return True if a replay may put this state back, rather than only compare with it."""
     path = one.meta.path
     sites = [step.loop for step in path]
     limited = len(path) == 2 and sites[0] == wanted.main and sites[1] in wanted.ranges
@@ -773,7 +767,7 @@ def sign_of(task: Task) -> tuple[str, bytes] | None:
 
 
 def _differs(report: Path | None) -> bool:
-    """Say whether a replay found a difference, or something that it could not restore."""
+    """Return True if a replay found a difference, or something that it could not restore."""
     if report is None:
         return False
     try:

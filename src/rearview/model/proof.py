@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from rearview.model.plan import ReplayReport
-from rearview.model.run import Origin
+from rearview.model.run import CAPTURED, Origin
 from rearview.model.wording import in_words
 
 
@@ -38,7 +38,7 @@ ORIGINS = {
 }
 """Origin of the values of a replay, by its verdict. If a cell has two values, tables show the one whose
 verdict comes first here."""
-TRUSTED = frozenset({Origin.RECORDED, Origin.REPLAYED})
+TRUSTED = frozenset({Origin.RECORDED, Origin.REPLAYED, *CAPTURED})
 """Origins of values that tables show without a mark."""
 WITHHELD = frozenset({Origin.REDONE, Origin.INEXACT})
 """Origins of values that tables show only on request."""

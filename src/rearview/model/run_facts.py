@@ -48,6 +48,8 @@ class RunStart(msgspec.Struct, frozen=True, kw_only=True):
     """Processor, cores and accelerators (`store.machine.hardware`)."""
     threads: dict[str, str] = {}
     """Environment variables that bound thread counts."""
+    imported: dict[str, str] = {}
+    """Tracker, key, name and place (`from`, `key`, `name`, `source`) of a run that was imported."""
     rebuilt: bool = False
     """Whether these facts were damaged and rewritten from the id and version of the run."""
 
@@ -136,6 +138,8 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
     """By id of the loop; loops that were not watched to their end are missing."""
     files: list[str] | None = None
     """Source files that ran, relative to the root; None in old runs."""
+    captured: dict[str, Any] = {}
+    """Which names were captured, and what that took."""
 
 
 class Continuation(msgspec.Struct, frozen=True):

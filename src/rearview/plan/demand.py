@@ -1,8 +1,7 @@
-"""What is wanted of a run, iteration by iteration of its outermost loop.
+"""What has to run in each iteration of a run's outermost loop to answer the wants.
 
-A run laid out in time: where its iterations lie and from where replay can begin.
-
-What is wanted of a run, iteration by iteration of its outermost loop.
+The axis of a run says where its iterations lie in time and from which checkpoints a replay can start; the
+demand adds, want by want, which of them must be executed.
 """
 
 from __future__ import annotations

@@ -194,7 +194,7 @@ def _deep(all_work: Sequence[Work]) -> list[Cheaper]:
 
 
 def _rising(values: Sequence[Shown] | None) -> bool:
-    """Say whether a loop counts upwards, so that its first iterations are those below a bound."""
+    """Return True if a loop counts upwards, so that its first iterations are those below a bound."""
     if values is None:
         return True
     numbers = [value for value in values if isinstance(value, int | float)]

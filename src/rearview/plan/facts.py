@@ -1,8 +1,6 @@
 """What a plan is made from: facts of runs, and what is wanted of them.
 
-Which iterations are meant: `epoch=3`, `epoch=3:5`, `epoch=3/step=10:20`.
-
-What a plan is made from: facts of runs, and what is wanted of them.
+`At` is a choice of iterations as people write it: `epoch=3`, `epoch=3:5`, `epoch=3/step=10:20`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Which parts of a run must be replayed for what is wanted, and by which operator.
+"""Decide which parts of each run must be replayed for what is wanted, and by which operator.
 
-Planning over a long history without Python's search for garbage.
-
-Which parts of a run must be replayed for what is wanted, and by which operator.
+A long history makes many small objects, so planning runs with Python's garbage collection disabled.
 """
 
 from __future__ import annotations

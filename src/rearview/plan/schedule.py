@@ -1,8 +1,6 @@
-"""Work divided over processes: balanced by predicted seconds, what is wanted first comes first.
+"""Divide work among processes: balanced by predicted seconds, in the order of priorities.
 
-Pieces of known length on workers: when they end, what cannot be beaten, even shares.
-
-Work divided over processes: balanced by predicted seconds, what is wanted first comes first.
+The first half knows only pieces of known length on workers: when they end, the lower bound, equal shares.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a script may call: log, arg, loop, checkpointing.
+"""What a script may call: log, arg, params, loop, checkpointing.
 
 Under `rearview run` these use the session that was started with the program; in a script started
 with plain `python` the first call starts one.
@@ -137,6 +137,15 @@ def arg(name: str, default: V) -> V:
     value = default if text is None else converted(name, text, default)
     session.argument({name: value})
     return value
+
+
+def params(values: Mapping[str, Any]) -> None:
+    """Keep hyper-parameters of the run, as `arg` does with those that it returns.
+
+    They become arguments: columns that a condition may name. A later value of a name wins.
+    """
+    if values:
+        current().argument({str(name): value for name, value in values.items()})
 
 
 def given_on(argv: list[str], name: str) -> str | None:

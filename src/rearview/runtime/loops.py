@@ -49,6 +49,8 @@ class LoopHistory:
     """Whether it was entered outside all other loops."""
     unwatched: bool = False
     """Whether it is left alone: its iterations are short and log nothing."""
+    nests: bool = False
+    """Whether another loop that is watched ran inside it."""
 
     def facts(self) -> LoopTotals:
         """Return what the run stores about it."""

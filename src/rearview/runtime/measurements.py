@@ -92,7 +92,7 @@ _COUNTED = 1 << 16
 class Durations:
     """Durations in order, as (count, seconds each).
 
-    >>> s = Stretches()
+    >>> s = Durations()
     >>> s.add(1, 2.0); s.add(3, 3.0)
     >>> s.pairs
     [(1, 2.0), (3, 1.0)]

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
+from rearview.runtime.event_files import REAL
 from rearview.runtime.importer import lend, offer
 from rearview.runtime.sandbox.entropy import after_import
 from rearview.source.log_calls import MANY, OPTIONS
@@ -105,6 +106,7 @@ def _nothing(*args: Any, **given: Any) -> None:
 
 
 def _silence_writer(module: ModuleType) -> None:
+    vars(module)[REAL] = vars(module)["FileWriter"]
     vars(module)["FileWriter"] = SilentWriter
     module.SummaryWriter.add_embedding = _nothing  # the one that writes files of its own
 
@@ -156,6 +158,8 @@ def install(session: Replayer) -> None:
 
     def track(method: str, *args: Any, **given: Any) -> None:
         session.log({name: plain(value) for name, value in told(method, args, given).items()})
+        if session.events is not None and session.writes_at(session.point()):
+            session.events.add(method, args, given)
 
     def calmly(line: int) -> _LightGuard:
         del line

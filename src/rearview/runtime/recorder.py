@@ -12,7 +12,7 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter, process_time
 from types import FrameType
@@ -26,6 +26,9 @@ from rearview.errors import UsageError
 from rearview.model import CheckpointMeta, Edge, Point, RunEnd, Snapshot, Step
 from rearview.model.run import EXIT_PAUSED
 from rearview.model.wording import printable
+from rearview.runtime.capture.assigned_scalars import AssignedScalars
+from rearview.runtime.capture.captured_records import CapturedRecords
+from rearview.runtime.closing_lines import closing_lines, print_closing_lines
 from rearview.runtime.frames import position, qualified, unobserved
 from rearview.runtime.loops import SLICE, STRIDE, LoopEntry, untried
 from rearview.runtime.measurements import Timeline, surroundings
@@ -74,6 +77,8 @@ _WALKING = 0.01
 """Fraction of the time so far that walking anchors may take."""
 _FIRST = 0.1
 """Seconds of walking that are always allowed."""
+_LOOKED_AT = 100
+"""Iterations of an outermost loop after each of which its variables are captured; later ones in turns."""
 _BRIEF = 0.001
 """Seconds; a shorter loop is not worth skipping in a replay."""
 _CROWDED = 0.5
@@ -104,6 +109,16 @@ class Recorder(Session):
     """Measures the energy that the run uses."""
     printing: PrintedLines = field(default_factory=PrintedLines)
     """Records the lines that the program prints."""
+    captured: CapturedRecords | None = None
+    """Values that the program does not log with Rearview; None if none are captured."""
+    assigned: AssignedScalars | None = None
+    """Captures variables of loops."""
+    tells: bool = False
+    """Whether `rearview run` started it, which ends with lines about what was recorded."""
+    logged: set[str] = field(default_factory=set)
+    """Names that the program logged with Rearview, the first hundred."""
+    loops_begin: Callable[[FrameType], None] | None = None
+    """Called once, in the frame of the first loop that is watched."""
     joins: bool = False
     """Whether this process is a child of the process that the run recorded first."""
     only_names: frozenset[str] | None = None
@@ -127,6 +142,11 @@ class Recorder(Session):
         self.timeline = Timeline()
         self._prefixes = PointEncoder()
 
+    @property
+    def pending(self) -> bool:
+        """Whether a resumed program is still on its way to where it stopped."""
+        return False
+
     def push(self, entry: LoopEntry) -> None:
         """Put a loop on the stack, and an outermost one on the timeline."""
         super().push(entry)
@@ -139,6 +159,8 @@ class Recorder(Session):
         if outermost and not ended and not untried(entry, frame):
             self.timeline.turn(entry.now + 1, self.overhead.waited)
         super().leave(entry, frame, ended=ended)
+        if self.assigned is not None:
+            self._loop_left(entry, frame)
         if outermost:
             self.timeline.leave(entry.span, entry.values())
         elif self.stack and not entry.site.loose:
@@ -157,12 +179,58 @@ class Recorder(Session):
             held = entry.values()
             self.timeline.inside(entry.site.id, outer.now, took, count, entry.span, held)
 
+    def _iteration_ended(self, entry: LoopEntry, index: int, frame: FrameType) -> None:
+        """Capture the variables of a loop whose iteration `index` has ended."""
+        if self.assigned is None or self.failed or index < 0 or self.nest is None or self.pending:
+            return
+        try:
+            leaf = self.nest.entry is not entry and not entry.history.nests
+            self.assigned.iteration_ended(entry, index, frame, leaf=leaf)
+        except Exception as exc:
+            self.fail(exc)
+
+    def slice(self, entry: LoopEntry, size: int) -> int:
+        """Look at each of the first iterations of an outermost loop, however short they are."""
+        nest = self.nest
+        if self.assigned is not None and nest is not None and nest.entry is entry:
+            if entry.history.iterations + entry.now < _LOOKED_AT and entry.site.assigned:
+                return 1
+        return super().slice(entry, size)
+
+    @unobserved
+    def _loop_left(self, entry: LoopEntry, frame: FrameType | None) -> None:
+        """Capture the variables of a loop that has ended inside that of a calling function."""
+        assert self.assigned is not None
+        self.assigned.loop_ended(entry)
+        if (
+            self.failed
+            or not self.stack
+            or entry.site.loose
+            or entry.history.unwatched
+            or self.pending
+        ):
+            return
+        around = self.stack[-1]
+        around.history.nests = True
+        if frame is None or id(frame) != entry.frame or around.frame == entry.frame:
+            return  # the loop around it, in the same function, looks at its variables
+        if entry.history.nests or entry.now < 0:
+            return
+        try:
+            self.assigned.inner_loop_ended(entry, frame)
+        except Exception as exc:
+            self.fail(exc)
+
     @unobserved
     def boundary(self, entry: LoopEntry, index: int, frame: FrameType) -> int:
         """Consider a checkpoint before iteration `index`."""
         nest = self.nest
         if not self.checkpointing or entry.site.loose or self.failed or nest is None:
             return index
+        if self.loops_begin is not None:
+            begin, self.loops_begin = self.loops_begin, None
+            begin(frame)
+        self._iteration_ended(entry, index - 1, frame)
         if self.signals is not None and self.signals.requested is not None:
             self.leave_program(entry, index, frame)
         try:
@@ -238,6 +306,8 @@ class Recorder(Session):
 
     def broken(self, entry: LoopEntry, frame: FrameType) -> None:
         """Consider a checkpoint after a loop that was left by `break`."""
+        if not entry.site.loose and not untried(entry, frame):
+            self._iteration_ended(entry, entry.now, frame)
         if position(frame) in entry.site.breaks:
             self.after_loop(entry, entry.now, frame)
 
@@ -351,13 +421,15 @@ class Recorder(Session):
             if self.loose or not (self.stack and self.stack[-1].history.logs):
                 self.mark_logging()
             self.records.append(self._prefixes.of(self), list(items.items()))
+            if len(self.logged) < 100:
+                self.logged.update(items)
         except Exception as exc:
             self.fail(exc)
 
-    def argument(self, values: Mapping[str, Any]) -> None:
-        """Keep hyper-parameters of the run."""
+    def argument(self, values: Mapping[str, Any], origin: str = "") -> None:
+        """Keep hyper-parameters of the run; `origin` says what the program read them with."""
         try:
-            self.runs.update_args(self.run, values)
+            self.runs.update_args(self.run, values, origin)
         except Exception as exc:
             self.fail(exc)
 
@@ -366,12 +438,15 @@ class Recorder(Session):
         self.watching = False
         self.checkpointing = 0
         self.stack = []
+        self.captured = self.assigned = None
         self.printing.remove()
 
     def deleted(self) -> None:
         """Stop writing: the program is about to remove the store itself."""
         self.writer.close()
         self.records.close()
+        if self.captured is not None:
+            self.captured.close()
         self.printing.remove()
         self.finished = True
         self.fail(UsageError("the program removes the store itself", slug="store-removed"))
@@ -400,6 +475,7 @@ class Recorder(Session):
         try:
             self.writer.close()
             self.records.close()
+            self._end_capture()
             if self.clock is not None:
                 self.clock.flush()
             self.printing.close()
@@ -410,10 +486,38 @@ class Recorder(Session):
             self.overhead.close()
             if self.outputs is not None:
                 self.outputs.ended(well=not final)
-            self.runs.end(self.run, final or 0, self.summary())
+            summary = self.summary()
+            self.runs.end(self.run, final or 0, summary)
         except Exception as exc:
             self.fail(exc)
         self._push_end()
+        if self.tells and not self.failed and final != EXIT_PAUSED:
+            self._close_with(summary)
+
+    def _close_with(self, summary: RunEnd) -> None:
+        """Tell a person at a terminal what was recorded."""
+        run = self.runs.get(self.run)
+        lines = closing_lines(
+            *(self.run, summary, self.logged, len(run.args), self.runs.folder(self.run))
+        )
+        print_closing_lines(self.settings.closing_lines, lines)
+
+    def _captured_facts(self) -> dict[str, Any]:
+        """Return which names were captured, and what looking at variables took."""
+        if self.captured is None:
+            return {}
+        facts = self.captured.facts()
+        if self.assigned is not None:
+            allowance = self.assigned.allowance
+            facts |= {"seconds": allowance.spent, "left_out": allowance.left_out}
+        return facts
+
+    def _end_capture(self) -> None:
+        """Write captured values that were held back, and close their files."""
+        if self.assigned is not None:
+            self.assigned.finish()
+        if self.captured is not None:
+            self.captured.close()
 
     def _push_end(self) -> None:
         """Push the end of the run to the remote; print a message if that fails."""
@@ -450,6 +554,7 @@ class Recorder(Session):
                 k: h.facts() for k, h in self.histories.items() if h.entries and not h.unwatched
             },
             files=sorted({os.path.relpath(file, self.root) for file in files}),
+            captured=self._captured_facts(),
         )
 
 

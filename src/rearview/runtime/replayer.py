@@ -19,6 +19,7 @@ from rearview.model import Checkpoint, Edge, LoopStep, Point, ReplayReport, Segm
 from rearview.model.plan import ReplayFailure, may_hold
 from rearview.model.run import name_of
 from rearview.runtime.checkpoint_index import CheckpointIndex
+from rearview.runtime.event_files import EventFiles
 from rearview.runtime.frames import position, unobserved
 from rearview.runtime.loops import LoopEntry
 from rearview.runtime.measurements import changed_inputs, changes, surroundings
@@ -72,6 +73,8 @@ class Replayer(Session):
     entered: bool = False
     """Whether the main loop, which is divided among segments, was entered."""
     closed: bool = False
+    events: EventFiles | None = None
+    """Writes event files of what probes give to TensorBoard; None: there are none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -387,7 +390,7 @@ class Replayer(Session):
         """
         return {path: about for path, about in self.inputs.items() if path not in self.created}
 
-    def argument(self, values: Mapping[str, Any]) -> None:
+    def argument(self, values: Mapping[str, Any], origin: str = "") -> None:
         """Do nothing: arguments are recorded already."""
 
     def forked(self) -> None:
@@ -424,6 +427,9 @@ class Replayer(Session):
                 *changes(self.surroundings, surroundings()),
                 *changed_inputs(self._read_by_run(), self.real),
             ]
+        if self.events is not None:
+            differs = self.report.difference is not None or self.report.differing
+            self.events.close(good=self.report.finished and not differs and not self.report.retry)
         self.records.close()
         publish(Path(self.segment.report), msgspec.json.encode(self.report))
 

@@ -414,8 +414,8 @@ class Session:
         """Record values under their names at the current point."""
         raise AssertionError
 
-    def argument(self, values: Mapping[str, Any]) -> None:
-        """Record hyper-parameters of the run."""
+    def argument(self, values: Mapping[str, Any], origin: str = "") -> None:
+        """Record hyper-parameters of the run; `origin` says what the program read them with."""
         raise AssertionError
 
     def note_failure(self, exc: BaseException) -> None:

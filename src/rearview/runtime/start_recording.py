@@ -29,6 +29,7 @@ from rearview.model.secrets import redact_value, redact_words
 from rearview.model.wording import printable
 from rearview.remote.open import open_remote
 from rearview.runtime import importer, start_replay
+from rearview.runtime.capture.start_capture import start_capture
 from rearview.runtime.checkpoint_index import CheckpointIndex
 from rearview.runtime.importer import Loading
 from rearview.runtime.loops import LoopHistory
@@ -66,6 +67,7 @@ ENTROPY_VARIABLE = "REARVIEW_ENTROPY"
 def begin(control: Control) -> Session:
     """Return the session that `control` asks for, ready to run the program."""
     session = _record(control) if control.resume is None else _resume(control)
+    session.tells = True
     importer.install(session.compiler)
     if control.signals:
         session.signals = Signals(control.signals).start()
@@ -178,13 +180,13 @@ def _record(control: Control, *, watched: bool = True, run: str | None = None) -
             session.clock.in_loop = lambda: bool(session.stack)
             session.clock.install()
         session.inputs = InputFiles()
-        _watch_arguments(session)
         overwritten = None if joins else _overwritten_files(session)
         session.outputs = Outputs(session.root, session.deleted, overwritten)
         session.outputs.install()
         if not joins:
             session.printing = PrintedLines(runs.folder(run), session.where)
             session.printing.install()
+            start_capture(session, checkpoints.objects.put)
     if not joins:
         _beat(runs, session)
     return session
@@ -255,6 +257,7 @@ def _resume(control: Control) -> Resumer:
     session.outputs.install()
     session.printing = PrintedLines(folder, session.where)
     session.printing.install()
+    start_capture(session, put, attempt=attempt)
     _beat(runs, session)
     return session
 
@@ -413,34 +416,6 @@ def _program_of(target: str) -> str:
     return os.path.abspath(target) + (".py" if is_notebook(target) else "")  # noqa: PTH100
 
 
-def _watch_arguments(session: Recorder) -> None:
-    """Record what `argparse` returns as hyper-parameters."""
-    import argparse
-
-    real = argparse.ArgumentParser.parse_known_args
-
-    def parse(self: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> Any:
-        found = real(self, *args, **kwargs)
-        if type(self).__module__.startswith("IPython."):
-            return found  # the options of a magic
-        try:
-            session.argument({k: plain(v) for k, v in vars(found[0]).items()})
-        except Exception as exc:
-            session.fail(exc)
-        return found
-
-    argparse.ArgumentParser.parse_known_args = parse  # type: ignore[method-assign]
-
-
-def plain(value: Any) -> Any:
-    """Return a value that JSON can hold: the value itself, or its text."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return str(value)
-
-
 @dataclass
 class Unrecorded(Session):
     """A session that records nothing: the program runs as if without Rearview."""
@@ -463,7 +438,7 @@ class Unrecorded(Session):
     def log(self, items: Mapping[str, Any]) -> None:
         """Record nothing."""
 
-    def argument(self, values: Mapping[str, Any]) -> None:
+    def argument(self, values: Mapping[str, Any], origin: str = "") -> None:
         """Record nothing."""
 
     def finish(self, code: int | None) -> None:

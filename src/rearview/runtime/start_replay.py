@@ -25,6 +25,7 @@ from rearview.model import Control, SegmentFile
 from rearview.model.plan import TEXTS
 from rearview.runtime import importer, probe_guard
 from rearview.runtime.checkpoint_index import CheckpointIndex
+from rearview.runtime.event_files import EventFiles
 from rearview.runtime.replayer import Replayer, recorded_values
 from rearview.runtime.sandbox import clock, entropy, environment, file_patches
 from rearview.runtime.sandbox import clock as clocks
@@ -196,6 +197,8 @@ def replay(control: Control, shared: SharedStart | None = None) -> Replayer:
     environment.look_like(folder)
     probe_guard.install(session)
     probe_guard.silence(Path(segment.tree).parent)
+    if segment.replay:
+        session.events = EventFiles(project.store, run.id, segment.replay)
     return session
 
 

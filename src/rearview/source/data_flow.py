@@ -1,8 +1,7 @@
-"""Which names can hold a value at a place, and which statement set them.
+"""What statements read, bind and may change, and which statement set a name before a place.
 
-What statements read, bind and may change.
-
-Which names can hold a value at a place, and which statement set them.
+Used to move a statement to another text: docs/decisions/two-matchings.md says why `scopes` is another
+reading of names.
 """
 
 import ast
@@ -84,7 +83,7 @@ class _UseReader:
         if name not in self.writes and not any(name in names for names in self.hidden):
             self.reads.add(name)
 
-    def visit(self, tree: ast.AST) -> None:
+    def visit(self, tree: ast.AST) -> None:  # noqa: C901, PLR0912 - one dispatch over kinds of node
         if isinstance(tree, ast.Name):
             if isinstance(tree.ctx, ast.Load):
                 self.read(tree.id)
@@ -243,7 +242,7 @@ def rebinds(used: Uses, other: Uses) -> bool:
 
 
 def conflict(one: Uses, two: Uses) -> bool:
-    """Say whether the order of two stretches of code can matter to what they compute."""
+    """Return True if the order of two stretches of code can matter to what they compute."""
     first, second = one.writes | one.changes, two.writes | two.changes
     if one.leaves or two.leaves:
         return True

@@ -1,9 +1,4 @@
-"""Whether a script adds a folder above its own to `sys.path`.
-
-What Rearview sees in a program before it runs: loops, what they change, logs, obstacles, places.
-
-Whether a script adds a folder above its own to `sys.path`.
-"""
+"""What Rearview sees in a program before it runs: loops, what they change, logs, obstacles, places."""
 
 from __future__ import annotations
 

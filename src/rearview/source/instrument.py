@@ -19,6 +19,7 @@ from opcode import opmap
 from types import CodeType
 from typing import TypeVar
 
+from rearview.source.assigned import assigned_names, loops_inside
 from rearview.source.loops import MODULE, Loop, loop_ids, loop_name
 
 _Node = TypeVar("_Node", bound=ast.AST)
@@ -69,6 +70,10 @@ class LoopSite:
     """Line and column of every `break` that leaves it to where exhausting it would lead too."""
     inner: bool
     """Another loop of the same function encloses it."""
+    assigned: tuple[str, ...] = ()
+    """Variables that its body assigns outside loops inside it."""
+    inside: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """Loops inside it in the same function: the id of each, and the variables that it assigns."""
 
 
 def instrument(
@@ -140,13 +145,15 @@ class _Rewriter(ast.NodeTransformer):
     visit_AsyncFunctionDef = _scoped
     visit_ClassDef = _scoped
 
-    def _site(self, node: Loop) -> LoopSite:
-        name = loop_name(node, self.function)
+    def _id(self, node: Loop) -> str:
         known = self.ids.get(node.lineno)
         if known is None:  # a loop that a probe brought along
-            known = f"{self.path}:{self.function}:+{node.lineno}:{name}"
-        else:
-            name = known.rpartition(":")[2]
+            return f"{self.path}:{self.function}:+{node.lineno}:{loop_name(node, self.function)}"
+        return known
+
+    def _site(self, node: Loop) -> LoopSite:
+        known = self._id(node)
+        name = known.rpartition(":")[2]
         site = LoopSite(
             id=known,
             name=name,
@@ -156,6 +163,10 @@ class _Rewriter(ast.NodeTransformer):
             loose=self.loose[-1] or isinstance(node, ast.AsyncFor),
             breaks=_breaks(node),
             inner=self.depth[-1] > 0,
+            assigned=() if self.only else assigned_names(node),
+            inside=()
+            if self.only
+            else tuple((self._id(one), assigned_names(one)) for one in loops_inside(node)),
         )
         self.sites.append(site)
         return site
@@ -324,7 +335,7 @@ def _own(nodes: list[ast.stmt]) -> Iterator[ast.AST]:
 
 
 def _compiles(decorator: ast.expr) -> bool:
-    """Say whether a decorator hands the function's own bytecode or text to a compiler."""
+    """Return True if a decorator hands the function's own bytecode or text to a compiler."""
     while isinstance(decorator, ast.Call):
         if any(map(_compiles, decorator.args)):  # functools.partial(jax.jit, …)
             return True

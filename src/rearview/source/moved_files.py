@@ -1,8 +1,6 @@
-"""Which files of one version are files of a later one under another name.
+"""Which files of one version are files of a later version under another name.
 
-Imports of modules that have another name now, written as they were.
-
-Which files of one version are files of a later one under another name.
+Files are paired by path, then by text. Imports in a newer text are rewritten to the names that modules had.
 """
 
 from __future__ import annotations
@@ -330,7 +328,7 @@ def _lines(text: str) -> Counter[str]:
 
 
 def _alike(one: Counter[str], two: Counter[str]) -> bool:
-    """Say whether half of two texts, taken together, is in both."""
+    """Return True if half of two texts, taken together, is in both."""
     whole = _size(one.items()) + _size(two.items())
     return 2 * _size((one & two).items()) >= ALIKE * whole
 

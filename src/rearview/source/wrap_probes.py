@@ -1,11 +1,8 @@
-"""Probes put under a shield: the program sees no trace of their random draws.
+"""Wrap probes so that the recorded program sees no trace of them.
 
-Probes that cannot draw random numbers: they need no copy of the random state around them.
-
-Probes put under a shield: the program sees no trace of their random draws.
-
-A call to a tracker (TensorBoard, W&B, MLflow, Lightning's `self.log` …) in a probe becomes a call
-of ours with the same arguments: its values land in the table, and nothing reaches the tracker.
+Around a probe that may draw random numbers the random state is kept and put back. A call to a tracker
+(TensorBoard, W&B, MLflow, Lightning's `self.log` …) becomes a call of ours with the same arguments: its
+values go to the table, and nothing reaches the tracker.
 """
 
 from __future__ import annotations
@@ -35,7 +32,7 @@ _STATEMENTS = (ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.If, ast.F
 
 
 def calm(stmt: ast.stmt) -> bool:
-    """Say whether a statement only reads and computes, with functions that never draw.
+    """Return True if a statement only reads and computes, with functions that never draw.
 
     Methods go by their names: `norm` of anything that people log draws nothing. Should one draw
     all the same, the replay's state differs from the recorded one, and that is said.

@@ -45,7 +45,7 @@ def lose(obj: Any, capturing: Capturing, reason: str) -> Any:
     return BUILDERS["lost"], (f"{type(obj).__name__}: {reason}",)
 
 
-def reducer_for(obj: Any, capturing: Capturing) -> Reducer | None:
+def reducer_for(obj: Any, capturing: Capturing) -> Reducer | None:  # noqa: C901, PLR0911, PLR0912 - one dispatch over kinds of object
     """Return how objects of that type are reduced, or None when C pickling is right and safe."""
     cls = type(obj)
     if cls in weakref.ProxyTypes:

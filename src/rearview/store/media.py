@@ -1,4 +1,4 @@
-"""Logged arrays, tensors, images and histograms: their description, and their value on request.
+"""Logged arrays, tensors, images, histograms and other media: their description, and their value on request.
 
 Their bytes are objects of the store. Reading them never unpickles anything: an array is its raw bytes with
 a dtype and a shape, an image is a PNG file.
@@ -11,6 +11,8 @@ import json
 import math
 import re
 import struct
+import wave
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +23,7 @@ from rearview.store.values import fields_of, load
 
 Get = Callable[[ObjectRef], Any]
 
-KINDS = ("array", "tensor", "image", "histogram")
+KINDS = ("array", "tensor", "image", "histogram", "audio", "text", "table", "confusion")
 TEXT = '{"$object":"'
 """First characters of the text of a stored value in an SQL column."""
 _OID = re.compile(r"[0-9a-f]{64}")
@@ -73,6 +75,8 @@ class StoredValue:
         if self.kind == "image":
             size = f" {self.shape[1]}\u00d7{self.shape[0]}" if len(self.shape) == 2 else ""
             return f"image{size}"
+        if self.kind in _SHOWN:
+            return _SHOWN[self.kind](self)
         if self.kind == "histogram":
             return f"histogram of {self.shape[0]} bins" if self.shape else "histogram"
         name = _NAMES.get(self.dtype.lstrip("<|>="), self.dtype)
@@ -101,12 +105,15 @@ class StoredValue:
             return load(self.facts, data)
         except ImportError:
             return self
-        except (ValueError, TypeError, AttributeError, RuntimeError, KeyError) as exc:
+        except (
+            *(ValueError, TypeError, AttributeError, RuntimeError, LookupError, EOFError),
+            *(wave.Error, zlib.error, struct.error),
+        ) as exc:
             raise self._damaged(f"{len(data)} bytes are no {self.describe()}: {exc}") from exc
 
     def numpy(self) -> Any:
         """Return an array or tensor as a NumPy array; one of bfloat16 or float8 as float32."""
-        if self.kind in {"image", "histogram"}:
+        if self.kind not in {"array", "tensor"}:
             raise UsageError(
                 f"A value of the kind {self.kind} is no single array. `load()` returns it as what it "
                 "was, `raw()` its bytes.",
@@ -196,6 +203,28 @@ class StoredValue:
             "damaged.",
             slug="value-damaged",
         )
+
+
+def _sound(value: StoredValue) -> str:
+    """Return the length of a sound in words."""
+    rate = value.facts.get("rate")
+    frames = value.shape[0] if value.shape else 0
+    if not isinstance(rate, int) or rate <= 0:
+        return "audio"
+    return f"audio of {frames / rate:.3g} s"
+
+
+_SHOWN: dict[str, Callable[[StoredValue], str]] = {
+    "audio": _sound,
+    "text": lambda value: f"text of {value.shape[0]} characters" if value.shape else "text",
+    "table": lambda value: (
+        "table of {} rows and {} columns".format(*value.shape) if len(value.shape) == 2 else "table"
+    ),
+    "confusion": lambda value: (
+        f"confusion matrix of {value.shape[0]} classes" if value.shape else "confusion matrix"
+    ),
+}
+"""What values of some kinds are in a few words."""
 
 
 def stored_value(facts: Any, get: Get | None = None) -> StoredValue | None:

@@ -15,6 +15,8 @@ from rearview.store import trust
 from rearview.store.files import GROUP, OWNER, make_folder, make_top, publish
 
 FOLDER = ".rearview"
+EVENT_FILES = "tensorboard"
+"""Folder of the store for event files of backfilled values, by run and replay."""
 FORMAT = 2
 """Newest layout that this Rearview reads. A store with a higher number is refused."""
 MARK = "carried"

@@ -36,6 +36,7 @@ import msgspec
 from rearview.errors import DamagedError, StoreError
 from rearview.model import Origin, Point, Record, Step
 from rearview.model.checksum import add_check, is_intact
+from rearview.model.run import captured_origin
 from rearview.store.files import open_file
 from rearview.store.json_lines import CHECKED, check_format
 from rearview.store.machine import process_identity
@@ -155,10 +156,13 @@ class RecordFile:
         """Number that the next record of this process gets."""
         return self._seq if os.getpid() == self._pid else self._about[3]
 
-    def append(self, prefix: bytes, items: Sequence[tuple[str, Any]]) -> None:
+    def append(
+        self, prefix: bytes, items: Sequence[tuple[str, Any]], *, moment: float | None = None
+    ) -> None:
         """Add the records of one log call at the point that `prefix` encodes.
 
-        When this returns they survive the death of the process.
+        When this returns they survive the death of the process. `moment` is when they were logged, if
+        that is not now: imported runs were recorded by somebody else.
         """
         if os.getpid() != self._pid:
             self._begin()
@@ -178,7 +182,8 @@ class RecordFile:
         with self._lock:
             if self._left <= 0:
                 self._open()
-            body = {"s": self._seq, "t": time.time(), "n": names, "v": values}
+            now = time.time() if moment is None else moment
+            body = {"s": self._seq, "t": now, "n": names, "v": values}
             try:
                 text = prefix + _encode(body)[1:-1]
             except UnicodeEncodeError:  # lone surrogates
@@ -381,6 +386,7 @@ def read(file: Path) -> Iterator[Record]:
     """
     header, data, *_ = scan(file)
     origin = Origin.RECORDED if header.origin == Origin.RECORDED else Origin.UNPROVED
+    origin = captured_origin(header.origin) or origin
     for raw in data.splitlines():
         if not raw:
             continue

@@ -200,9 +200,17 @@ class Runs:
         os.close(open_file(file, os.O_WRONLY | os.O_CREAT))
         os.utime(file)
 
-    def end(self, run: str, exit_code: int, measured: RunEnd | None = None) -> None:
-        """Publish that a run has ended now, with what it measured."""
-        end = msgspec.structs.replace(measured or RunEnd(), time=time.time(), exit_code=exit_code)
+    def end(
+        self,
+        run: str,
+        exit_code: int,
+        measured: RunEnd | None = None,
+        *,
+        moment: float | None = None,
+    ) -> None:
+        """Publish that a run has ended, now or at `moment`, with what it measured."""
+        when = time.time() if moment is None else moment
+        end = msgspec.structs.replace(measured or RunEnd(), time=when, exit_code=exit_code)
         facts = {"format": FORMAT, **fields_of_record(end)}
         publish(self.folder(run) / "end.json", add_check(encode(facts)))
 
@@ -225,10 +233,13 @@ class Runs:
                 files.add(str(line["path"]))
         return files, folders
 
-    def update_args(self, run: str, args: Mapping[str, Any]) -> None:
-        """Add hyper-parameters to a run; a later value of the same name wins."""
+    def update_args(self, run: str, args: Mapping[str, Any], origin: str = "") -> None:
+        """Add hyper-parameters to a run; a later value of the same name wins.
+
+        `origin` says what the program reads them with: "argparse", "hydra".
+        """
         hidden = {name: redact_value(name, value) for name, value in args.items()}
-        self.note(run, "args", {"args": hidden})
+        self.note(run, "args", {"args": hidden, **({"origin": origin} if origin else {})})
 
     def start_replay(self, run: str, replay: str, facts: Mapping[str, Any]) -> None:
         """Publish that a replay of `run` has started; `facts` may hold version, names and more."""
@@ -298,12 +309,14 @@ class Runs:
             raise self._unknown(run)
         process, last, args = about, float(about.get("started", 0.0)), dict(about.get("args") or {})
         attempts = 0
+        origins: dict[str, str] = {}
         continued: list[Continuation] = []
         events = list(read_lines(folder / "events.jsonl", FORMAT))
         labels = labels_of(events)
         for event in events:
             if event.get("event") == "args":
                 args.update(event.get("args", {}))
+                origins |= dict.fromkeys(event.get("args", {}), str(event.get("origin", "")))
             elif event.get("event") == "resumed":
                 process, last = event, float(event["time"])
                 attempts += 1
@@ -341,6 +354,7 @@ class Runs:
             facts=read_record(RunStart, about.get("facts", {})),
             end=end or RunEnd(),
             attempts=attempts,
+            arg_origins=origins,
             continued=tuple(continued),
             damaged=damage,
             name=labels.name,

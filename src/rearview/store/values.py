@@ -10,7 +10,8 @@ marker; a user's own dictionary gets a marker as well, so that it is never mista
 `{"$bytes": "…"}`              bytes, in base64
 `{"$json": …}`                 a list or dictionary; the same rules inside
 `{"$repr": "…"}`               anything else, by its `repr`
-`{"$object": oid, "kind": …}`  array, tensor, image, histogram: bytes in the object store
+`{"$object": oid, "kind": …}`  array, tensor, image, histogram, audio, text, table, confusion
+                               matrix: bytes in the object store
 =============================  ========================================================
 """
 
@@ -22,6 +23,7 @@ import io
 import math
 import os
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -131,7 +133,10 @@ def _scalar(value: Any) -> Any:
 
 
 def _stored(value: Any, put: Put) -> dict[str, Any] | None:
-    """Put the bytes of an array, tensor, image or histogram; return None for anything else."""
+    """Put the bytes of an array, tensor, image or other media; return None for anything else."""
+    media = _media(value)
+    if media is not None:
+        return _named(put(media[0]), **media[1])
     pair = _histogram(value)
     if pair is not None:
         counts, edges = pair
@@ -150,6 +155,22 @@ def _stored(value: Any, put: Put) -> dict[str, Any] | None:
         kept = array.tobytes() if data is None else data
         return _named(put(kept), kind="array", **_dtype(array.dtype), shape=list(array.shape))
     return _image(value, put)
+
+
+def _media(value: Any) -> tuple[bytes, dict[str, Any]] | None:
+    """Return bytes and facts of audio, text, a table and the like; None if it is none, or refused."""
+    from rearview.media import as_media
+
+    try:
+        found = as_media(value)
+        if found is None:
+            return None
+        data, facts = found.encoded()
+    except Exception as exc:  # of a library's object, too: logging never breaks training
+        text = f"{exc} Its repr is kept. (docs/errors.md#media)"
+        warnings.warn(text, RuntimeWarning, stacklevel=6)
+        return None
+    return data, facts
 
 
 def _dtype(dtype: Any) -> dict[str, Any]:
@@ -263,9 +284,13 @@ def load(value: Mapping[str, Any], data: bytes) -> Any:
 
     An image comes back as its PNG bytes, a histogram as (counts, edges).
     """
+    from rearview.media import MEDIA
+
     kind = value.get("kind")
     if kind == "image":
         return data
+    if kind in MEDIA:
+        return MEDIA[kind].decoded(data, value)
     if kind == "tensor":
         import torch
 

@@ -379,7 +379,7 @@ POST: dict[str, Callable[[Page, bytes], Any]] = {
 """What changes something; only with `--allow-replay`."""
 
 
-def _routes(page: Page) -> Starlette:
+def _routes(page: Page) -> Starlette:  # noqa: C901 - one route after another
     """Return the application without its guard."""
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool

@@ -1,8 +1,6 @@
-"""The only place that prints. Answers go to stdout, remarks to stderr.
+"""The only place that prints: answers go to stdout, remarks to stderr.
 
-Rows as text: JSON, CSV, Markdown, or cells for people.
-
-The only place that prints. Answers go to stdout, remarks to stderr.
+It also turns rows into text: JSON, CSV, Markdown, or cells for people.
 """
 
 from __future__ import annotations
@@ -171,7 +169,7 @@ def _nested(value: Any) -> str:
 
 
 def numeric(values: Iterable[Any]) -> bool:
-    """Say whether a column holds numbers only, and so reads better on the right."""
+    """Return True if a column holds numbers only, and so reads better on the right."""
     there = [value for value in values if value is not None]
     return bool(there) and all(
         isinstance(value, (int, float)) and not isinstance(value, bool) for value in there
@@ -264,7 +262,7 @@ COLORS = {"ok": GREEN, "warn": YELLOW, "fail": RED}
 
 
 def colored(stream: TextIO) -> bool:
-    """Say whether colour is wanted on `stream`: a terminal, and NO_COLOR is not set."""
+    """Return True if colour is wanted on `stream`: a terminal, and NO_COLOR is not set."""
     if os.environ.get("NO_COLOR"):
         return False
     if os.environ.get("FORCE_COLOR"):

@@ -295,7 +295,7 @@ class StepBuilder:
         self.steps.extend(evictions)
 
 
-def check(
+def check(  # noqa: C901, PLR0912 - one check after another
     tree: Tree, steps: Sequence[ReplayStep], room: float | Levels, *, minimal: bool = False
 ) -> float:
     """Return the seconds that steps take; raise if they break a rule of CHEX or miss a leaf.

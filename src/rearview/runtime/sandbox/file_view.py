@@ -41,9 +41,9 @@ class PathUse(enum.Enum):
 class FileView:
     """Where the project seems to be, and where it is.
 
-    >>> View("/home/me/proj", "/scratch").real("/home/me/proj/out/a.txt")
+    >>> FileView("/home/me/proj", "/scratch").real("/home/me/proj/out/a.txt")
     '/scratch/out/a.txt'
-    >>> View("/home/me/proj", "/scratch").real("/home/me/proj/../data/a.txt")
+    >>> FileView("/home/me/proj", "/scratch").real("/home/me/proj/../data/a.txt")
     '/home/me/data/a.txt'
     """
 

@@ -1,14 +1,9 @@
 """Which statements of an edited text are the recorded ones, and which are new.
 
-What became of each statement of a recorded text in an edited one: the values `compare` gives.
-
-Which added statement, if any, a user wrote in place of a recorded one.
-
-Which statements of an edited text are the recorded ones, and which are new.
-
-Statements are compared by their syntax tree without positions, so formatting, comments and
-docstrings do not count. A recorded block may gain statements; it stays the same block as long
-as its head (`for epoch in range(10)`) is the same.
+Statements are compared by their syntax tree without positions, so formatting, comments and docstrings do
+not count. A recorded block may gain statements; it stays the same block as long as its head
+(`for epoch in range(10)`) is the same. For each recorded statement that is missing, the added statement
+that most likely replaced it is named.
 """
 
 from __future__ import annotations

@@ -1,16 +1,12 @@
-"""Recorded statements that an edit wrote anew to name a value, and that compute what they did.
-
-What a statement evaluates before a certain value, and whether that could as well come later.
-
-Recorded statements that an edit wrote anew to name a value, and that compute what they did.
+"""Recorded statements that an edit rewrote to name a value, and that compute the same as before.
 
     clip_grad_norm_(ps, 1.0)      ->  norm = clip_grad_norm_(ps, 1.0)
     x = f(y)                      ->  x = seen = f(y)
     if f(y) > best:               ->  if (acc := f(y)) > best:
     return f(y)                   ->  out = f(y) ... return out
 
-The first three only add a name. In the last, a value is computed in a statement of its own, so what
-the recorded statement evaluated before that value now comes after it: `order` says if that matters.
+The first three only add a name. In the last, a value is computed in a statement of its own, so what the
+recorded statement evaluated before that value now comes after it: `early` says if that matters.
 """
 
 from __future__ import annotations
@@ -188,7 +184,7 @@ class _BindingReader:
         self._maybe = 0
 
     def statement(self, old: ast.stmt) -> bool:
-        """Say whether the new statement is the old one with names in it."""
+        """Return True if the new statement is the old one with names in it."""
         new = self.new
         if isinstance(old, ast.Expr) and isinstance(new, ast.Assign | ast.AnnAssign):
             targets = _targets(new)
@@ -226,7 +222,7 @@ class _BindingReader:
         return True
 
     def field(self, old: object, new: object) -> bool:
-        """Say whether the same field of two nodes reads the same."""
+        """Return True if the same field of two nodes reads the same."""
         if isinstance(old, ast.AST) and isinstance(new, ast.AST):
             return self.node(old, new)
         if isinstance(old, list) and isinstance(new, list):
@@ -234,7 +230,7 @@ class _BindingReader:
         return type(old) is type(new) and old == new
 
     def node(self, old: ast.AST, new: ast.AST) -> bool:
-        """Say whether two expressions read the same but for names given in the second."""
+        """Return True if two expressions read the same but for names given in the second."""
         if isinstance(new, ast.NamedExpr) and not isinstance(old, ast.NamedExpr):
             self.given.append(Given(self._stmt, new.target, sure=not self._maybe))
             return self.node(old, new.value)

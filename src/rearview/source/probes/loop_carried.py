@@ -104,7 +104,7 @@ class _Collector(ast.NodeVisitor):
         (uses.writes if write else uses.reads).append(event)
 
     def _within(self, scope: Scope) -> bool:
-        """Say whether a scope lies inside the statement: its variables live only there."""
+        """Return True if a scope lies inside the statement: its variables live only there."""
         up = scope.parent
         while up is not None:
             if up is self.base:
@@ -254,7 +254,7 @@ def _limit(
 
 
 def _reaches(write: _Event, read: _Event, base: _Event | None) -> bool:
-    """Say whether what `write` leaves may be there at `read`, given the certain one before it."""
+    """Return True if what `write` leaves may be there at `read`, given the certain one before it."""
     shared = 0
     for mine, theirs in zip(write.chain, read.chain, strict=False):
         if mine != theirs:

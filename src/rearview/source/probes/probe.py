@@ -1,8 +1,6 @@
-"""Whether what fills a column is still the same, whatever else was added beside it.
+"""One added statement (`Probe`), and all that an edit adds (`Probes`): the values that `find` returns.
 
-One added statement, and all that an edit adds: the values that `probes.find` gives.
-
-Whether what fills a column is still the same, whatever else was added beside it.
+`sameness` tells if two edits log a name in the same way, whatever else they add.
 """
 
 from __future__ import annotations
@@ -131,7 +129,7 @@ class Probes:
 
 
 def fits(pattern: str, name: str) -> bool:
-    """Say whether a logged name is one that a pattern stands for.
+    """Return True if a logged name is one that a pattern stands for.
 
     >>> fits("norm/*", "norm/fc1"), fits("norm", "norms")
     (True, False)

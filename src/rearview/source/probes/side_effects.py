@@ -345,7 +345,7 @@ class Judge(ast.NodeVisitor):
 
 
 def _harmless(node: ast.Call) -> bool:
-    """Say whether it is the usual way to read a norm: clipping at infinity multiplies by one."""
+    """Return True if it is the usual way to read a norm: clipping at infinity multiplies by one."""
     if last_name(node.func) != "clip_grad_norm_":
         return False
     limit = node.args[1] if len(node.args) > 1 else None

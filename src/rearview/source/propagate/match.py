@@ -1,14 +1,9 @@
-"""Which statement of one text is which statement of another.
+"""Which statement of one text corresponds to which statement of another.
 
-Longest common runs of two sequences of numbers, fast where they are mostly the same.
-
-How alike two statements are.
-
-Which statement of one text is which statement of another.
-
-Two phases, after GumTree: identical subtrees from the top, then containers from the bottom by what
-they hold, with a recovery in between that aligns what is left by likeness. Statements are the nodes;
-functions and classes are paired first, so that the rest is many small problems.
+Two phases, after GumTree: equal subtrees from the top, then containers from the bottom by what they
+contain, with a recovery in between that aligns what is left by similarity. Statements are the nodes;
+functions and classes are paired first, so that the rest is many small problems. `probes.align` answers
+another question: docs/decisions/two-matchings.md.
 """
 
 from bisect import bisect_left
@@ -226,7 +221,7 @@ class Matching:
         self.back[old] = new
 
     def same(self, new: StatementNode) -> bool:
-        """Say whether a node has a partner that reads the same, word for word."""
+        """Return True if a node has a partner that reads the same, word for word."""
         old = self.there.get(new)
         return old is not None and old.words == new.words and old.kind == new.kind
 

@@ -1,8 +1,6 @@
-"""A value that a statement of the newest source names, named in an older text as well.
+"""What a name of the new text is called in the old one, and whether it exists there.
 
-What a name of the new text is called in the old one, and whether it is there at all.
-
-A value that a statement of the newest source names, named in an older text as well.
+`name_in` gives a value of an older text the name that a statement of the newest text gives it.
 """
 
 from __future__ import annotations
@@ -87,7 +85,7 @@ def resolve(
     here: tuple[StatementNode, int],
     there: tuple[StatementNode, int],
 ) -> VariableNames:
-    """Say for every name the statement needs what it is at the old place.
+    """Return for every name the statement needs what it is at the old place.
 
     `here` and `there` are (block, index) in the new and the old tree.
     """
@@ -560,7 +558,7 @@ def _follow(stmt: ast.AST, path: Path) -> ast.expr | None:
 
 
 def _alike(new: ast.AST | None, old: ast.AST | None) -> bool:
-    """Say whether two expressions are for the same thing: a call of the same, or the very same."""
+    """Return True if two expressions are for the same thing: a call of the same, or the very same."""
     if isinstance(new, ast.NamedExpr):
         new = new.value
     if isinstance(new, ast.Await) and isinstance(old, ast.Await):

@@ -1,10 +1,7 @@
 """The place in the old tree that corresponds to a place in the new one.
 
-A place in a tree of statements, and what stands around it.
-
-The choice among places that stand between the same two anchors.
-
-The place in the old tree that corresponds to a place in the new one.
+A place lies between two statements of a block. Where several places lie between the same two anchors, the
+statements around them decide.
 """
 
 import ast
@@ -82,7 +79,7 @@ def siblings(found: Matching, spot: Spot, *, before: bool) -> list[StatementNode
         block, index = owner.parent, owner.index + (not before)
 
 
-def between(
+def between(  # noqa: C901, PLR0912 - cases of one decision, in order
     found: Matching, spot: Spot, target: StatementNode, low: int, high: int
 ) -> tuple[int, float] | Nowhere:
     """Choose among places between the same anchors: by data flow, order, comment, adjacency."""
@@ -399,7 +396,7 @@ def _is_loop(node: StatementNode) -> bool:
 def _edge_of_home(
     anchors: list[_Anchor], spot: Spot, target: StatementNode | None, home: StatementNode | None
 ) -> bool:
-    """Say whether a first or last statement has one neighbour deeper but its block is still there."""
+    """Return True if a first or last statement has one neighbour deeper but its block is still there."""
     if home is None or target is None or home not in list(target.above()):
         return False
     if 0 < spot.index < len(spot.block.children) or any(a.gives for a in anchors):

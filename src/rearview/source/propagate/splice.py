@@ -1,10 +1,6 @@
-"""Comments and blank lines: where between two statements a line goes, and how far it is indented.
+"""Insert statements into another text: at the right line among comments, indented and renamed.
 
-Statements as text for another file: indented, renamed, with that file's line ends.
-
-Statements that share a line, each given a line of its own.
-
-Comments and blank lines: where between two statements a line goes, and how far it is indented.
+Statements that share a line are first given lines of their own.
 """
 
 import ast
@@ -348,7 +344,7 @@ def _same(ones: list[str], twos: list[str]) -> int:
 
 
 def idle(line: str) -> bool:
-    """Say whether a line is blank or a comment."""
+    """Return True if a line is blank or a comment."""
     line = line.strip()
     return not line or line.startswith("#")
 

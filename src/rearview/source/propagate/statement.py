@@ -1,8 +1,6 @@
-"""Files of an older version that may hold the code which now stands in another file.
+"""Put one statement of the newest source where it belongs in an older text, or refuse with the reason.
 
-One statement of the newest source, put where it belongs in older ones, or a refusal.
-
-Files of an older version that may hold the code which now stands in another file.
+The code around it may have been in another file of the older version; those that may hold it are tried.
 """
 
 import ast
@@ -48,7 +46,7 @@ class Carried:
 
     @property
     def refused(self) -> bool:
-        """Say whether there is no place for it."""
+        """Return True if there is no place for it."""
         return self.line is None
 
     def into(self, old: str) -> str:
@@ -185,7 +183,7 @@ def chosen_statements(parsed: Parsed, lines: tuple[int, int]) -> list[ast.stmt] 
 
 
 def is_notebook(text: str) -> bool:
-    """Say whether a text is a notebook file, which parses as Python but is data."""
+    """Return True if a text is a notebook file, which parses as Python but is data."""
     return (
         text.lstrip("\ufeff \r\n\t").startswith("{") and '"cells"' in text and '"nbformat"' in text
     )

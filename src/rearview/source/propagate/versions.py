@@ -1,10 +1,7 @@
-"""Propagation: one statement of the newest source, in every past version.
+"""Put the statements of the newest source into every past version.
 
-Statements carried through a chain of versions of a project, straight and step by step.
-
-Propagation: one statement of the newest source, in every past version.
-
-`carry` answers for two texts; `through` for whole projects and a chain of versions.
+`carry` (in `statement`) answers for two texts; `through` for whole projects and a chain of versions,
+directly and step by step.
 """
 
 from collections import defaultdict
@@ -74,7 +71,7 @@ class VersionOutcome:
 
     @property
     def refused(self) -> bool:
-        """Say whether this version stays as it is because no place is certain."""
+        """Return True if this version stays as it is because no place is certain."""
         return bool(self.reason)
 
 

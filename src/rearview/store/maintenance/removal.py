@@ -20,7 +20,7 @@ from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.files import make_folder, write_error
 from rearview.store.json_lines import read_lines
 from rearview.store.labels import labels_of
-from rearview.store.project import Project
+from rearview.store.project import EVENT_FILES, Project
 from rearview.store.runs import FORMAT, Runs
 from rearview.store.versions.versions import Versions
 
@@ -79,6 +79,8 @@ def finish_removals(project: Project, versions: Versions) -> None:
         for replay in _replays(folder):
             _delete(project.replays / replay)
         _delete(project.checkpoints / run)
+        _delete(project.store / EVENT_FILES / run)
+        _delete(project.cache / "printed" / run)
         versions.drop(run)
         for version in sorted(derived - _derived_in_use(project)):
             versions.drop_derived(version)

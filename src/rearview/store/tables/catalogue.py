@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rearview.model import Origin, Run
 from rearview.model.proof import TRUSTED, WITHHELD
+from rearview.model.run import CAPTURED, UNASKED, captured_origin
 from rearview.store.project import Project
 from rearview.store.tables.connection import Duck, files, key, quoted
 from rearview.store.tables.pivot import (
@@ -59,18 +60,24 @@ class Sources:
         self.runs = [run.id for run in runs]
         self.unproved: set[str] = set()
         """Names that may have unproved values."""
+        self.captured: dict[str, Origin] = {}
+        """Names that none of the runs logged with Rearview, and what their values were taken from."""
         self._withheld = withheld
         self._parts = {run.id: self._visible_parts(shelf, run.id) for run in runs}
         self.catalogue = Catalogue()
         self._project, self._duck, self._shelf = project, duck, shelf
-        places = {(name, "/".join(loops)) for name, loops in virtual}
+        places = {
+            (name, "/".join(loops))
+            for name, loops in virtual
+            if not runs or not all(name in run.args for run in runs)  # such as mlflow.log_param
+        }
         self._virtual = {place: self._lacking(*place) for place in places}
         self._files: Files | None = None
         self._upto: int | None = None
         kinds: dict[str, set[str]] = {}
         for run in runs:
             for part in self._parts[run.id]:
-                for found in part.summary.names:
+                for found in part.shown():
                     if not found.name.startswith("$"):
                         self.catalogue.add(found.path, found.name, found.kinds)
                 for path, labels in part.summary.labels.items():
@@ -81,6 +88,45 @@ class Sources:
             if lacking or name not in self.catalogue.names:
                 self.catalogue.add(path, name, ())
         self.args = {name: unify(found) for name, found in kinds.items()}
+        self.captured = self._captured_only()
+
+    def _captured_only(self) -> dict[str, Origin]:
+        """Return the names whose values are all captured, each with the strongest origin."""
+        found: dict[str, set[Origin | None]] = {}
+        for parts in self._parts.values():
+            for part in parts:
+                for one in part.shown():
+                    found.setdefault(one.name, set()).add(captured_origin(part.summary.replay))
+        for name, _ in self._virtual:
+            found.setdefault(name, set()).add(None)
+        return {
+            name: min((origin for origin in origins if origin), key=CAPTURED.index)
+            for name, origins in found.items()
+            if None not in origins
+        }
+
+    def names_by_default(self) -> list[str]:
+        """Return the columns of a table for which no names are given.
+
+        All that was logged, with Rearview or another logger. Variables and printed numbers only if
+        one of the runs logged nothing at all; of those, the ones of outermost loops and of no loop,
+        or, if there are none, the ones in the fewest loops.
+        """
+        weak = {name for name, origin in self.captured.items() if origin in UNASKED}
+        logged = [name for name in self.catalogue.names if name not in weak]
+        if all(map(self._logs_itself, self.runs)):
+            return logged
+        level = {name: min(map(depth, self.catalogue.names[name])) for name in weak}
+        least = max(1, min(level.values(), default=1))
+        return [name for name in self.catalogue.names if level.get(name, 0) <= least]
+
+    def _logs_itself(self, run: str) -> bool:
+        return any(
+            captured_origin(part.summary.replay) not in UNASKED
+            and (part.summary.replay is None or part.summary.replay.startswith("$"))
+            and part.summary.rows
+            for part in self._parts[run]
+        )
 
     def _visible_parts(self, shelf: Shelf, run: str) -> list[RecordPart]:
         """Return the records of a run that a table may show; note which are unproved.
@@ -92,12 +138,13 @@ class Sources:
         for part in shelf.parts.get(run, []):
             replay = part.summary.replay
             origin = origins.get(replay, Origin.UNPROVED) if replay else Origin.RECORDED
+            origin = captured_origin(replay) or origin
             if origin in WITHHELD and not self._withheld:
                 continue
             out.append(part)
             if origin not in TRUSTED:
                 self.unproved.update(found.name for found in part.summary.names)
-        return out
+        return _strongest(out)
 
     def _lacking(self, name: str, path: str) -> set[str]:
         """Return the runs that may lack values of a name in the loops where the source logs it.
@@ -107,7 +154,11 @@ class Sources:
         """
         out = set()
         for run in self.runs:
-            parts = self._parts[run]
+            parts = [
+                part
+                for part in self._parts[run]
+                if captured_origin(part.summary.replay) not in UNASKED
+            ]
             paths = {one.path for part in parts for one in part.summary.names if one.name == name}
             if not paths or path in paths:
                 out.add(run)
@@ -280,3 +331,42 @@ class Sources:
             text += f", NULL::{TYPES[kind]} AS {key('n', name)}"
             text += f", NULL::VARCHAR AS {key('o', name)}" if name in origins else ""
         return text + " WHERE false"
+
+
+def _strongest(parts: list[RecordPart]) -> list[RecordPart]:
+    """Return the parts of one run with weaker captured records of a name hidden.
+
+    What the run or a replay logged hides captured values of the same name in other loops; at the
+    same point it is preferred when rows are made. Of several captured sources one gives all values.
+    """
+    sources = {id(part): captured_origin(part.summary.replay) for part in parts}
+    if not any(sources.values()):
+        return parts
+    logged: dict[str, set[str]] = {}
+    best: dict[str, int] = {}
+    for part in parts:
+        source = sources[id(part)]
+        for found in part.summary.names:
+            if source is None:
+                logged.setdefault(found.name, set()).add(found.path)
+            else:
+                rank = CAPTURED.index(source)
+                best[found.name] = min(rank, best.get(found.name, rank))
+    out = []
+    for part in parts:
+        source = sources[id(part)]
+        hidden = frozenset(
+            (found.path, found.name)
+            for found in (part.summary.names if source is not None else ())
+            if source is not None
+            and (
+                best[found.name] != CAPTURED.index(source)
+                or (found.name in logged and found.path not in logged[found.name])
+            )
+        )
+        out.append(replace(part, hidden=hidden) if hidden else part)
+    return sorted(out, key=lambda part: _rank(captured_origin(part.summary.replay)))
+
+
+def _rank(origin: Origin | None) -> int:
+    return -1 if origin is None else CAPTURED.index(origin)

@@ -146,19 +146,22 @@ def encode(value: Any) -> tuple[str, str | None]:
     )
 
 
-ORIGIN = "CASE WHEN l.replay IS NULL THEN 'recorded' ELSE coalesce(r.origin, 'unproved') END"
+ORIGIN = (
+    "CASE WHEN l.replay IS NULL THEN 'recorded' WHEN starts_with(l.replay, '$') "
+    "THEN substr(l.replay, 2) ELSE coalesce(r.origin, 'unproved') END"
+)
 """SQL of the origin of a record `l`, given the row `r` of its replay."""
 WINNERS = """
   SELECT *, row_number() OVER (PARTITION BY run, path, indices, name ORDER BY process, seq) - 1 AS occ
   FROM (SELECT l.*, {origin} AS origin
     FROM ({source}) l LEFT JOIN own.replays r ON l.run = r.run AND l.replay = r.replay
     QUALIFY rank() OVER (PARTITION BY l.run, path, indices, name ORDER BY l.replay IS NULL DESC,
-      attempt DESC, r.rank NULLS LAST, r.ord DESC NULLS LAST, l.replay) = 1)""".replace(
+      starts_with(l.replay, '$'), attempt DESC, r.rank NULLS LAST, r.ord DESC NULLS LAST, l.replay) = 1)""".replace(
     "{origin}", ORIGIN
 )
 """SQL that picks among several values of one name and point: the run's own before those of replays, the last
-attempt before earlier ones, then by the verdict on the replay (exact first), newer before older. All values
-of the winning source are kept."""
+attempt before earlier ones, then by the verdict on the replay (exact first), newer before older; captured
+values last. All values of the winning source are kept."""
 
 PLAIN = "SELECT *, 'recorded' AS origin, 0 AS occ FROM ({source})"
 """The same for records of which no two have one name and point."""

@@ -41,11 +41,18 @@ _NEVER = frozenset(
 class Ask:
     """The columns of a table, and the SQL that selects them.
 
-    With `level`, only values that were logged that many loops deep.
+    With `level`, only values that were logged that many loops deep. With `every`, a question without names
+    is one for all names, also for captured ones that a table leaves out.
     """
 
     def __init__(
-        self, sources: Sources, names: Iterable[str], *, origins: bool, level: int | None = None
+        self,
+        sources: Sources,
+        names: Iterable[str],
+        *,
+        origins: bool,
+        level: int | None = None,
+        every: bool = False,
     ) -> None:
         self._sources = sources
         self._shows_origins = origins
@@ -55,7 +62,7 @@ class Ask:
         self._facts: list[str] = []
         wanted = list(names)
         if not wanted:
-            self._logged = list(self._cat.names)
+            self._logged = list(self._cat.names) if every else sources.names_by_default()
             self._facts = [f"a:{name}" for name in sources.args]
         for text in wanted:
             # a name means the logged value rather than a loop of the same name
@@ -115,14 +122,18 @@ class Ask:
         return None
 
     def _nearest(self, text: str) -> str:
+        columns = [*self._cat.names, *self._sources.args, *self._all_loops]
         if not self._cat.names and not self._sources.args:
             return "No run has logged anything yet."
-        every = [*self._cat.names, *self._sources.args, *self._all_loops, *RUN_COLUMNS]
-        lower = {name.lower(): name for name in reversed(every)}
-        near = [lower[n] for n in difflib.get_close_matches(text.lower(), lower, n=3, cutoff=0.5)]
+        word = text.lower()
+        near = [name for name in columns if _contains(name.lower(), word)]
+        for names, cutoff in ((columns, 0.6), (RUN_COLUMNS, 0.75)):
+            lower = {name.lower(): name for name in reversed(names)}
+            near += [lower[n] for n in difflib.get_close_matches(word, lower, n=3, cutoff=cutoff)]
         if near:
-            return f"The nearest known are {', '.join(near)}."
-        return f"Logged were: {', '.join(list(self._cat.names)[:8])}."
+            return f"The nearest known are {', '.join(list(dict.fromkeys(near))[:5])}."
+        known = ", ".join(columns[:8])
+        return f"Known are: {known}. To have it, log it: `rearview.log({text!r}, ...)`."
 
     def explain(self, message: str) -> UsageError | None:
         """Return a better error for a column that DuckDB did not find."""
@@ -311,6 +322,12 @@ class Ask:
                 found = next(filter(None, map(self._find, same)), None)
                 if found is not None:
                     yield found
+
+
+def _contains(name: str, word: str) -> bool:
+    """Return True if one of two names is a part of the other: `loss` of `train_loss`."""
+    short, long = sorted((name, word), key=len)
+    return (len(short) > 2 and short in long) or long.endswith((f".{short}", f"/{short}"))
 
 
 def _in_order(steps: list[str]) -> list[str]:

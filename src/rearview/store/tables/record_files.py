@@ -20,18 +20,20 @@ from typing import Any
 import msgspec
 import xxhash
 
+from rearview.config import Settings
 from rearview.errors import DamagedError, RearviewError
 from rearview.model import Run
 from rearview.model.checksum import add_check, is_intact
 from rearview.store.files import make_folder, publish
 from rearview.store.json_lines import check_format
 from rearview.store.machine import is_certainly_dead
+from rearview.store.printed_records import printed_records
 from rearview.store.project import Project
 from rearview.store.records import has_end
 from rearview.store.runs import Replay, Runs
 from rearview.store.tables.connection import Duck, files, quoted
 from rearview.store.tables.pivot import PLAIN, WINNERS, depth, unify, wide
-from rearview.store.tables.seal import FORMAT, LoadedRecords, Summary, load, seal
+from rearview.store.tables.seal import FORMAT, LoadedRecords, NameSummary, Summary, load, seal
 from rearview.store.tables.sealed_records import checked_summary
 
 _TAIL = 256
@@ -50,6 +52,14 @@ class RecordPart:
     file: Path | None
     summary: Summary
     size: int = 0
+    hidden: frozenset[tuple[str, str]] = frozenset()
+    """(path, name) of captured records that tables leave out, as the run has better ones."""
+
+    def shown(self) -> Iterator[NameSummary]:
+        """Yield what tables show of it."""
+        for found in self.summary.names:
+            if (found.path, found.name) not in self.hidden:
+                yield found
 
 
 @dataclass(slots=True)
@@ -86,6 +96,8 @@ def gather_records(
     `known` may return the summary of a sealed file that was checked before, which is not read then.
     """
     runs = Runs(project)
+    by_id = {run.id: run for run in shelf.runs}
+    reads_lines = Settings.read(project.store).captures("printed")
     sealed: list[Path] = []
     complete: list[Path] = []
     growing: list[Path] = []
@@ -105,6 +117,10 @@ def gather_records(
                     (complete if _complete(file) else growing).append(file)
                 except FileNotFoundError:  # another reader has just sealed it
                     sealed.append(file.with_suffix(".parquet"))
+        record = by_id.get(run) if reads_lines else None
+        numbers = printed_records(project, record, folder) if record is not None else None
+        if numbers is not None:
+            (sealed if numbers.suffix == ".parquet" else complete).append(numbers)
     for batch in _batches(complete):
         sealed += _load_batch(con, shelf, batch, growing=False)
     for batch in _batches(growing):
@@ -317,14 +333,37 @@ def _hash(file: Path) -> str:
 
 def long(parts: Sequence[RecordPart]) -> str:
     """Return the SQL of the records of these parts."""
-    sealed = [part.file for part in parts if part.file is not None]
+    sealed = [part.file for part in parts if part.file is not None and not part.hidden]
     texts = [f"SELECT * FROM read_parquet({files(sealed)})"] if sealed else []
+    texts += [
+        f"SELECT * FROM read_parquet({files([part.file])}) WHERE NOT ({_hidden(part)})"
+        for part in parts
+        if part.file is not None and part.hidden
+    ]
     runs = sorted({part.summary.run for part in parts if part.file is None})
     if runs or not texts:
+        left_out = "".join(
+            f" AND NOT (run = {quoted(part.summary.run)} AND replay IS NOT DISTINCT FROM "
+            f"{quoted(part.summary.replay or '')} AND ({_hidden(part)}))"
+            for part in parts
+            if part.file is None and part.hidden
+        )
         texts.append(
             f"SELECT * FROM own.live WHERE run IN ({', '.join(map(quoted, runs)) or 'NULL'})"
+            f"{left_out}"
         )
     return " UNION ALL ".join(texts)
+
+
+def _hidden(part: RecordPart) -> str:
+    """Return the condition that holds for the records of a part that tables leave out."""
+    by_path: dict[str, list[str]] = {}
+    for path, name in sorted(part.hidden):
+        by_path.setdefault(path, []).append(name)
+    return " OR ".join(
+        f"(path = {quoted(path)} AND name IN ({', '.join(map(quoted, names))}))"
+        for path, names in by_path.items()
+    )
 
 
 def plain(parts: Sequence[RecordPart]) -> bool:
@@ -346,7 +385,7 @@ def _make(folder: Path, con: Duck, parts: Sequence[RecordPart]) -> None:
             source = PLAIN.format(source=long(parts))
     names: dict[str, dict[str, set[str]]] = {}
     for part in parts:
-        for found in part.summary.names:
+        for found in part.shown():
             if not found.name.startswith("$"):
                 kinds = names.setdefault(found.path, {}).setdefault(found.name, set())
                 kinds.update(found.kinds)

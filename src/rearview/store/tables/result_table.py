@@ -237,14 +237,14 @@ class _LoadOnce:
 
 
 class _Drawing:
-    """Renders the cells of a notebook table: images and histograms as pictures, the rest as text."""
+    """Renders the cells of a notebook table: media as people see them, the rest as text."""
 
     def __init__(self, room: int) -> None:
         self._room = room
 
     def __call__(self, value: Any) -> str:
         text = escape(_cell(value))
-        if not isinstance(value, StoredValue) or value.kind not in {"image", "histogram"}:
+        if not isinstance(value, StoredValue) or value.kind in {"array", "tensor"}:
             return text
         if value.nbytes > self._room:
             return text
@@ -252,6 +252,9 @@ class _Drawing:
         try:
             if value.kind == "histogram":
                 return f'<span title="{text}">{histogram_svg(value.histogram()[0])}</span>'
+            if value.kind != "image":
+                loaded = value.load()
+                return text if loaded is value else str(loaded._repr_html_())
             data = value.raw()
         except (RearviewError, OSError):  # `rows()` raises it
             return text

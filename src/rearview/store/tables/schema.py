@@ -79,6 +79,7 @@ TABLES: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {
             "kind": ("VARCHAR", "as in `records.kind`"),
             "number": ("DOUBLE", "its value, if it is a number or a truth value"),
             "text": ("VARCHAR", "its value as text"),
+            "origin": ("VARCHAR", "what the program read it with; see capture.md"),
         },
     ),
     "loops": (
@@ -118,7 +119,11 @@ TABLES: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {
             "text": ("VARCHAR", "the value of all other kinds"),
             "origin": (
                 "VARCHAR",
-                "recorded, replayed (proved exact), unproved, redone (a first try) or not exact",
+                (
+                    "recorded; replayed (proved exact), unproved, redone (a first try) or not exact; or what "
+                    "it was captured from, as capture.md says: wandb, mlflow, tensorboard, lightning, "
+                    "transformers, keras, assigned, printed, logging, inner"
+                ),
             ),
             "replay": ("VARCHAR", "`replays.replay`; null if recorded"),
             "attempt": ("INTEGER", "how often the run had been resumed before"),
@@ -289,8 +294,10 @@ def load_runs(duck: Duck, shelf: Shelf) -> None:
 def load_views(duck: Duck, shelf: Shelf) -> None:
     """Create the tables of docs/schema.md; expensive ones stay empty until a question needs them."""
     numeric = {"float", "int", "long", "bool"}
+    origins = {run.id: run.arg_origins for run in shelf.runs}
     rows = (
         {"run": run, "name": name, "kind": kind, "text": text,
+         "origin": origins[run].get(name, ""),
          "number": _number(text) if kind in numeric else None}
         for run, found in _arguments(shelf).items()
         for name, (kind, text) in found.items()
@@ -302,7 +309,11 @@ def load_views(duck: Duck, shelf: Shelf) -> None:
     duck.execute(f"CREATE VIEW runs AS SELECT {shown} FROM own.runs ORDER BY ord")
     duck.execute(f"CREATE VIEW replays AS SELECT {', '.join(_columns('replays'))} FROM own.replays")
     parts = [part for found in shelf.parts.values() for part in found]
-    columns = ", ".join(f"l.{c}" for c in _columns("records") if c != "origin")
+    made = {
+        "origin": "",
+        "replay": "CASE WHEN NOT starts_with(l.replay, '$') THEN l.replay END AS replay",
+    }
+    columns = ", ".join(filter(None, (made.get(c, f"l.{c}") for c in _columns("records"))))
     order = ", ".join(_columns("records"))
     duck.execute(
         f"CREATE VIEW records AS SELECT {order} FROM (SELECT {columns}, {ORIGIN} AS origin FROM "

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from rearview.errors import UsageError
-from rearview.model import Checkpoint
+from rearview.model import Checkpoint, Origin
 from rearview.store.checkpoints.objects import Objects
 from rearview.store.project import Project
 from rearview.store.tables.catalogue import Sources, Virtual
@@ -95,6 +95,10 @@ class Tables:
             name: {tuple(path.split("/")) if path else () for path in paths}
             for name, paths in found.items()
         }
+
+    def captured(self, runs: Iterable[str] | None = None) -> dict[str, Origin]:
+        """Return the names of which all values are captured, and what they were taken from."""
+        return self._sources(runs, ()).captured
 
     def table(
         self,
@@ -218,7 +222,7 @@ class Tables:
                 level = int(word[6:])
             if level is not None or word == "full_pivot":
                 sources = self._sources(None, (), withheld=unproved)
-                ask = Ask(sources, (), origins=False, level=level)
+                ask = Ask(sources, (), origins=False, level=level, every=True)
                 doubtful += ask.unproved
                 text = ask.sql(None)
                 if level and ask.bare:  # nothing is logged that deep: there are no such points

@@ -1,0 +1,231 @@
+"""A Model Context Protocol server over a project's runs, for coding agents.
+
+Everything that it offers only reads, unless replays are allowed. A backfill must name the price that
+was asked for first, so that nobody runs hours of computing by surprise.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Any
+
+from rearview._history import History, PlanReport
+from rearview.bridges.imported_runs import missing_library
+from rearview.errors import RearviewError, UsageError
+from rearview.model import Run
+from rearview.store.media import StoredValue
+
+MOST_ROWS = 1000
+"""Rows of one answer at most; agents read them one by one."""
+INSTRUCTIONS = """\
+Rearview keeps every training run of this project: its source, its logged values, its checkpoints.
+`runs` lists runs, `show` describes one, `table` and `sql` read logged values. A value that was never
+logged can still be had: add `rearview.log("name", value)` to the newest source in the place where it
+should be logged, ask `price` what it costs to fill that column for past runs, then `backfill`.
+"""
+
+
+def serve(history: History, *, allow_replay: bool) -> None:
+    """Serve on standard input and output until the client goes away."""
+    make_server(history, allow_replay=allow_replay).run("stdio")
+
+
+def make_server(history: History, *, allow_replay: bool) -> Any:
+    """Return the server, with the tools that are allowed."""
+    try:
+        from mcp.server.mcpserver import MCPServer
+        from mcp.types import ToolAnnotations
+    except ImportError as exc:
+        raise missing_library("mcp 2", "mcp", "`rearview mcp`") from exc
+    server = MCPServer("rearview", instructions=INSTRUCTIONS)
+    tools = Tools(history)
+    reading: list[Callable[..., Any]] = [
+        *(tools.runs, tools.show, tools.names, tools.table, tools.sql, tools.diff, tools.price),
+    ]
+    for tool in reading:
+        server.tool(annotations=ToolAnnotations(read_only_hint=True))(_explaining(tool))
+    if allow_replay:
+        running = ToolAnnotations(read_only_hint=False, destructive_hint=False)
+        server.tool(annotations=running)(_explaining(tools.backfill))
+    return server
+
+
+def _explaining(tool: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the tool with errors of ours as its answer: they say what to do."""
+
+    @functools.wraps(tool)
+    def answer(*args: Any, **given: Any) -> Any:
+        try:
+            return tool(*args, **given)
+        except RearviewError as exc:
+            return {"error": str(exc), "slug": exc.slug}
+
+    return answer
+
+
+class Tools:
+    """What agents may ask. Every answer is plain JSON."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+
+    def runs(self, where: str | None = None, limit: int = 50) -> dict[str, Any]:
+        """List runs, newest first: id, script, arguments, status, times, name, tags.
+
+        `where` is an SQL condition on facts, arguments and last values: "status = 'finished' and
+        acc > 0.9 and lr < 0.1".
+        """
+        found = self._history.runs(where)
+        return {
+            "total": len(found),
+            "runs": [_run(run) for run in reversed(found[-max(1, limit) :])],
+        }
+
+    def show(self, run: str = "latest") -> dict[str, Any]:
+        """Describe one run: names and how many values each has, loops, checkpoints, cost, exactness.
+
+        `run` is an id, a name, `latest`, or -1, -2, … from the newest back.
+        """
+        report = self._history.show(run)
+        return {
+            **_run(report.run),
+            "names": report.names,
+            "loops": dict(report.loops),
+            "checkpoints": len(report.checkpoints),
+            "checkpoint_bytes": report.stored,
+            "exact": report.exact,
+            "replays": len(report.replays),
+        }
+
+    def names(self) -> dict[str, Any]:
+        """List every name that has values, and those that the newest source logs without values."""
+        names = self._history.names()
+        empty = self._history.empty(names)
+        return {"names": [name for name in names if name not in empty], "without_values": empty}
+
+    def table(
+        self,
+        names: list[str],
+        runs: list[str] | None = None,
+        where: str | None = None,
+        limit: int = 100,
+    ) -> dict[str, Any]:
+        """Return logged values, one row per point: run, loops, then a column for each name.
+
+        Columns named in `unproved` come from replays that could not be proved exact.
+        """
+        table = self._history.table(
+            *names, runs=runs, where=where, limit=max(1, min(limit, MOST_ROWS))
+        )
+        return {
+            "columns": table.columns,
+            "rows": [list(map(_plain, row.values())) for row in table.described()],
+            "total_rows": self._history.table(*names, runs=runs, where=where).count(),
+        }
+
+    def sql(self, query: str, limit: int = 100) -> dict[str, Any]:
+        """Answer one read-only question in DuckDB's SQL.
+
+        Tables: runs, arguments, records, points, loops, checkpoints, replays, versions, files, and the
+        pivoted views; `SHOW TABLES` and `DESCRIBE records` tell more.
+        """
+        table = self._history.sql(query)
+        most = max(1, min(limit, MOST_ROWS))
+        rows = [list(map(_plain, row.values())) for row in islice(table.described(), most + 1)]
+        return {"columns": table.columns, "rows": rows[:most], "complete": len(rows) <= most}
+
+    def diff(self, first: str, second: str = "worktree") -> dict[str, Any]:
+        """Show how the source changed from one run to another, or to the files as they are now."""
+        return {"diff": self._history.diff(first, second)}
+
+    def price(
+        self, names: list[str], runs: list[str] | None = None, where: str | None = None
+    ) -> dict[str, Any]:
+        """Say what filling columns for past runs would take; nothing runs.
+
+        The newest source must log the names. The answer holds a `consent` that `backfill` asks for.
+        """
+        report = self._history.plan(names, runs=runs, where=where)
+        return _priced(report, names, runs, where)
+
+    def backfill(
+        self,
+        names: list[str],
+        consent: str,
+        runs: list[str] | None = None,
+        where: str | None = None,
+    ) -> dict[str, Any]:
+        """Fill columns for past runs by running the least of them again; `consent` is from `price`.
+
+        Show the user the price before, and go on only with their agreement.
+        """
+        report = self._history.plan(names, runs=runs, where=where)
+        priced = _priced(report, names, runs, where)
+        if consent != priced["consent"]:
+            raise UsageError(
+                f"The consent {consent!r} is not that of this backfill, whose price is "
+                f"{priced['seconds']} s. Ask `price` with the same names, runs and condition, show "
+                "the user what it costs, then pass the consent that it returned.",
+                slug="mcp-consent",
+            )
+        done = self._history.backfill(names, runs=runs, where=where, plan=report)
+        return {
+            "values": done.written,
+            "exact": done.proved,
+            "seconds": round(done.seconds, 3),
+            "speedup": done.speedup,
+            "refused": [{"run": each.run, "why": each.reason} for each in done.refusals],
+            "unproved": [each.run for each in done.outcomes if not each.proved],
+        }
+
+
+def _priced(
+    report: PlanReport, names: Sequence[str], runs: Sequence[str] | None, where: str | None
+) -> dict[str, Any]:
+    plan = report.plan
+    segments = [(each.run, each.loop, each.first, each.last, each.only) for each in plan.segments]
+    text = repr((sorted(names), sorted(runs or ()), where, segments))
+    return {
+        "seconds": round(plan.seconds, 3),
+        "segments": len(plan.segments),
+        "runs": sorted({segment.run for segment in plan.segments}),
+        "nothing_to_do": report.nothing,
+        "refused": [{"run": each.run, "why": each.reason} for each in report.refusals],
+        "changed_inputs": list(report.changed_inputs),
+        "notes": list(report.notes),
+        "insertions": [each.diff for each in report.insertions],
+        "consent": hashlib.sha256(text.encode()).hexdigest()[:16],
+    }
+
+
+def _run(run: Run) -> dict[str, Any]:
+    return {
+        "run": run.id,
+        "name": run.name,
+        "tags": list(run.tags),
+        "note": run.note,
+        "script": " ".join((run.script, *run.argv)),
+        "status": str(run.status),
+        "started": run.started,
+        "seconds": None if run.ended is None else round(run.ended - run.started, 3),
+        "arguments": {name: _plain(value) for name, value in run.args.items()},
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON says it; media in a few words."""
+    if isinstance(value, StoredValue):
+        return f"<{value.describe()}>"
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return str(value)

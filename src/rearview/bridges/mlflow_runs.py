@@ -1,0 +1,172 @@
+"""Runs of MLflow, read into runs and written from them, through MLflow's own client."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rearview.bridges.exported_values import Exported, ExportedRun
+from rearview.bridges.imported_runs import (
+    TrackedRun,
+    TrackedValue,
+    missing_library,
+    nothing_found,
+)
+from rearview.errors import RearviewError, UsageError
+
+TAG = "rearview.run"
+"""Tag of a run in MLflow that says which run here it is."""
+_BATCH = 1000
+"""Metrics that MLflow takes at once."""
+_ENDED = {"FINISHED": 0, "FAILED": 1, "KILLED": 137}
+
+
+def tracking_uri(place: str) -> str:
+    """Return the address of a store that a user names: an address, a database, or a folder.
+
+    >>> tracking_uri("http://localhost:5000"), tracking_uri("/x/mlflow.db")
+    ('http://localhost:5000', 'sqlite:////x/mlflow.db')
+    """
+    if "://" in place:
+        return place
+    path = Path(place).absolute()
+    if path.suffix in {".db", ".sqlite"} or path.is_file():
+        return f"sqlite:///{path}"
+    if (path / "mlflow.db").exists() or not any(path.glob("*/meta.yaml")):
+        return f"sqlite:///{path}/mlflow.db"
+    return path.as_uri()
+
+
+@contextmanager
+def _client(uri: str, doing: str) -> Iterator[Any]:
+    """Give a client for a store; what MLflow warns of is not the user's concern here."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from mlflow import MlflowClient
+    except ImportError as exc:
+        raise missing_library("mlflow", "mlflow", doing) from exc
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            yield MlflowClient(uri)
+        except RearviewError:
+            raise
+        except Exception as exc:
+            raise UsageError(
+                f"MLflow cannot use {uri}: {exc}. Name its database, its mlruns folder, or the "
+                "address of its server.",
+                slug="mlflow-store",
+            ) from exc
+
+
+def read_mlflow(place: str) -> Iterator[TrackedRun]:
+    """Yield every run of an MLflow store that was not deleted there."""
+    uri = tracking_uri(place)
+    if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
+        raise nothing_found("MLflow", place, "mlflow.db and no mlruns folder")
+    with _client(uri, "Reading MLflow's store") as client:
+        found = [
+            run
+            for experiment in _pages(client.search_experiments)
+            for run in _pages(client.search_runs, [experiment.experiment_id])
+            if TAG not in run.data.tags  # one that came from here
+        ]
+        for run in sorted(found, key=lambda each: each.info.start_time or 0):
+            yield _tracked(client, run, place)
+
+
+def _pages(search: Any, *args: Any) -> Iterator[Any]:
+    token = None
+    while True:
+        page = search(*args, page_token=token)
+        yield from page
+        token = page.token
+        if not token:
+            return
+
+
+def _tracked(client: Any, run: Any, place: str) -> TrackedRun:
+    values = [
+        TrackedValue(metric.key, float(metric.value), int(metric.step), metric.timestamp / 1000)
+        for key in run.data.metrics
+        for metric in client.get_metric_history(run.info.run_id, key)
+    ]
+    ended = run.info.end_time
+    return TrackedRun(
+        "mlflow",
+        run.info.run_id,
+        (run.info.start_time or 0) / 1000,
+        values,
+        ended=ended / 1000 if ended else None,
+        exit_code=_ENDED.get(run.info.status),
+        name=run.info.run_name or "",
+        arguments={name: _plain(text) for name, text in run.data.params.items()},
+        source=place,
+    )
+
+
+def _plain(text: str) -> Any:
+    """Return a parameter as a number where it is the text of one: MLflow keeps texts only.
+
+    >>> _plain("3"), _plain("0.1"), _plain("adam"), _plain("True")
+    (3, 0.1, 'adam', True)
+    """
+    if text in {"True", "False"}:
+        return text == "True"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def write_mlflow(exported: ExportedRun, place: str, experiment: str) -> Exported:
+    """Write a run to an MLflow store; what is there already is not written again."""
+    uri = tracking_uri(place)
+    run = exported.run
+    with _client(uri, "Writing to MLflow's store") as client:
+        from mlflow.entities import Metric, Param, RunTag
+
+        there = client.get_experiment_by_name(experiment)
+        number = there.experiment_id if there else client.create_experiment(experiment)
+        found = client.search_runs([number], f"tags.`{TAG}` = '{run.id}'")
+        if found:
+            target = found[0]
+        else:
+            tags = {TAG: run.id, "rearview.version": run.version}
+            target = client.create_run(
+                number, int(run.started * 1000), tags, run_name=run.name or run.id
+            )
+        key = target.info.run_id
+        numbers = [value for value in exported.values if isinstance(value.value, (int, float))]
+        stored = {
+            (metric.key, metric.step, metric.value)
+            for name in {value.name for value in numbers} & set(target.data.metrics)
+            for metric in client.get_metric_history(key, name)
+        }
+        metrics = [
+            Metric(value.name, float(value.value), int(value.time * 1000), value.step)
+            for value in numbers
+            if (value.name, value.step, float(value.value)) not in stored
+        ]
+        params = [
+            Param(name, str(value)[:6000])
+            for name, value in sorted(run.args.items())
+            if name not in target.data.params
+        ]
+        for at in range(0, len(metrics), _BATCH):
+            client.log_batch(key, metrics[at : at + _BATCH])
+        for at in range(0, len(params), 100):
+            client.log_batch(key, params=params[at : at + 100])
+        if run.note and target.data.tags.get("mlflow.note.content") != run.note:
+            client.log_batch(key, tags=[RunTag("mlflow.note.content", run.note)])
+        status = {"finished": "FINISHED", "running": "RUNNING"}.get(run.status, "FAILED")
+        if target.info.status != status:
+            ended = None if run.ended is None else int(run.ended * 1000)
+            client.set_terminated(key, status, ended)
+    return Exported(run.id, key, len(metrics), len(exported.values) - len(numbers))

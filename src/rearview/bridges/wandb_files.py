@@ -1,0 +1,270 @@
+"""Offline runs of Weights & Biases, read into runs and written from them.
+
+An offline run is a folder with one log of protocol buffers: a header of 7 bytes, then blocks of 32 KB
+with chunks of a checksum, a length, a kind and data. W&B itself writes it; this only reads it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import struct
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rearview import media
+from rearview.bridges.exported_values import Exported, ExportedRun
+from rearview.bridges.imported_runs import (
+    TrackedRun,
+    TrackedValue,
+    missing_library,
+    nothing_found,
+)
+from rearview.errors import DamagedError
+from rearview.store.media import StoredValue
+
+HEADER = b":W&B"
+_BLOCK = 32768
+_FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
+_MARK = "rearview.json"
+
+
+def read_wandb(path: Path) -> Iterator[TrackedRun]:
+    """Yield every offline run at or below `path`."""
+    try:
+        import wandb.proto.wandb_internal_pb2  # noqa: F401
+    except ImportError as exc:
+        raise missing_library("wandb", "wandb", "Reading offline runs") from exc
+    files = [path] if path.is_file() else sorted(path.rglob("*.wandb"))
+    files = [file for file in files if not (file.parent / _MARK).exists()]
+    if not files:
+        raise nothing_found("W&B", path, "offline run (run-*.wandb)")
+    for file in files:
+        yield _read_run(file)
+
+
+def _read_run(file: Path) -> TrackedRun:
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    values: list[TrackedValue] = []
+    arguments: dict[str, Any] = {}
+    about: Any = None
+    code: int | None = None
+    latest = 0.0
+    for data in log_records(file):
+        record = Record.FromString(data)
+        kind = record.WhichOneof("record_type")
+        if kind == "run":
+            about = record.run
+            arguments.update(_config(record.run.config.update))
+        elif kind == "config":
+            arguments.update(_config(record.config.update))
+        elif kind == "exit":
+            code = int(record.exit.exit_code)
+        elif kind == "history":
+            row = _nested(record.history.item)
+            step = int(row.pop("_step", record.history.step.num))
+            latest = float(row.pop("_timestamp", latest))
+            values.extend(
+                TrackedValue(name, value, step, latest)
+                for name, raw in _flat(row)
+                if (value := _value(raw, file.parent / "files")) is not None
+            )
+    started = 0.0
+    if about is not None:
+        started = about.start_time.seconds + about.start_time.nanos / 1e9
+    return TrackedRun(
+        "wandb",
+        about.run_id if about is not None else file.stem.removeprefix("run-"),
+        started,
+        values,
+        ended=latest or None,
+        exit_code=code,
+        name=about.display_name if about is not None else "",
+        arguments=arguments,
+        source=os.fspath(file.parent),
+    )
+
+
+def _nested(items: Any) -> dict[str, Any]:
+    """Return the dictionary that items are the leaves of, each with the names that lead to it."""
+    out: dict[str, Any] = {}
+    for item in items:
+        *outer, last = item.nested_key or [item.key]
+        inner = out
+        for name in outer:
+            if not isinstance(inner.get(name), dict):
+                inner[name] = {}
+            inner = inner[name]
+        inner[last] = json.loads(item.value_json)
+    return out
+
+
+def _config(items: Any) -> dict[str, Any]:
+    """Return the parameters in a configuration; W&B's own entries are left out."""
+    found = _nested(items)
+    plain = {
+        name: value["value"]
+        if isinstance(value, dict) and "value" in value and set(value) <= {"value", "desc"}
+        else value
+        for name, value in found.items()
+    }
+    return dict(_flat({name: value for name, value in plain.items() if name != "_wandb"}))
+
+
+def _flat(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield names and values; names of nested ones are joined by a slash."""
+    for name, value in row.items():
+        if isinstance(value, dict) and "_type" not in value:
+            yield from _flat(value, f"{prefix}{name}/")
+        elif prefix or not name.startswith("_"):
+            yield f"{prefix}{name}", value
+
+
+def _value(raw: Any, files: Path) -> Any:
+    if not isinstance(raw, dict) or "_type" not in raw:
+        return (
+            {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}.get(
+                raw, raw
+            )
+            if isinstance(raw, str)
+            else raw
+        )
+    kind = raw["_type"]
+    if kind == "histogram":
+        if "bins" in raw:
+            return media.Histogram(raw["values"], raw["bins"])
+        start, size, count = raw["packedBins"].values()
+        return media.Histogram(raw["values"], [start + k * size for k in range(count + 1)])
+    path = (files / str(raw.get("path", ""))).resolve()
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        if path.is_relative_to(files.resolve()) and path.is_file():
+            if kind == "image-file" and path.suffix == ".png":
+                return media.Image(path.read_bytes())
+            if kind == "table-file":
+                found = json.loads(path.read_bytes())
+                return media.DataTable(found["columns"], found["data"])
+            if kind == "audio-file" and path.suffix == ".wav":
+                return media.Audio(path.read_bytes())
+    return raw
+
+
+def log_records(file: Path) -> Iterator[bytes]:
+    """Yield the records of an offline log; one that was cut off by a kill ends it."""
+    data = file.read_bytes()
+    if data[:4] != HEADER:
+        raise DamagedError(
+            f"{file} is no offline run of W&B: it does not begin with {HEADER!r}. Name the folder "
+            "that holds offline-run-* folders.",
+            slug="import-damaged",
+        )
+    place, parts = 7, b""
+    while place + 7 <= len(data):
+        left = _BLOCK - place % _BLOCK
+        if left < 7:
+            place += left
+            continue
+        check, length, kind = struct.unpack_from("<IHB", data, place)
+        chunk = data[place + 7 : place + 7 + length]
+        if kind == 0 and length == 0:
+            place += left
+            continue
+        if len(chunk) < length:
+            return
+        if check != zlib.crc32(data[place + 6 : place + 7 + length]):
+            raise DamagedError(
+                f"{file} is damaged at byte {place}: its checksum is another one. Values before that "
+                "were not imported either; copy the file again.",
+                slug="import-damaged",
+            )
+        place += 7 + length
+        if kind in {_FULL, _FIRST}:
+            parts = chunk
+        else:
+            parts += chunk
+        if kind in {_FULL, _LAST}:
+            yield parts
+
+
+def write_wandb(exported: ExportedRun, folder: Path, project: str) -> Exported:
+    """Write a run as an offline run; `wandb sync` uploads it under the id that it has here."""
+    try:
+        import wandb
+    except ImportError as exc:
+        raise missing_library("wandb", "wandb", "Writing offline runs") from exc
+    run = exported.run
+    rows: dict[int, dict[str, Any]] = {}
+    left_out = 0
+    for value in exported.values:
+        converted = _for_wandb(value.value)
+        if converted is None:
+            left_out += 1
+        else:
+            rows.setdefault(value.step, {})[value.name] = converted
+    count = sum(map(len, rows.values()))
+    mark = {"run": run.id, "content": _digest(exported), "values": count}
+    here = folder.absolute()
+    for old in sorted(here.glob(f"wandb/offline-run-*-{run.id}")):
+        if (old / _MARK).is_file():
+            if json.loads((old / _MARK).read_text()) == mark:
+                return Exported(run.id, os.fspath(old), 0, left_out)
+            shutil.rmtree(old)  # one that we wrote, of fewer values
+    here.mkdir(parents=True, exist_ok=True)
+    settings = wandb.Settings(
+        silent=True, console="off", disable_git=True, save_code=False, x_disable_stats=True
+    )
+    made = wandb.init(
+        project=project,
+        id=run.id,
+        name=run.name or run.id,
+        config={name: value for name, value in run.args.items()},  # noqa: C416 - a copy of its own
+        notes=run.note or None,
+        tags=list(run.tags) or None,
+        dir=os.fspath(here),
+        mode="offline",
+        reinit="create_new",
+        settings=settings,
+    )
+    for step in sorted(rows):
+        made.log(rows[step], step=step)
+    place = Path(made.dir).parent
+    made.finish(exit_code=run.exit_code or 0)
+    (place / _MARK).write_text(json.dumps(mark))
+    return Exported(run.id, os.fspath(place), count, left_out)
+
+
+def _for_wandb(value: Any) -> Any:
+    import wandb
+
+    if isinstance(value, (int, float, str)):
+        return value
+    if not isinstance(value, StoredValue):
+        return None
+    if value.kind == "histogram":
+        counts, edges = value.histogram()
+        return wandb.Histogram(np_histogram=(counts, edges)) if len(counts) <= 512 else None
+    if value.kind == "image":
+        image = value.load()
+        return None if isinstance(image, bytes) else wandb.Image(image)
+    if value.kind == "table":
+        table = value.load()
+        return wandb.Table(columns=list(table.columns), data=[list(row) for row in table.rows])
+    return None
+
+
+def _digest(exported: ExportedRun) -> str:
+    parts = [
+        (
+            value.name,
+            value.step,
+            value.value.oid if isinstance(value.value, StoredValue) else value.value,
+        )
+        for value in exported.values
+    ]
+    text = repr((sorted(exported.run.args.items()), exported.run.name, parts))
+    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()

@@ -1,0 +1,128 @@
+"""The commands import and mcp, and what export does for other trackers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rearview.cli.options import open_history
+from rearview.cli.terminal import output
+from rearview.cli.terminal.output import plural
+from rearview.errors import UsageError
+
+if TYPE_CHECKING:
+    from rearview.bridges.exported_values import Exported, ExportedRun
+    from rearview.bridges.imported_runs import TrackedRun
+
+TRACKERS = ("tensorboard", "mlflow", "wandb-offline")
+TABLES = ("csv", "parquet", "json", "jsonl", "md")
+
+
+@click.command(name="import")
+@click.argument("tracker", type=click.Choice(TRACKERS))
+@click.argument("path")
+def import_(tracker: str, path: str) -> int:
+    """Import the runs of another tracker: TensorBoard, MLflow or W&B.
+
+    Each becomes a run with records at its steps. PATH is a folder of event files, MLflow's database, mlruns folder or server, or a folder with
+    offline runs of W&B. Parameters become arguments. Importing again adds only what is new.
+    """
+    from rearview.bridges.imported_runs import import_runs, project_at
+
+    project = project_at(Path(os.environ.get("REARVIEW_ROOT") or Path.cwd()))
+    done = import_runs(project, _tracked(tracker, path))
+    for each in done:
+        what = "imported" if each.is_new else "added" if each.records else "up to date"
+        output.out(f"{each.run}  {what}  {plural(each.records, 'record')}  {each.source}")
+    new = sum(each.is_new for each in done)
+    output.out(
+        f"{plural(new, 'new run')} of {len(done)}, "
+        f"{plural(sum(each.records for each in done), 'new record')}"
+    )
+    return 0
+
+
+def _tracked(tracker: str, path: str) -> Iterator[TrackedRun]:
+    if tracker == "mlflow":
+        from rearview.bridges.mlflow_runs import read_mlflow
+
+        return read_mlflow(path)
+    place = Path(path)
+    if not place.exists():
+        raise UsageError(
+            f"There is no file or folder {path}. Name the folder that {tracker} wrote to.",
+            slug="import-nothing",
+        )
+    if tracker == "tensorboard":
+        from rearview.bridges.tensorboard_files import read_tensorboard
+
+        return read_tensorboard(place)
+    from rearview.bridges.wandb_files import read_wandb
+
+    return read_wandb(place)
+
+
+def export_runs(
+    tracker: str,
+    words: Sequence[str],
+    *,
+    where: str | None,
+    which: Sequence[str],
+    unproved: bool,
+) -> None:
+    """Write runs to another tracker; the first of `words` is the place, the others are names."""
+    from rearview.bridges.exported_values import exported_runs
+
+    if not words:
+        raise click.UsageError(f"Say where to: `rearview export {tracker} PLACE`.")
+    place, *names = words
+    past = open_history()
+    unknown = [name for name in names if name not in past.names()]
+    if unknown:
+        raise UsageError(
+            f"No run has values of {unknown[0]!r}. `rearview table` lists the names.",
+            slug="no-name",
+        )
+    chosen = exported_runs(past, names, where=where, runs=list(which) or None, unproved=unproved)
+    done = [_write(tracker, run, place, past.project.root.resolve().name) for run in chosen]
+    for each in done:
+        what = plural(each.values, "value") if each.values else "up to date"
+        rest = f", {each.left_out} that {tracker} does not take" if each.left_out else ""
+        output.out(f"{each.run}  {what}{rest}  {each.place}")
+    output.out(f"{plural(len(done), 'run')}, {plural(sum(e.values for e in done), 'new value')}")
+
+
+def _write(tracker: str, run: ExportedRun, place: str, project: str) -> Exported:
+    if tracker == "tensorboard":
+        from rearview.bridges.tensorboard_files import write_tensorboard
+
+        return write_tensorboard(run, Path(place))
+    if tracker == "mlflow":
+        from rearview.bridges.mlflow_runs import write_mlflow
+
+        return write_mlflow(run, place, project)
+    from rearview.bridges.wandb_files import write_wandb
+
+    return write_wandb(run, Path(place), project)
+
+
+@click.command()
+@click.option(
+    "--allow-replay",
+    is_flag=True,
+    help="Also offer to fill columns, which runs recorded programs again. Without it nothing is run "
+    "and nothing is written.",
+)
+def mcp(allow_replay: bool) -> int:
+    """Serve the runs of this project to coding agents.
+
+    It speaks the Model Context Protocol on standard input and output. A client starts this command itself. Offers runs, table, sql, show and the price of a backfill.
+    """
+    from rearview.bridges.mcp_server import serve
+
+    serve(open_history(), allow_replay=allow_replay)
+    return 0

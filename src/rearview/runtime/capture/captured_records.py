@@ -1,0 +1,86 @@
+"""Write captured values to files of their own, so that a replay is never compared with them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from time import perf_counter, thread_time
+from typing import Any
+
+from rearview.model.run import MARK, Origin
+from rearview.store.records import RecordFile
+from rearview.store.values import Put
+
+SHARE = 0.005
+"""Share of the run's time that capturing from one source may take."""
+FREE = 0.05
+"""Seconds that it may take in any case."""
+
+
+class CapturedRecords:
+    """The captured values of one process: one records file per origin, made by its first value."""
+
+    def __init__(self, folder: Path, run: str, *, put: Put | None = None, attempt: int = 0) -> None:
+        self._folder, self._run, self._put, self._attempt = folder, run, put, attempt
+        self._files: dict[Origin, RecordFile] = {}
+        self._pid = os.getpid()
+        self.names: dict[str, Origin] = {}
+        """Names that have values, with their origin."""
+        self.problems: dict[str, str] = {}
+        """Why a source was switched off, by its name."""
+
+    def append(self, origin: Origin, prefix: bytes, items: Sequence[tuple[str, Any]]) -> None:
+        """Add values at the point that `prefix` encodes."""
+        file = self._files.get(origin)
+        if file is None:
+            if os.getpid() != self._pid:
+                return
+            file = self._files[origin] = RecordFile(
+                self._folder,
+                self._run,
+                origin=MARK + origin.value,
+                put=self._put,
+                attempt=self._attempt,
+            )
+        file.append(prefix, items)
+        for name, _ in items:
+            self.names.setdefault(name, origin)
+
+    def facts(self) -> dict[str, Any]:
+        """Return what the run keeps of it: which names have values, and which source failed."""
+        return {"names": dict(self.names), **({"problems": self.problems} if self.problems else {})}
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in self._files.values():
+            file.close()
+
+
+class Allowance:
+    """Keeps the CPU time that capturing takes within a share of the run's time.
+
+    CPU time, because on a machine that others use too the time on the wall counts their work as ours.
+    `FREE` seconds are always allowed.
+    """
+
+    def __init__(self) -> None:
+        self._began = perf_counter()
+        self._resumes = 0.0
+        self.spent = 0.0
+        """Seconds that capturing took."""
+        self.left_out = 0
+        """How often something was not captured because the time was used up."""
+
+    def allows(self) -> bool:
+        """Return True if there is time to capture something now."""
+        if perf_counter() < self._resumes:
+            self.left_out += 1
+            return False
+        return True
+
+    def add(self, began: float) -> None:
+        """Count the CPU time of this thread since `began`, a reading of `thread_time`."""
+        self.spent += thread_time() - began
+        if self.spent > FREE + SHARE * (perf_counter() - self._began):
+            self._resumes = self._began + (self.spent - FREE) / SHARE

@@ -1,0 +1,66 @@
+"""Capture what a program gives to MLflow, by hand or through `autolog`: metrics and parameters."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+from rearview.model.run import Origin
+from rearview.runtime.capture.logger_calls import LoggerCalls
+from rearview.runtime.capture.parameters import Parameters
+from rearview.runtime.sandbox.entropy import after_import
+
+
+def capture_mlflow(calls: LoggerCalls, parameters: Parameters) -> None:
+    """Record what clients of MLflow are given from now on; `mlflow.log_*` and autologging use one."""
+    known: set[str] = set()
+
+    def metric(args: tuple[Any, ...], given: dict[str, Any]) -> None:
+        key = args[2] if len(args) > 2 else given.get("key")
+        value = args[3] if len(args) > 3 else given.get("value")
+        step = args[5] if len(args) > 5 else given.get("step")
+        known.add(str(key))
+        calls.keep(Origin.MLFLOW, {str(key): value}, step or None)  # 0: none was given
+
+    def param(args: tuple[Any, ...], given: dict[str, Any]) -> None:
+        key = args[2] if len(args) > 2 else given.get("key")
+        parameters.keep({key: args[3] if len(args) > 3 else given.get("value")}, "mlflow")
+
+    def batch(args: tuple[Any, ...], given: dict[str, Any]) -> None:
+        metrics = args[2] if len(args) > 2 else given.get("metrics", ())
+        params = args[3] if len(args) > 3 else given.get("params", ())
+        if params:
+            parameters.keep({one.key: typed(one.value) for one in params}, "mlflow")
+        steps: dict[Any, dict[str, Any]] = {}
+        for one in metrics or ():
+            if getattr(one, "model_id", None) and one.key in known:
+                continue  # logged again for a model that was made from the run
+            known.add(one.key)
+            steps.setdefault(one.step, {})[one.key] = one.value
+        for step, values in steps.items():
+            calls.keep(Origin.MLFLOW, values, step or None)
+
+    def watch(module: ModuleType) -> None:
+        calls.watch(module.MlflowClient, "log_metric", Origin.MLFLOW, metric)
+        calls.watch(module.MlflowClient, "log_param", Origin.MLFLOW, param)
+        calls.watch(module.MlflowClient, "log_batch", Origin.MLFLOW, batch)
+
+    after_import("mlflow.tracking.client", watch)
+
+
+def typed(text: Any) -> Any:
+    """Return the number or truth value that a parameter's text stands for; MLflow keeps only texts.
+
+    >>> typed("0.9"), typed("12"), typed("True"), typed("adam")
+    (0.9, 12, True, 'adam')
+    """
+    if type(text) is not str or len(text) > 40:
+        return text
+    if text in {"True", "False"}:
+        return text == "True"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
