@@ -67,8 +67,7 @@ MAY_IMPORT = {
     "web": "_history errors model public store store/checkpoints store/tables",
     # the power in the grid and submit files are asked about before there is any history
     "cli": (
-        "_history bridges checkpointer cli/terminal config energy errors model multiversion notebook "
-        "public web"
+        "_history bridges checkpointer cli/terminal config energy errors model multiversion public web"
     ),
     "cli/terminal": "_history cli errors model notebook",
 }

@@ -379,9 +379,11 @@ def run(
             "--by, --hours, --share, --grams and --exit-when-paused go with --green.",
         ),
     )
+    data = b""
     if notebook:
         out, timeout = notebook_options(target, rest, out, timeout)
-        rest = []
+        rest, data = [], Path(target).read_bytes()
+        check_notebook(data, target, quiet=quiet)
     os.environ.update(understood.environment)
     from rearview._history import start_run
 
@@ -417,9 +419,6 @@ def run(
             return command
 
         return run_green(start, told, preemption.signals, quiet=quiet)
-    if notebook:
-        data = Path(target).read_bytes()
-        check_notebook(data, target, quiet=quiet)
     if preemption is not None:
         # One that comes while the program is still being started waits for it to listen.
         signal.pthread_sigmask(signal.SIG_BLOCK, preemption.signals)
@@ -430,8 +429,7 @@ def run(
         tell_notes(command)  # it may go on with one that was stopped
     if notebook:
         stopped = resumed_run(command)
-        if stopped is not None:
-            data = open_history().notebook(stopped)
+        data = data if stopped is None else open_history().notebook(stopped)
         return run_notebook(command, data, target, out, timeout)
     become(command)
     return None
