@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "store": "config durable_files errors media model source",
     "store/versions": "config errors model source store",
     "store/checkpoints": "durable_files errors model store",
-    "store/tables": "durable_files errors model store store/checkpoints store/versions",
+    "store/tables": "config durable_files errors model store store/checkpoints store/versions",
     "store/maintenance": (
         "config errors model remote store store/checkpoints store/tables store/versions"
     ),
@@ -37,10 +37,11 @@ MAY_IMPORT = {
     "checkpointer/published": "checkpointer",
     # inside the user's process
     "runtime": (
-        "checkpointer config energy errors model remote runtime/sandbox runtime/saving source "
+        "checkpointer config energy errors model remote runtime/capture runtime/sandbox runtime/saving source "
         "source/probes state state/codecs store store/checkpoints store/maintenance store/tables "
         "store/versions"
     ),
+    "runtime/capture": "model runtime runtime/sandbox source store",
     "runtime/process": "runtime",
     "runtime/sandbox": "model source state state/codecs store store/checkpoints",
     "runtime/saving": "config errors model store store/checkpoints store/maintenance",

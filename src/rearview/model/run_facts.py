@@ -34,6 +34,8 @@ class RunStart(msgspec.Struct, frozen=True, kw_only=True):
     """Settings given on the command line."""
     entropy: str = ""
     """Key of everything random, hexadecimal."""
+    cells: bool = False
+    """Whether the script was cut into cells, which its points begin with."""
     clock: int = 1
     """Number of the rule by which times are recorded."""
     hash_seed: str = "0"

@@ -348,6 +348,7 @@ def facts(
         autolog=settings.autolog,
         settings=dict(control.settings),
         entropy=key.hex(),
+        cells=control.cells,
         clock=clock.RULE,
         hash_seed=os.environ.get("PYTHONHASHSEED", "random"),
         python=platform.python_version(),
