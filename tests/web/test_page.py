@@ -213,6 +213,26 @@ def test_a_link_opens_the_view_that_it_was_copied_from(browser, reading):
     assert find(browser, '[aria-sort="descending"]')
 
 
+def test_rows_that_are_still_there_are_not_shown_under_other_columns(browser, reading):
+    opened(browser, reading)
+    run = reading.page.index.runs()[-1]
+    slow = {"offline": False, "latency": 1500, "downloadThroughput": -1, "uploadThroughput": -1}
+    browser.execute_cdp_cmd("Network.enable", {})
+    browser.execute_cdp_cmd("Network.emulateNetworkConditions", slow)
+    try:
+        show(browser, "#/runs?cols=fact%253Atags%2Cfact%253Aseconds%2Carg%253Alr")
+        find(browser, '.cell.head button[title="Sort by tags"]')
+        texts = browser.execute_script(
+            "return [...document.querySelectorAll('.grid .row')].map(r => r.innerText)"
+        )
+        assert not any("NaN" in text for text in texts)
+        until(browser, lambda: f"{run.args['lr']}" in find(browser, ".grid-body").text)
+    finally:
+        browser.execute_cdp_cmd("Network.emulateNetworkConditions", {**slow, "latency": 0})
+        browser.execute_cdp_cmd("Network.disable", {})
+    assert complaints(browser) == []
+
+
 def test_the_table_is_used_by_keys_alone(browser, reading):
     opened(browser, reading)
     body = browser.find_element(By.TAG_NAME, "body")
