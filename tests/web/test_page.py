@@ -138,15 +138,12 @@ def test_nothing_is_wider_than_the_window(browser, reading, width):
 
 def test_an_empty_cell_is_chosen_priced_filled_and_shows_its_value(browser, served):
     opened(browser, served)
-    empty = until(
-        browser,
-        lambda: [
-            cell
-            for cell in browser.find_elements(By.CSS_SELECTOR, ".cell.fill")
-            if cell.text.endswith("s")
-        ],
-    )
-    assert len(empty) == 3
+
+    def priced():
+        found = browser.find_elements(By.CSS_SELECTOR, ".cell.fill")
+        return len(found) == 3 and all(cell.text.endswith("s") for cell in found) and found
+
+    empty = until(browser, priced)
     empty[0].click()
     bar = find(browser, ".actions")
     assert "1 cell of norm in 1 run" in bar.text
