@@ -138,15 +138,12 @@ def test_nothing_is_wider_than_the_window(browser, reading, width):
 
 def test_an_empty_cell_is_chosen_priced_filled_and_shows_its_value(browser, served):
     opened(browser, served)
-    empty = until(
-        browser,
-        lambda: [
-            cell
-            for cell in browser.find_elements(By.CSS_SELECTOR, ".cell.fill")
-            if cell.text.endswith("s")
-        ],
-    )
-    assert len(empty) == 3
+
+    def priced():
+        found = browser.find_elements(By.CSS_SELECTOR, ".cell.fill")
+        return len(found) == 3 and all(cell.text.endswith("s") for cell in found) and found
+
+    empty = until(browser, priced)
     empty[0].click()
     bar = find(browser, ".actions")
     assert "1 cell of norm in 1 run" in bar.text
@@ -211,6 +208,26 @@ def test_a_link_opens_the_view_that_it_was_copied_from(browser, reading):
     heads = [e.text for e in find(browser, ".cell.head .name", many=True)]
     assert heads == ["loss", "lr"]
     assert find(browser, '[aria-sort="descending"]')
+
+
+def test_rows_that_are_still_there_are_not_shown_under_other_columns(browser, reading):
+    opened(browser, reading)
+    run = reading.page.index.runs()[-1]
+    slow = {"offline": False, "latency": 1500, "downloadThroughput": -1, "uploadThroughput": -1}
+    browser.execute_cdp_cmd("Network.enable", {})
+    browser.execute_cdp_cmd("Network.emulateNetworkConditions", slow)
+    try:
+        show(browser, "#/runs?cols=fact%253Atags%2Cfact%253Aseconds%2Carg%253Alr")
+        find(browser, '.cell.head button[title="Sort by tags"]')
+        texts = browser.execute_script(
+            "return [...document.querySelectorAll('.grid .row')].map(r => r.innerText)"
+        )
+        assert not any("NaN" in text for text in texts)
+        until(browser, lambda: f"{run.args['lr']}" in find(browser, ".grid-body").text)
+    finally:
+        browser.execute_cdp_cmd("Network.emulateNetworkConditions", {**slow, "latency": 0})
+        browser.execute_cdp_cmd("Network.disable", {})
+    assert complaints(browser) == []
 
 
 def test_the_table_is_used_by_keys_alone(browser, reading):

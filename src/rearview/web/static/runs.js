@@ -241,8 +241,8 @@ function RunTable({ keys, base }) {
   const pins = pinned.value;
   const q = { ...base, columns: keys, ...(keys.some((k) => tinted.value[k]) ? { ranges: true } : {}) };
   const key = JSON.stringify(q);
-  const pages = usePages(key, useCallback((offset, limit) => api.get("/api/table", { q: { ...q, offset, limit } }), [key]), revision.value);
-  const top = usePages(`${key}${pins}`, useCallback((offset, limit) => (pins.length ? api.get("/api/table", { q: { columns: keys, runs: pins, sort: base.sort, offset, limit } }) : Promise.resolve({ rows: [], total: 0 })), [key, pins]), revision.value);
+  const pages = usePages(key, useCallback((offset, limit) => api.get("/api/table", { q: { ...q, offset, limit } }).then((d) => ({ ...d, keys })), [key]), revision.value);
+  const top = usePages(`${key}${pins}`, useCallback((offset, limit) => (pins.length ? api.get("/api/table", { q: { columns: keys, runs: pins, sort: base.sort, offset, limit } }).then((d) => ({ ...d, keys })) : Promise.resolve({ rows: [], total: 0 })), [key, pins]), revision.value);
   useEffect(() => { filterError.value = pages.error && base.where ? pages.error.message : ""; if (pages.error && !base.where) failed(pages.error); }, [pages.error]);
   const fixed = base.runs || base.where || base.search ? 0 : Math.min(20, top.first?.rows?.length || 0);
   const found = pages.first?.total ?? 0;
@@ -251,6 +251,8 @@ function RunTable({ keys, base }) {
   const count = found + fixed;
   const rowAt = (i) => (i < fixed ? top.first.rows[i] : pages.row(i - fixed));
   const pageAt = (i) => (i < fixed ? top.first : pages.page(i - fixed));
+  // rows of the question before are shown until the new ones come: they have columns of their own
+  const valueAt = (i, column) => { const row = rowAt(i), at = pageAt(i)?.keys?.indexOf(column) ?? -1; return row && at >= 0 ? row[1 + at] : undefined; };
   const anchor = useRef(null);
   const see = useCallback((a, b) => { pages.see(Math.max(0, a - fixed), Math.max(0, b - fixed)); ask(a, b); }, [key, fixed, pages.first, columns]);
   const asked = useRef(null);
@@ -261,7 +263,7 @@ function RunTable({ keys, base }) {
         const name = parts(c.key)[1], known = prices.value[name] || {}, runs = [];
         for (let i = a; i <= b && runs.length < 60; i++) {
           const row = rowAt(i);
-          if (row && row[1 + keys.indexOf(c.key)] === null && !known[row[0]]) runs.push(row[0]);
+          if (row && valueAt(i, c.key) === null && !known[row[0]]) runs.push(row[0]);
         }
         if (runs.length) api.get("/api/price", { name, runs: runs.join(",") }).then((more) => (prices.value = { ...prices.value, [name]: { ...(prices.value[name] || {}), ...more } }), () => {});
       }
@@ -280,13 +282,13 @@ function RunTable({ keys, base }) {
   };
   const cell = (i, c, k, focused, setFocus) => {
     const row = rowAt(i);
-    return html`<${Cell} key=${c.key} id=${`cell-${i}-${k}`} row=${row} run=${row?.[0]} value=${row ? row[1 + keys.indexOf(c.key)] : undefined} column=${c} page=${pageAt(i)} focused=${focused}
+    return html`<${Cell} key=${c.key} id=${`cell-${i}-${k}`} row=${row} run=${row?.[0]} value=${valueAt(i, c.key)} column=${c} page=${pageAt(i)} focused=${focused}
       choose=${(e) => {
         setFocus({ r: i, c: k });
         const name = parts(c.key)[1];
         if (e.shiftKey && anchor.current?.name === name) {
           const [a, b] = [Math.min(i, anchor.current.i), Math.max(i, anchor.current.i)], more = [];
-          for (let n = a; n <= b; n++) { const r = rowAt(n); if (r && r[1 + keys.indexOf(c.key)] === null) more.push(r[0]); }
+          for (let n = a; n <= b; n++) { const r = rowAt(n); if (r && valueAt(n, c.key) === null) more.push(r[0]); }
           toggleCell(name, row[0], more);
         } else toggleCell(name, row[0]);
         anchor.current = { name, i };
@@ -295,7 +297,7 @@ function RunTable({ keys, base }) {
   const act = (r, c, pressed) => {
     const row = rowAt(r);
     if (!row) return;
-    if (c >= 0 && columns[c].fill && row[1 + c] === null) toggleCell(parts(columns[c].key)[1], row[0]);
+    if (c >= 0 && columns[c].fill && valueAt(r, columns[c].key) === null) toggleCell(parts(columns[c].key)[1], row[0]);
     else if (pressed === " ") tick(row[0]); else go(`/run/${row[0]}`);
   };
   const head = useHead(keys);
@@ -312,7 +314,7 @@ function RunTable({ keys, base }) {
 function Cell({ id, row, run, value, column, page, focused, choose }) {
   const key = column.key, [form, name] = parts(key), style = { width: `${column.width}px`, ...(row ? tint(key, value, page?.ranges) : {}) };
   const base = `cell ${isNumeric(key) ? "right" : ""} ${focused ? "focus" : ""}`;
-  if (!row) return html`<div id=${id} role="gridcell" class=${base} style=${style}><span class="ghost"></span></div>`;
+  if (!row || value === undefined) return html`<div id=${id} role="gridcell" class=${base} style=${style}><span class="ghost"></span></div>`;
   if (column.fill && value === null) {
     if (flying.value[name]?.has(run)) return html`<div id=${id} role="gridcell" class=${`${base} filling`} style=${style}><span>filling</span></div>`;
     const price = prices.value[name]?.[run], chosen = cells.value[name]?.has(run);
@@ -355,7 +357,7 @@ function GroupTable({ keys, grouped, base }) {
   const [data, setData] = useState(null);
   useEffect(() => {
     const stop = new AbortController();
-    api.get("/api/table", { q }, stop.signal).then((d) => { setData(d); filterError.value = ""; }, (e) => { if (base.where) filterError.value = e.message; else failed(e); });
+    api.get("/api/table", { q }, stop.signal).then((d) => { setData({ ...d, keys: rest }); filterError.value = ""; }, (e) => { if (base.where) filterError.value = e.message; else failed(e); });
     return () => stop.abort();
   }, [key, revision.value]);
   useEffect(() => setOpen({}), [key]);
@@ -380,10 +382,10 @@ function GroupTable({ keys, grouped, base }) {
       <span class="groupname">${grouped.map((name, n) => html`<span key=${name}><small>${titleOf(name)}</small> ${line.g.values[n] === null ? "–" : num(line.g.values[n])}</span>`)}</span><span class="times">${line.g.runs}</span>`;
   };
   const cell = (i, c, k, focused) => {
-    const line = lines[i], style = { width: `${c.width}px` };
+    const line = lines[i], style = { width: `${c.width}px` }, at = data.keys.indexOf(c.key);
     const cls = `cell ${isNumeric(c.key) ? "right" : ""} ${focused ? "focus" : ""}`;
-    if (line.row) return html`<div key=${c.key} id=${`cell-${i}-${k}`} role="gridcell" class=${cls} style=${style}><${Value} form=${parts(c.key)[0]} name=${parts(c.key)[1]} value=${line.row[1 + k]} /></div>`;
-    const [mean, sd] = line.g.cells[k], [low, high] = data.ranges[c.key] || [];
+    if (line.row) return html`<div key=${c.key} id=${`cell-${i}-${k}`} role="gridcell" class=${cls} style=${style}><${Value} form=${parts(c.key)[0]} name=${parts(c.key)[1]} value=${at < 0 ? null : line.row[1 + at]} /></div>`;
+    const [mean, sd] = line.g.cells[at] || [null, null], [low, high] = data.ranges[c.key] || [];
     const band = isNumeric(c.key) && typeof mean === "number" && high > low ? { left: `${(100 * (Math.max(low, mean - sd) - low)) / (high - low)}%`, right: `${100 - (100 * (Math.min(high, mean + sd) - low)) / (high - low)}%` } : null;
     return html`<div key=${c.key} id=${`cell-${i}-${k}`} role="gridcell" class=${cls} style=${{ ...style, ...tint(c.key, mean, data.ranges) }} title=${sd ? `mean ${mean}, standard deviation ${sd}` : undefined}>
       ${band && html`<span class="band"><i style=${band}></i><b style=${{ left: `${(100 * (mean - low)) / (high - low)}%` }}></b></span>`}<${Value} form=${parts(c.key)[0]} name=${parts(c.key)[1]} value=${mean} />${sd ? html`<small class="sd">± ${num(sd, 2)}</small>` : ""}</div>`;
