@@ -65,3 +65,17 @@ def test_a_class_name_means_one_thing():
     )
     shared = {name for name, count in counts.items() if count > 1}
     assert shared == set(SHARED_CLASSES), shared ^ set(SHARED_CLASSES)
+
+
+def test_a_package_offers_no_name_that_one_of_its_modules_has():
+    # importing the module would put it in the place of what the package offers
+    for path in SRC.rglob("__init__.py"):
+        stems = {each.stem for each in path.parent.iterdir()} - {"__init__"}
+        offered = {
+            alias.asname or alias.name
+            for node in ast.walk(ast.parse(path.read_text("utf-8")))
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+            if node.module != "rearview"
+        }
+        assert not stems & offered, path

@@ -75,5 +75,5 @@ def test_a_run_goes_on_where_the_project_is_now(project, monkeypatch):
         capture_output=True,
         text=True,
     )
-    assert f"was begun in {project}" in done.stderr
+    assert f"was started in {project}" in done.stderr
     assert not os.path.lexists(project)

@@ -11,11 +11,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rearview._history.begin_run import Preemption, fetch_run, similar_run, start_run
     from rearview._history.compare_runs import Comparison, Row
     from rearview._history.facade import History, history, repair_format
     from rearview._history.inspected_script import inspect_script
     from rearview._history.reports import Removal, RunReport
-    from rearview._history.start_run import Preemption, fetch_run, similar_run, start_run
     from rearview.backfill.corrections import Correction
     from rearview.backfill.propagation import Propagated
     from rearview.backfill.question import Question
@@ -81,7 +81,7 @@ _HOMES = {
     "rearview._history.facade": ("History", "history", "repair_format"),
     "rearview._history.inspected_script": ("inspect_script",),
     "rearview._history.reports": ("Removal", "RunReport"),
-    "rearview._history.start_run": ("Preemption", "fetch_run", "similar_run", "start_run"),
+    "rearview._history.begin_run": ("Preemption", "fetch_run", "similar_run", "start_run"),
     "rearview.backfill.corrections": ("Correction",),
     "rearview.backfill.propagation": ("Propagated",),
     "rearview.backfill.question": ("Question",),

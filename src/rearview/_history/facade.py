@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Unpack
 
+from rearview._history.begin_run import Preemption, edited_source, environment_note, source_note
 from rearview._history.checkpoint_state import (
     PastRun,
     PastState,
@@ -21,7 +22,6 @@ from rearview._history.compare_runs import Comparison, compare
 from rearview._history.export_values import SavedValue, loaded, save_values
 from rearview._history.plots import Plot, plot_of
 from rearview._history.reports import Removal, RunReport
-from rearview._history.start_run import Preemption, edited_source, environment_note, source_note
 from rearview.backfill.backfill import Backfiller
 from rearview.backfill.corrections import Correction
 from rearview.backfill.coverage import is_superseded

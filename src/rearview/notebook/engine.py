@@ -18,7 +18,7 @@ import msgspec
 from papermill.clientwrap import PapermillNotebookClient
 from papermill.engines import NBClientEngine
 
-from rearview._history.start_run import start_run
+from rearview._history.begin_run import start_run
 from rearview.errors import UsageError
 from rearview.execute.start_command import StartCommand
 from rearview.model.plan import VARIABLE
