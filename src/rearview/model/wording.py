@@ -46,6 +46,7 @@ WORDS = {
     "__rearview_iter__": "the iterator of a loop",
     "__rearview_walk__": "the iterator of a loop",
     "__rearview_probe__": "the guard of the added statement",
+    "__rearview_cell__": "the mark of a cell",
 }
 """By internal name: what it means."""
 _GLOBALS = {
