@@ -14,8 +14,8 @@ def begun(monkeypatch, tmp_path):
 
     started = []
 
-    def start_run(target, args, *, preemption, **options):
-        assert preemption is None
+    def start_run(target, args, *, preemption, cells, **options):
+        assert (preemption, cells) == (None, False)
         started.append((target, list(args), options))
 
     monkeypatch.setattr(rearview._history, "start_run", start_run)

@@ -44,7 +44,7 @@ PIPE = 141
 # name -> (module, what it does); the module is loaded when the command is used
 COMMANDS = {
     "inspect": ("source", "Show what Rearview sees in a script, without running it."),
-    "run": ("run", "Record a run of a script, which needs no changes."),
+    "run": ("run", "Record a run of a script or notebook, which needs no changes."),
     "runs": ("query", "List the runs of this project."),
     "ls": ("query", "List the runs of this project, oldest first."),
     "show": ("query", "Show one run: names, loops, checkpoints, cost, and whether it is exact."),
@@ -63,7 +63,7 @@ COMMANDS = {
     "rm": ("runs", "Remove runs: records, checkpoints, replays and source."),
     "replay": ("backfill", "Run a past run again from its checkpoints and prove it exact."),
     "tree": ("studies", "Show many versions as one execution tree: what they share."),
-    "pack": ("studies", "Write versions with their data into one package for others."),
+    "pack": ("studies", "Write versions with their data into one PACKAGE that others can replay."),
     "backfill": ("backfill", "Fill columns for past runs from log statements added since."),
     "workers": (
         "backfill",
