@@ -227,7 +227,7 @@ class Case:
         module = command[0] == "-m"
         with moved(folder, {"REARVIEW_ENTROPY": KEY, "REARVIEW_ROOT": str(folder)}):
             target, *args = command[1:] if module else command
-            how = _history.begin(target, args, module=module, settings=settings)
+            how = _history.start_run(target, args, module=module, settings=settings)
         environment = {**self.zygote.environment, **ours(how.environment)}
         log = folder / ".rearview" / "output.txt"
         job = Forked(None, self.zygote.ask(environment, how.folder, log, everywhere=everywhere))

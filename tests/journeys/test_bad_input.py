@@ -48,7 +48,7 @@ class Place:
         return subprocess.Popen(
             [sys.executable, "-m", "rearview", *words],
             cwd=self.root,
-            env=env | {"PYTHONPATH": os.pathsep.join(path)},
+            env=env | {"PYTHONPATH": os.pathsep.join(path), "REARVIEW_CAPTURE": "none"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -44,7 +44,7 @@ def writing(project, run, ack):
     writer = Writer(
         Checkpoints(project, CompressionPolicy()),
         Settings(),
-        ended=lambda seq, cost, _: cost.saved and ack(seq),
+        on_end=lambda seq, cost, _: cost.saved and ack(seq),
     )
     for seq in range(10**6):
         buffers = contents(seq)

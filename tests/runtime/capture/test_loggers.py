@@ -32,7 +32,7 @@ def ran(folder, text, *words, **settings):
     write(folder, train=text)
     ended = recorded(folder, "train.py", *words, **settings)
     assert ended.code == 0, ended.err
-    facts = history(folder).run().facts["end"]["captured"]
+    facts = history(folder).run().end.captured
     assert "problems" not in facts, facts
     return ended
 
@@ -109,7 +109,7 @@ def test_weights_and_biases_fills_the_table(tmp_path):
     assert len(columns(tmp_path, "hist")["hist"]) == 1
     run = history(tmp_path).run()
     assert run.args == {"lr": 0.1, "model.depth": 2, "width": 8, "seed": 3}
-    assert set(run.facts["arg_origins"].values()) == {"wandb"}
+    assert set(run.arg_origins.values()) == {"wandb"}
     assert set(origins(tmp_path).values()) == {"wandb"}
 
 

@@ -112,8 +112,8 @@ def test_parameters_become_columns_and_nothing_changes_for_the_program(tmp_path,
     assert (ended.code, ended.out) == (0, plain(tmp_path, "train.py", *words).out), ended.err
     run = history(tmp_path).run()
     assert dict(run.args) == expected
-    assert run.facts["arg_origins"] == dict.fromkeys(expected, source)
-    assert "problems" not in run.facts["end"]["captured"]
+    assert run.arg_origins == dict.fromkeys(expected, source)
+    assert "problems" not in run.end.captured
     found = history(tmp_path).sql("SELECT name, origin FROM arguments").rows()
     assert {row["name"]: row["origin"] for row in found} == dict.fromkeys(expected, source)
 
@@ -155,7 +155,7 @@ def test_hydras_configuration_becomes_columns_and_its_resolvers_are_not_called(t
         "limit": 32,
         "odd": "${count:}",
     }
-    assert set(run.facts["arg_origins"].values()) == {"hydra"}
+    assert set(run.arg_origins.values()) == {"hydra"}
 
 
 def test_parameters_can_be_switched_off_and_secrets_stay_hidden(tmp_path):
