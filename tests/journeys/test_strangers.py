@@ -424,5 +424,5 @@ def test_a_remote_cannot_write_outside_of_the_store(tmp_path):
     for name in ("../../out", "/tmp/out", "runs/../../out", "config.toml", "identity.json"):
         pointer = {"format": 1, "run": "r", "version": "", "files": [name]}
         (remote / "commands" / "x.json").write_text(json.dumps(pointer))
-        with pytest.raises(RemoteError, match="no file of a run"):
+        with pytest.raises(RemoteError, match="not a file of a run"):
             pull(project, FolderRemote(remote), "commands/x.json")
