@@ -75,3 +75,9 @@ def test_an_unknown_public_name_is_an_attribute_error():
 
 def test_all_public_names_are_listed():
     assert {"log", "arg", "loop", "checkpointing", "history"} <= set(rearview.__all__)
+
+
+def test_a_recording_process_has_not_imported_multiprocessing(tmp_path):
+    # it would remember the launcher as `__mp_main__`, and pickles of spawned workers would miss the program
+    seen = watch("rearview.runtime.start_recording", tmp_path)
+    assert "multiprocessing" not in seen["loaded"]

@@ -108,6 +108,17 @@ def test_importing_again_adds_only_what_is_new(tmp_path, project):
     assert columns(past, "latest", "loss") == [(k, k / 2) for k in range(5)]
 
 
+def test_the_tenth_event_file_of_a_second_does_not_make_another_run(tmp_path, project):
+    write_events(tmp_path / "logs", 3)
+    (file,) = (tmp_path / "logs").iterdir()
+    stem = file.name.rpartition(".")[0]
+    file.rename(file.with_name(f"{stem}.9"))
+    first = import_runs(project, read_tensorboard(tmp_path / "logs"))
+    shutil.copy(file.with_name(f"{stem}.9"), file.with_name(f"{stem}.10"))
+    again = import_runs(project, read_tensorboard(tmp_path / "logs"))
+    assert [each.run for each in again] == [first[0].run]
+
+
 def test_a_folder_without_event_files_is_refused(tmp_path, project):
     with pytest.raises(UsageError, match="no event file"):
         import_runs(project, read_tensorboard(tmp_path))

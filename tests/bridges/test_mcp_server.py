@@ -66,7 +66,12 @@ def test_an_agent_reads_runs_tables_and_prices_and_cannot_run_anything(project):
         ("show", {"run": "latest"}),
         ("names", {}),
         ("table", {"names": ["weight"], "limit": 2}),
-        ("sql", {"query": "SELECT count(*) AS n FROM records WHERE name = 'weight' AND origin = 'recorded'"}),
+        (
+            "sql",
+            {
+                "query": "SELECT count(*) AS n FROM records WHERE name = 'weight' AND origin = 'recorded'"
+            },
+        ),
         ("sql", {"query": "DROP TABLE runs"}),
         ("table", {"names": ["nothing"]}),
         ("price", {"names": ["half"]}),

@@ -72,6 +72,7 @@ def test_a_signal_that_comes_where_exceptions_are_lost_is_heard_by_the_next_wait
 
 
 def test_handlers_are_given_back():
+    signal.set_wakeup_fd(-1)  # an event loop of another test may have left its own
     before = signal.getsignal(TERM), signal.getsignal(INT)
     with Supervisor((TERM,)):
         assert signal.getsignal(TERM) != before[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import struct
 from collections.abc import Iterator
 from itertools import pairwise
@@ -38,7 +39,12 @@ def read_tensorboard(path: Path) -> Iterator[TrackedRun]:
     if not folders:
         raise nothing_found("TensorBoard", path, "event file (*tfevents*)")
     for folder, found in folders.items():
-        yield _read_folder(folder, sorted(found), path)
+        yield _read_folder(folder, sorted(found, key=_by_age), path)
+
+
+def _by_age(file: Path) -> list[str | int]:
+    """Return the name of an event file with its numbers as numbers: the time, process and count in it."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", file.name)]
 
 
 def _read_folder(folder: Path, files: list[Path], top: Path) -> TrackedRun:

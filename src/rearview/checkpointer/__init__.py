@@ -1,9 +1,23 @@
-"""The names and import paths of the published `checkpointer` package, for programs written for it.
+"""Long jobs on batch systems: the class `Checkpointer`, its saves, signals and job files.
 
-`from checkpointer.lightning_callback import …` becomes `from rearview.checkpointer.lightning_callback
-import …`; under `rearview run`, or with the folder `published` on the path, it stays as it is.
+The package also answers to the names and import paths of the published `checkpointer` package, for programs
+written for it. The class is loaded on first use: a recorded program must not find `multiprocessing` imported.
 """
 
-from rearview import Checkpointer
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rearview.checkpointer.checkpointer import Checkpointer
 
 __all__ = ["Checkpointer"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load the class on first use."""
+    if name == "Checkpointer":
+        from rearview.checkpointer.checkpointer import Checkpointer
+
+        return Checkpointer
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
