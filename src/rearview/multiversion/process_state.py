@@ -10,6 +10,7 @@ import re
 import stat
 import sys
 import threading
+import time
 from typing import Any
 
 _BAD_FORKS = {
@@ -26,6 +27,10 @@ _CLONE_NEWNS, _MS_BIND, _MS_REC, _MS_PRIVATE = 0x20000, 4096, 16384, 1 << 18
 _MNT_DETACH = 2
 
 
+ENDING = 1.0
+"""Seconds that threads get to end: pools of workers end theirs after they have returned the results."""
+
+
 class Refused(Exception):  # noqa: N818 - it says what happened
     """The state cannot be kept this way."""
 
@@ -35,13 +40,12 @@ def forbids_fork(own_socket: int) -> str:
 
     `own_socket` is the connection to the engine.
     """
-    threads = [
-        thread.name
-        for thread in threading.enumerate()
-        if thread is not threading.current_thread() and thread.is_alive()
-    ]
-    if threads:
-        return f"thread {threads[0]!r} is running"
+    threads = [each for each in threading.enumerate() if each is not threading.current_thread()]
+    until = time.monotonic() + ENDING
+    for thread in threads:
+        thread.join(max(0.0, until - time.monotonic()))
+        if thread.is_alive():
+            return f"thread {thread.name!r} is running"
     for name, why in _BAD_FORKS.items():
         if name in sys.modules:
             return why
