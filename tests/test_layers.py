@@ -33,7 +33,7 @@ MAY_IMPORT = {
         "config errors model remote store store/checkpoints store/tables store/versions"
     ),
     # long jobs on batch systems; its callbacks are those of `frameworks` under published names
-    "checkpointer": "durable_files errors frameworks model public remote",
+    "checkpointer": "durable_files errors frameworks model remote",
     "checkpointer/published": "checkpointer",
     # inside the user's process
     "runtime": (
