@@ -411,7 +411,7 @@ class Recorder(Session):
         steps[-1] = Step(entry.site.name, index, None if value == index else value)
         return Point((*self.cell_steps(), *steps))
 
-    def log(self, items: Mapping[str, Any]) -> None:
+    def log(self, items: Mapping[str, Any], place: bytes = b"") -> None:
         """Append values at the current point; once this returns, a kill does not lose them."""
         try:
             if self.finished:
@@ -420,7 +420,7 @@ class Recorder(Session):
                 items = {name: value for name, value in items.items() if name in self.only_names}
             if self.loose or not (self.stack and self.stack[-1].history.logs):
                 self.mark_logging()
-            self.records.append(self._prefixes.of(self), list(items.items()))
+            self.records.append(self._prefixes.of(self), list(items.items()), place=place)
             if len(self.logged) < 100:
                 self.logged.update(items)
         except Exception as exc:

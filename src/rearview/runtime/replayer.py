@@ -328,16 +328,16 @@ class Replayer(Session):
             )
         self.moved = self.worked = False
 
-    def log(self, items: Mapping[str, Any]) -> None:
+    def log(self, items: Mapping[str, Any], place: bytes = b"") -> None:
         """Check recorded values, and record new ones."""
         if self.pid != os.getpid():
             return
         self.mark_logging()
         point = self.point()
-        place = (point.loops, point.indices)
+        where = (point.loops, point.indices)
         fresh = list(items.items()) if self.probing else []
         for name, value in () if self.probing else items.items():
-            key = (*place, name)
+            key = (*where, name)
             before = self.recorded.get(key)
             if before is None:
                 fresh.append((name, value))
@@ -355,7 +355,7 @@ class Replayer(Session):
             elif name not in self.report.differing:
                 self.report.differing.append(name)
         if fresh and self.writes_at(point):
-            self.records.append(encode_point(point), fresh)
+            self.records.append(encode_point(point), fresh, place=place)
             self.report.written += len(fresh)
 
     def writes_at(self, point: Point) -> bool:

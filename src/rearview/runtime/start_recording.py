@@ -435,7 +435,7 @@ class Unrecorded(Session):
         """Return the plain iterator."""
         return iter(iterable)
 
-    def log(self, items: Mapping[str, Any]) -> None:
+    def log(self, items: Mapping[str, Any], place: bytes = b"") -> None:
         """Record nothing."""
 
     def argument(self, values: Mapping[str, Any], origin: str = "") -> None:
