@@ -38,7 +38,7 @@ from rearview.runtime.loops import (
 from rearview.runtime.sandbox.file_view import FileView, PathUse
 from rearview.source.instrument import LoopSite
 from rearview.state.anchors import Anchors
-from rearview.state.codecs.iterators import Walk, feeding
+from rearview.state.codecs.iterators import LoopIterator, sources_of
 from rearview.store.project import FOLDER, Project
 
 SHORT = 0.0002
@@ -239,7 +239,7 @@ class Session:
         if history.site.loose:
             entry = LoopEntry(history, 0, id(frame))
             history.entries += 1
-            walk = items if type(items) is Walk else Walk(items)
+            walk = items if type(items) is LoopIterator else LoopIterator(items)
             return chain.from_iterable(suspended(self, entry, walk))
         return chain.from_iterable(self._entered(history, items, frame))
 
@@ -373,7 +373,7 @@ class Session:
     def _sources(self, nest: LoopNest) -> dict[str, Any]:
         """Return the generators and data loaders that feed the outermost loop: they are state too."""
         if nest.feeds is None:
-            nest.feeds = feeding(nest.entry.source, self.is_project_module)
+            nest.feeds = sources_of(nest.entry.source, self.is_project_module)
         return {f"loop:{n}:{nest.entry.site.id}": one for n, one in enumerate(nest.feeds)}
 
     def anchor(
