@@ -204,7 +204,7 @@ def _whole(work: Work, axis: Axis, needs: Needs) -> None:
 
 def _atoms(work: Work, axis: Axis, needs: Needs) -> None:
     edges, inner, seconds = axis.edges, axis.inner, axis.seconds
-    by, partial, restore = needs.by, axis.partial, work.cost.restore
+    by = needs.by
     place = 0
     position = lead = 0.0
     cuts = work.cuts
@@ -238,10 +238,6 @@ def _atoms(work: Work, axis: Axis, needs: Needs) -> None:
         if not rows:
             cuts.append(0)
         else:
-            if k in partial and place == here and need == TAIL:
-                skip = restore(partial[k]) + seconds[k] - inner[k]
-                if skip < going:
-                    going, going_from, paid = skip, (partial[k],), restore(partial[k])
             if end - position + extra <= going:
                 going, going_from, paid = end - position + extra, (), 0.0
             if cold_from and key >= place:
