@@ -205,9 +205,9 @@ class Replayer(Session):
     def should_compare(self) -> bool:
         """Return True if it is time for a comparison that a later one would cover as well.
 
-        A replay without jumps looks for the start of a difference: it compares wherever it can.
+        A thorough replay looks for the start of a difference: it compares wherever it can.
         """
-        return not self.segment.jump or perf_counter() - self.compared >= _SELDOM * self.proving
+        return self.segment.thorough or perf_counter() - self.compared >= _SELDOM * self.proving
 
     def end_uncompared(self) -> None:
         """Count loops that were executed and will not be compared."""
