@@ -26,6 +26,7 @@ from rearview.backfill.claims import SegmentClaims
 from rearview.backfill.corrections import Corrections
 from rearview.backfill.coverage import SelectedIterations, merge_ranges
 from rearview.backfill.obstacles import changed_inputs
+from rearview.backfill.past_statements import StatementSources
 from rearview.backfill.prepare import PreparedRun, RunPreparer
 from rearview.backfill.propagation import Probing
 from rearview.backfill.question import Question
@@ -75,8 +76,8 @@ class MissingValues:
     prepared: dict[str, PreparedRun] = field(default_factory=dict)
     """By run."""
     refusals: list[Refusal] = field(default_factory=list)
-    probing: Probing | None = None
-    """Where the statements of the work tree belong in each version."""
+    statements: StatementSources | None = None
+    """Where statements come from, and where they belong in each version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +115,10 @@ class Backfiller:
         """Return the probes in the work tree, as the versions of `runs` take them."""
         return Probing(self.versions, runs, self.corrections, sure=self.settings.propagation)
 
+    def statements(self, runs: Sequence[Run]) -> StatementSources:
+        """Return the statements of the work tree and of past versions, as those of `runs` take them."""
+        return StatementSources(self.probing(runs))
+
     def backfill(
         self,
         question: Question,
@@ -133,7 +138,8 @@ class Backfiller:
         started = time.monotonic()
         if question.at:
             parse_at(question.at)
-        prepared = self._preparer.prepare(self.probing([run]), run, (), question)
+        statements = StatementSources(self.probing([run]))
+        prepared = self._preparer.prepare(statements, run, (), question)
         planned = self.plan(question, MissingValues({run.id: prepared}))
         result = self.run(planned, question, progress)
         return self.report(planned, question, result, time.monotonic() - started)
@@ -143,16 +149,16 @@ class Backfiller:
         if question.at:
             parse_at(question.at)  # if it cannot be read, it is wrong for every run
         selected = self._select(question.where, runs)
-        probing = self.probing(self.runs.all())
+        statements = self.statements(self.runs.all())
         recorded = self._recorded_names(question.names)
-        missing = MissingValues(probing=probing)
+        missing = MissingValues(statements=statements)
         for order, run in enumerate(runs):
             names = tuple(name for name in question.names if (run.id, name) not in recorded)
             if not names or (selected is not None and run.id not in selected):
                 continue
             iterations = None if selected is None else selected[run.id]
             try:
-                prepared = self._preparer.prepare(probing, run, names, question, iterations)
+                prepared = self._preparer.prepare(statements, run, names, question, iterations)
             except RearviewError as exc:
                 missing.refusals.append(Refusal(run.id, str(exc), exc.general))
                 continue
@@ -210,7 +216,7 @@ class Backfiller:
             ],
             explaining=partial(explain, surveyed, plan, rerun=rerun),
             insertions=_insertions(
-                missing.probing, [each for run, each in prepared.items() if run in again]
+                missing.statements, [each for run, each in prepared.items() if run in again]
             ),
             prepared=prepared,
         )
@@ -324,15 +330,16 @@ class Backfiller:
         again: set[str],
     ) -> list[str]:
         """Return sentences on what the user should know before the plan runs."""
-        notes = []
-        if missing.probing is not None:
+        notes: list[str] = []
+        if missing.statements is not None:
+            notes += map(str, missing.statements.used)
             with_probes = [
                 (each.run.version, each.request.probes)
                 for run, each in missing.prepared.items()
                 if run in again
             ]
             if with_probes:
-                notes += missing.probing.renaming.sentences(with_probes)
+                notes += missing.statements.probing.renaming.sentences(with_probes)
             if self.corrections.note:
                 notes.append(self.corrections.note)
         notes += self.machines.unmeasured(each.run for each in incomplete)
@@ -422,13 +429,15 @@ def _named(runs: Sequence[str]) -> str:
     return f"run {', '.join(runs)}" if len(runs) <= FEW_RUNS else f"{len(runs)} runs"
 
 
-def _insertions(probing: Probing | None, prepared: Sequence[PreparedRun]) -> list[Insertion]:
+def _insertions(
+    statements: StatementSources | None, prepared: Sequence[PreparedRun]
+) -> list[Insertion]:
     """Return what is inserted into the source of runs, once for runs with the same source."""
-    if probing is None:
+    if statements is None:
         return []
     runs: dict[str, list[str]] = {}
     for each in prepared:
-        old = probing.text(each.run.version)
+        old = statements.probing.text(each.run.version)
         source = each.request.probes.source
         changed = {path: text for path, text in source.items() if text != old.get(path)}
         diff = difference({**dict.fromkeys(changed, ""), **old}, changed)

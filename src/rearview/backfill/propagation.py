@@ -175,7 +175,7 @@ class Probing:
     @cached_property
     def chain(self) -> tuple[str, ...]:
         """Every version that was run, newest first."""
-        return tuple(dict.fromkeys(run.version for run in reversed(self.runs) if run.version))
+        return self.all_versions
 
     def text(self, version: str) -> dict[str, str]:
         """Return the readable Python files of a version."""
@@ -207,7 +207,7 @@ class Probing:
             )
         used = run.end.files
         old = self.text(run.version)
-        if names and not any(map(self._logs, names)):
+        if names and not any(map(self.logs, names)):
             return Probes((), old)
         now = self.renaming.now(run.version, used)
         try:
@@ -281,7 +281,30 @@ class Probing:
         probing.__dict__["edited"] = self.edited
         return probing
 
-    def _logs(self, name: str) -> bool:
+    def edited_as(
+        self,
+        edited: dict[str, str],
+        base: dict[str, str],
+        others: Sequence[str],
+        names: tuple[str, ...],
+    ) -> Probing:
+        """Return the probing of `names` if `edited` were an edit of `base` and `others` the past.
+
+        `others` are versions, the nearest first. The first of the chain is `base`, which no run had.
+        """
+        base_id = f"base of {len(self._texts)}"
+        texts = {**self._texts, base_id: base}
+        probing = Probing(self.versions, self.runs, self.corrections, names, self.sure, texts)
+        probing.__dict__["edited"] = edited
+        probing.__dict__["chain"] = (base_id, *others)
+        return probing
+
+    @property
+    def all_versions(self) -> tuple[str, ...]:
+        """Every version that was run, newest first, whatever the chain is."""
+        return tuple(dict.fromkeys(run.version for run in reversed(self.runs) if run.version))
+
+    def logs(self, name: str) -> bool:
         """Return True if the work tree logs a name anywhere."""
         return any(fits(each, name) for each in self._patterns)
 
@@ -290,7 +313,7 @@ class Probing:
         return tuple(names_logged(self.edited))
 
     def _begun_earlier(self, names: tuple[str, ...]) -> Probing:
-        if not all(map(self._logs, names)):
+        if not all(map(self.logs, names)):
             return self
         for at, version in enumerate(self.chain[1:], 1):
             try:

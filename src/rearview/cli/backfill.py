@@ -90,7 +90,8 @@ def backfill(
 ) -> int:
     """Fill columns for past runs from log statements added since.
 
-    Write the log statement into the newest source, then name what it logs. Only what must run
+    Write the log statement into the newest source, then name what it logs. A name that only a past
+    version logs is filled too, from the newest statement that logged it. Only what must run
     again does, from checkpoints, and each replay is proved against what was recorded. With --json
     each event is a line (docs/backfill.md). `rearview workers` adds and takes away workers while
     it runs. Exit code 0: filled and proved (or nothing was missing); 1: something was refused or
