@@ -332,7 +332,8 @@ class Backfiller:
         """Return sentences on what the user should know before the plan runs."""
         notes: list[str] = []
         if missing.statements is not None:
-            notes += map(str, missing.statements.used)
+            if again or missing.refusals:
+                notes += map(str, missing.statements.used)
             with_probes = [
                 (each.run.version, each.request.probes)
                 for run, each in missing.prepared.items()
