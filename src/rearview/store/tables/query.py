@@ -15,7 +15,7 @@ from rearview.store.tables.catalogue import Sources
 from rearview.store.tables.connection import Duck, ident, key, quoted
 from rearview.store.tables.pivot import (
     Catalogue,
-    Rows,
+    RowPaths,
     branches,
     depth,
     hidden,
@@ -205,7 +205,7 @@ class Ask:
         end = f" LIMIT {int(limit)}" if limit is not None else ""
         return f"SELECT {shown} FROM ({text}) ORDER BY {by}{end}"
 
-    def _near(self, rows: Rows, limit: int) -> Sources:
+    def _near(self, rows: RowPaths, limit: int) -> Sources:
         """Return sources that hold the first rows and little more."""
         if not self._logged:
             return self._sources
@@ -216,17 +216,17 @@ class Ask:
         here = {n: self._cat.kind(n) for n in self._logged if leaf in self._cat.names[n]}
         return sources.until(leaf, limit, here)
 
-    def _rows(self, names: Iterable[str]) -> Rows:
+    def _rows(self, names: Iterable[str]) -> RowPaths:
         found = {name: self._cat.names[name] for name in names}
         virtual = {(n, path) for n, at in found.items() for path, kinds in at.items() if not kinds}
         rows = rows_of(found, virtual)
         if not rows.paths:
-            return Rows(("",), frozenset({""}))
+            return RowPaths(("",), frozenset({""}))
         if virtual and "" not in rows.paths:  # runs without a known point still have a row
-            return Rows(("", *rows.paths), rows.kept)
+            return RowPaths(("", *rows.paths), rows.kept)
         return rows
 
-    def _visible(self, rows: Rows) -> Iterator[tuple[str, tuple[str, str]]]:
+    def _visible(self, rows: RowPaths) -> Iterator[tuple[str, tuple[str, str]]]:
         """Yield label, SQL and kind of every column of the answer."""
         loops = self._cat.loops(rows.paths)
         yield "run", ("b.run", "")
@@ -252,7 +252,7 @@ class Ask:
         ]
         return f"nullif(concat_ws(', ', {', '.join(found)}), '')" if found else "NULL::VARCHAR"
 
-    def _free_label(self, rows: Rows) -> str:
+    def _free_label(self, rows: RowPaths) -> str:
         """Return a name for the column of marks that no other column has."""
         taken = {label.lower() for label, _ in self._visible(rows)}
         return next(label for k in range(len(taken) + 1) if (label := MARK + "_" * k) not in taken)
@@ -268,7 +268,9 @@ class Ask:
         label = f"{name}_arg" if taken else name
         return label, (f"a.{key('a', name)}", self._sources.args[name])
 
-    def _rows_sql(self, names: list[str], rows: Rows, facts: list[str], sources: Sources) -> str:
+    def _rows_sql(
+        self, names: list[str], rows: RowPaths, facts: list[str], sources: Sources
+    ) -> str:
         """Return all rows with everything that a condition or an order may mention."""
         kinds = {name: self._cat.kind(name) for name in names}
         columns = {name: dict.fromkeys(self._cat.names[name], kinds[name]) for name in names}
@@ -295,7 +297,7 @@ class Ask:
         )
 
     def _selected(
-        self, text: str, rows: Rows, names: list[str], facts: list[str], where: str
+        self, text: str, rows: RowPaths, names: list[str], facts: list[str], where: str
     ) -> str:
         """Return the rows in which, or inside which, the condition holds somewhere."""
         deeper = self._rows(names)
