@@ -178,7 +178,7 @@ class ReplayJobs:
             log=folder / "output.txt",
             report=folder / "report.json",
             seconds=segment.seconds,
-            threads=threads_of(run.facts.threads, run.end.surroundings),
+            threads=_threads_to_pin(run, segment),
             accelerators=visible_accelerators(run.facts.hardware),
             imports=imports,
             beside=command.folder if control.module else (tree / script_of(run, home)).parent,
@@ -210,6 +210,7 @@ class ReplayJobs:
             tree=str(tree),
             report=str(folder / "report.json"),
             jump=False,
+            thorough=True,
         )
         publish(folder / "segment.json", msgspec.json.encode(segment_file), durable=False)
         control = msgspec.json.decode(task.environment[VARIABLE], type=Control)
@@ -294,6 +295,14 @@ def _explain(error: str, log: str) -> str:
     if lines and (own := _OWN_ERROR.match(lines[-1])):
         return own[1]
     return error + ": " + " / ".join(lines[-3:])
+
+
+def _threads_to_pin(run: Run, segment: Segment) -> int | None:
+    """Return how many cores a replay is pinned to; None: it may use any.
+
+    A rerun is not pinned: if it differs from the run, its cores are not the reason, and it is not repeated.
+    """
+    return None if segment.rerun else threads_of(run.facts.threads, run.end.surroundings)
 
 
 def script_of(run: Run, home: str) -> str:
