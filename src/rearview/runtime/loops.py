@@ -103,7 +103,7 @@ class LoopEntry:
 
     @property
     def now(self) -> int:
-        """Index of the iteration under way, also in the middle of a slice."""
+        """Index of the current iteration, also in the middle of a slice."""
         if self.walk is not None:
             return self.walk.count - 1
         if self.counter is None:

@@ -219,7 +219,7 @@ def _mix(mean: float | None, value: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class BoundaryFacts:
-    """What the policy is told about one boundary."""
+    """The facts about one boundary that the policy decides from."""
 
     since: float
     """Computing seconds since the last boundary that a replay could start from."""
