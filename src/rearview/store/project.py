@@ -53,7 +53,7 @@ class Project:
           versions.git/                source, where the project has no git
           replays/                     outputs of replays
           backfills/                   running backfills, and how many workers they should have
-          writing/                     one file per save in flight (`store.checkpoints.saves_in_flight`)
+          writing/                     one file per save in flight (`store.checkpoints.checkpoints.save_in_flight`)
           damaged/                     damaged files that `verify` moved away
           cache/                       anything here can be deleted
     """

@@ -9,7 +9,7 @@ per byte it frees goes first. That is exact for each single removal and needs no
 **Why no lock is needed**, although any number of processes may save meanwhile. In this order:
 
 1. Every file is listed with its modification time.
-2. Saves in flight are looked up (`saves_in_flight`); files they could have put are spared.
+2. Saves in flight are looked up (`earliest_start`); files they could have put are spared.
 3. Manifests are read. A save that ended before step 2 is among them.
 4. A file that no manifest names, older than any save in flight, is renamed out of sight. If a save that began
    since has marked it as in use (its time differs from step 1), it is renamed back; a later save finds it
@@ -37,8 +37,7 @@ from pathlib import Path
 
 from rearview.errors import RearviewError, StoreError, UsageError
 from rearview.model import Checkpoint, Status
-from rearview.store.checkpoints.checkpoints import Checkpoints
-from rearview.store.checkpoints.saves_in_flight import earliest_start
+from rearview.store.checkpoints.checkpoints import Checkpoints, earliest_start
 from rearview.store.files import make_folder
 from rearview.store.project import Project
 from rearview.store.runs import Runs
