@@ -65,7 +65,7 @@ SESSION = frozenset(
         *("INVOCATION_ID", "JOURNAL_STREAM", "GPG_TTY", "MOTD_SHOWN", "DEBUGINFOD_URLS", "STY"),
         *("PYCHARM_HOSTED", "PROMPT_COMMAND", "WSLENV"),
         "PYTHONUNBUFFERED",
-        *("GLIBC_TUNABLES", "PYTHONHASHSEED"),  # which `rearview run` chooses
+        *("GLIBC_TUNABLES", "PYTHONHASHSEED"),  # set by `rearview run`
     }
 )
 """The terminal, display and login session: never stored, never reported as a difference."""

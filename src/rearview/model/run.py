@@ -227,7 +227,7 @@ class Run:
     damaged: str = ""
     """What is wrong with its files; empty if they can be read."""
     name: str = ""
-    """What the user called it later; empty if nothing."""
+    """Name that the user gave it later; empty if none."""
     tags: tuple[str, ...] = ()
     """Tags that the user gave it later, in the order given."""
     note: str = ""
@@ -266,7 +266,7 @@ class Run:
 
     @property
     def has_cells(self) -> bool:
-        """Whether its points begin with a cell: that of a notebook, or of a script cut into cells."""
+        """Whether its points begin with a cell: of a notebook, or of a script divided into cells."""
         return is_notebook(self.script) or self.facts.cells
 
     def home(self, root: str) -> str:
@@ -280,5 +280,9 @@ class Run:
         >>> run.now("/old/data.txt", "/new"), run.now("/older/data.txt", "/new")
         ('/new/data.txt', '/older/data.txt')
         """
-        then = self.home(root)
-        return f"{root}{path[len(then) :]}" if f"{path}/".startswith(f"{then}/") else path
+        recorded_home = self.home(root)
+        return (
+            f"{root}{path[len(recorded_home) :]}"
+            if f"{path}/".startswith(f"{recorded_home}/")
+            else path
+        )
