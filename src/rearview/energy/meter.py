@@ -1,7 +1,7 @@
 """Energy used by a run: measured by the machine's counters, else estimated; and the report about it.
 
-A run writes down when it ran and what it used into its account, a file of lines that is only appended to. The
-report says what it used, and what it would have used had it run at once.
+A run appends the intervals in which it ran, and the energy it used, to its account file. The report compares the
+CO2 of the run with the CO2 that it would have caused if it had run at once.
 """
 
 from __future__ import annotations
@@ -52,18 +52,20 @@ class EnergyReport:
     @property
     def seconds(self) -> float:
         """How long it ran."""
-        return sum(one.end - one.begin for one in self.intervals)
+        return sum(interval.end - interval.begin for interval in self.intervals)
 
     @property
     def joined_intervals(self) -> tuple[RunInterval, ...]:
         """The intervals, with adjacent ones joined."""
         joined: list[RunInterval] = []
-        for one in self.intervals:
+        for interval in self.intervals:
             last = joined[-1] if joined else None
-            if last is not None and one.begin - last.end < _GAP and one.how == last.how:
-                joined[-1] = RunInterval(last.begin, one.end, last.kwh + one.kwh, one.how)
+            if last is not None and interval.begin - last.end < _GAP and interval.how == last.how:
+                joined[-1] = RunInterval(
+                    last.begin, interval.end, last.kwh + interval.kwh, interval.how
+                )
             else:
-                joined.append(one)
+                joined.append(interval)
         return tuple(joined)
 
     @property
@@ -91,8 +93,8 @@ class Account:
 
     def grid(self, outlook: Forecast) -> None:
         """Record the state of the grid for the report, without samples that did not change."""
-        fresh = [one for one in outlook.samples if self._known.get(one.start) != one]
-        self._known |= {one.start: one for one in fresh}
+        fresh = [sample for sample in outlook.samples if self._known.get(sample.start) != sample]
+        self._known |= {sample.start: sample for sample in fresh}
         if not fresh:
             return
         samples = [(s.start, s.share, s.light, s.grams) for s in fresh]
@@ -129,7 +131,7 @@ class Account:
         if measured is not None and measured.samples:
             first, last = measured.samples[0].start, measured.end
             samples = {t: s for t, s in samples.items() if not first <= t < last}
-            samples |= {one.start: one for one in measured.samples}
+            samples |= {sample.start: sample for sample in measured.samples}
             sources[measured.source] = measured.attribution
         outlook = Forecast.of(", ".join(sources), "", samples.values(), fetched=0.0)
         return report(intervals, outlook, asked=asked, attribution=tuple(sources.values()))
@@ -275,7 +277,7 @@ def process_cpu_seconds(pid: int | None = None) -> float:
             return 0.0
     try:
         threads = Path(f"/proc/{own}/task").iterdir()
-        below = [(one / "children").read_text().split() for one in threads]
+        below = [(thread / "children").read_text().split() for thread in threads]
     except OSError:  # not Linux, or it has just ended
         return total
     return total + sum(process_cpu_seconds(int(child)) for children in below for child in children)
@@ -302,7 +304,7 @@ class _Zone:
 
 def _packages(rapl: Path) -> list[Path]:
     """Return the readable zones of whole packages, which include their parts."""
-    found = []
+    zones = []
     for folder in sorted(rapl.glob("intel-rapl:*")):
         if folder.name.count(":") != 1:
             continue
@@ -311,8 +313,8 @@ def _packages(rapl: Path) -> list[Path]:
             int((folder / "max_energy_range_uj").read_text())
         except (OSError, ValueError):  # readable by root only on many machines
             continue
-        found.append(folder)
-    return found
+        zones.append(folder)
+    return zones
 
 
 def _nvml() -> float | None:

@@ -84,11 +84,11 @@ def etag(path: Path, piece: int) -> str:
     with path.open("rb") as file:
         while True:
             digest = hashlib.md5(usedforsecurity=False)
-            left = piece
-            while left and (data := file.read(min(CHUNK, left))):
+            remaining = piece
+            while remaining and (data := file.read(min(CHUNK, remaining))):
                 digest.update(data)
-                left -= len(data)
-            if left == piece:
+                remaining -= len(data)
+            if remaining == piece:
                 break
             digests.append(digest.digest())
     whole = hashlib.md5(b"".join(digests), usedforsecurity=False).hexdigest()
