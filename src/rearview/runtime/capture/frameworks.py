@@ -16,7 +16,7 @@ _CONNECTORS = (
     "pytorch_lightning.trainer.connectors.logger_connector.logger_connector",
 )
 _ADDED = frozenset({"epoch", "step"})
-"""Names that frameworks add to what was logged: points have them."""
+"""Names that frameworks add to logged values; the points hold them already."""
 
 
 def capture_lightning(calls: LoggerCalls, parameters: Parameters) -> None:  # noqa: ARG001

@@ -1,4 +1,4 @@
-"""Capture what a program gives to Weights & Biases: `log`, the summary and the config."""
+"""Capture the values that a program logs to Weights & Biases: `log`, the summary and the config."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def capture_wandb(calls: LoggerCalls, parameters: Parameters) -> None:
         keep({args[1]: args[2]})
 
     def keep(data: Mapping[Any, Any]) -> None:
-        own = {name: one for name, one in data.items() if not str(name).startswith("_")}
+        own = {name: value for name, value in data.items() if not str(name).startswith("_")}
         parameters.keep(own, Origin.WANDB.value)
 
     def watch_config(module: ModuleType) -> None:
