@@ -126,7 +126,7 @@ _MAPPINGS = (dict,)
 
 
 def plain(value: Any) -> Any:
-    """Return a value as plain JSON data; `UNKNOWN` if that would run code of the program."""
+    """Return a value as plain JSON data; `UNKNOWN` for any other kind of value."""
     if value is None or type(value) in (bool, int, float):
         return value
     if type(value) is str:
