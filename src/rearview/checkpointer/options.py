@@ -54,7 +54,7 @@ def destination(
     if mode not in MODES:
         raise UsageError(
             f"checkpoint_transfer_mode={mode!r} is unknown. Choose one of: "
-            f"{', '.join(str(one) for one in MODES)}; a URL as checkpoint_transfer_target needs "
+            f"{', '.join(str(mode) for mode in MODES)}; a URL as checkpoint_transfer_target needs "
             "none.",
             slug="checkpointer-mode",
         )
@@ -236,8 +236,8 @@ def interval(every: int | str | timedelta | Interval | None) -> Interval:
     if isinstance(every, timedelta):
         return Seconds(every.total_seconds())
     if isinstance(every, str):
-        if found := re.fullmatch(r"\s*([0-9.]+)\s*%\s*", every):
-            return Share(float(found[1]) / 100)
+        if match := re.fullmatch(r"\s*([0-9.]+)\s*%\s*", every):
+            return Share(float(match[1]) / 100)
         return Seconds(seconds(every))
     if not isinstance(every, int | float) and hasattr(every, "due"):
         return every

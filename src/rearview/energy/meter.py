@@ -176,19 +176,21 @@ def report(
     >>> report(ran, grid, asked=0.0).saved
     600.0
     """
-    ordered = sorted(intervals, key=lambda one: one.begin)
-    kwh = sum(one.kwh for one in ordered)
-    seconds = sum(one.end - one.begin for one in ordered)
-    parts = [_mean(outlook, one.begin, one.end) for one in ordered]
+    ordered = sorted(intervals, key=lambda interval: interval.begin)
+    kwh = sum(interval.kwh for interval in ordered)
+    seconds = sum(interval.end - interval.begin for interval in ordered)
+    parts = [_mean(outlook, interval.begin, interval.end) for interval in ordered]
     grams = None
     if ordered and all(part is not None for part in parts):
-        grams = sum(one.kwh * (part or 0.0) for one, part in zip(ordered, parts, strict=True))
+        grams = sum(
+            interval.kwh * (part or 0.0) for interval, part in zip(ordered, parts, strict=True)
+        )
     at_once = None
     if ordered:
         begin = ordered[0].begin if asked is None else asked
         mean = _mean(outlook, begin, begin + seconds)
         at_once = None if mean is None else kwh * mean
-    how = tuple(dict.fromkeys(one.how for one in ordered))
+    how = tuple(dict.fromkeys(interval.how for interval in ordered))
     return EnergyReport(tuple(ordered), kwh, how, grams, at_once, attribution, asked)
 
 

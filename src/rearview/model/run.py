@@ -148,8 +148,8 @@ def captured_origin(replay: str | None) -> Origin | None:
     """
     if replay is None or not replay.startswith(MARK):
         return None
-    found = replay.removeprefix(MARK)
-    return next((origin for origin in CAPTURED if origin.value == found), None)
+    name = replay.removeprefix(MARK)
+    return next((origin for origin in CAPTURED if origin.value == name), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -346,7 +346,9 @@ def install(compiler: Compiler) -> None:
     offer_value(ITER, iter)
     after_import("torch.utils", _let_swap)
     after_import("torch.utils.data.dataloader", watch_loaders)
-    after_import("torch.compiler", lambda found: _hook(compiler.session, found.is_dynamo_compiling))
+    after_import(
+        "torch.compiler", lambda module: _hook(compiler.session, module.is_dynamo_compiling)
+    )
     position = next(
         (i for i, f in enumerate(sys.meta_path) if f is importlib.machinery.PathFinder),
         len(sys.meta_path),

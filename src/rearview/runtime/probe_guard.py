@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _WRITERS = ("torch.utils.tensorboard.writer", "tensorboardX.writer")
 
 
-def logged_values(method: str, args: tuple[Any, ...], given: Mapping[str, Any]) -> dict[str, Any]:
+def logged_values(method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values by name that a call of a tracker's method logs.
 
     >>> told("add_scalar", ("loss", 0.5, 3), {}), told("log", ({"a": 1},), {"step": 2})
@@ -42,16 +42,16 @@ def logged_values(method: str, args: tuple[Any, ...], given: Mapping[str, Any]) 
     >>> told("log_figure", ("not a name and a value",), {})
     {}
     """
-    first = args[0] if args else next((given[k] for k in _NAMES if k in given), None)
+    first = args[0] if args else next((kwargs[k] for k in _NAMES if k in kwargs), None)
     if method == "track":
-        return {str(given["name"]): args[0] if args else given.get("value")}
+        return {str(kwargs["name"]): args[0] if args else kwargs.get("value")}
     if method == "report_scalar" and len(args) >= 3:
         return {f"{args[0]}/{args[1]}": args[2]}
     if method == "add_scalars" and len(args) > 1:
         return {f"{first}/{key}": value for key, value in args[1].items()}
     if method in MANY or isinstance(first, Mapping):
         return {str(key): value for key, value in dict(first or {}).items()}
-    rest = [v for k, v in given.items() if k not in {*_NAMES, *OPTIONS}]
+    rest = [v for k, v in kwargs.items() if k not in {*_NAMES, *OPTIONS}]
     if method in _REVERSED and len(args) > 1:
         return {str(args[1]): args[0]}
     values = [*args[1:2], *rest]
@@ -87,8 +87,8 @@ def silence(folder: Path) -> None:
 class SilentWriter:
     """Replaces the file writer of TensorBoard or tensorboardX, and writes nothing."""
 
-    def __init__(self, *args: Any, **given: Any) -> None:
-        named = (given[name] for name in ("log_dir", "logdir", "file_prefix") if name in given)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        named = (kwargs[name] for name in ("log_dir", "logdir", "file_prefix") if name in kwargs)
         self._log_dir = str(args[0] if args else next(named, ""))
 
     def get_logdir(self) -> str:
@@ -101,7 +101,7 @@ class SilentWriter:
         return _nothing
 
 
-def _nothing(*args: Any, **given: Any) -> None:
+def _nothing(*args: Any, **kwargs: Any) -> None:
     """Do nothing."""
 
 
@@ -120,11 +120,11 @@ def _silence_wandb(module: ModuleType, folder: Path) -> None:
     """Keep a run of W&B offline, in `folder`; a disabled one stays disabled."""
     real = module.init
 
-    def init(*args: Any, **given: Any) -> Any:
-        mode = given.get("mode") or os.environ.get("WANDB_MODE")
+    def init(*args: Any, **kwargs: Any) -> Any:
+        mode = kwargs.get("mode") or os.environ.get("WANDB_MODE")
         if mode != "disabled":
-            given |= {"mode": "offline", "dir": str(folder)}
-        return real(*args, **given)
+            kwargs |= {"mode": "offline", "dir": str(folder)}
+        return real(*args, **kwargs)
 
     vars(module)["init"] = init
     vars(module)["login"] = _nothing
@@ -156,12 +156,12 @@ def install(session: Replayer) -> None:
 
     light_guard = _LightGuard(session)
 
-    def track(method: str, *args: Any, **given: Any) -> None:
+    def track(method: str, *args: Any, **kwargs: Any) -> None:
         session.log(
-            {name: plain(value) for name, value in logged_values(method, args, given).items()}
+            {name: plain(value) for name, value in logged_values(method, args, kwargs).items()}
         )
         if session.events is not None and session.writes_at(session.point()):
-            session.events.add(method, args, given)
+            session.events.add(method, args, kwargs)
 
     def calmly(line: int) -> _LightGuard:
         del line

@@ -114,14 +114,14 @@ class AssignedScalars:
             space.clear()  # it is a copy that would keep the values alive
         return numbers
 
-    def _take(self, found: Mapping[_Key, Number], index: int, own: Container[_Key]) -> None:
+    def _take(self, numbers: Mapping[_Key, Number], index: int, own: Container[_Key]) -> None:
         """Write the values of columns; hold back those of variables that may become columns.
 
         `own` are the variables that the loop itself assigns; the others belong to loops inside it.
         """
         prefix = self._point()
         items: dict[Origin, list[tuple[str, Number]]] = {}
-        for key, value in found.items():
+        for key, value in numbers.items():
             column = self._columns.get(key)
             if column is None:
                 origin = Origin.ASSIGNED if key in own else Origin.INNER

@@ -27,8 +27,8 @@ def _watch_argparse(module: ModuleType, parameters: Parameters) -> None:
     real = module.ArgumentParser.parse_known_args
 
     @functools.wraps(real)
-    def parse(self: Any, *args: Any, **given: Any) -> Any:
-        parsed = real(self, *args, **given)
+    def parse(self: Any, *args: Any, **kwargs: Any) -> Any:
+        parsed = real(self, *args, **kwargs)
         try:
             of_a_magic = type(self).__module__.startswith("IPython.")
             if not of_a_magic and _caller(sys._getframe(1)) not in _WITH_PARSERS:
@@ -99,8 +99,8 @@ def _watch_absl(module: ModuleType, parameters: Parameters) -> None:
     real = module.FlagValues.__call__
 
     @functools.wraps(real)
-    def parse(self: Any, *args: Any, **given: Any) -> Any:
-        remaining = real(self, *args, **given)
+    def parse(self: Any, *args: Any, **kwargs: Any) -> Any:
+        remaining = real(self, *args, **kwargs)
         try:
             parameters.keep(
                 {

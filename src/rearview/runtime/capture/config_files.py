@@ -47,8 +47,8 @@ def _watch(owner: Any, functions: tuple[str, ...], parameters: Parameters) -> No
 
 def _reading(real: Callable[..., Any], source: str, parameters: Parameters) -> Callable[..., Any]:
     @functools.wraps(real)
-    def read(*args: Any, **given: Any) -> Any:
-        content = real(*args, **given)
+    def read(*args: Any, **kwargs: Any) -> Any:
+        content = real(*args, **kwargs)
         if type(content) is dict:
             try:
                 if parameters.is_early() and parameters.is_project_frame(sys._getframe(1)):
@@ -71,15 +71,15 @@ def _watch_omegaconf(module: ModuleType, parameters: Parameters) -> None:
             continue
         real = descriptor.__func__
 
-        def watched(*args: Any, _real: Callable[..., Any] = real, **given: Any) -> Any:
-            found = _real(*args, **given)
+        def watched(*args: Any, _real: Callable[..., Any] = real, **kwargs: Any) -> Any:
+            loaded = _real(*args, **kwargs)
             try:
-                asked = parameters.is_early() and parameters.is_project_frame(sys._getframe(1))
-                if asked and "hydra" not in sys.modules:
-                    keep_omegaconf(found, parameters, "omegaconf")
+                by_project = parameters.is_early() and parameters.is_project_frame(sys._getframe(1))
+                if by_project and "hydra" not in sys.modules:
+                    keep_omegaconf(loaded, parameters, "omegaconf")
             except Exception as exc:
                 parameters.failed("omegaconf", exc)
-            return found
+            return loaded
 
         setattr(config, name, staticmethod(functools.wraps(real)(watched)))
 
@@ -89,7 +89,7 @@ def _watch_hydra(module: ModuleType, parameters: Parameters) -> None:
     real = module.run_job
 
     @functools.wraps(real)
-    def run_job(task_function: Any, *args: Any, **given: Any) -> Any:
+    def run_job(task_function: Any, *args: Any, **kwargs: Any) -> Any:
         @functools.wraps(task_function)
         def task(cfg: Any) -> Any:
             try:
@@ -98,7 +98,7 @@ def _watch_hydra(module: ModuleType, parameters: Parameters) -> None:
                 parameters.failed("hydra", exc)
             return task_function(cfg)
 
-        return real(task, *args, **given)
+        return real(task, *args, **kwargs)
 
     vars(module)["run_job"] = run_job
     for user in ("hydra._internal.core_plugins.basic_launcher", "hydra._internal.hydra"):

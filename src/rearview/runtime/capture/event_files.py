@@ -36,7 +36,7 @@ class EventFiles:
         self._writer: Any = None
         self._failed = False
 
-    def add(self, method: str, args: tuple[Any, ...], given: dict[str, Any]) -> None:
+    def add(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Write a probe's call of a writer method; a failure ends the files, not the replay."""
         module = next((sys.modules[name] for name in _WRITERS if name in sys.modules), None)
         if method not in METHODS or self._failed or module is None or not hasattr(module, REAL):
@@ -44,7 +44,7 @@ class EventFiles:
         silent = vars(module)["FileWriter"]
         vars(module)["FileWriter"] = vars(module)[REAL]
         try:
-            getattr(self._opened(module), method)(*args, **given)
+            getattr(self._opened(module), method)(*args, **kwargs)
         except Exception:
             self._failed = True  # the values are still in the table
         finally:

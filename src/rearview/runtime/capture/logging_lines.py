@@ -20,8 +20,8 @@ from rearview.source.printed_numbers import numbers_in
 def capture_logging(calls: LoggerCalls, parameters: Parameters) -> None:
     """Record the named numbers of messages from now on."""
 
-    def handled(args: tuple[Any, ...], given: dict[str, Any]) -> None:
-        record = args[1] if len(args) > 1 else given["record"]
+    def handled(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        record = args[1] if len(args) > 1 else kwargs["record"]
         if parameters.is_project_file(record.pathname):
             calls.keep(Origin.LOGGING, numbers_in(_message(record)))
 

@@ -15,20 +15,20 @@ def capture_mlflow(calls: LoggerCalls, parameters: Parameters) -> None:
     """Record what clients of MLflow are given from now on; `mlflow.log_*` and autologging use one."""
     known_keys: set[str] = set()
 
-    def metric(args: tuple[Any, ...], given: dict[str, Any]) -> None:
-        key = args[2] if len(args) > 2 else given.get("key")
-        value = args[3] if len(args) > 3 else given.get("value")
-        step = args[5] if len(args) > 5 else given.get("step")
+    def metric(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        key = args[2] if len(args) > 2 else kwargs.get("key")
+        value = args[3] if len(args) > 3 else kwargs.get("value")
+        step = args[5] if len(args) > 5 else kwargs.get("step")
         known_keys.add(str(key))
         calls.keep(Origin.MLFLOW, {str(key): value}, step or None)  # 0: none was given
 
-    def param(args: tuple[Any, ...], given: dict[str, Any]) -> None:
-        key = args[2] if len(args) > 2 else given.get("key")
-        parameters.keep({key: args[3] if len(args) > 3 else given.get("value")}, "mlflow")
+    def param(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        key = args[2] if len(args) > 2 else kwargs.get("key")
+        parameters.keep({key: args[3] if len(args) > 3 else kwargs.get("value")}, "mlflow")
 
-    def batch(args: tuple[Any, ...], given: dict[str, Any]) -> None:
-        metrics = args[2] if len(args) > 2 else given.get("metrics", ())
-        params = args[3] if len(args) > 3 else given.get("params", ())
+    def batch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        metrics = args[2] if len(args) > 2 else kwargs.get("metrics", ())
+        params = args[3] if len(args) > 3 else kwargs.get("params", ())
         if params:
             parameters.keep({entry.key: typed(entry.value) for entry in params}, "mlflow")
         steps: dict[Any, dict[str, Any]] = {}

@@ -274,9 +274,9 @@ def patch_datetime(now: Callable[[], int]) -> bool:
             warnings.warn(_DEPRECATED, DeprecationWarning, stacklevel=2)
         return at(cls, None, utc=True)
 
-    for name, told in (("now", told_now), ("utcnow", told_utcnow)):
-        told.__name__, told.__qualname__ = name, f"datetime.{name}"
-        told.__module__, told.__doc__ = "datetime", getattr(date, name).__doc__
-        spaces[0][name] = classmethod(told)
+    for name, replacement in (("now", told_now), ("utcnow", told_utcnow)):
+        replacement.__name__, replacement.__qualname__ = name, f"datetime.{name}"
+        replacement.__module__, replacement.__doc__ = "datetime", getattr(date, name).__doc__
+        spaces[0][name] = classmethod(replacement)
     ctypes.pythonapi.PyType_Modified(ctypes.py_object(date))
     return True

@@ -47,8 +47,8 @@ class Stream:
     @property
     def drawn(self) -> int:
         """Number of bytes read."""
-        count, left = self.place
-        return int(count) * hashlib.sha256().digest_size - len(left)
+        count, unread = self.place
+        return int(count) * hashlib.sha256().digest_size - len(unread)
 
     def turn_to(self, key: bytes, drawn: int = 0) -> None:
         """Continue with the bytes that follow from `key`, after the first `drawn` of them."""
@@ -58,12 +58,12 @@ class Stream:
 
     def read(self, size: int) -> bytes:
         """Return the next `size` bytes."""
-        count, left = self.place
-        while len(left) < size:
-            left += hashlib.sha256(self.key + count.to_bytes(8, "big")).digest()
+        count, unread = self.place
+        while len(unread) < size:
+            unread += hashlib.sha256(self.key + count.to_bytes(8, "big")).digest()
             count += 1
-        self.place[:] = [count, left[size:]]
-        return bytes(left[:size])
+        self.place[:] = [count, unread[size:]]
+        return bytes(unread[:size])
 
 
 @dataclass
@@ -370,5 +370,5 @@ def _use(urandom: Callable[[int], bytes]) -> None:
             a = int.from_bytes(urandom(2500), "big")
         _real_seed(self, a, version)  # type: ignore[arg-type]  # whatever the caller gave
 
-    chosen: Any = seed if urandom is not _real_urandom else _real_seed
-    random.Random.seed = chosen  # type: ignore[method-assign]
+    seed_function: Any = seed if urandom is not _real_urandom else _real_seed
+    random.Random.seed = seed_function  # type: ignore[method-assign]

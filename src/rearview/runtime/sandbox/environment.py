@@ -78,10 +78,10 @@ class EnvironmentReads:
         self._folder = folder
         self._start = dict(os.environ)
         """The environment that the program was started with."""
-        known = read_environment(folder)
-        self._known = {*known.values, *known.secrets} if known is not None else set()
-        self._whole = known is not None and known.whole
-        if known is None:
+        recorded = read_environment(folder)
+        self._known = {*recorded.values, *recorded.secrets} if recorded is not None else set()
+        self._whole = recorded is not None and recorded.whole
+        if recorded is None:
             self._write([name for name in self._start if is_read_by_libraries(name)], always=True)
 
     def install(self) -> None:

@@ -74,9 +74,9 @@ def _moving(real: Any, view: FileView, use: PathUse) -> Callable[..., Any]:
 
 def _removing(real: Any, view: FileView, *, folder: bool) -> Callable[..., Any]:
     def call(path: Any, *, dir_fd: int | None = None) -> None:
-        found = path if dir_fd is not None else view.remove(path, folder=folder)
-        if found is not None:
-            real(found, dir_fd=dir_fd)
+        target = path if dir_fd is not None else view.remove(path, folder=folder)
+        if target is not None:
+            real(target, dir_fd=dir_fd)
 
     return call
 

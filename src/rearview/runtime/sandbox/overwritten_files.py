@@ -198,14 +198,14 @@ def allow_again(folders: set[str], root: str) -> None:
     """Let the program create each of these folders once more, although it exists."""
 
     def make(real: Any) -> Any:
-        def mkdir(path: Any, *args: Any, **given: Any) -> None:
+        def mkdir(path: Any, *args: Any, **kwargs: Any) -> None:
             if folders and not isinstance(path, int):
                 full = os.path.abspath(os.fsdecode(path))  # noqa: PTH100 - links stay as spelt
                 name = full.removeprefix(root)
                 if name in folders:
                     folders.discard(name)
                     return
-            real(path, *args, **given)
+            real(path, *args, **kwargs)
 
         return mkdir
 

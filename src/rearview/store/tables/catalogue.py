@@ -252,11 +252,11 @@ class Sources:
                 source = form.format(source=long(parts))
                 out.append(wide(source, path, names, origins))
         out += self._stored(path, names, origins=origins)
-        found = " UNION ALL BY NAME ".join(out) or self._nothing(path, names, origins=origins)
+        values = " UNION ALL BY NAME ".join(out) or self._nothing(path, names, origins=origins)
         lacking = set().union(*(self._virtual.get((name, path), ()) for name in names))
         lacking = lacking & set(self.runs) if path or names else set(self.runs)
         if not lacking:
-            return found
+            return values
         keys = [f"i{k}" for k in range(1, depth(path) + 1)]
         labels = [f"x{k}" for k in range(1, depth(path) + 1)]
         columns = [key("n", name) for name in names]
@@ -267,7 +267,7 @@ class Sources:
         )
         on = " AND ".join(f"u.{key} = w.{key}" for key in ("run", *keys))
         rows = f"u.run IN ({', '.join(map(quoted, sorted(lacking)))}) OR w.run IS NOT NULL"
-        return f"SELECT {shown} FROM ({self._known(path)}) u LEFT JOIN ({found}) w ON {on} WHERE {rows}"
+        return f"SELECT {shown} FROM ({self._known(path)}) u LEFT JOIN ({values}) w ON {on} WHERE {rows}"
 
     def _stored(self, path: str, names: dict[str, str], *, origins: Collection[str]) -> list[str]:
         """Return scans of runs that are already pivoted, with equal columns in one scan."""

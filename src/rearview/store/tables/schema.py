@@ -269,13 +269,13 @@ def load_runs(duck: Duck, run_records: RunRecords) -> None:
     duck.load("own.runs", {"ord": "BIGINT", **_columns("runs")}, runs)
     values = _arguments(run_records)
     kinds: dict[str, set[str]] = {}
-    for found in values.values():
-        for name, (kind, _) in found.items():
+    for run_args in values.values():
+        for name, (kind, _) in run_args.items():
             kinds.setdefault(name, set()).add(kind)
-    columns = {fold(f"a:{name}"): TYPES[unify(found)] for name, found in kinds.items()}
+    columns = {fold(f"a:{name}"): TYPES[unify(arg_kinds)] for name, arg_kinds in kinds.items()}
     rows = (
-        {"run": run, **{fold(f"a:{name}"): text for name, (_, text) in found.items()}}
-        for run, found in values.items()
+        {"run": run, **{fold(f"a:{name}"): text for name, (_, text) in run_args.items()}}
+        for run, run_args in values.items()
     )
     duck.load("own.args", {"run": "VARCHAR", **columns}, rows)
     ranks = {verdict: k for k, verdict in enumerate(ORIGINS)}
@@ -284,8 +284,8 @@ def load_runs(duck: Duck, run_records: RunRecords) -> None:
          "ended": r.ended, "proved": r.proved, "names": list(r.names), "ord": k,
          "verdict": r.proof.verdict, "why": r.proof.why, "redoes": r.redoes or None,
          "origin": r.proof.origin, "rank": ranks[r.proof.verdict]}
-        for found in run_records.replays.values()
-        for k, r in enumerate(found)
+        for run_replays in run_records.replays.values()
+        for k, r in enumerate(run_replays)
     ]  # fmt: skip
     own = {"ord": "BIGINT", "origin": "VARCHAR", "rank": "BIGINT"}
     duck.load("own.replays", {**own, **_columns("replays")}, replays)
@@ -299,8 +299,8 @@ def load_views(duck: Duck, run_records: RunRecords) -> None:
         {"run": run, "name": name, "kind": kind, "text": text,
          "origin": origins[run].get(name, ""),
          "number": _number(text) if kind in numeric else None}
-        for run, found in _arguments(run_records).items()
-        for name, (kind, text) in found.items()
+        for run, run_args in _arguments(run_records).items()
+        for name, (kind, text) in run_args.items()
     )  # fmt: skip
     duck.load("arguments", _columns("arguments"), rows)
     for name in ("versions", "files", "checkpoints"):
@@ -308,7 +308,7 @@ def load_views(duck: Duck, run_records: RunRecords) -> None:
     shown = ", ".join(_columns("runs"))
     duck.execute(f"CREATE VIEW runs AS SELECT {shown} FROM own.runs ORDER BY ord")
     duck.execute(f"CREATE VIEW replays AS SELECT {', '.join(_columns('replays'))} FROM own.replays")
-    parts = [part for found in run_records.parts.values() for part in found]
+    parts = [part for run_parts in run_records.parts.values() for part in run_parts]
     made = {
         "origin": "",
         "replay": "CASE WHEN NOT starts_with(l.replay, '$') THEN l.replay END AS replay",
@@ -348,12 +348,12 @@ def load_versions(duck: Duck, versions: Versions | None, *, with_files: bool) ->
         for name, tree in names.items()
     ]
     duck.load("versions", _columns("versions"), rows)
-    found = []
+    file_rows = []
     if with_files and versions is not None:
         for tree in sorted(set(names.values())):
             for path, oid in versions.hashes(tree).items():
-                found.append({"version": tree, "path": path, "hash": oid})
-    duck.load("files", _columns("files"), found)
+                file_rows.append({"version": tree, "path": path, "hash": oid})
+    duck.load("files", _columns("files"), file_rows)
 
 
 def load_checkpoints(duck: Duck, checkpoints: Callable[[], Iterable[Checkpoint]] | None) -> None:

@@ -95,10 +95,10 @@ def _labels(con: Duck) -> dict[int, dict[str, list[str]]]:
       SELECT file, path, labels, unnest(range(len(indices))) AS k FROM own.loaded
       WHERE labels IS NOT NULL) GROUP BY ALL ORDER BY k"""
     for file, path, _, types in con.execute(sql).fetchall():
-        found = set(types) - {None, "NULL"}
-        whole = found <= {"UBIGINT", "BIGINT"}
-        number = found <= {"UBIGINT", "BIGINT", "DOUBLE"}
-        kind = ("int" if whole else "float" if number else "str") if found else ""
+        present = set(types) - {None, "NULL"}
+        whole = present <= {"UBIGINT", "BIGINT"}
+        number = present <= {"UBIGINT", "BIGINT", "DOUBLE"}
+        kind = ("int" if whole else "float" if number else "str") if present else ""
         out.setdefault(file, {}).setdefault(path, []).append(kind)
     return out
 
