@@ -292,7 +292,7 @@ class _Trap:
             if current is None:
                 warnings.warn(
                     f"{signal.Signals(number).name} has a handler set by native code "
-                    "(faulthandler?), which cannot be called from ours and is replaced.",
+                    "(faulthandler?), which Python cannot call; it is replaced.",
                     SignalsWarning,
                     stacklevel=4,
                 )

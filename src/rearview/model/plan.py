@@ -169,7 +169,7 @@ class ReapRequest(msgspec.Struct, frozen=True, tag=True):
 
 
 AGAIN = "again.json"
-"""File beside the connection file of a kernel that has to be started anew: the `Control` to do it with."""
+"""File next to a kernel's connection file: the `Control` with which the kernel has to be started again."""
 DEEPEST = 8
 """Loops on a stack beyond which recursion is not followed in the text of a program."""
 TEXTS = "recorded"

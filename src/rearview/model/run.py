@@ -33,7 +33,7 @@ def name_of(loop: str) -> str:
 
 
 def columns_of(loops: Iterable[str]) -> list[str]:
-    """Return what people tell the loops of a stack apart by, given their ids or names.
+    """Return names that distinguish the loops of a stack for people, given their ids or names.
 
     A loop inside one of the same name is numbered, as the columns of a table are.
 
@@ -102,7 +102,7 @@ class Origin(StrEnum):
     UNPROVED = "unproved"
     """Logged by a replay that was interrupted, or that nothing could be compared with."""
     REDONE = "redone"
-    """Logged by a first try that a second one, from the start of the run, stands in for."""
+    """Logged by a first try, which a second try from the start of the run replaces."""
     INEXACT = "not exact"
     """Logged by a replay that differed from the recording."""
     WANDB = "wandb"
@@ -137,7 +137,7 @@ CAPTURED = (*LOGGERS, Origin.ASSIGNED, Origin.PRINTED, Origin.LOGGING, Origin.IN
 UNASKED = frozenset({Origin.ASSIGNED, Origin.PRINTED, Origin.LOGGING, Origin.INNER})
 """Origins of values that the program gave to no logger."""
 MARK = "$"
-"""Stands before the origin in a file of captured records, where a file of a replay has its id."""
+"""Prefix of the origin of captured records, in the field that holds a replay's id otherwise."""
 
 
 def captured_origin(replay: str | None) -> Origin | None:
@@ -193,7 +193,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Run:
-    """Facts of one execution, as its folder tells them."""
+    """Facts of one execution, read from its folder."""
 
     id: str
     version: str

@@ -127,7 +127,7 @@ class EarlyEnd(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def interrupted(self) -> bool:
-        """Whether somebody interrupted the program: by itself it would have gone on."""
+        """Whether the user interrupted the program, which would have continued otherwise."""
         return self.exception == KeyboardInterrupt.__name__
 
 

@@ -159,7 +159,7 @@ class FunctionRemote:
                 self._copy_out(file, "probe", transfer.checksum(file))
             except RemoteError as exc:
                 raise RemoteError(
-                    f"{self} cannot be asked for its index ({type(doubt).__name__}: {doubt}), and "
+                    f"The index of {self} cannot be read ({type(doubt).__name__}: {doubt}), and "
                     f"a test copy failed too. {exc}",
                     slug="remote-failed",
                 ) from exc

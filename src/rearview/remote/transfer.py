@@ -263,7 +263,7 @@ class CarefulRemote(ABC):
             size = self._size(key)
             if size is None:
                 raise RemoteError(
-                    f"{key} is not at {self}. See what is there before asking for it.",
+                    f"{key} does not exist at {self}. List its keys before you fetch one.",
                     slug="remote-missing",
                 )
             stated = self._checksum(key)

@@ -46,7 +46,7 @@ _DRAWING = frozenset(
         "joblib._multiprocessing_helpers",  # for the name of a lock
         "numpy.random._pickle",  # its global generator, which is seeded again
         "scipy.stats._distribution_infrastructure",  # for examples in its documentation
-        "sklearn.ensemble._hist_gradient_boosting.grower",  # for a default that nobody uses
+        "sklearn.ensemble._hist_gradient_boosting.grower",  # for a default that is not used
         *("sympy.core.random", "sympy.core.symbol"),  # to try out whether formulas are equal
         "torch.distributed._composable.contract",  # for a key of its registry
         "transformers.utils.hub",  # for the name of a session

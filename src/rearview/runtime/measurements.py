@@ -72,7 +72,7 @@ def changed_inputs(recorded: Mapping[str, list[Any]], real: Callable[[str], str]
 
 
 def age() -> float:
-    """Return the age of this process in seconds; 0 if the system does not tell."""
+    """Return the age of this process in seconds; 0 if it is unknown."""
     try:
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         up = float(Path("/proc/uptime").read_text().split()[0])

@@ -33,13 +33,13 @@ _WRITERS = ("torch.utils.tensorboard.writer", "tensorboardX.writer")
 def logged_values(method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values by name that a call of a tracker's method logs.
 
-    >>> told("add_scalar", ("loss", 0.5, 3), {}), told("log", ({"a": 1},), {"step": 2})
+    >>> logged_values("add_scalar", ("loss", 0.5, 3), {}), logged_values("log", ({"a": 1},), {"step": 2})
     ({'loss': 0.5}, {'a': 1})
-    >>> told("add_scalars", ("loss", {"train": 1, "val": 2}), {})
+    >>> logged_values("add_scalars", ("loss", {"train": 1, "val": 2}), {})
     {'loss/train': 1, 'loss/val': 2}
-    >>> told("track", (0.5,), {"name": "loss"}), told("report_scalar", ("a", "b", 7, 1), {})
+    >>> logged_values("track", (0.5,), {"name": "loss"}), logged_values("report_scalar", ("a", "b", 7, 1), {})
     ({'loss': 0.5}, {'a/b': 7})
-    >>> told("log_figure", ("not a name and a value",), {})
+    >>> logged_values("log_figure", ("not a name and a value",), {})
     {}
     """
     first = args[0] if args else next((kwargs[k] for k in _NAMES if k in kwargs), None)

@@ -263,7 +263,7 @@ class Resumer(Recorder):
             self.restart(checkpoint, exc)
 
     def _restore_large_files(self) -> None:
-        """Put back files that are too large for a checkpoint, before restoring truncates them."""
+        """Restore files that are too large for a checkpoint, before the state is restored."""
         assert self.target is not None
         if self.outputs is not None:
             self.outputs.bring_back(self.target.meta.outputs.get("large", ()))

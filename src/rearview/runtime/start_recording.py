@@ -65,7 +65,7 @@ ENTROPY_VARIABLE = "REARVIEW_ENTROPY"
 
 
 def begin(control: Control) -> Session:
-    """Return the session that `control` asks for, ready to run the program."""
+    """Return the session that `control` describes, ready to run the program."""
     session = _record(control) if control.resume is None else _resume(control)
     session.tells = True
     importer.install(session.compiler)

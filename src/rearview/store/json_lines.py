@@ -52,7 +52,7 @@ def _lines(file: Path) -> list[bytes]:
         *whole, last_line = file.read_bytes().split(b"\n")
     except FileNotFoundError:
         return []
-    # half a line is not read, but a line of which only the line end is damaged is
+    # half a line is not read; a complete line without its line end is
     return [*whole, last_line[:-1]] if is_intact(last_line[:-1]) else whole
 
 

@@ -96,7 +96,7 @@ def read_clock(file: Path) -> bytes:
 
 
 def write_sum(file: Path, size: int, check: int) -> None:
-    """Write the CRC of the first `size` bytes of `file` beside it."""
+    """Write the CRC of the first `size` bytes of `file` into its checksum file."""
     publish(file.with_name(_SUM), b"%d %d\n" % (size, check), durable=False)
 
 

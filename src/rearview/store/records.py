@@ -162,7 +162,7 @@ class RecordFile:
         """Add the records of one log call at the point that `prefix` encodes.
 
         When this returns they survive the death of the process. `moment` is when they were logged, if
-        that is not now: imported runs were recorded by somebody else.
+        that is not now, as in imported runs.
         """
         if os.getpid() != self._pid:
             self._begin()

@@ -79,7 +79,7 @@ def _nested(value: Any, put: Put | None) -> Any:
 
 
 def _inner(value: Any, put: Put | None) -> Any:
-    """Convert below a list or dictionary; only a dictionary with a marker needs one itself."""
+    """Convert a value inside a list or dictionary; only a dictionary that has a marker gets one."""
     out = convert(value, put)
     if isinstance(out, dict) and "$json" in out:
         plain = out["$json"]

@@ -270,7 +270,7 @@ def _imports() -> bool:
 def _renew_names(tempfile: ModuleType, *, stream: Stream, loaded: dict[str, Stream]) -> None:
     """Draw names of temporary files again, even if some were drawn before the program started."""
     before = list(stream.place)
-    tempfile.gettempdir()  # found by trying out a name, unless somebody asked already
+    tempfile.gettempdir()  # the first call tries out a name
     stream.place[:] = before
     loaded.pop("tempfile", None)
     vars(tempfile)["_name_sequence"] = None

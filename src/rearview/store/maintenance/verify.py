@@ -281,7 +281,7 @@ class _Check:
             done = self._aside(path)
             if done:
                 recorded_inputs.remove_clock(path)
-            lost = "the times it was told are lost: replays of it may differ"
+            lost = "its clock readings are lost: replays of it may differ"
             self._note(path, str(exc), f"{done}; {lost}" if done else "")
 
     def _without_damage(self, file: Path) -> tuple[str, tuple[str, ...]]:

@@ -246,7 +246,7 @@ class TableQuery:
         names: Iterable[str],
         facts: Iterable[str],
     ) -> list[str]:
-        """Return the SQL terms of the order that was asked for."""
+        """Return the SQL terms of the requested order."""
         loops = self._cat.loops(rows.paths)
         labels = _distinct(self._available(rows, names, facts))
         out: list[str] = []

@@ -59,7 +59,7 @@ class Table:
         self.mark = mark
         """The column that names the unproved values of each row; empty if there is none."""
         self.interpolated = interpolated
-        """The column that names the interpolated values of each row; empty if none were asked for."""
+        """The column that names the interpolated values of each row; empty if there is none."""
         self.unproved = list(unproved)
         """Names that may have unproved values in the rows."""
         described = self._run(f"SELECT * FROM ({sql}\n) LIMIT 0").description

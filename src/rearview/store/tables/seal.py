@@ -115,7 +115,7 @@ _HEADERS = {
     "replay": "VARCHAR",
 }
 
-# what stands in a line, as DuckDB reads it
+# the fields of a line, with their types in DuckDB
 _LINE = (
     "{'l': 'VARCHAR[]', 'i': 'BIGINT[]', 'x': 'JSON[]', 's': 'BIGINT', 't': 'DOUBLE', "
     "'n': 'VARCHAR[]', 'v': 'JSON[]'}"

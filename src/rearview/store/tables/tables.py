@@ -95,7 +95,7 @@ class Tables:
         }
 
     def captured(self, runs: Iterable[str] | None = None) -> dict[str, Origin]:
-        """Return the names of which all values are captured, and what they were taken from."""
+        """Return the names whose values are all captured, each with the source of its values."""
         return self._sources(runs, ()).captured
 
     def table(
