@@ -13,7 +13,7 @@ from typing import Any
 
 from rearview.model import Verdict
 from rearview.model.run import name_of
-from rearview.plan.facts import At, LoopFacts, Within
+from rearview.plan.facts import At, InnerIterations, LoopFacts
 from rearview.source.probes.probe import Position, Probe, Probes
 from rearview.store.runs import Replay
 from rearview.store.tables.tables import IterationRange
@@ -53,7 +53,7 @@ def merge_ranges(first: IterationRange | None, second: IterationRange) -> Iterat
 
 def inner_spans(
     selected: SelectedIterations, probes: Probes, names: Sequence[str], loops: Sequence[LoopFacts]
-) -> Within | None:
+) -> InnerIterations | None:
     """Return the selected iterations of an inner loop, if all of `names` are logged in that loop.
 
     None selects whole iterations of the outermost loop; also if several inner loops have the name that
@@ -72,7 +72,7 @@ def inner_spans(
         for index, span in selected.items()
         if len(span.loops) > 1 and (span.first, span.last) != (0, None)
     }
-    return Within(matching[0], spans) if spans else None
+    return InnerIterations(matching[0], spans) if spans else None
 
 
 def _runs_only_in(probe: Probe, main: str, inner: str) -> bool:
@@ -95,7 +95,7 @@ class CoverageQuery:
     settled: float = math.inf
     """When the run recorded its last value. A later replay that found nothing to compare with will
     never be proved, so its values count as filled; `inf`: they do not."""
-    within: Within | None = None
+    within: InnerIterations | None = None
     """Iterations of the inner loop that are requested; None: all."""
 
     @property

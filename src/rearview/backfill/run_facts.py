@@ -14,7 +14,7 @@ from rearview.model import Checkpoint, MainLoop, Point, Run, RunEnd, Step
 from rearview.model.run import NAMED, name_of
 from rearview.model.run_facts import DeepLoop
 from rearview.plan import facts as planning
-from rearview.plan.facts import DeepFacts, LoopFacts, Shown
+from rearview.plan.facts import DeepFacts, LoopFacts, TargetValue
 from rearview.source.probes.probe import Probes
 
 START_SHARE = 0.5
@@ -67,7 +67,7 @@ def run_facts(
     )
 
 
-def _main_values(main: MainLoop, count: int) -> Sequence[planning.Shown] | None:
+def _main_values(main: MainLoop, count: int) -> Sequence[planning.TargetValue] | None:
     """Return the values of the main loop's target in each iteration, if these are not its indices."""
     span = main.span
     if span is None and main.range is not None:  # of older runs
@@ -239,8 +239,8 @@ def _pad(spent: _Spent, counted: range, count: int) -> _Spent:
 
 
 def target_values(
-    span: Sequence[int] | None, held: Sequence[Shown] | None, count: int
-) -> Sequence[Shown] | None:
+    span: Sequence[int] | None, held: Sequence[TargetValue] | None, count: int
+) -> Sequence[TargetValue] | None:
     """Return the values of a loop's target in `count` iterations.
 
     None: they are not known, or they are the indices. `span` is (start, step) of a range.
