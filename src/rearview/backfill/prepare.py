@@ -173,7 +173,7 @@ class RunPreparer:
         """Return a run with what it lacks of `names`, in the `selected` iterations (None: all)."""
         _refuse_if_two_sources(run)
         probes = self._probes(probing, run, names)
-        wanted = tuple(probe for probe in probes.probes if probe.names)
+        logging_probes = tuple(probe for probe in probes.probes if probe.names)
         recorded_files = self.versions.files(run.version)
         version, files = self._derived_version(run, dict(probes.source), recorded_files)
         executed = run.end.files or [run.script]
@@ -197,11 +197,13 @@ class RunPreparer:
         unproved = self._unproved_names(coverage, replays, names, find_missing)
         names, missing = find_missing(coverage, names=names)
         if names:
-            wanted = tuple(dict.fromkeys(probe for name in names for probe in probes.of(name)))
+            logging_probes = tuple(
+                dict.fromkeys(probe for name in names for probe in probes.of(name))
+            )
         if selected is not None:
             missing = frozenset(selected if missing is None else selected.keys() & missing)
         request = RunRequest(
-            *(run, version, probes, wanted, names, coverage, missing),
+            *(run, version, probes, logging_probes, names, coverage, missing),
             digests={name: digest_of(name) for name in names},
         )
         return PreparedRun(
