@@ -1,7 +1,6 @@
-"""Find where the statements that the work tree adds belong in the source of every past run.
+"""Bring the statements that the work tree adds into the source of every past run.
 
-`Probing` is what a backfill asks for the probes of a run. Files may have been renamed between versions:
-`Renaming` follows them from version to version.
+Files may have been renamed since: `Renaming` follows them from version to version.
 """
 
 from __future__ import annotations
@@ -39,83 +38,79 @@ Texts = Mapping[str, str]
 
 @dataclass
 class Renaming:
-    """Follows renamed files through the chain of versions that were run."""
+    """Follows files through the versions that were run, as they were renamed one after another."""
 
     text: Callable[[str], Texts]
     chain: Sequence[str]
     """Every version that was run, newest first."""
     edited: Texts
-    """The source of the work tree."""
-    _names_in_newest: dict[str, FileNames] = field(default_factory=dict)
+    """The work tree."""
+    _known: dict[str, FileNames] = field(default_factory=dict)
 
     def now(self, version: str, used: Collection[str] | None = None) -> FileNames:
-        """Return the names in the work tree of the files of a version.
+        """Return what the work tree calls the files of a version.
 
-        `used` names the files that matter: if the work tree has all of them under the same names, the others
-        are not compared.
+        `used` names those that matter: where all of them are there by their own names, nothing
+        else is looked at.
         """
         old = self.text(version)
         if all(path in self.edited for path in (old if used is None else used) if path in old):
             return FileNames({path: path for path in old if path in self.edited})
         if version not in self.chain:
             return renames(old, self.edited)
-        return self._pair_directly(self._last.before(self.newest(version)), old, self.edited)
+        return self._rest(self._last.before(self.newest(version)), old, self.edited)
 
     @cached_property
     def _last(self) -> FileNames:
         return renames(self.text(self.chain[0]), self.edited)
 
     def newest(self, version: str) -> FileNames:
-        """Return the names in the newest version that was run of the files of another version."""
+        """Return what the newest version that was run calls the files of another."""
         newer: str | None = None
         for each in self.chain[: self.chain.index(version) + 1]:
-            if each not in self._names_in_newest:
+            if each not in self._known:
                 old = self.text(each)
                 if newer is None:
-                    self._names_in_newest[each] = FileNames({path: path for path in old})
+                    self._known[each] = FileNames({path: path for path in old})
                 else:
                     step = renames(old, self.text(newer))
-                    names = self._names_in_newest[newer].before(step)
-                    self._names_in_newest[each] = self._pair_directly(
-                        names, old, self.text(self.chain[0])
-                    )
+                    found = self._known[newer].before(step)
+                    self._known[each] = self._rest(found, old, self.text(self.chain[0]))
             newer = each
-        return self._names_in_newest[version]
+        return self._known[version]
 
-    def _pair_directly(self, names: FileNames, old: Texts, new: Texts) -> FileNames:
-        """Return `names`, with files of `old` that versions in between lacked paired directly with `new`."""
-        unpaired = {path: old[path] for path in old if path not in names.now}
-        if not unpaired:
-            return names
-        used = set(names.now.values())
-        free = {path: text for path, text in new.items() if path not in used}
-        direct = renames(unpaired, free)
+    def _rest(self, found: FileNames, old: Texts, new: Texts) -> FileNames:
+        """Pair straight what was not there in between."""
+        gone = {path: old[path] for path in old if path not in found.now}
+        if not gone:
+            return found
+        taken = set(found.now.values())
+        free = {path: text for path, text in new.items() if path not in taken}
+        more = renames(gone, free)
         doubtful = {
-            path: candidates
-            for path, candidates in {**names.doubtful, **direct.doubtful}.items()
-            if path not in direct.now
+            path: several
+            for path, several in {**found.doubtful, **more.doubtful}.items()
+            if path not in more.now
         }
-        return FileNames({**names.now, **direct.now}, doubtful)
+        return FileNames({**found.now, **more.now}, doubtful)
 
-    def with_newest_names(self, version: str) -> dict[str, str]:
-        """Return the files of a version under the names that they have in the newest version."""
+    def named_anew(self, version: str) -> dict[str, str]:
+        """Return the files of a version under the names of the newest one."""
         old = self.text(version)
         return {now: old[then] for then, now in self.newest(version).as_now(old).items()}
 
-    def with_own_names(self, version: str, outcome: VersionOutcome) -> VersionOutcome:
-        """Return an outcome, whose files have the newest names, with the names of the version itself."""
+    def named_back(self, version: str, outcome: VersionOutcome) -> VersionOutcome:
+        """Return an outcome for files under their newest names with the names of the version."""
         old = self.text(version)
-        own_name = {now: path for path, now in self.newest(version).as_now(old).items()}
-        if all(path == now for now, path in own_name.items()):
+        then = {now: path for path, now in self.newest(version).as_now(old).items()}
+        if all(path == now for now, path in then.items()):
             return outcome
-        files = {own_name[path]: text for path, text in outcome.files.items()}
-        placed = tuple(
-            replace(placement, path=own_name[placement.path]) for placement in outcome.placed
-        )
+        files = {then[path]: text for path, text in outcome.files.items()}
+        placed = tuple(replace(one, path=then[one.path]) for one in outcome.placed)
         today = self.now(version).changed
-        notes = tuple(
+        told = tuple(
             f"{today[path]} was {path} then"
-            for path in dict.fromkeys(placement.path for placement in placed)
+            for path in dict.fromkeys(one.path for one in placed)
             if path in today
         )
         return replace(
@@ -123,11 +118,11 @@ class Renaming:
             files=files,
             placed=placed,
             diff=difference(old, files),
-            reasons=(*outcome.reasons, *notes),
+            reasons=(*outcome.reasons, *told),
         )
 
-    def place_with_newest_name(self, version: str, place: HandPlace) -> HandPlace:
-        """Return a place in a version with the name that its file has in the newest version."""
+    def placed_anew(self, version: str, place: HandPlace) -> HandPlace:
+        """Return a place in a version under the name that the newest one has for the file."""
         now = self.newest(version).as_now(self.text(version))
         return replace(place, path=now.get(place.path, place.path))
 
@@ -139,14 +134,14 @@ class Renaming:
             changed = self.now(version, paths).changed
             runs.update((changed[path], path) for path in paths if path in changed)
         return [
-            f"{now} is taken to be the renamed {then} of {count} run{'s' * (count > 1)}"
+            f"{now} is taken to be what was {then} in {count} run{'s' * (count > 1)}"
             for (now, then), count in sorted(runs.items())
         ]
 
 
 @dataclass(frozen=True, slots=True)
 class Propagated:
-    """Where the added statements go in one version, or why they are refused."""
+    """What becomes of a version that lacks the statements."""
 
     version: str
     runs: tuple[str, ...]
@@ -154,23 +149,21 @@ class Propagated:
     confidence: float
     reasons: tuple[str, ...]
     reason: str = ""
-    """Why the version is refused; empty if it is not."""
+    """Why it is refused; empty when it is not."""
 
 
 @dataclass
 class Probing:
-    """Finds the probes of the work tree for each past version: in place, or carried back into its source."""
+    """The probes in the work tree, as each past version takes them."""
 
     versions: Versions
     runs: Sequence[Run]
     corrections: Corrections
-    """Places that the user gave by hand."""
+    """Places given by hand."""
     only: tuple[str, ...] = ()
-    """Only statements that log these names count, with the statements they need; empty: all that
-    are added.
-    """
+    """Names of which alone the statements count, with what these need; none: all that is added."""
     sure: float = SURE
-    """Places with a lower confidence than this are refused."""
+    """Places less likely right than this are refused."""
     _texts: dict[str, dict[str, str]] = field(default_factory=dict)
     _older: dict[tuple[str, ...], Probing] = field(default_factory=dict)
 
@@ -185,20 +178,20 @@ class Probing:
         return tuple(dict.fromkeys(run.version for run in reversed(self.runs) if run.version))
 
     def text(self, version: str) -> dict[str, str]:
-        """Return the Python files of a version that can be decoded."""
+        """Return the readable Python files of a version."""
         if version not in self._texts:
-            texts = {}
+            found = {}
             for path, data in as_programs(self.versions.files(version)).items():
                 if path.endswith(".py"):
                     try:
-                        texts[path] = importlib.util.decode_source(data)
+                        found[path] = importlib.util.decode_source(data)
                     except (SyntaxError, UnicodeDecodeError):
                         continue
-            self._texts[version] = texts
+            self._texts[version] = found
         return self._texts[version]
 
     def of(self, run: Run, names: Sequence[str] = ()) -> Probes:
-        """Return the probes for `run`: as the work tree adds them, or carried back into the run's version."""
+        """Return the probes for `run`: as they stand, or carried back into its version."""
         try:
             return self._of(run, names)
         except SourceError as exc:
@@ -218,104 +211,104 @@ class Probing:
             return Probes((), old)
         now = self.renaming.now(run.version, used)
         try:
-            probes = find(old, self.edited, used=used, names=now)
+            found = find(old, self.edited, used=used, names=now)
         except ProbeError:
-            # the user edited the newest version: report what else was changed there
+            # The newest version is the one that was edited: what else was changed there is said.
             edited = run.version == self.chain[0] and not self.only
             if not names or edited or not (self.added or self.carrying(names) is not self):
                 raise
-            probes = None
-        if probes is not None and all(probes.of(name) for name in names):
-            return self._only_requested(run, probes, names)
+            found = None
+        if found is not None and all(found.of(name) for name in names):
+            return self._alone(run, found, names)
         older = self.carrying(names)
         if older is not self and run.version in older.chain:
             return older.of(run, names)
         if run.version not in self.chain or not self.added:
-            return probes if probes is not None else find(old, self.edited, used=used, names=now)
+            return found if found is not None else find(old, self.edited, used=used, names=now)
         outcome = self.outcomes[self.chain.index(run.version)]
         if outcome.refused:
             where = "The statement has no certain place in the source of {run}: ".format
-            remedy = (
+            what = (
                 f"{outcome.reason}. Put it there by hand: `rearview propagate "
                 f"{(names or ('NAME',))[0]} --correct {run.id} FILE:LINE`."
             )
             raise SourceError(
-                where(run=f"run {run.id}") + remedy,
-                general=where(run="the run") + remedy,
+                where(run=f"run {run.id}") + what,
+                general=where(run="the run") + what,
                 slug="no-place",
             )
         return find(old, {**old, **outcome.files}, used=used)
 
-    def _only_requested(self, run: Run, probes: Probes, names: Sequence[str]) -> Probes:
-        """Return the probes of an edit without log statements for names that were not requested."""
-        carrier = self.carrying(names)
-        if not names or not carrier.only or run.version not in carrier.chain:
-            return probes
-        kept = needed(probes, names)
-        if all(probe in kept or probe.kind is ProbeKind.IMPORT for probe in probes.probes):
-            return probes
-        outcome = carrier.outcomes[carrier.chain.index(run.version)]
+    def _alone(self, run: Run, found: Probes, names: Sequence[str]) -> Probes:
+        """Return what an edit adds without the log statements that nobody asked for."""
+        asked = self.carrying(names)
+        if not names or not asked.only or run.version not in asked.chain:
+            return found
+        kept = needed(found, names)
+        if all(probe in kept or probe.kind is ProbeKind.IMPORT for probe in found.probes):
+            return found
+        outcome = asked.outcomes[asked.chain.index(run.version)]
         if outcome.refused:
-            return probes
+            return found
         old = self.text(run.version)
         used = run.end.files
         try:
             alone = find(old, {**old, **outcome.files}, used=used)
         except ProbeError:
-            return probes
-        return alone if all(alone.of(name) for name in names) else probes
+            return found
+        return alone if all(alone.of(name) for name in names) else found
 
     def carrying(self, names: Sequence[str]) -> Probing:
-        """Return a `Probing` for the statements that log `names` and those they need.
+        """Return what carries the statements that log `names` back, with what these need.
 
-        It may begin with an older version: a statement that the newest run already had is new to the versions
-        before it.
+        It may begin with an older version: a statement that the newest run had already is new to
+        the versions from before it.
         """
-        key = tuple(names)
-        if self.only or not key:
+        wanted = tuple(names)
+        if self.only or not wanted:
             return self
-        if key not in self._older:
+        if wanted not in self._older:
             patterns = {each for probe in self.added for each in probe.names}
-            if all(any(fits(each, name) for each in patterns) for name in key):
-                self._older[key] = self._for_names(key, self.runs)
+            if all(any(fits(each, name) for each in patterns) for name in wanted):
+                self._older[wanted] = self._asked(wanted, self.runs)
             else:
-                self._older[key] = self._from_older_version(key)
-        return self._older[key]
+                self._older[wanted] = self._begun_earlier(wanted)
+        return self._older[wanted]
 
-    def _for_names(self, names: tuple[str, ...], runs: Sequence[Run]) -> Probing:
-        """Return a `Probing` for some names only, in the versions of `runs`."""
+    def _asked(self, names: tuple[str, ...], runs: Sequence[Run]) -> Probing:
+        """Return the probing of some names alone, for the versions of `runs`."""
         probing = Probing(self.versions, runs, self.corrections, names, self.sure, self._texts)
         probing.__dict__["edited"] = self.edited
         return probing
 
     def _logs(self, name: str) -> bool:
-        """Return True if any statement of the work tree logs `name`."""
+        """Return True if the work tree logs a name anywhere."""
         return any(fits(each, name) for each in self._patterns)
 
     @cached_property
     def _patterns(self) -> tuple[str, ...]:
         return tuple(names_logged(self.edited))
 
-    def _from_older_version(self, names: tuple[str, ...]) -> Probing:
+    def _begun_earlier(self, names: tuple[str, ...]) -> Probing:
         if not all(map(self._logs, names)):
             return self
         for at, version in enumerate(self.chain[1:], 1):
             try:
-                probes = check(self.text(version), self.edited, names=self.renaming.now(version))[0]
+                found = check(self.text(version), self.edited, names=self.renaming.now(version))[0]
             except SourceError:
                 continue
-            if all(probes.of(name) for name in names):
+            if all(found.of(name) for name in names):
                 older = set(self.chain[at:])
-                return self._for_names(names, [run for run in self.runs if run.version in older])
+                return self._asked(names, [run for run in self.runs if run.version in older])
         return self
 
     @cached_property
     def added(self) -> tuple[Probe, ...]:
-        """The statements that the work tree adds to the newest version that was run."""
-        probes: Collection[Probe] = self._newest.probes if self._newest is not None else ()
+        """What the work tree adds to the newest version that was run."""
+        found: Collection[Probe] = self._newest.probes if self._newest is not None else ()
         if self.only and self._newest is not None:
-            probes = needed(self._newest, self.only)
-        return tuple(sorted(probes, key=lambda probe: (probe.path, probe.first)))
+            found = needed(self._newest, self.only)
+        return tuple(sorted(found, key=lambda probe: (probe.path, probe.first)))
 
     @cached_property
     def _newest(self) -> Probes | None:
@@ -327,64 +320,56 @@ class Probing:
     @cached_property
     def outcomes(self) -> tuple[VersionOutcome, ...]:
         """Where the added statements belong in each version of the chain."""
-        versions = [self.renaming.with_newest_names(version) for version in self.chain]
+        versions = [self.renaming.named_anew(version) for version in self.chain]
         namings = self._newest.namings if self._newest is not None else ()
-        edited = {
-            **self._edited_with_newest_names,
-            **{path: each.text for path, each in self._on_own_lines.items()},
-        }
-        outcomes = through(
+        edited = {**self._named, **{path: each.text for path, each in self._apart.items()}}
+        found = through(
             *(edited, self._statements, versions, self._by_hand()),
             list(map(self._moved, namings)),
             self.sure,
         )
-        back = self.renaming.with_own_names
-        return tuple(
-            back(version, outcome) for version, outcome in zip(self.chain, outcomes, strict=True)
-        )
+        back = self.renaming.named_back
+        return tuple(back(version, one) for version, one in zip(self.chain, found, strict=True))
 
     @cached_property
     def renaming(self) -> Renaming:
-        """Which files were renamed between the versions and the work tree."""
+        """What files were called then and are called now."""
         return Renaming(self.text, self.chain, self.edited)
 
     @cached_property
-    def _edited_with_newest_names(self) -> dict[str, str]:
-        """The source of the work tree, with the file names of the newest version that was run."""
+    def _named(self) -> dict[str, str]:
+        """The work tree under the names of the newest version that was run."""
         if not self.chain:
             return self.edited
         newest = self.chain[0]
         return self.renaming.now(newest).as_then(self.edited, self.text(newest))
 
     @cached_property
-    def _on_own_lines(self) -> dict[str, Apart]:
-        """The files with added statements, in which each added statement has lines of its own."""
-        positions: dict[str, list[tuple[int, int]]] = {}
+    def _apart(self) -> dict[str, Apart]:
+        """The files with added statements, each of these on lines of its own."""
+        spots: dict[str, list[tuple[int, int]]] = {}
         for probe in self.added:
-            positions.setdefault(probe.path, []).append((probe.line, probe.column))
-        return {
-            path: apart(self._edited_with_newest_names[path], positions_in_file)
-            for path, positions_in_file in positions.items()
-        }
+            spots.setdefault(probe.path, []).append((probe.line, probe.column))
+        return {path: apart(self._named[path], found) for path, found in spots.items()}
 
     @cached_property
     def _statements(self) -> list[Statement]:
-        statements = []
+        found = []
         for probe in self.added:
-            # a decorated definition has its first line for itself
+            # what is decorated shares its first line with nothing
             column = probe.column if probe.first == probe.line else 0
-            first = self._on_own_lines[probe.path].line(probe.first, column)
-            statements.append(Statement(probe.path, (first, first + probe.last - probe.first)))
-        return statements
+            first = self._apart[probe.path].line(probe.first, column)
+            found.append(Statement(probe.path, (first, first + probe.last - probe.first)))
+        return found
 
     def _moved(self, naming: Naming) -> Naming:
-        cuts = self._on_own_lines[naming.path].cuts if naming.path in self._on_own_lines else ()
+        cuts = self._apart[naming.path].cuts if naming.path in self._apart else ()
         for line, _ in reversed(cuts):
             naming = naming.pushed(naming.path, line + 1, 1)
         return naming
 
     def propagated(self) -> list[Propagated]:
-        """Return, for each version, newest first, where the added statements go."""
+        """Return what becomes of each version, newest first."""
         return [
             Propagated(
                 version,
@@ -404,9 +389,9 @@ class Probing:
         names: Sequence[str] = (),
         statement: tuple[str, int] | None = None,
     ) -> list[Correction]:
-        """Store that the statements that log `names` go to a place in the version of `run`.
+        """Keep that the statements that log `names` go to a place in the version of `run`.
 
-        `statement` is a file and a line of the work tree; it is needed if several statements log a name.
+        `statement` is a file and a line of the work tree, where several statements log a name.
         """
         lines = self.text(run.version).get(place.path, "").splitlines()
         if not 1 <= place.line <= len(lines) + 1:
@@ -415,20 +400,18 @@ class Probing:
                 f"{place.line}. `rearview diff {run.id}` shows it.",
                 slug="no-place",
             )
-        corrections = [
+        made = [
             Correction(
                 *(run.version, self._identities[number], place.path, place.line),
                 *(place.after, dict(place.renames), run.id),
             )
-            for number in self._statements_to_correct(names, statement)
+            for number in self._meant(names, statement)
         ]
-        self.corrections.add(corrections)
-        return corrections
+        self.corrections.add(made)
+        return made
 
-    def _statements_to_correct(
-        self, names: Sequence[str], statement: tuple[str, int] | None
-    ) -> list[int]:
-        """Return the indices of the added statements that a correction is for."""
+    def _meant(self, names: Sequence[str], statement: tuple[str, int] | None) -> list[int]:
+        """Return the numbers of the added statements that a correction is for."""
         if statement is not None:
             path, line = statement
             hits = [
@@ -438,83 +421,83 @@ class Probing:
             ]
             if not hits:
                 raise UsageError(
-                    f"There is no added statement at {path}:{line} of the work tree. Those that "
-                    f"belong to {' '.join(names)} are at {self._places_text(range(len(self.added)))}.",
+                    f"No added statement stands at {path}:{line} of the work tree. Those that "
+                    f"belong to {' '.join(names)} are at {self._told(range(len(self.added)))}.",
                     slug="no-probe",
                 )
             return hits
-        with_names = [number for number, probe in enumerate(self.added) if probe.names]
-        for name in names or {name for number in with_names for name in self.added[number].names}:
-            hits = [k for k in with_names if any(fits(each, name) for each in self.added[k].names)]
+        found = [number for number, probe in enumerate(self.added) if probe.names]
+        for name in names or {name for number in found for name in self.added[number].names}:
+            hits = [k for k in found if any(fits(each, name) for each in self.added[k].names)]
             if len(hits) > 1:
                 raise UsageError(
-                    f"{len(hits)} statements log {name}: {self._places_text(hits)}. Say which one goes "
+                    f"{len(hits)} statements log {name}: {self._told(hits)}. Say which one goes "
                     "there with `--statement FILE:LINE`.",
                     slug="which-statement",
                 )
         return [
             k
-            for k in with_names
+            for k in found
             if not names or any(fits(each, n) for each in self.added[k].names for n in names)
         ]
 
-    def _places_text(self, numbers: Collection[int]) -> str:
+    def _told(self, numbers: Collection[int]) -> str:
         return ", ".join(f"{self.added[k].path}:{self.added[k].line}" for k in numbers)
 
     @cached_property
     def _identities(self) -> list[Identity]:
-        """For each added statement, what identifies it even after its text was changed."""
-        counts: Counter[tuple[str, tuple[str, ...], tuple[str, ...]]] = Counter()
-        identities = []
+        """What makes each added statement itself, whatever its text is."""
+        seen: Counter[tuple[str, tuple[str, ...], tuple[str, ...]]] = Counter()
+        found = []
         for number, probe in enumerate(self.added):
             sets: tuple[str, ...] = ()
             if not probe.names:
                 sets = tuple(name for name, _ in bound_by(self._trees[number][0]))
             key = (probe.path, probe.names, sets)
-            identities.append(Identity(*key, occurrence=counts[key]))
-            counts[key] += 1
-        return identities
+            found.append(Identity(*key, occurrence=seen[key]))
+            seen[key] += 1
+        return found
 
     @cached_property
     def _trees(self) -> list[tuple[ast.stmt, int]]:
-        """Each added statement as a syntax tree, with a number for the block that contains it."""
-        by_position: dict[tuple[str, int, int], tuple[ast.stmt, int]] = {}
+        """Each added statement as a tree, and a number for the block that it stands in."""
+        found: dict[tuple[str, int, int], tuple[ast.stmt, int]] = {}
         for path in {probe.path for probe in self.added}:
-            blocks: list[list[ast.stmt]] = [ast.parse(self._edited_with_newest_names[path]).body]
+            blocks: list[list[ast.stmt]] = [ast.parse(self._named[path]).body]
             while blocks:
                 block = blocks.pop()
                 for stmt in block:
-                    by_position[path, stmt.lineno, stmt.col_offset] = (stmt, id(block))
+                    found[path, stmt.lineno, stmt.col_offset] = (stmt, id(block))
                     blocks += [inner for _, _, inner in blocks_of(stmt)]
-        return [by_position[probe.path, probe.line, probe.column] for probe in self.added]
+        return [found[probe.path, probe.line, probe.column] for probe in self.added]
 
     def _by_hand(self) -> dict[int, dict[int, HandPlace]]:
-        """Return the places that the user gave by hand for statements that still exist, by version and statement.
+        """Return the places given by hand for statements that are still there.
 
-        Statements of the same block that only compute something for a statement go to its place too.
+        What is computed in the same block only for a statement goes where the statement goes.
         """
-        by_version: dict[int, dict[int, HandPlace]] = {}
-        for correction in self.corrections.kept:
-            number = correction.statement.find(self._identities)
-            if number is None or correction.version not in self.chain:
+        found: dict[int, dict[int, HandPlace]] = {}
+        for one in self.corrections.kept:
+            number = one.statement.find(self._identities)
+            if number is None or one.version not in self.chain:
                 continue
-            place = self.renaming.place_with_newest_name(correction.version, correction.place)
-            at = self.chain.index(correction.version)
-            by_version.setdefault(at, {})[number] = place
-        for places in by_version.values():
+            place = self.renaming.placed_anew(one.version, one.place)
+            at = self.chain.index(one.version)
+            found.setdefault(at, {})[number] = place
+        for places in found.values():
             for number, place in sorted(places.items()):
-                for helper in self._helpers_of(number):
-                    places.setdefault(helper, place)
-        return by_version
+                for other in self._serving(number):
+                    places.setdefault(other, place)
+        return found
 
-    def _helpers_of(self, number: int) -> list[int]:
-        """Return the indices of the added statements before one, in its block, that log nothing."""
+    def _serving(self, number: int) -> list[int]:
+        """Return the added statements above one, in its block, that log nothing."""
         probe, block = self.added[number], self._trees[number][1]
         return [
             k
-            for k, candidate in enumerate(self.added)
+            for k, other in enumerate(self.added)
             if self._trees[k][1] == block
-            and not candidate.names
-            and (candidate.line, candidate.column) < (probe.line, probe.column)
+            and not other.names
+            and (other.line, other.column) < (probe.line, probe.column)
             and probe.names
         ]
