@@ -220,7 +220,8 @@ class Backfiller:
     ) -> _PoolResult:
         """Run the segments of a plan; their records and verdicts are stored as each one ends."""
         segments, prepared = planned.plan.segments, planned.prepared
-        replays = ReplayJobs(self.project, self.versions, self.runs)
+        local = question.on == "local"
+        replays = ReplayJobs(self.project, self.versions, self.runs, fold=local)
         leads = Counter(
             prepared[segment.run].lead for segment in segments if self._may_share_start(question)
         )

@@ -224,4 +224,5 @@ def _view(project: Project, segment: SegmentFile, root: str, created: Sequence[s
         temporary=temporary(),
         gone={one for one in places if os.path.lexists(one)},
         drafts=frozenset(places),
+        folded={f"{tree}{os.sep}{one}" for one in segment.folded},
     )
