@@ -41,7 +41,7 @@ from rearview.backfill.shared_imports import runs_with_earlier_lead
 from rearview.config import Settings
 from rearview.errors import RearviewError, StoreError, UsageError
 from rearview.execute.executor import Executor
-from rearview.execute.local import OFFERED, Local
+from rearview.execute.local import FORK_SERVER_SUPPORTED, Local
 from rearview.execute.pool import Pool
 from rearview.execute.replay_jobs import ReplayJobs, ReplayOutcome
 from rearview.execute.status import Progress, StatusFile, running_backfills
@@ -358,7 +358,7 @@ class Backfiller:
 
     def _may_share_start(self, question: Question) -> bool:
         """Return True if replays with the same leading imports may be forked from one process."""
-        return self.settings.shared_start and question.on == "local" and OFFERED
+        return self.settings.shared_start and question.on == "local" and FORK_SERVER_SUPPORTED
 
     def _workers(self, workers: int | None, runs: Iterable[Run]) -> int:
         """Return how many replays run at once: by default as many as there are cores for."""

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from rearview.execute.executor import Task
-from rearview.execute.local import seen_of, threads_of
+from rearview.execute.local import threads_of, visible_accelerators
 from rearview.execute.scratch_tree import (
     keep_recorded_texts,
     make_tree,
@@ -183,7 +183,7 @@ class ReplayJobs:
             report=folder / "report.json",
             seconds=segment.seconds,
             threads=_threads_to_pin(run, segment),
-            accelerators=seen_of(run.facts.hardware),
+            accelerators=visible_accelerators(run.facts.hardware),
             imports=imports,
             beside=command.folder if control.module else (tree / script_of(run, home)).parent,
         )
@@ -278,8 +278,8 @@ class ReplayJobs:
             self._try_disk()
         if report.failure is ReplayFailure.DISK_FULL:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.project.store))
-        told_all = report.failure is ReplayFailure.PROBE_RAISED
-        if report.error and not told_all and task.log.is_file():
+        explained = report.failure is ReplayFailure.PROBE_RAISED
+        if report.error and not explained and task.log.is_file():
             report.error = _explain(report.error, task.log.read_text("utf-8", "replace"))
         report.written = max(report.written, self._count_records(run, task))
         outcome = ReplayOutcome(run.id, task.id, report, task.log, task.folder, seconds, redone)

@@ -379,6 +379,8 @@ class Runs:
 
     def find_id(self, text: str) -> str:
         """Return the id of the run that `text` names; the run may be damaged."""
+        if Path(text).name == text and (self.folder(text) / "run.json").is_file():
+            return text  # a whole id: no need to look at all the others
         ids = self.ids()
         if text == "latest" or _counts_from_end(text):
             ids = [run.id for run in self.all()]
