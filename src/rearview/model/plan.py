@@ -185,6 +185,8 @@ class SegmentFile(msgspec.Struct, frozen=True, omit_defaults=True):
     """Path of the report."""
     tree: str = ""
     """Work tree of the replay, laid out like the project."""
+    folded: tuple[str, ...] = ()
+    """Folders of the work tree that are links and that the program must see as folders."""
     names: tuple[str, ...] = ()
     chains: list[list[str]] = []
     """Stacks of loops (site ids), outermost first, that probes may run in."""
