@@ -28,7 +28,7 @@ from rearview.model.wording import printable
 from rearview.runtime.frames import run_at_bottom
 from rearview.runtime.importer import register_module, retire
 from rearview.runtime.saving.background_threads import hide_background_threads
-from rearview.state.codecs.functions import PatchedBuiltin
+from rearview.state.code_lookup import PatchedBuiltin
 
 if TYPE_CHECKING:
     from rearview.runtime.start_replay import SharedStart

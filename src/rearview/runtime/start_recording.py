@@ -47,7 +47,7 @@ from rearview.runtime.saving.remote_copy import RemoteCopy
 from rearview.runtime.saving.writer import Writer
 from rearview.runtime.session import Session, use_session
 from rearview.source.probes.mended_source import mend
-from rearview.state.rebuild import REFUSAL_HANDLERS
+from rearview.state.builders import REFUSAL_HANDLERS
 from rearview.store.checkpoints.checkpoints import Checkpoints
 from rearview.store.checkpoints.compression import CompressionPolicy
 from rearview.store.json_lines import fields_of_record

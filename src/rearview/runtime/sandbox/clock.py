@@ -31,7 +31,7 @@ from rearview.runtime.sandbox.entropy import (
     is_standard,
     library_being_loaded,
 )
-from rearview.state.codecs.functions import PatchedBuiltin
+from rearview.state.code_lookup import PatchedBuiltin
 from rearview.state.exclusions import BARS
 from rearview.store import recorded_inputs
 from rearview.store.files import open_file
