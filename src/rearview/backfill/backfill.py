@@ -58,7 +58,7 @@ from rearview.store.machine import cores
 from rearview.store.project import EVENT_FILES, Project
 from rearview.store.recorded_inputs import environment_differences
 from rearview.store.runs import Runs
-from rearview.store.tables.connection import quoted
+from rearview.store.tables.recorded_values import has_long_lines, recorded_names
 from rearview.store.tables.tables import Tables
 from rearview.store.versions.versions import Versions
 
@@ -144,7 +144,7 @@ class Backfiller:
             parse_at(question.at)  # if it cannot be read, it is wrong for every run
         selected = self._select(question.where, runs)
         probing = self.probing(self.runs.all())
-        recorded = self._recorded_names(question.names)
+        recorded = self._recorded_names(question.names, runs)
         missing = MissingValues(probing=probing)
         for order, run in enumerate(runs):
             names = tuple(name for name in question.names if (run.id, name) not in recorded)
@@ -220,7 +220,8 @@ class Backfiller:
     ) -> _PoolResult:
         """Run the segments of a plan; their records and verdicts are stored as each one ends."""
         segments, prepared = planned.plan.segments, planned.prepared
-        replays = ReplayJobs(self.project, self.versions, self.runs)
+        local = question.on == "local"
+        replays = ReplayJobs(self.project, self.versions, self.runs, fold=local)
         leads = Counter(
             prepared[segment.run].lead for segment in segments if self._may_share_start(question)
         )
@@ -283,17 +284,16 @@ class Backfiller:
                 iterations[span.outer] = merge_ranges(iterations.get(span.outer), span)
         return selected
 
-    def _recorded_names(self, names: Sequence[str]) -> set[tuple[str, str]]:
-        """Return (run, name) for the names that runs logged themselves."""
-        self.tables.refresh()
-        if not names or not set(names) & set(self.tables.names()):
-            return set()
-        some = ", ".join(map(quoted, names))
-        rows = self.tables.sql(
-            "SELECT DISTINCT run, name FROM records "  # noqa: S608
-            f"WHERE origin = 'recorded' AND name IN ({some})"
-        )
-        return {(row["run"], row["name"]) for row in rows}
+    def _recorded_names(self, names: Sequence[str], runs: Sequence[Run]) -> set[tuple[str, str]]:
+        """Return (run, name) for those of `names` that runs logged themselves."""
+        folders = {run.id: self.runs.folder(run.id) for run in runs}
+        if any(map(has_long_lines, folders.values())):
+            self.tables.refresh()  # seals them
+        return {
+            (run, name)
+            for run, folder in folders.items()
+            for name in recorded_names(folder).intersection(names)
+        }
 
     def _survey(self, incomplete: Sequence[PreparedRun]) -> Survey:
         """Return what has to run again; this machine is measured first if that is worth its time."""
