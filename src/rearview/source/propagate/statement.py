@@ -4,13 +4,21 @@ The code around it may have been in another file of the older version; those tha
 """
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rearview.source.data_flow import uses
 from rearview.source.propagate.match import Matching, match
 from rearview.source.propagate.names import Votes, imports_for, members, overwritten, resolve
-from rearview.source.propagate.place import Nowhere, Place, Spot, anywhere, locate, place_at
+from rearview.source.propagate.place import (
+    Nowhere,
+    Place,
+    Spot,
+    anywhere,
+    locate,
+    others,
+    place_at,
+)
 from rearview.source.propagate.splice import (
     comment_above,
     idle,
@@ -43,6 +51,8 @@ class Carried:
     confidence: float
     reasons: tuple[str, ...]
     reason: str = ""
+    present: tuple[int, int] | None = None
+    """The lines on which the old text has the same statement there already."""
 
     @property
     def refused(self) -> bool:
@@ -74,13 +84,20 @@ def refuse(reason: str, *reasons: str, confidence: float = 0.0) -> Carried:
     return Carried(None, "", confidence, reasons, reason)
 
 
-def carry(new: str, lines: tuple[int, int], old: str, sure: float = SURE) -> Carried:
+def carry(
+    new: str,
+    lines: tuple[int, int],
+    old: str,
+    sure: float = SURE,
+    disproved: Mapping[int, str] | None = None,
+) -> Carried:
     r"""Return where the statements on `lines` of the new text belong in the old one, and as what text.
 
     Lines are 1-based and inclusive. Every other byte of the old text stays. A place that is less
     likely right than `sure` is refused. Where a variable is not
     there, two places are equally good, or the code around it did not exist yet, the answer is a
-    refusal that says so.
+    refusal that says so. `disproved` has lines of the old text before which the statement turned
+    out wrong, and how: the next likely place is taken instead.
 
     >>> new = "for x in data:\n    cost = f(x)\n    print(cost)\n    step(cost)\n"
     >>> old = "for x in data:\n    loss = f(x)\n    step(loss)\n"
@@ -100,7 +117,14 @@ def carry(new: str, lines: tuple[int, int], old: str, sure: float = SURE) -> Car
         if loose is None:
             return refuse(place.reason)
         place = loose
-    return _write(asked, found, spot, place, sure=sure)
+    answer = _write(asked, found, spot, place, sure=sure)
+    if not disproved or answer.line not in disproved:
+        return answer
+    for other in others(found, spot):
+        answer = _write(asked, found, spot, other, sure=sure)
+        if answer.line is not None and answer.line not in disproved:
+            return answer
+    return refuse(f"{' and '.join(dict.fromkeys(disproved.values()))}; no other place is certain")
 
 
 def carry_to(
@@ -252,6 +276,10 @@ def _write(
     )
     if line == len(there) + 1 and there and not there[-1].endswith(("\n", "\r")):
         text = end + text.removesuffix(end)
+    present = _present(there, line, text)
+    if present is not None and given is None and not _has_partner(found, present):
+        why = f"the same statement stands there already, on line {present[0]}"
+        return Carried(None, "", confidence, place.reasons, why, present)
     broken = _still_parses(old, line, text)
     if broken is not None:
         return refuse(f"the old text would no longer parse: {broken}")
@@ -263,6 +291,21 @@ def _write(
         *(f"`{each}` comes with it" for each in imports.values()),
     )
     return Carried(line, text, confidence, reasons)
+
+
+def _present(old: Sequence[str], line: int, text: str) -> tuple[int, int] | None:
+    """Return the lines next to a place that hold the same statement already."""
+    wanted = [each.strip() for each in split(text) if each.strip()]
+    for start in (line - len(wanted), line):
+        near = old[max(0, start - 1) : start - 1 + len(wanted)]
+        if start >= 1 and [each.strip() for each in near] == wanted:
+            return start, start + len(wanted) - 1
+    return None
+
+
+def _has_partner(found: Matching, lines: tuple[int, int]) -> bool:
+    """Return True if the old statement on some lines is another one of the new text."""
+    return any(old.start == lines[0] and not old.is_block for old in found.back)
 
 
 def _absent(listed: list[str]) -> str:
