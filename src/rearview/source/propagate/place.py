@@ -606,7 +606,8 @@ def _beside_neighbour(
     close = [(a, at) for a, at in spots.items() if a.far < 3 and a.weight * (1 + a.far) >= 0.5]
     nearest = min((a.far for a, _ in close), default=0)
     giving = [(a, at) for a, at in close if a.gives]
-    if any(a.near and a.before and low == high == at + 1 for a, at in close):
+    beside = [(a.before, at + 1 if a.before else at) for a, at in close if a.near]
+    if (True, low) in beside and low == high:
         return low, high
     held = [
         (at + 1, at + 1 + a.far) if a.before else (at - a.far, at)
@@ -615,6 +616,8 @@ def _beside_neighbour(
     if not held or any(first <= high and low <= last for first, last in held):
         return low, high
     first, last = held[0]
+    if (False, low) in beside and low == high and abs(low - last) <= 2:
+        return low, high
     return max(0, first), min(last, count)
 
 
