@@ -107,17 +107,22 @@ class History:
         count = len(self._runs.ids())
         return f"<History of {self.project.root}: {count} {'run' if count == 1 else 'runs'}>"
 
-    def runs(self, where: str | None = None) -> list[Run]:
+    def runs(
+        self, where: str | None = None, *, order: str | Sequence[str] | None = None
+    ) -> list[Run]:
         """Return all runs, oldest first, or those for which the SQL condition `where` holds.
 
         It may speak of facts of runs (`status`, `name`, `tag`, `seconds`, …), of arguments, and of
         names that were logged, which stand for their last value: "tag = 'baseline' and acc > 0.9".
+        `order` gives them in another order, by the same columns: "acc desc, started".
         """
         found = self._runs.all()
-        if where is not None:
+        if where is not None or order:
             self._tables.refresh()
-            matching = set(self._tables.matching(where))
-            found = [run for run in found if run.id in matching]
+            matching = {run: k for k, run in enumerate(self._tables.matching(where, order))}
+            if where is not None:
+                found = [run for run in found if run.id in matching]
+            found.sort(key=lambda run: matching.get(run.id, len(matching)))
         return [of_history(run, self.at, self.value) for run in found]
 
     def run(self, which: str = "latest") -> PastRun:
@@ -262,13 +267,17 @@ class History:
         where: str | None = None,
         runs: Sequence[str] | None = None,
         limit: int | None = None,
-        order: Sequence[str] | None = None,
+        order: str | Sequence[str] | None = None,
         unproved: bool = False,
+        interpolate: bool = False,
     ) -> Table:
         """Return one row per point with `names` as columns; without names, all of them.
 
-        Values of replays that were not exact are left out unless `unproved` is True. Values that
-        are merely unproved are there; the column `unproved` then names those of each row.
+        `order` gives rows in the order of interest: "acc desc, epoch"; without it they come in the
+        order they were logged. Values of replays that were not exact are left out unless `unproved`
+        is True. Values that are merely unproved are there; the column `unproved` then names those
+        of each row. With `interpolate`, numbers that are missing between two known ones of the
+        same run and loop are filled in, and the column `interpolated` names those of each row.
         """
         chosen = [self.run(which).id for which in runs] if runs else None
         self._tables.refresh()
@@ -280,6 +289,7 @@ class History:
             limit=limit,
             virtual=self.virtual(),
             unproved=unproved,
+            interpolate=interpolate,
         )
 
     def plot(

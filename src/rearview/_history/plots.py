@@ -11,8 +11,8 @@ from rearview._history.chart import COLORS, ChartLine, frame_of, svg
 from rearview.errors import UsageError
 
 
-class Runs(Protocol):
-    """What is asked of a history."""
+class PlottableHistory(Protocol):
+    """The two methods of `History` that a plot needs."""
 
     def runs(self) -> Any:
         """Return all runs."""
@@ -83,7 +83,7 @@ class Plot:
 
 
 def plot_of(
-    past: Runs,
+    past: PlottableHistory,
     names: Sequence[str],
     *,
     where: str | None = None,

@@ -137,6 +137,7 @@ def run(control: Control, session: Any, plain: frozenset[str] | None = None) -> 
         run_at_bottom(*program)
     except SystemExit as exc:
         session.code = exit_code(exc)
+        session.note_failure(exc)
         return exc.code  # Python handles any value
     except BaseException as exc:
         failure = exc  # shown when it is handled: a hook that fails has no context then
