@@ -282,6 +282,7 @@ class _Matcher:
             for gap in self.inside(new, old)
         ]
         self.moved()
+        self.next_to_pairs()
         self.same_in_scope(self.telling)
         self.same_in_scope(value_of)
         for news, olds in gaps:
@@ -487,6 +488,19 @@ class _Matcher:
                 telling = least > 1 or len(ones[0].words) >= 5
                 if len(ones) == len(twos) == 1 and telling and self.free(ones[0], twos[0]):
                     self.pair_subtrees(ones[0], twos[0])
+
+    def next_to_pairs(self) -> None:
+        """Pair the same statements that stand next to two paired ones: a run of them moved."""
+        found = self.found
+        for step, nodes in ((1, found.new.nodes), (-1, reversed(found.new.nodes))):
+            for new in nodes:
+                if new.is_block or new in found.there or new.is_scope:
+                    continue
+                beside = _next(new, -step)
+                partner = found.there.get(beside) if beside is not None else None
+                old = _next(partner, step) if partner is not None else None
+                if old is not None and self.whole[new] == self.whole[old] and self.free(new, old):
+                    self.pair_subtrees(new, old)
 
     def same_in_scope(self, key: Callable[[StatementNode], Hashable | None]) -> None:
         """Pair statements of paired scopes that have the same key, and are the only ones that do."""

@@ -174,6 +174,9 @@ class _Resolver:
         if logger is not None:
             return logger, 0.85
         fresh = seen - self.at_home - self.modules - taken
+        same = [each for each in fresh if each.lower() == name.lower()]
+        if len(same) == 1:
+            return same[0], 0.9
         alike = [each for each in fresh if similar(name, each)]
         if len(alike) == 1:
             return alike[0], 0.75
@@ -193,14 +196,15 @@ class _Resolver:
             tally = Counter(
                 node.words[0]
                 for node in self.found.old.nodes
-                if node.kind == "Expr" and node.words[1:2] == (".",) and node.words[2] in methods
+                if node.kind == "Expr"
+                and node.words[1:2] == (".",)
+                and node.words[2] in _SEVERITIES
             )
             known = [each for each, _ in tally.most_common() if each in self.seen]
             if known:
                 return known[0]
-            home = definition(*self.here, name)
-            made = value_call(home.tree) if home is not None else ""
-            return "logging" if made == "getLogger" and "logging" in self.seen else None
+            made = {value_call(n.tree) for n in self.found.new.nodes if name in binds(n)}
+            return "logging" if "getLogger" in made and "logging" in self.seen else None
         if not methods and "print" in name.lower():
             calls = sum(node.words[:1] == ("print",) for node in self.found.old.nodes)
             return "print" if calls > 1 else None
@@ -398,6 +402,37 @@ def _defined(found: Matching, asked: set[str]) -> set[str]:
             elif isinstance(each, ast.Constant) and isinstance(each.value, str):
                 defined.add(each.value.lstrip("-").replace("-", "_"))
     return defined
+
+
+def keywords(found: Matching, chosen: list[ast.stmt]) -> dict[str, str]:
+    """Return keywords of calls by what the called function named that argument in the old text."""
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    renamed: dict[str, str] = {}
+    calls = [n for stmt in chosen for n in ast.walk(stmt) if isinstance(n, ast.Call) and n.keywords]
+    for call in calls:
+        called = last_name(call.func)
+        pairs = [
+            (new.tree.args, old.tree.args)
+            for new, old in found.there.items()
+            if isinstance(new.tree, functions)
+            and isinstance(old.tree, functions)
+            and not new.is_block
+            and new.tree.name == called
+        ]
+        if len(pairs) != 1:
+            continue
+        ones, twos = (
+            [arg.arg for arg in (*args.posonlyargs, *args.args, *args.kwonlyargs)]
+            for args in pairs[0]
+        )
+        for keyword in call.keywords:
+            word = keyword.arg
+            if word is None or word in twos or word not in ones or len(ones) != len(twos):
+                continue
+            other = twos[ones.index(word)]
+            if other not in ones:
+                renamed[word] = other
+    return renamed
 
 
 def _renamed_functions(found: Matching, names: set[str]) -> dict[str, str]:

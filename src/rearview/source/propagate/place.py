@@ -8,6 +8,7 @@ import ast
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from rearview.source.data_flow import (
     Uses,
@@ -355,7 +356,7 @@ def _by_statements(found: Matching, spot: Spot) -> Place | Nowhere:
         ]
         at = next((each for each in beside if _same_values(found, spot, target, each)), at)
         certainty *= 0.85
-    inner = _inside_branch(spot, target, at)
+    inner = _inside_branch(spot, anchors, target, at)
     if inner is not None:
         block, index = inner
         return Place(block, index, 0.8 * agree * certainty, ("it stands with what it reads",))
@@ -389,9 +390,12 @@ def _anchors(found: Matching, spot: Spot) -> list[_Anchor]:
     anchors: list[_Anchor] = []
     for before in (True, False):
         side = siblings(found, spot, before=before)
-        for far, new in enumerate(side[:REACH]):
+        for position, new in enumerate(side[:REACH]):
+            far = position
             old = found.there.get(new)
             gives = before and bool(uses([new.tree]).writes & spot.used.reads)
+            if new.parent is not spot.block:
+                far += 2  # beyond the block around the statement
             if old is not None:
                 alike = max(likeness(new, old), 0.6) if new.children else likeness(new, old)
                 exact = old.words == new.words and (len(new.words) > 2 or far == 0)
@@ -503,13 +507,20 @@ def _same_values(found: Matching, spot: Spot, target: StatementNode, at: int) ->
     return True
 
 
-def _inside_branch(spot: Spot, target: StatementNode, at: int) -> tuple[StatementNode, int] | None:
+def _inside_branch(
+    spot: Spot, anchors: list[_Anchor], target: StatementNode, at: int
+) -> tuple[StatementNode, int] | None:
     """Return the place behind a definition in a branch, without which a name has no value there."""
+    above = next((a.old for a in anchors if a.near and a.before and a.exact), None)
     for name in sorted(spot.used.reads):
         home = definition(spot.block, spot.index, name)
-        if home is None or home.is_scope or home.parent is not spot.block:
+        if home is None or home.is_scope:
             continue
         there = definition(target, at, name)
+        if there is not None and above is not None and above.parent is there.parent:
+            there = above if above.index > there.index else there
+        elif home.parent is not spot.block:
+            continue
         if there is None or there.is_scope or there.parent in {None, target, *target.above()}:
             continue
         outer = child_of(there, target)
@@ -539,6 +550,11 @@ def _edge_of_home(
         return False
     if 0 < spot.index < len(spot.block.children) or any(a.gives for a in anchors):
         return False
+    between = list(takewhile(lambda node: node is not home, target.above()))
+    if any(a.near and a.exact and a.old.parent is target for a in anchors) and all(
+        node.is_block or node.kind == "With" for node in between
+    ):
+        return False  # what stands in a `with` runs as often as what stands around it
     return any(anchor.old.parent is home for anchor in anchors)
 
 

@@ -9,7 +9,14 @@ from dataclasses import dataclass, replace
 
 from rearview.source.data_flow import uses
 from rearview.source.propagate.match import Matching, match
-from rearview.source.propagate.names import Votes, imports_for, members, overwritten, resolve
+from rearview.source.propagate.names import (
+    Votes,
+    imports_for,
+    keywords,
+    members,
+    overwritten,
+    resolve,
+)
 from rearview.source.propagate.place import (
     Nowhere,
     Place,
@@ -248,6 +255,7 @@ def _write(
     attributes, absent = members(found, votes, used)
     if absent:
         return refuse(_absent([f"`{root}.{member}`" for root, member in absent]), *place.reasons)
+    arguments = keywords(found, chosen)
     clash = overwritten(used, found, (spot.block, place.block))
     if clash:
         return refuse(f"it would overwrite `{clash}`, which the old text uses for something else")
@@ -269,7 +277,12 @@ def _write(
         here,
         lines,
         chosen,
-        renamed={**names.renamed, **renames, **{f".{a}": b for a, b in attributes.items()}},
+        renamed={
+            **names.renamed,
+            **renames,
+            **{f".{a}": b for a, b in attributes.items()},
+            **{f"{a}=": b for a, b in arguments.items()},
+        },
         indent=indent,
         unit=step(old),
         end=end,
@@ -287,6 +300,7 @@ def _write(
         *place.reasons,
         *names.reasons,
         *(f"`.{one}` is called `.{two}` there" for one, two in attributes.items()),
+        *(f"`{one}=` is called `{two}=` there" for one, two in arguments.items()),
         *(f"`{one}` is called `{two}` there" for one, two in sorted(renames.items())),
         *(f"`{each}` comes with it" for each in imports.values()),
     )
