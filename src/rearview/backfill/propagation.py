@@ -375,9 +375,12 @@ class Probing:
         return naming
 
     def is_carried(self, run: Run, names: Sequence[str], source: Texts) -> bool:
-        """Return True if `source` is the version of a run with statements that were carried there."""
+        """Return True if `source` is the version of a run with statements that were carried there.
+
+        The newest version that was run is the one that was edited: nothing is carried there.
+        """
         asked = self.carrying(names)
-        if run.version not in asked.chain or not asked.added:
+        if run.version not in asked.chain or run.version == self.chain[0] or not asked.added:
             return False
         outcome = asked.outcomes[asked.chain.index(run.version)]
         return bool(outcome.files) and all(source.get(p) == t for p, t in outcome.files.items())

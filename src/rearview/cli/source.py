@@ -15,6 +15,7 @@ from rearview.cli.options import (
     open_history,
     pair,
     some_names,
+    sure_option,
 )
 from rearview.cli.terminal import output
 from rearview.cli.terminal.output import plural
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     help="Only the versions of these runs; may be repeated.",
 )
 @click.option("--explain", is_flag=True, help="Say why each place was chosen.")
+@sure_option
 @click.option(
     "--correct",
     nargs=2,
@@ -69,6 +71,7 @@ def propagate(
     names: tuple[str, ...],
     which: tuple[str, ...],
     explain: bool,
+    sure: float | None,
     correct: tuple[str, str] | None,
     after: bool,
     renames: tuple[tuple[str, str], ...],
@@ -114,7 +117,7 @@ def propagate(
             renames=dict(renames),
             statement=where,
         )
-    found = past.propagate(list(names), to=list(which) or None)
+    found = past.propagate(list(names), to=list(which) or None, sure=sure)
     if as_json:
         output.json_document(found)
     else:

@@ -522,7 +522,7 @@ class _Matcher:
 
     def telling(self, node: StatementNode) -> Hashable | None:
         """Return what identifies a simple statement within its function; None if it is too short."""
-        return (self.whole[node], "same") if len(node.words) >= 3 else None
+        return (self.whole[node], "same") if len(node.words) >= 2 else None
 
     def free(self, new: StatementNode, old: StatementNode) -> bool:
         return not any(each in self.found.there for each in new.walk()) and not any(

@@ -110,7 +110,7 @@ def between(
     if low >= high:
         return max(low, high) if low == high else low, 0.9
     tied = [node for node in tied if low <= node.index < high]
-    near = _split_gap(before, after, target.children[low:high], low)
+    near = _split_gap(found, spot, (before, after), target.children[low:high], low)
     if not spot.index and spot.block.children and not after:
         near = high  # the first of its block goes with what follows it
     if not tied:
@@ -138,13 +138,27 @@ def between(
 
 
 def _split_gap(
-    before: list[StatementNode], after: list[StatementNode], gap: list[StatementNode], low: int
+    found: Matching,
+    spot: Spot,
+    runs: tuple[list[StatementNode], list[StatementNode]],
+    gap: list[StatementNode],
+    low: int,
 ) -> int:
     """Return the place that leaves rewritten statements on the side where their likes stand."""
+    before, after = runs
     least = low if len(before) <= len(after) else low + len(gap)
-    if not before or not after or len(gap) > 30:
+    if len(gap) > 30:
         return least
-    gains = [_closest(node, before) - _closest(node, after) for node in gap]
+    if not (before and after):  # the ones that were rewritten may stand farther away
+        before, after = (
+            [n for n in siblings(found, spot, before=side)[:REACH] if n not in found.there]
+            for side in (True, False)
+        )
+    gains = [
+        one - two if max(one, two) >= (0.2 if all(runs) else 0.5) else 0.0
+        for node in gap
+        for one, two in [(_closest(node, before), _closest(node, after))]
+    ]
     totals = [0.0]
     for gain in gains:
         totals.append(totals[-1] + gain)
@@ -332,6 +346,8 @@ def _by_comment(found: Matching, spot: Spot) -> tuple[StatementNode, int] | None
 def _by_statements(found: Matching, spot: Spot) -> Place | Nowhere:
     anchors = _anchors(found, spot)
     home = found.block(spot.block)
+    if home is None and not anchors:
+        home = _copied_block(found, spot)
     target = _inverted(anchors) or _block(anchors, home)
     if target is not home and _edge_of_home(anchors, spot, target, home):
         target = home
@@ -351,11 +367,8 @@ def _by_statements(found: Matching, spot: Spot) -> Place | Nowhere:
         return chosen
     at, certainty = chosen
     if not _same_values(found, spot, target, at):
-        beside = [
-            a.old.index + a.before for a in spots if a.near and a.exact and a.old.parent is target
-        ]
-        at = next((each for each in beside if _same_values(found, spot, target, each)), at)
-        certainty *= 0.85
+        at = _with_same_values(found, spot, target, spots, at)
+        certainty *= 0.92
     inner = _inside_branch(spot, anchors, target, at)
     if inner is not None:
         block, index = inner
@@ -363,27 +376,37 @@ def _by_statements(found: Matching, spot: Spot) -> Place | Nowhere:
     split = _split_neighbours(anchors, target, home, spot.used)
     if split is not None:
         return split
+    strength, reasons = _evidence(spots, target, at)
+    if home is not target:
+        reasons.append("the block around it has changed")
+        strength *= 0.9
+    return Place(target, at, agree * certainty * strength, tuple(reasons))
+
+
+def _evidence(spots: dict[_Anchor, int], target: StatementNode, at: int) -> tuple[float, list[str]]:
+    """Return how much the statements next to a place say for it, from 0 to 1, and in words."""
     touching = {
         a.before
         for a in spots
         if a.near and a.old.parent is target and a.old.index == (at - 1 if a.before else at)
     }
-    confidence = agree * certainty
     if len(touching) == 2:
-        reasons = ["both neighbours are there"]
-    elif touching:
-        reasons = ["one neighbour is there"]
-        confidence *= 0.97
-    elif any(a.old.parent is target for a in spots):
-        reasons = ["statements around it are there"]
-        confidence *= 0.9
-    else:
-        reasons = ["code inside the same block is there"]
-        confidence *= 0.75
-    if home is not target:
-        reasons.append("the block around it has changed")
-        confidence *= 0.9
-    return Place(target, at, confidence, tuple(reasons))
+        return 1.0, ["both neighbours are there"]
+    if touching:
+        return 0.97, ["one neighbour is there"]
+    if any(a.old.parent is target for a in spots):
+        return 0.82, ["statements around it are there"]
+    return 0.75, ["code inside the same block is there"]
+
+
+def _with_same_values(
+    found: Matching, spot: Spot, target: StatementNode, spots: dict[_Anchor, int], at: int
+) -> int:
+    """Return the place beside a neighbour at which what is read comes from the same statements."""
+    beside = [
+        a.old.index + a.before for a in spots if a.near and a.exact and a.old.parent is target
+    ]
+    return next((each for each in beside if _same_values(found, spot, target, each)), at)
 
 
 def _anchors(found: Matching, spot: Spot) -> list[_Anchor]:
@@ -649,24 +672,37 @@ def _after_definitions(found: Matching, spot: Spot, target: StatementNode) -> It
             yield at + 1
 
 
+def _copied_block(found: Matching, spot: Spot) -> StatementNode | None:
+    """Return the old block of a statement of which the one around the place is a copy."""
+    owner = spot.block.parent
+    if owner is None or owner.is_scope:
+        return None
+    twins = [
+        node
+        for node in owner.scope().walk()
+        if node.kind == owner.kind and node.words == owner.words and node in found.there
+    ]
+    if len(twins) != 1 or twins[0].is_block:
+        return None
+    same = [block for block in found.there[twins[0]].children if block.role == spot.block.role]
+    return same[0] if same else None
+
+
 def _beside_copies(found: Matching, spot: Spot, target: StatementNode) -> Place | None:
     """Return the place among statements of which the new text has copies, paired with another."""
     low, high, hits = 0, len(target.children), 0
+    near: list[int] = []
     for before in (True, False):
-        for new in siblings(found, spot, before=before)[:REACH]:
-            same = [old for old in target.children if old.words == new.words and len(old.words) > 2]
+        for far, new in enumerate(siblings(found, spot, before=before)[:REACH]):
+            same = [old for old in target.children if old.words == new.words and len(old.words) > 1]
             if len(same) == 1:
                 hits += 1
-                if before:
-                    low = max(low, same[0].index + 1)
-                else:
-                    high = min(high, same[0].index)
-    if hits < 2 or low > high:
+                at = same[0].index + before
+                low, high = (max(low, at), high) if before else (low, min(high, at))
+                near += [at] * (far == 0)
+    if hits < 2 or low > high or not near or near[0] not in {low, high}:
         return None
-    chosen = between(found, spot, target, low, high)
-    if isinstance(chosen, Nowhere):
-        return None
-    return Place(target, chosen[0], 0.75 * chosen[1], ("the code around it was copied since",))
+    return Place(target, near[0], 0.75, ("the code around it was copied since",))
 
 
 def _at_edge(found: Matching, spot: Spot, target: StatementNode) -> Place | Nowhere:
@@ -715,7 +751,8 @@ def others(found: Matching, spot: Spot) -> list[Place]:
     for name in sorted(spot.used.reads):
         home = definition(spot.block, spot.index, name)
         partner = found.there.get(home) if home is not None and not home.is_scope else None
-        if partner is not None and partner.parent is not None:
+        if partner is not None and home is not None and home.parent is spot.block:
+            assert partner.parent is not None
             known.append((partner.parent, partner.index + 1, 0.65))
     reasons = ("a replay disproved the likelier place",)
     return [Place(block, index, sure, reasons) for block, index, sure in known]
