@@ -540,7 +540,7 @@ def name_in(new: str, naming: Naming, old: str) -> tuple[str, Naming] | str:
     two = grow(there)
     partner = _partner(here, binds, reads, naming.names, two) or match(one, two).there.get(reads)
     if partner is None or there.repaired:
-        return f"the statement whose value is `{first}` did not exist yet"
+        return f"the statement whose value is `{first}` cannot be found there"
     try:
         if naming.into is None:
             edits = list(_named(binds.tree, partner.tree, naming.names))

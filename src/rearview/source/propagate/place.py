@@ -6,7 +6,7 @@ statements around them decide.
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
@@ -49,9 +49,27 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Nowhere:
-    """No place can be named, and why."""
+    """No place can be named, and why; `{}` in the reason stands for a line of the old text."""
 
-    reason: str
+    template: str
+    lines: tuple[int, ...] = ()
+
+    def reason(self, inserted: Sequence[tuple[int, int]] = ()) -> str:
+        """Return the reason, with line numbers as they were before lines were inserted.
+
+        `inserted` has the line before which lines were put, and how many, in the order of putting.
+
+        >>> Nowhere("before or after line {}", (9,)).reason([(2, 3), (9, 1)])
+        'before or after line 6'
+        """
+        return self.template.format(*(line_before(line, inserted) for line in self.lines))
+
+
+def line_before(line: int, inserted: Sequence[tuple[int, int]]) -> int:
+    """Return the number that a line had before others were inserted, one group after the other."""
+    for at, count in reversed(inserted):
+        line = max(at, line - count) if line >= at else line
+    return line
 
 
 def child_of(old: StatementNode, target: StatementNode) -> int | None:
@@ -102,7 +120,8 @@ def between(
     if len(known) < len(moved) and not (before or after):
         if any(_decides(spot.used, node) for node in tied):
             return Nowhere(
-                f"two places are equally good: line {moved[0].start} of the old text moved over it"
+                "two places are equally good: line {} of the old text moved over it",
+                (moved[0].start,),
             )
     # what went elsewhere in the new text still tells before from after
     low = max([low, *(node.index + 1 for node, above in known if above)])
@@ -132,8 +151,9 @@ def between(
     if counterpart is not None:
         return counterpart, 0.8
     return Nowhere(
-        "two places are equally good: before or after line "
-        f"{deciding[0].start} of the old text, which changes what it reads"
+        "two places are equally good: before or after line {} of the old text, which changes what "
+        "it reads",
+        (deciding[0].start,),
     )
 
 
@@ -617,8 +637,9 @@ def _split_neighbours(
                 continue  # once a turn of the outer loop, as before
             if isinstance(node.tree, (ast.If, ast.For, ast.AsyncFor, ast.While, ast.Match)):
                 return Nowhere(
-                    "two places are equally good: its neighbours stand in different blocks, "
-                    f"at lines {near[True].start} and {near[False].start} of the old text"
+                    "two places are equally good: its neighbours stand in different blocks, at lines "
+                    "{} and {} of the old text",
+                    (near[True].start, near[False].start),
                 )
     return None
 
@@ -721,17 +742,17 @@ def _at_edge(found: Matching, spot: Spot, target: StatementNode) -> Place | Nowh
         )
         if spot.index == len(spot.block.children) and not leaves:
             return Place(target, last, 0.8, ("it is the last of the same block",))
-    return Nowhere("the statements around it did not exist yet")
+    return Nowhere("none of the statements around it can be found there")
 
 
 def _why_nowhere(block: StatementNode) -> str:
     for node in (block, *block.above()):
         tree = node.tree
         if isinstance(tree, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            return f"the code around it in `{tree.name}` did not exist yet"
+            return f"the code around it in `{tree.name}` cannot be found there"
         if isinstance(tree, (ast.For, ast.AsyncFor, ast.While)):
-            return f"the loop around it (line {node.start}) did not exist yet"
-    return "the code around it did not exist yet"
+            return f"the loop around it (line {tree.lineno} now) cannot be found there"
+    return "the code around it cannot be found there"
 
 
 def others(found: Matching, spot: Spot) -> list[Place]:
@@ -792,7 +813,7 @@ def place_at(
     if after:
         inside = [n for n in around if not n.children or n.start == line]
         if not inside:
-            return Nowhere(f"no statement stands on line {line} to go behind")
+            return Nowhere("no statement stands on line {} to go behind", (line,))
         node = inside[-1]
         assert node.parent is not None
         return node.parent, node.index + 1, node.end + 1
@@ -802,7 +823,7 @@ def place_at(
         return starts.parent, starts.index, line
     cut = next((node for node in around if not node.children), None)
     if cut is not None:
-        return Nowhere(f"line {line} is inside the statement that starts on line {cut.start}")
+        return Nowhere("line {} is inside the statement that starts on line {}", (line, cut.start))
     model = lines[line - 1] if line <= len(lines) else lines[-1] if lines else ""
     depth = len(indent_of(model)) if model.strip() else None
     found: list[tuple[StatementNode, int]] = []

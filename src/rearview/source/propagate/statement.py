@@ -124,14 +124,16 @@ def carry(
     old: str,
     sure: float = SURE,
     disproved: Mapping[int, str] | None = None,
+    inserted: Sequence[tuple[int, int]] = (),
 ) -> Carried:
     r"""Return where the statements on `lines` of the new text belong in the old one, and as what text.
 
     Lines are 1-based and inclusive. Every other byte of the old text stays. A place that is less
     likely right than `sure` is refused. Where a variable is not
-    there, two places are equally good, or the code around it did not exist yet, the answer is a
+    there, two places are equally good, or the code around it cannot be found, the answer is a
     refusal that says so. `disproved` has lines of the old text before which the statement turned
-    out wrong, and how: the next likely place is taken instead.
+    out wrong, and how: the next likely place is taken instead. `inserted` has what was put into the
+    old text already, (line, count) in that order: messages have the line numbers from before.
 
     >>> new = "for x in data:\n    cost = f(x)\n    print(cost)\n    step(cost)\n"
     >>> old = "for x in data:\n    loss = f(x)\n    step(loss)\n"
@@ -139,7 +141,7 @@ def carry(
     >>> found.line, found.text
     (3, '    print(loss)\n')
     >>> carry(new, (3, 3), "for x in data:\n    pass\n").reason
-    'the statements around it did not exist yet'
+    'none of the statements around it can be found there'
     """
     read = _read(new, lines, old)
     if isinstance(read, str):
@@ -149,7 +151,7 @@ def carry(
     if isinstance(place, Nowhere):
         loose = anywhere(asked.statements, spot, found.old)
         if loose is None:
-            return refuse(place.reason)
+            return refuse(place.reason(inserted))
         place = loose
     answer = _write(asked, found, spot, place, sure=sure)
     if not disproved or answer.line not in disproved:
@@ -169,6 +171,7 @@ def carry_to(
     *,
     after: bool = False,
     renames: Mapping[str, str] | None = None,
+    inserted: Sequence[tuple[int, int]] = (),
 ) -> Carried:
     r"""Return the statements on `lines` of the new text as they read at a line given by hand.
 
@@ -186,7 +189,7 @@ def carry_to(
     asked, found, spot = read
     place = place_at(found.old, line, after=after)
     if isinstance(place, Nowhere):
-        return refuse(place.reason)
+        return refuse(place.reason(inserted))
     block, index, at = place
     by_hand = Place(block, index, 1.0, (BY_HAND,))
     return _write(asked, found, spot, by_hand, _Given(at, renames or {}))

@@ -252,7 +252,7 @@ def _carry_all(
             found = _put_by_hand(new, statement, texts.get(path), place, puts[path])
         else:
             wrong = (disproved or {}).get(number, {})
-            path, found = _carry_one(source.files, new, statement, texts, sure, wrong)
+            path, found = _carry_one(source.files, new, statement, texts, sure, wrong, puts)
         if found.line is None and found.present is None:
             return _Try({}, (), None, found.confidence, found.reasons, found.reason)
         confidence = min(confidence, found.confidence)
@@ -345,13 +345,14 @@ def _carry_one(
     old: Mapping[str, str],
     sure: float,
     disproved: Mapping[tuple[str, int], str],
+    puts: Mapping[str, _Puts],
 ) -> tuple[str, Carried]:
     """Carry into the same file, or into the one its surroundings came from."""
     path = statement.path
     found = refuse(f"{path} is not in that version")
     if path in old:
         wrong = {line: why for (file, line), why in disproved.items() if file == path}
-        found = carry(new, statement.lines, old[path], sure, wrong)
+        found = carry(new, statement.lines, old[path], sure, wrong, puts.get(path, ()))
         if found.line is not None or found.present is not None:
             return path, found
     hits: list[tuple[str, Carried]] = []
@@ -382,7 +383,15 @@ def _put_by_hand(
     if place.after:
         while beyond := next((n for at, n in put_before if at == line + 1), 0):
             line += beyond
-    return carry_to(new, statement.lines, text, line, after=place.after, renames=place.renames)
+    return carry_to(
+        new,
+        statement.lines,
+        text,
+        line,
+        after=place.after,
+        renames=place.renames,
+        inserted=put_before,
+    )
 
 
 __all__ = ["Carried", "HandPlace", "Placed", "Statement", "VersionOutcome", "carry", "through"]
