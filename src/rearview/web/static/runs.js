@@ -57,7 +57,7 @@ export function baseQuery() {
 const widthOf = (key) => {
   const [form, name] = parts(key);
   if (form === "fact") return { status: 96, started: 118, seconds: 84, tags: 150, note: 180, version: 96, command: 320, script: 120 }[name] || 110;
-  return Math.max(76, Math.min(190, 38 + 8 * name.length));
+  return Math.max(form === "arg" ? 76 : 88, Math.min(190, 38 + 8 * name.length));
 };
 
 export function Runs() {
@@ -308,8 +308,12 @@ function RunTable({ keys, base }) {
       if (all) picked.value = new Set();
       else try { picked.value = new Set((await api.get("/api/chosen", { q: { ...base, limit: 200 } })).runs); } catch (e) { failed(e); }
     }} /></label><span class="name">run</span>`}
+    foot=${count > 0 && count <= 12 && html`<${Hint} columns=${columns} />`}
     rowClass=${(i) => `${i < fixed ? "pinned" : ""} ${i === fixed - 1 ? "lastpinned" : ""} ${rowAt(i) && picked.value.has(rowAt(i)[0]) ? "picked" : ""}`} />`;
 }
+
+// What can be done next, where there is room to say so.
+const Hint = ({ columns }) => html`<p class="gridhint">${columns.some((c) => c.lacks) ? html`<span class="swatch" aria-hidden="true"></span>Not logged in that run. The cell says how long a replay takes to fill it: click it, or take the whole column from the menu of its head.` : api.snapshot() ? "" : html`Forgot to log something? Add <code>rearview.log("name", value)</code> to the script: the column appears here, with what it costs to fill it for each of these runs.`}</p>`;
 
 function Cell({ id, row, run, value, column, page, focused, choose }) {
   const key = column.key, [form, name] = parts(key), style = { width: `${column.width}px`, ...(row ? tint(key, value, page?.ranges) : {}) };
@@ -386,7 +390,7 @@ function GroupTable({ keys, grouped, base }) {
     const cls = `cell ${c.numeric ? "right" : ""} ${focused ? "focus" : ""}`;
     if (line.row) return html`<div key=${c.key} id=${`cell-${i}-${k}`} role="gridcell" class=${cls} style=${style}><${Value} form=${parts(c.key)[0]} name=${parts(c.key)[1]} value=${at < 0 ? null : line.row[1 + at]} /></div>`;
     const [mean, sd] = line.g.cells[at] || [null, null], [low, high] = data.ranges[c.key] || [];
-    const band = c.numeric && typeof mean === "number" && high > low ? { left: `${(100 * (Math.max(low, mean - sd) - low)) / (high - low)}%`, right: `${100 - (100 * (Math.min(high, mean + sd) - low)) / (high - low)}%` } : null;
+    const band = line.g.runs > 1 && c.numeric && typeof mean === "number" && high > low ? { left: `${(100 * (Math.max(low, mean - sd) - low)) / (high - low)}%`, right: `${100 - (100 * (Math.min(high, mean + sd) - low)) / (high - low)}%` } : null;
     return html`<div key=${c.key} id=${`cell-${i}-${k}`} role="gridcell" class=${cls} style=${{ ...style, ...tint(c.key, mean, data.ranges) }} title=${sd ? `mean ${mean}, standard deviation ${sd}` : undefined}>
       ${band && html`<span class="band"><i style=${band}></i><b style=${{ left: `${(100 * (mean - low)) / (high - low)}%` }}></b></span>`}<${Value} form=${parts(c.key)[0]} name=${parts(c.key)[1]} value=${mean} />${sd ? html`<small class="sd">± ${num(sd, 2)}</small>` : ""}</div>`;
   };
