@@ -28,7 +28,14 @@ from rearview.store.project import Project
 from rearview.store.runs import Replay, Runs
 from rearview.store.tables.connection import Duck, quoted
 from rearview.store.tables.pivot import PLAIN, WINNERS, encode
-from rearview.store.tables.record_files import LONG, RecordPart, Shelf, gather_records, long, plain
+from rearview.store.tables.record_files import (
+    LONG,
+    RecordPart,
+    RunRecords,
+    gather_records,
+    long,
+    plain,
+)
 from rearview.store.tables.schema import load_runs
 from rearview.store.tables.seal import Summary
 from rearview.store.values import convert
@@ -145,7 +152,7 @@ class Index:
 
     def __post_init__(self) -> None:
         self.duck = Duck(self.project.store)
-        self.shelf = Shelf()
+        self.run_records = RunRecords()
         self._runs = Runs(self.project)
         self.lock = threading.RLock()
         """Held while the store is read, and while `own` tables of some runs are used."""
@@ -276,41 +283,45 @@ class Index:
                 known.sealed() if known is not None else {},
                 revision,
             )
-        self.shelf.problems.clear()
+        self.run_records.problems.clear()
         self.duck.execute(
             f"CREATE OR REPLACE TABLE own.summarized ({', '.join(f'{n} {k}' for n, k in SUMMARIES.items())})"
         )
         for group in _batches(changed):
-            # of tens of thousands of runs only those that are asked for stay on the shelf
-            self.shelf.runs = [fresh[run].run for run in group]
+            # of tens of thousands of runs only those that are asked for keep their records
+            self.run_records.runs = [fresh[run].run for run in group]
             gather_records(
-                self.project, self.duck, self.shelf, group, lambda file: self._known(fresh, file)
+                self.project,
+                self.duck,
+                self.run_records,
+                group,
+                lambda file: self._known(fresh, file),
             )
             for run in group:
                 self._look_again(run, fresh[run])
             self._summarize(group, fresh)
-        self.problems = list(self.shelf.problems)
+        self.problems = list(self.run_records.problems)
         rows, args = self._facts(fresh)
         with self._changing:
             self._exchange(dropped, rows, args)
         for run in gone:
             self.entries.pop(run)
-            self.shelf.parts.pop(run, None)
-            self.shelf.replays.pop(run, None)
+            self.run_records.parts.pop(run, None)
+            self.run_records.replays.pop(run, None)
         for run, entry in fresh.items():
             about = entry.run
             # of many runs only what the screens of many runs need stays in memory
             entry.about = replace(about, facts=RunStart(), end=RunEnd(loops=about.end.loops))
             self.entries[run] = entry
-        self.shelf.runs = []
+        self.run_records.runs = []
         for run in [run for run, entry in fresh.items() if not entry.live][:-BATCH]:
-            self.shelf.parts.pop(run, None)
+            self.run_records.parts.pop(run, None)
             kept = fresh[run].kept()  # bytes take a tenth of the memory of what they hold
             fresh[run].about, fresh[run].summaries = kept.run, kept.summaries
 
     def _look_again(self, run: str, entry: Entry) -> None:
         """Take down what reading a run left: sealed files, and a folder that sealing has changed."""
-        parts = self.shelf.parts[run]
+        parts = self.run_records.parts[run]
         entry.live = any(part.file is None for part in parts) or (
             entry.run.status is Status.RUNNING
         )
@@ -356,7 +367,7 @@ class Index:
             facts = {name: getattr(one, name) for name in RUNS if hasattr(one, name)}
             facts |= {"id": entry.id, "run": run, "seconds": took, "status": one.status.value}
             facts |= {"command": " ".join((one.script, *one.argv)), "tags": list(one.tags)}
-            facts["replays"] = len(self.shelf.replays.get(run, ()))
+            facts["replays"] = len(self.run_records.replays.get(run, ()))
             texts = [str(facts[name] or "") for name in _SEARCHED]
             facts["words"] = "\n".join((*texts, *one.tags)).lower()
             rows.append(facts)
@@ -439,7 +450,7 @@ class Index:
 
     def _summarize(self, runs: Sequence[str], fresh: dict[str, Entry]) -> None:
         """Write the last, lowest, highest and mean value of each name of some runs into `own.summarized`."""
-        load_replays(self.duck, self.shelf, runs)
+        load_replays(self.duck, self.run_records, runs)
         self.duck.load(
             "own.numbers",
             {"run": "VARCHAR", "id": "INTEGER"},
@@ -460,19 +471,19 @@ class Index:
 
     def parts(self, run: str) -> list[RecordPart]:
         """Return the files of a run's records."""
-        if run not in self.shelf.parts and run in self.entries:
+        if run not in self.run_records.parts and run in self.entries:
             folder, store = self._runs.folder(run), self.project.store
-            self.shelf.parts[run] = [
+            self.run_records.parts[run] = [
                 RecordPart(store / place if "/" in place else folder / place, summary, size)
                 for place, (size, _, summary) in self.entries[run].sealed().items()
             ]
-        return self.shelf.parts.get(run, [])
+        return self.run_records.parts.get(run, [])
 
     def replays(self, run: str) -> list[Replay]:
         """Return the replays of a run."""
-        if run not in self.shelf.replays:
-            self.shelf.replays[run] = self._runs.replays(run)
-        return self.shelf.replays[run]
+        if run not in self.run_records.replays:
+            self.run_records.replays[run] = self._runs.replays(run)
+        return self.run_records.replays[run]
 
     def given_out(self, run: str) -> list[RecordPart]:
         """Return the parts of a run's records that tables may show: all but those not exact."""
@@ -481,10 +492,12 @@ class Index:
         return self._given_out(run)
 
     def _given_out(self, run: str) -> list[RecordPart]:
-        origins = {replay.id: replay.proof.origin for replay in self.shelf.replays.get(run, ())}
+        origins = {
+            replay.id: replay.proof.origin for replay in self.run_records.replays.get(run, ())
+        }
         return [
             part
-            for part in self.shelf.parts.get(run, ())
+            for part in self.run_records.parts.get(run, ())
             if part.summary.replay is None or origins.get(part.summary.replay) not in WITHHELD
         ]
 
@@ -520,8 +533,8 @@ class Index:
             chosen = [self.entries[run].run for run in runs if run in self.entries]
             for run in chosen:
                 self.given_out(run.id)
-            self.shelf.runs = chosen
-            some = Shelf(chosen, {run.id: self.replays(run.id) for run in chosen})
+            self.run_records.runs = chosen
+            some = RunRecords(chosen, {run.id: self.replays(run.id) for run in chosen})
             load_runs(self.duck, some)
             yield chosen
 
@@ -577,9 +590,9 @@ def _joined(columns: Mapping[Column, str], tables: Mapping[str, str]) -> tuple[s
     return "".join(cells), " ".join(joins)
 
 
-def load_replays(duck: Duck, shelf: Shelf, runs: Sequence[str]) -> None:
+def load_replays(duck: Duck, run_records: RunRecords, runs: Sequence[str]) -> None:
     """Make `own.replays` for some runs: what decides between several values of one point."""
-    some = Shelf(replays={run: shelf.replays.get(run, []) for run in runs})
+    some = RunRecords(replays={run: run_records.replays.get(run, []) for run in runs})
     load_runs(duck, some)
 
 

@@ -18,7 +18,7 @@ import msgspec
 from rearview.errors import UsageError
 from rearview.store.tables.catalogue import Sources
 from rearview.store.tables.connection import ident, quoted
-from rearview.store.tables.query import WORD, Ask, check_condition
+from rearview.store.tables.query import WORD, TableQuery, check_condition
 from rearview.web.index import RUNS, Column, Index
 
 FORMS = {"last": "last", "min": "low", "max": "high", "mean": "mean", "count": "n"}
@@ -397,16 +397,16 @@ def point_rows(
     """Return one row per point with the names as columns, empty where a name can still be filled."""
     with index.relations(query.runs[:200]) as chosen:
         wanted = [(name, loops) for name, loops in virtual if name in query.names]
-        sources = Sources(index.project, index.duck, index.shelf, chosen, wanted)
-        ask = Ask(sources, query.names, origins=False)
+        sources = Sources(index.project, index.duck, index.run_records, chosen, wanted)
+        table_query = TableQuery(sources, query.names, origins=False)
         if query.where.strip():
             check_condition(index.duck.con, query.where)
-        sql = ask.sql(query.where.strip() or None)
+        sql = table_query.sql(query.where.strip() or None)
         total = index.ask(f"SELECT count(*) FROM ({sql}\n)").fetchone()[0]
         limit = max(0, min(query.limit, MOST_ROWS))
         found = index.ask(f"SELECT * FROM ({sql}\n) LIMIT {limit} OFFSET {max(0, query.offset)}")
         rows = [[*map(plain, row)] for row in found.fetchall()]
-    labels = list(ask.labels)
+    labels = list(table_query.labels)
     return {
         "total": total,
         "columns": labels,

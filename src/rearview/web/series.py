@@ -318,7 +318,7 @@ def records(index: Index, name: str, runs: Sequence[str]) -> str | None:
             texts.append(form.format(source=source))
     if ranked:
         with index.lock:  # `own.replays` is shared with the refresh
-            load_replays(index.duck, index.shelf, some)
+            load_replays(index.duck, index.run_records, some)
     return " UNION ALL BY NAME ".join(texts) or None
 
 

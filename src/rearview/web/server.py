@@ -25,7 +25,7 @@ from rearview.web.guard import App, Guard
 from rearview.web.index import Index
 from rearview.web.live import Live
 from rearview.web.logged_media import Media
-from rearview.web.replays import Ask, PageBackfills, Prices
+from rearview.web.replays import BackfillRequest, PageBackfills, Prices
 from rearview.web.series import Chart, Series
 from rearview.web.study_tree import execution_tree
 
@@ -215,7 +215,7 @@ def _price(page: Page, request: Request) -> Any:
 
 
 def _plan(page: Page, request: Request) -> Any:
-    return page.prices.plan(_query(request, Ask))
+    return page.prices.plan(_query(request, BackfillRequest))
 
 
 def _detail(page: Page, request: Request) -> Any:
@@ -328,13 +328,15 @@ GET: dict[str, Handler] = {
 
 
 def _fill(page: Page, body: bytes) -> Any:
-    ask = rows.request(body, Ask)
-    if not ask.names or any("\x00" in text for text in (*ask.names, *ask.runs, ask.where, ask.at)):
+    request = rows.request(body, BackfillRequest)
+    if not request.names or any(
+        "\x00" in text for text in (*request.names, *request.runs, request.where, request.at)
+    ):
         raise UsageError("Name at least one column to fill.", slug="page-question")
-    ask.runs = [details.known_run(page.index, run) for run in ask.runs]
+    request.runs = [details.known_run(page.index, run) for run in request.runs]
     page.history.check_trust("A backfill")
-    plan = page.prices.plan(ask)
-    return page.jobs.start(ask, plan).told(whole=True)
+    plan = page.prices.plan(request)
+    return page.jobs.start(request, plan).told(whole=True)
 
 
 def _stop(page: Page, body: bytes) -> Any:

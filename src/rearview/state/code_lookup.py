@@ -1,0 +1,159 @@
+"""Find functions and classes by name: which can be imported, and where the code of nested ones is.
+
+`PatchedBuiltin` is the class of the objects by which Rearview replaces builtin functions.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any, Self
+
+from rearview.errors import StateError
+
+CodeLocation = tuple[str, str, int, str]
+"""Module, qualified name, number among the functions of that name, digest of the code."""
+
+
+class PatchedBuiltin(functools.partial[Any]):
+    """Replaces a builtin function; pickled by name, like the builtin.
+
+    It is no Python function, so it does not become a method in a class, and a call adds no frame.
+    """
+
+    def __new__(cls, call: Callable[..., Any], real: Any) -> Self:
+        """Return an object that calls `call` and looks like the builtin function `real`."""
+        replacement = super().__new__(cls, call)
+        functools.update_wrapper(replacement, real)
+        return replacement
+
+    def __get__(self, instance: object, owner: type | None = None) -> Self:
+        return self
+
+    def __repr__(self) -> str:
+        return repr(vars(self)["__wrapped__"])
+
+    def __reduce__(self) -> str:
+        return str(vars(self)["__qualname__"])
+
+
+def importable(obj: Any) -> bool:
+    """Return True if the module and qualified name of `obj` lead to `obj` itself."""
+    module = sys.modules.get(obj.__module__ or "")
+    value: Any = module
+    for part in obj.__qualname__.split("."):
+        value = getattr(value, part, None)
+        if value is None:
+            return False
+    return value is obj
+
+
+def name_in_module(obj: Any, module_name: str) -> str | None:
+    """Return the dotted name by which a module, or a class in it, holds `obj` itself, or None."""
+    module = sys.modules.get(module_name)
+    attributes = dict(vars(module)) if module is not None else {}
+    for name, value in attributes.items():
+        if value is obj:
+            return name
+        if isinstance(value, type) and value.__module__ == module_name:
+            for inner, part in list(vars(value).items()):
+                if part is obj:
+                    return f"{name}.{inner}"
+    return None
+
+
+def locate(function: types.FunctionType) -> CodeLocation | None:
+    """Return the location of a nested function's code in its module, or None."""
+    code = function.__code__
+    same = [c for c in codes(function.__module__) if c.co_qualname == code.co_qualname]
+    for number, candidate in enumerate(same):
+        if candidate is code or candidate == code:
+            return function.__module__, code.co_qualname, number, digest(code)
+    return None
+
+
+def code_at(location: CodeLocation) -> types.CodeType:
+    """Return the code at a location: first by its digest, else by its number.
+
+    Line numbers are not used: probes add lines, and perhaps functions.
+    """
+    module, qualname, number, recorded_digest = location
+    same = [c for c in codes(module) if c.co_qualname == qualname]
+    for candidate in same:
+        if digest(candidate) == recorded_digest:
+            return candidate
+    if number < len(same):
+        return same[number]
+    raise StateError(
+        f"The function {qualname} no longer exists in {module}. "
+        "Replay with the recorded source plus probes only.",
+        slug="state-function",
+    )
+
+
+def digest(code: types.CodeType) -> str:
+    """Return a hash of a function's code that does not depend on line numbers."""
+    hasher = hashlib.sha256(code.co_code)
+    for part in (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars):
+        hasher.update(repr(part).encode())
+    for const in code.co_consts:
+        hasher.update(
+            (digest(const) if isinstance(const, types.CodeType) else repr(const)).encode()
+        )
+    return hasher.hexdigest()[:16]
+
+
+def codes(module_name: str) -> Iterator[types.CodeType]:
+    """Yield every code object of a module that can be reached, outer before nested ones."""
+    seen: set[int] = set()
+    for top in _outer_codes(module_name):
+        stack = [top]
+        while stack:
+            code = stack.pop()
+            if id(code) in seen:
+                continue
+            seen.add(id(code))
+            yield code
+            inner = [c for c in code.co_consts if isinstance(c, types.CodeType)]
+            stack.extend(reversed(inner))
+
+
+def _outer_codes(module_name: str) -> Iterator[types.CodeType]:
+    module = sys.modules.get(module_name)
+    if module is None:
+        return
+    # the code of the module itself exists only while it runs; it then contains all others
+    for frame in sys._current_frames().values():
+        caller: types.FrameType | None = frame
+        while caller is not None:
+            if caller.f_globals is vars(module):
+                yield caller.f_code
+            caller = caller.f_back
+    yield from _codes_in(vars(module), module_name, set())
+
+
+def _codes_in(names: Any, module_name: str, seen: set[int]) -> Iterator[types.CodeType]:
+    for value in list(names.values()):
+        target = getattr(value, "__func__", None) or getattr(value, "fget", None) or value
+        while target is not None and id(target) not in seen:
+            seen.add(id(target))
+            if isinstance(target, types.FunctionType):
+                yield target.__code__
+                for cell in target.__closure__ or ():
+                    inner = getattr(cell, "cell_contents", None) if _bound(cell) else None
+                    if isinstance(inner, types.FunctionType):
+                        yield from _codes_in({"": inner}, module_name, seen)
+            elif isinstance(target, type) and target.__module__ == module_name:
+                yield from _codes_in(vars(target), module_name, seen)
+            target = getattr(target, "__wrapped__", None)
+
+
+def _bound(cell: types.CellType) -> bool:
+    try:
+        _ = cell.cell_contents
+    except ValueError:
+        return False
+    return True
