@@ -161,7 +161,7 @@ class Cells:
                 self._expected = ast.dump(cell.tree())
                 self._clock_at = self._clock[0] if self._clock else 0
                 if self.lineage is not None:
-                    self.lineage.begin(cell.text, list(vars(sys.modules["__main__"]).values()))
+                    self.lineage.begin(cell.text, vars(sys.modules["__main__"]))
                 random.setstate(self._random)
                 self._chance[:] = self._drawn
                 return cell
@@ -177,7 +177,17 @@ class Cells:
             used = {"clock": (self._clock[0] if self._clock else 0) - self._clock_at}
             used["chance"] = int(before != self._drawn)
             try:
-                self.lineage.end(cell.number, cell.text, self.session.belongs, **used)
+                hides = self.session.modules.hides
+                left = {
+                    name: value
+                    for name, value in vars(sys.modules["__main__"]).items()
+                    if not (name.startswith("_") or hides(name))
+                }
+                self.lineage.end(
+                    *(cell.number, cell.text, self.session.belongs, left),
+                    as_written=cell.source,
+                    used=used,
+                )
             except Exception as exc:
                 self.lineage = None
                 cast(Recorder, self.session).fail(exc)

@@ -12,7 +12,7 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter, process_time
 from types import FrameType
@@ -41,6 +41,7 @@ from rearview.runtime.saving.overhead import Overhead
 from rearview.runtime.saving.policy import INNER_LEAST, Reason
 from rearview.runtime.saving.remote_copy import RemoteCopy
 from rearview.runtime.saving.writer import Writer
+from rearview.runtime.script_cells import ScriptCells
 from rearview.runtime.session import Session
 from rearview.state.capture import capture
 from rearview.state.codecs.tensors import memory_of
@@ -99,6 +100,8 @@ class Recorder(Session):
     clock: Clock | None = None
     """Records the times that the program reads."""
     inputs: InputFiles | None = None
+    script_cells: ScriptCells | None = None
+    """Records the lineage of a script that is cut into cells."""
     signals: Signals | None = None
     """Watches for stop signals; None if the run is not preemptible."""
     remote_copy: RemoteCopy | None = None
@@ -466,6 +469,17 @@ class Recorder(Session):
                 stacklevel=2,
             )
 
+    def cut_into(self, texts: Sequence[str]) -> None:
+        """Record the lineage of these cells of the script."""
+        if not self.joins:
+            folder = self.runs.folder(self.run)
+            self.script_cells = ScriptCells(self, folder, texts, self.fail)
+
+    def on_cell(self, number: int) -> None:
+        """Record the lineage of the cell that has ended."""
+        if self.script_cells is not None and self.pid == os.getpid():
+            self.script_cells.enter(number)
+
     def finish(self, code: int | None) -> None:
         """Write everything that is left, then publish how the run ended."""
         if self.finished or self.pid != os.getpid():
@@ -473,6 +487,8 @@ class Recorder(Session):
         self.finished = True
         final = self.code if code is None else code
         try:
+            if self.script_cells is not None:
+                self.script_cells.end()
             self.writer.close()
             self.records.close()
             self._end_capture()

@@ -13,7 +13,7 @@ import ctypes
 import os
 import struct
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -22,15 +22,16 @@ from rearview.model.lineage import CellLineage, Event, lineage_of
 from rearview.runtime.sandbox.environment import names_read
 from rearview.runtime.sandbox.file_log import foreign, libraries, listen
 from rearview.source.cells import code_hash
-from rearview.store.json_lines import append_line, read_lines
+from rearview.state.fingerprints import fingerprints
 from rearview.store.project import FOLDER
+from rearview.store.recorded_inputs import append_cell
 
-FILE = "cells.jsonl"
-FORMAT = 2
 MOST_FOLDERS = 2000
 """Folders that are watched at the most."""
 MOST_FILES = 2000
 """Files of one cell that are hashed; a cell that reads more is not described file by file."""
+LEAST_CHECK, CHECKED_SHARE = 0.002, 0.01
+"""Seconds that fingerprints of variables may take after a cell, and as a share of the cell's seconds."""
 _SKIPPED = {"__pycache__", "node_modules", ".git", ".venv", "venv", FOLDER, ".ipynb_checkpoints"}
 _OPEN, _MODIFY, _CLOSE_WRITE, _IS_DIR, _OVERFLOW = 0x20, 0x2, 0x8, 0x40000000, 0x4000
 _HEADER = struct.Struct("iIII")
@@ -98,7 +99,7 @@ class Lineage:
     """Takes note of what the cells of one run take in, and writes it to the folder of the run."""
 
     def __init__(self, folder: Path, root: str) -> None:
-        self._file = folder / FILE
+        self._folder = folder
         self._root = root
         self._not = (*libraries(), *foreign())
         self._opened = Opened()
@@ -110,14 +111,19 @@ class Lineage:
         self._begun = 0.0
         self._known: set[str] = set()
         self._modules: set[str] = set()
+        self._memory = 0
+        self._ids: dict[str, int] = {}
+        """By variable: which object it was when its fingerprint was last considered."""
         self._pid = os.getpid()
         listen(self._notice, "open", "subprocess.Popen", "os.system", "os.posix_spawn")
         listen(self._notice, "socket.connect", "os.listdir", "os.scandir")
 
-    def begin(self, source: str, namespace: Iterable[object] = ()) -> None:
+    def begin(self, source: str, namespace: Mapping[str, object] | None = None) -> None:
         """Take in that a cell is about to run."""
-        for text in (*_texts(source), *(one for one in namespace if isinstance(one, str | Path))):
-            self._watch_near(str(text))
+        self._memory = self._memory or _memory()
+        paths = [str(one) for one in (namespace or {}).values() if isinstance(one, str | Path)]
+        for text in (*_texts(source), *paths):
+            self._watch_near(text)
         self._opened.drain()
         self._events = []
         self._known = set(names_read())
@@ -125,9 +131,20 @@ class Lineage:
         self._active, self._begun = True, perf_counter()
 
     def end(
-        self, cell: int, source: str, project: Callable[[str], bool], **used: int
+        self,
+        cell: int,
+        source: str,
+        project: Callable[[str], bool],
+        variables: Mapping[str, object] | None = None,
+        *,
+        as_written: str = "",
+        used: Mapping[str, int],
     ) -> CellLineage:
-        """Write what a cell took in; `used` are numbers such as the readings of the clock."""
+        """Write what a cell took in, and fingerprints of the `variables` that it left.
+
+        `as_written` is the source before magics became calls; `used` are numbers such as the readings
+        of the clock.
+        """
         seconds = perf_counter() - self._begun
         self._active = False
         files = [name for kind, name, *_ in self._events if kind == "file"]
@@ -149,14 +166,28 @@ class Lineage:
             if isinstance(file, str) and project(file):
                 events.append(("module", name, self._content(file)))
         events += [(kind, str(count)) for kind, count in sorted(used.items()) if count]
-        code = code_hash(source)
+        code = code_hash(as_written or source)
         kept = tuple(dict.fromkeys(events))
         lineage = lineage_of(self._before, code, kept)
         self._before = lineage
-        done = CellLineage(cell, code, kept, lineage, seconds, _memory())
+        left = self._left(source, variables or {}, seconds)
+        done = CellLineage(
+            cell, code, kept, lineage, seconds, _memory(), before=self._memory, variables=left
+        )
         if os.getpid() == self._pid:
-            append_line(self._file, _line(done))
+            append_cell(self._folder, done)
         return done
+
+    def _left(self, source: str, variables: Mapping[str, object], seconds: float) -> dict[str, str]:
+        """Return fingerprints of the variables that a cell bound or names, within a time budget."""
+        named = _names(source)
+        fresh = {
+            name: value
+            for name, value in variables.items()
+            if name in named or self._ids.get(name) != id(value)
+        }
+        self._ids = {name: id(value) for name, value in variables.items()}
+        return fingerprints(fresh, max(LEAST_CHECK, CHECKED_SHARE * seconds))
 
     def _notice(self, event: str, args: tuple[Any, ...]) -> None:
         if not self._active or os.getpid() != self._pid:
@@ -208,37 +239,19 @@ class Lineage:
             return "gone"
 
 
-def read_cells(folder: Path) -> list[CellLineage]:
-    """Return what the cells of a run took in, as its folder has it."""
-    if not (folder / FILE).is_file():
-        return []
-    return [
-        CellLineage(
-            *(line["cell"], line["code"], tuple(map(tuple, line["events"]))),
-            *(line["lineage"], line["seconds"], line["size"]),
-        )
-        for line in read_lines(folder / FILE, FORMAT)
-    ]
-
-
-def _line(done: CellLineage) -> dict[str, Any]:
-    return {
-        "format": FORMAT,
-        "cell": done.cell,
-        "code": done.code,
-        "events": [list(event) for event in done.events],
-        "lineage": done.lineage,
-        "seconds": done.seconds,
-        "size": done.size,
-    }
-
-
 def _texts(source: str) -> Iterator[str]:
     """Yield the texts in a cell that may be paths."""
     with contextlib.suppress(SyntaxError, ValueError):
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 yield node.value
+
+
+def _names(source: str) -> set[str]:
+    """Return the names that stand in a cell."""
+    with contextlib.suppress(SyntaxError, ValueError):
+        return {node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)}
+    return set()
 
 
 def _hash(data: bytes) -> str:
