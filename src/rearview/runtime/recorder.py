@@ -29,6 +29,7 @@ from rearview.model.wording import printable
 from rearview.runtime.capture.assigned_scalars import AssignedScalars
 from rearview.runtime.capture.captured_records import CapturedRecords
 from rearview.runtime.capture.closing_lines import closing_lines, print_closing_lines
+from rearview.runtime.cells.script_cells import ScriptCells
 from rearview.runtime.frames import position, qualified, unobserved
 from rearview.runtime.loops import SLICE, STRIDE, LoopEntry, untried
 from rearview.runtime.measurements import Timeline, surroundings
@@ -41,7 +42,6 @@ from rearview.runtime.saving.overhead import Overhead
 from rearview.runtime.saving.policy import INNER_LEAST, Reason
 from rearview.runtime.saving.remote_copy import RemoteCopy
 from rearview.runtime.saving.writer import Writer
-from rearview.runtime.script_cells import ScriptCells
 from rearview.runtime.session import Session
 from rearview.state.capture import capture
 from rearview.state.codecs.tensors import memory_of
@@ -120,6 +120,7 @@ class Recorder(Session):
     """Whether `rearview run` started it, which ends with lines about what was recorded."""
     logged: set[str] = field(default_factory=set)
     """Names that the program logged with Rearview, the first hundred."""
+    log_calls: int = 0
     loops_begin: Callable[[FrameType], None] | None = None
     """Called once, in the frame of the first loop that is watched."""
     joins: bool = False
@@ -424,6 +425,7 @@ class Recorder(Session):
             if self.loose or not (self.stack and self.stack[-1].history.logs):
                 self.mark_logging()
             self.records.append(self._prefixes.of(self), list(items.items()))
+            self.log_calls += 1
             if len(self.logged) < 100:
                 self.logged.update(items)
         except Exception as exc:

@@ -14,6 +14,7 @@ import os
 import struct
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -32,6 +33,11 @@ MOST_FILES = 2000
 """Files of one cell that are hashed; a cell that reads more is not described file by file."""
 LEAST_CHECK, CHECKED_SHARE = 0.002, 0.01
 """Seconds that fingerprints of variables may take after a cell, and as a share of the cell's seconds."""
+CHANGES = (
+    *("os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink"),
+    *("os.chdir", "os.fork", "os.chmod", "os.chown", "os.utime"),
+)
+"""Audit events of changes that are not a file written anew."""
 _SKIPPED = {"__pycache__", "node_modules", ".git", ".venv", "venv", FOLDER, ".ipynb_checkpoints"}
 _OPEN, _MODIFY, _CLOSE_WRITE, _IS_DIR, _OVERFLOW = 0x20, 0x2, 0x8, 0x40000000, 0x4000
 _HEADER = struct.Struct("iIII")
@@ -44,6 +50,8 @@ class Opened:
     def __init__(self) -> None:
         self.lost = ""
         """Why something may be missing; empty: nothing is."""
+        self.written: set[str] = set()
+        """Files that were written between the last two times that `drain` was called."""
         self._folders: dict[int, str] = {}
         self._watched: set[str] = set()
         libc = ctypes.CDLL(None, use_errno=True)
@@ -92,6 +100,7 @@ class Opened:
                 elif name and not mask & _IS_DIR and number in self._folders:
                     path = f"{self._folders[number]}{os.sep}{os.fsdecode(name)}"
                     (opened if mask & _OPEN else written).add(path)
+        self.written = written
         return sorted(opened - written)
 
 
@@ -100,7 +109,7 @@ class Lineage:
 
     def __init__(self, folder: Path, root: str) -> None:
         self._folder = folder
-        self._root = root
+        self.root = root
         self._not = (*libraries(), *foreign())
         self._opened = Opened()
         self._opened.watch_below(root.rstrip(os.sep))
@@ -114,9 +123,15 @@ class Lineage:
         self._memory = 0
         self._ids: dict[str, int] = {}
         """By variable: which object it was when its fingerprint was last considered."""
+        self.written: set[str] = set()
+        """Files that the last cell wrote anew, as far as that was seen."""
+        self.listed: set[str] = set()
+        """Folders whose names the last cell read."""
+        self.barred = ""
+        """What the last cell did to files or the process that running it again would not repeat."""
         self._pid = os.getpid()
         listen(self._notice, "open", "subprocess.Popen", "os.system", "os.posix_spawn")
-        listen(self._notice, "socket.connect", "os.listdir", "os.scandir")
+        listen(self._notice, "socket.connect", "os.listdir", "os.scandir", *CHANGES)
 
     def begin(self, source: str, namespace: Mapping[str, object] | None = None) -> None:
         """Take in that a cell is about to run."""
@@ -126,6 +141,7 @@ class Lineage:
             self._watch_near(text)
         self._opened.drain()
         self._events = []
+        self.written, self.listed, self.barred = set(), set(), ""
         self._known = set(names_read())
         self._modules = set(sys.modules)
         self._active, self._begun = True, perf_counter()
@@ -150,8 +166,14 @@ class Lineage:
         files = [name for kind, name, *_ in self._events if kind == "file"]
         seen = set(files)
         for path in self._opened.drain():
-            if path not in seen and not self._is_foreign(path):
+            # a front end writes the notebook while its cells run
+            if path not in seen and not self._is_foreign(path) and not path.endswith(".ipynb"):
                 self._events.append(("file", path))
+        self.written |= {
+            path
+            for path in self._opened.written
+            if not self._is_foreign(path) and ".ipynb" not in path
+        }
         events = [self._hashed(event) for event in self._events[:MOST_FILES]]
         if len(self._events) > MOST_FILES:
             events.append(("more", str(len(self._events) - MOST_FILES)))
@@ -164,7 +186,7 @@ class Lineage:
         for name in sorted(set(sys.modules) - self._modules):
             file = getattr(sys.modules.get(name), "__file__", None)
             if isinstance(file, str) and project(file):
-                events.append(("module", name, self._content(file)))
+                events.append(("module", name, self.content(file)))
         events += [(kind, str(count)) for kind, count in sorted(used.items()) if count]
         code = code_hash(as_written or source)
         kept = tuple(dict.fromkeys(events))
@@ -196,15 +218,30 @@ class Lineage:
             if event == "open":
                 path, mode, flags = args
                 reads = mode in {"r", "rb"} or (mode is None and not int(flags or 0) & 3)
-                if isinstance(path, str | bytes) and reads:
+                if isinstance(path, str | bytes):
                     name = os.path.abspath(os.fsdecode(path))  # noqa: PTH100 - text
-                    if not self._is_foreign(name):
+                    if self._is_foreign(name):
+                        return
+                    if reads:
                         self._events.append(("file", name))
+                    else:
+                        self.written.add(name)
+                        if ("file", name) in self._events:
+                            self.barred = self.barred or f"it changes {name}, which it reads"
+                        adds = set(mode or "") & {"a", "+"} or int(flags or 0) & os.O_APPEND
+                        self.barred = self.barred or ("it adds to a file" if adds else "")
             elif event == "socket.connect":
                 self._events.append(("socket", str(args[1])))
             elif event in {"os.listdir", "os.scandir"}:
                 if isinstance(args[0], str | bytes):
-                    self._opened.watch(os.path.abspath(os.fsdecode(args[0])))  # noqa: PTH100
+                    folder = os.path.abspath(os.fsdecode(args[0]))  # noqa: PTH100 - text
+                    self._opened.watch(folder)
+                    if not (self._is_foreign(f"{folder}{os.sep}") or _by_import()):
+                        self.listed.add(folder)
+            elif event in CHANGES:
+                path = os.path.abspath(os.fsdecode(args[0])) if _is_path(args) else ""  # noqa: PTH100
+                if not path or event == "os.chdir" or not self._is_foreign(path):
+                    self.barred = self.barred or f"it changes the system ({event})"
             else:
                 words = args[1] if event == "subprocess.Popen" else args[:1]
                 self._events.append(("process", *map(str, words)))
@@ -224,10 +261,16 @@ class Lineage:
         if event[0] != "file":
             return event
         path = event[1]
-        shown = path.removeprefix(self._root)
-        return ("file", shown, self._content(path))
+        shown = path.removeprefix(self.root)
+        return ("file", shown, self.content(path))
 
-    def _content(self, path: str) -> str:
+    def repeat(self, cell: CellLineage) -> None:
+        """Write the lineage of a cell whose results were given again, without running it."""
+        lineage = lineage_of(self._before, cell.code, cell.events)
+        self._before = lineage
+        append_cell(self._folder, replace(cell, lineage=lineage, before=self._memory))
+
+    def content(self, path: str) -> str:
         """Return the hash of a whole file; one that is as it was is not read again."""
         try:
             about = os.stat(path)  # noqa: PTH116 - hot
@@ -245,6 +288,22 @@ def _texts(source: str) -> Iterator[str]:
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 yield node.value
+
+
+def _by_import() -> bool:
+    """Return True if Python itself is looking for a module."""
+    frame = sys._getframe(2)
+    for _ in range(4):
+        if frame is None or frame.f_back is None:
+            return False
+        if str(frame.f_globals.get("__name__", "")).startswith(("importlib", "_frozen_importlib")):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _is_path(args: tuple[Any, ...]) -> bool:
+    return bool(args) and isinstance(args[0], str | bytes) and os.sep in os.fsdecode(args[0])
 
 
 def _names(source: str) -> set[str]:
