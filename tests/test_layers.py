@@ -5,7 +5,7 @@ import pytest
 from imports import ALL, MODULES, OWN, PUBLIC, cycles, room_edges, room_of
 
 MAY_IMPORT = {
-    "__init__": "_history bridges checkpointer media runtime",
+    "__init__": "_history bridges checkpointer media runtime state/codecs",
     "__main__": "cli",
     "errors": "",
     "durable_files": "",
@@ -66,7 +66,7 @@ MAY_IMPORT = {
     "frameworks": "public",
     # the front end of a kernel, and what a live notebook offers
     "notebook": "_history errors execute model public source state store",
-    "web": "_history errors model public store store/checkpoints store/tables",
+    "web": "_history errors media model multiversion plan/versions public store store/checkpoints store/tables",
     # the power in the grid and submit files are asked about before there is any history
     "cli": (
         "_history bridges checkpointer cli/terminal config energy errors model multiversion public web"

@@ -148,7 +148,9 @@ def affected(cells, at):
     Cells with imports count too: nothing runs in a new process without them.
     """
     found, dirty = {at}, names_of(cells[at].source)[1]
-    found |= {i for i in range(at) if re.search(r"^\s*(import|from) ", cells[i].source, re.MULTILINE)}
+    found |= {
+        i for i in range(at) if re.search(r"^\s*(import|from) ", cells[i].source, re.MULTILINE)
+    }
     for i in range(at + 1, len(cells)):
         names, stored = names_of(cells[i].source)
         if names & dirty:

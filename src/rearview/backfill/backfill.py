@@ -41,11 +41,11 @@ from rearview.backfill.shared_imports import runs_with_earlier_lead
 from rearview.config import Settings
 from rearview.errors import RearviewError, StoreError, UsageError
 from rearview.execute.executor import Executor
-from rearview.execute.local import OFFERED, Local
+from rearview.execute.local import FORK_SERVER_SUPPORTED, Local
 from rearview.execute.pool import Pool
 from rearview.execute.replay_jobs import ReplayJobs, ReplayOutcome
 from rearview.execute.status import Progress, StatusFile, running_backfills
-from rearview.model import Run, Segment
+from rearview.model import Plan, Run, Segment
 from rearview.plan.cost import refine, speed
 from rearview.plan.explain import explain
 from rearview.plan.facts import Machine, parse_at
@@ -58,7 +58,7 @@ from rearview.store.machine import cores
 from rearview.store.project import EVENT_FILES, Project
 from rearview.store.recorded_inputs import environment_differences
 from rearview.store.runs import Runs
-from rearview.store.tables.connection import quoted
+from rearview.store.tables.recorded_values import has_long_lines, recorded_names
 from rearview.store.tables.tables import Tables
 from rearview.store.versions.versions import Versions
 
@@ -144,7 +144,7 @@ class Backfiller:
             parse_at(question.at)  # if it cannot be read, it is wrong for every run
         selected = self._select(question.where, runs)
         probing = self.probing(self.runs.all())
-        recorded = self._recorded_names(question.names)
+        recorded = self._recorded_names(question.names, runs)
         missing = MissingValues(probing=probing)
         for order, run in enumerate(runs):
             names = tuple(name for name in question.names if (run.id, name) not in recorded)
@@ -173,7 +173,9 @@ class Backfiller:
         if self._may_share_start(question):
             followers = runs_with_earlier_lead({each.run.id: each.lead for each in incomplete})
             incomplete = [
-                each.with_shared_start() if each.run.id in followers else each
+                each.with_shared_start()
+                if each.run.id in followers
+                else each.with_shareable_start()
                 for each in incomplete
             ]
             prepared |= {each.run.id: each for each in incomplete}
@@ -183,7 +185,8 @@ class Backfiller:
             *(Refusal(run, reason, reason) for run, reason in surveyed.refusals),
         ]
         workers = self._workers(question.workers, (each.run for each in incomplete))
-        plan = divide(surveyed, workers=workers, budget=question.budget, growth=GROWTH)
+        rerun = self.settings.rerun and bool(question.names)  # `replay` asks for the checkpoints
+        plan = divide(surveyed, workers=workers, budget=question.budget, growth=GROWTH, rerun=rerun)
         again = {segment.run for segment in plan.segments}
         return PlanReport(
             plan,
@@ -201,11 +204,11 @@ class Backfiller:
                 }
             ),
             environment_differences=self._environment_differences(incomplete),
-            notes=self._notes(question, missing, incomplete, again),
+            notes=[*_rerun_notes(plan), *self._notes(question, missing, incomplete, again)],
             unproved=[
                 Unproved(run, each.unproved) for run, each in prepared.items() if each.unproved
             ],
-            explaining=partial(explain, surveyed, plan),
+            explaining=partial(explain, surveyed, plan, rerun=rerun),
             insertions=_insertions(
                 missing.probing, [each for run, each in prepared.items() if run in again]
             ),
@@ -217,7 +220,8 @@ class Backfiller:
     ) -> _PoolResult:
         """Run the segments of a plan; their records and verdicts are stored as each one ends."""
         segments, prepared = planned.plan.segments, planned.prepared
-        replays = ReplayJobs(self.project, self.versions, self.runs)
+        local = question.on == "local"
+        replays = ReplayJobs(self.project, self.versions, self.runs, fold=local)
         leads = Counter(
             prepared[segment.run].lead for segment in segments if self._may_share_start(question)
         )
@@ -280,35 +284,35 @@ class Backfiller:
                 iterations[span.outer] = merge_ranges(iterations.get(span.outer), span)
         return selected
 
-    def _recorded_names(self, names: Sequence[str]) -> set[tuple[str, str]]:
-        """Return (run, name) for the names that runs logged themselves."""
-        self.tables.refresh()
-        if not names or not set(names) & set(self.tables.names()):
-            return set()
-        some = ", ".join(map(quoted, names))
-        rows = self.tables.sql(
-            "SELECT DISTINCT run, name FROM records "  # noqa: S608
-            f"WHERE origin = 'recorded' AND name IN ({some})"
-        )
-        return {(row["run"], row["name"]) for row in rows}
+    def _recorded_names(self, names: Sequence[str], runs: Sequence[Run]) -> set[tuple[str, str]]:
+        """Return (run, name) for those of `names` that runs logged themselves."""
+        folders = {run.id: self.runs.folder(run.id) for run in runs}
+        if any(map(has_long_lines, folders.values())):
+            self.tables.refresh()  # seals them
+        return {
+            (run, name)
+            for run, folder in folders.items()
+            for name in recorded_names(folder).intersection(names)
+        }
 
     def _survey(self, incomplete: Sequence[PreparedRun]) -> Survey:
         """Return what has to run again; this machine is measured first if that is worth its time."""
         corrections = read_cost_corrections(self.project.cache, self.machines.name)
         questions = [each.question() for each in incomplete]
-        here = self.machines.here()
-        surveyed = survey(questions, here=here, known=corrections)
-        if self._is_worth_measuring(surveyed, here):
-            surveyed = survey(questions, here=self.machines.measure(), known=corrections)
+        this_machine = self.machines.here()
+        surveyed = survey(questions, machine=this_machine, corrections=corrections)
+        if self._is_worth_measuring(surveyed, this_machine):
+            surveyed = survey(questions, machine=self.machines.measure(), corrections=corrections)
         return surveyed
 
-    def _is_worth_measuring(self, surveyed: Survey, here: Machine) -> bool:
+    def _is_worth_measuring(self, surveyed: Survey, this_machine: Machine) -> bool:
         """Return True if this machine should be measured before the plan is shown.
 
         A short plan for runs of this machine needs no measurement.
         """
         elsewhere = any(
-            work.facts.machine and work.facts.machine.name != here.name for work in surveyed.work
+            work.facts.machine and work.facts.machine.name != this_machine.name
+            for work in surveyed.work
         )
         long = sum(work.seconds for work in surveyed.work) > WORTH_MEASURING
         return (elsewhere or long) and self.machines.due()
@@ -355,7 +359,7 @@ class Backfiller:
 
     def _may_share_start(self, question: Question) -> bool:
         """Return True if replays with the same leading imports may be forked from one process."""
-        return self.settings.shared_start and question.on == "local" and OFFERED
+        return self.settings.shared_start and question.on == "local" and FORK_SERVER_SUPPORTED
 
     def _workers(self, workers: int | None, runs: Iterable[Run]) -> int:
         """Return how many replays run at once: by default as many as there are cores for."""
@@ -394,15 +398,25 @@ class Backfiller:
         """
         cache, machine = self.project.cache, self.machines.name
         corrections = read_cost_corrections(cache, machine)
-        here = self.machines.here()
+        this_machine = self.machines.here()
         for outcome in outcomes:
             segment = planned.get(outcome.replay.removesuffix("-again"))
             if segment and outcome.report.finished and not outcome.report.error:
                 each = prepared[segment.run]
-                expected = each.spared * speed(each.facts.machine, here).compute
+                expected = each.spared * speed(each.facts.machine, this_machine).compute
                 real = outcome.seconds + outcome.report.spared - expected
                 corrections = refine(corrections, segment, real)
         save_cost_corrections(cache, machine, corrections)
+
+
+def _rerun_notes(plan: Plan) -> list[str]:
+    """Return a sentence on the runs that run again from their start instead of restoring checkpoints."""
+    runs = [segment.run for segment in plan.segments if segment.rerun]
+    if not runs:
+        return []
+    verb, each = ("run", " each") if len(runs) > 1 else ("runs", "")
+    why = "restoring checkpoints would not be noticeably faster"
+    return [f"{_named(runs)} {verb} again from the start, in one process{each}: {why}"]
 
 
 def _named(runs: Sequence[str]) -> str:
@@ -420,4 +434,4 @@ def _insertions(probing: Probing | None, prepared: Sequence[PreparedRun]) -> lis
         changed = {path: text for path, text in source.items() if text != old.get(path)}
         diff = difference({**dict.fromkeys(changed, ""), **old}, changed)
         runs.setdefault(diff, []).append(each.run.id)
-    return [Insertion(tuple(those), diff) for diff, those in runs.items() if diff]
+    return [Insertion(tuple(run_ids), diff) for diff, run_ids in runs.items() if diff]

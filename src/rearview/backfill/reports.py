@@ -158,17 +158,18 @@ class PlanReport:
         segments = self.plan.segments
         head = (
             f"<p>{escape(str(self.missing))} to fill: {len(segments)} segments of "
-            f"{len({one.run for one in segments})} runs, about {self.plan.seconds:.1f} s of computing</p>"
+            f"{len({segment.run for segment in segments})} runs, about {self.plan.seconds:.1f} s of computing</p>"
         )
         rows = "".join(
-            f"<tr><td>{escape(one.run)}</td><td>{one.operator.value}</td><td>{one.first}:"
-            f"{'' if one.last is None else one.last}</td><td>{escape(one.start or 'the start')}</td>"
-            f"<td>{one.seconds:.2f} s</td></tr>"
-            for one in segments[:SHOWN]
+            f"<tr><td>{escape(segment.run)}</td><td>{segment.operator.value}</td><td>{segment.first}:"
+            f"{'' if segment.last is None else segment.last}</td><td>{escape(segment.start or 'the start')}</td>"
+            f"<td>{segment.seconds:.2f} s</td></tr>"
+            for segment in segments[:SHOWN]
         )
         more = f"<p>… and {len(segments) - SHOWN} more</p>" if len(segments) > SHOWN else ""
         refused = "".join(
-            f"<li>{escape(one.run)}: {escape(one.reason)}</li>" for one in self.refusals[:SHOWN]
+            f"<li>{escape(segment.run)}: {escape(segment.reason)}</li>"
+            for segment in self.refusals[:SHOWN]
         )
         names = ("run", "operator", "iterations", "from", "predicted")
         titles = "".join(f"<th>{name}</th>" for name in names)

@@ -11,12 +11,12 @@ import click
 
 from rearview.cli.options import (
     TakesRuns,
-    a_run,
     complete_run,
     json_option,
     open_history,
     some_names,
     some_runs,
+    without_mark,
 )
 from rearview.cli.terminal import output
 from rearview.cli.terminal.output import duration, moment, plural, size
@@ -33,7 +33,13 @@ SCREEN = 200
 CAPTURED = 8
 """Captured columns of one origin that are named below a table."""
 SIGN = "*"
-LEGEND = f"{SIGN} unproved: the run recorded nothing to compare it with, or its replay did not end"
+"""Behind a value that could not be proved."""
+FILLED_SIGN = "~"
+"""Behind a value that was interpolated."""
+LEGENDS = {
+    SIGN: f"{SIGN} unproved: the run recorded nothing to compare it with, or its replay did not end",
+    FILLED_SIGN: f"{FILLED_SIGN} interpolated: never logged, computed from the values before and after it",
+}
 VARIABLES = 12
 """Environment variables that are named; more are counted."""
 STATUS = {
@@ -45,28 +51,43 @@ STATUS = {
 }
 
 
+def _order_option(command: Any) -> Any:
+    return click.option(
+        "--order-by",
+        "order",
+        multiple=True,
+        metavar="KEYS",
+        help="In this order: 'acc desc, epoch'.",
+    )(command)
+
+
 @click.command()
 @click.option("-n", "--limit", type=click.IntRange(1), metavar="N", help="Only the newest N.")
 @click.option(
     "--where", metavar="SQL", help="Only runs for which this holds: \"tag = 'baseline'\"."
 )
+@_order_option
 @click.option("-w", "--wide", is_flag=True, help="Cut nothing off, however long the lines get.")
 @json_option
-def runs(limit: int | None, where: str | None, wide: bool, as_json: bool) -> None:
+def runs(
+    *, limit: int | None, where: str | None, order: tuple[str, ...], wide: bool, as_json: bool
+) -> None:
     """List the runs of this project, oldest first.
 
     --where takes SQL over facts of runs (name, tag, note, status, script, started, seconds, host …),
     over arguments, and over names that were logged, which stand for the last value logged:
     `--where "tag = 'baseline' and lr < 0.1 and acc > 0.9"`. `tag` is each tag of a run in turn.
+    --order-by takes the same columns; rows without a value come last, and -n then means the first N.
 
     Lines fit the terminal, or 80 columns elsewhere: long commands, names and tags are cut.
     """
-    found = open_history().runs() if where is None else open_history().runs(where)
+    past = open_history()
+    found = past.runs(where, order=order) if order else past.runs(where) if where else past.runs()
     for run in found:
         if run.damaged:
             output.note(f"damaged: {run.damaged}")
     if limit is not None:
-        found = found[-limit:]
+        found = found[:limit] if order else found[-limit:]
     if as_json:
         output.json_document([_about(run) for run in found])
         return
@@ -82,7 +103,7 @@ def runs(limit: int | None, where: str | None, wide: bool, as_json: bool) -> Non
 ls = runs
 
 
-def _list(found: list[Run], *, wide: bool) -> None:
+def _list(runs: list[Run], *, wide: bool) -> None:
     """Print a table of runs, with columns for names and tags if there are any."""
     columns = ["run", "status", "started", "took", "name", "tags", "command"]
     rows = [
@@ -95,7 +116,7 @@ def _list(found: list[Run], *, wide: bool) -> None:
             ", ".join(run.tags),
             " ".join((run.script, *run.argv)),
         ]
-        for run in found
+        for run in runs
     ]
     keep = [k for k, name in enumerate(columns) if name not in {"name", "tags"} or _any(rows, k)]
     columns, rows = [columns[k] for k in keep], [[row[k] for k in keep] for row in rows]
@@ -112,7 +133,7 @@ def _any(rows: list[list[str]], column: int) -> bool:
 
 def _about(run: Run) -> dict[str, Any]:
     about: dict[str, Any] = output.plain(run)
-    del about["facts"], about["end"]  # long, and part of `show --json`
+    del about["facts"], about["end"]  # it is long, and `show --json` has it
     return {**about, "seconds": _took(run)}
 
 
@@ -122,7 +143,7 @@ def _took(run: Run) -> float | None:
 
 @click.command(cls=TakesRuns)
 @click.argument(
-    "words", metavar="[RUN] [NAME]...", nargs=-1, type=a_run, shell_complete=complete_run
+    "words", metavar="[RUN] [NAME]...", nargs=-1, type=without_mark, shell_complete=complete_run
 )
 @click.option("--printed", is_flag=True, help="The lines that it printed, with their points.")
 @click.option(
@@ -157,7 +178,9 @@ def show(words: tuple[str, ...], printed: bool, folder: Path | None, as_json: bo
     past = open_history()
     report = past.show(which)
     if as_json:
-        output.json_document({**output.plain(report), "replays": list(map(_told, report.replays))})
+        output.json_document(
+            {**output.plain(report), "replays": list(map(_replay_as_json, report.replays))}
+        )
     else:
         _show(report)
     tell_damage(past)
@@ -171,18 +194,22 @@ def _save(words: tuple[str, ...], folder: Path, *, as_json: bool) -> None:
         try:
             past.run(which)
         except RearviewError:
-            which, names = "latest", words  # then it is a name that is not there: say that
+            which, names = "latest", words  # it is an unknown name: report that
     with waiting("reading values"):
         saved = past.save_values(which, folder, names)
     if as_json:
-        output.json_document([{**output.plain(one), "path": str(one.path)} for one in saved])
+        output.json_document(
+            [{**output.plain(saved_value), "path": str(saved_value.path)} for saved_value in saved]
+        )
         return
-    for one in saved:
-        there = "" if one.written else " (was there already)"
-        output.out(f"{one.path}  {one.what}{there}")
+    for saved_value in saved:
+        note = "" if saved_value.written else " (was there already)"
+        output.out(f"{saved_value.path}  {saved_value.what}{note}")
     if not saved:
-        what = f"nothing as {', '.join(names)}" if names else "no array, tensor, image or histogram"
-        output.note(f"Nothing to save: run {past.run(which).id} logged {what}.")
+        nothing_logged = (
+            f"nothing as {', '.join(names)}" if names else "no array, tensor, image or histogram"
+        )
+        output.note(f"Nothing to save: run {past.run(which).id} logged {nothing_logged}.")
 
 
 def _printed(which: str, *, as_json: bool) -> None:
@@ -213,7 +240,7 @@ def _show(report: RunReport) -> None:
         ("environment", "\n".join(_environment(report))),
         ("loops", loops),
         ("names", "\n".join(names)),
-        ("captured", ", ".join(f"{name} ({one})" for name, one in report.captured.items())),
+        ("captured", ", ".join(f"{name} ({origin})" for name, origin in report.captured.items())),
         ("checkpoints", _checkpoints(report)),
         ("partial", "\n".join(report.partial)),
         ("cost", "\n".join(_costs(dict(report.costs)))),
@@ -245,20 +272,20 @@ def _environment(report: RunReport) -> list[str]:
 
 
 def _checkpoints(report: RunReport) -> str:
-    found = report.checkpoints
-    if not found:
+    checkpoints = report.checkpoints
+    if not checkpoints:
         return "none"
-    whole = sum(checkpoint.complete for checkpoint in found)
-    partial = f", {len(found) - whole} partial" if whole < len(found) else ""
-    span = f"{found[0].point or 'start'} … {found[-1].point or 'end'}"
+    whole = sum(checkpoint.complete for checkpoint in checkpoints)
+    partial = f", {len(checkpoints) - whole} partial" if whole < len(checkpoints) else ""
+    span = f"{checkpoints[0].point or 'start'} … {checkpoints[-1].point or 'end'}"
     return (
-        f"{len(found)}{partial}, {span}\n"
+        f"{len(checkpoints)}{partial}, {span}\n"
         f"{size(report.logical)} of state, {size(report.stored)} stored"
     )
 
 
 def _costs(costs: dict[str, Any]) -> list[str]:
-    """Return what recording cost, in sentences; what they do not know follows as it is."""
+    """Return what recording cost, in sentences; costs without a sentence follow as `name: value`."""
     lines = []
     if "overhead" in costs and "computed" in costs:
         share, computed = costs.pop("overhead"), costs.pop("computed")
@@ -292,15 +319,15 @@ def _costs(costs: dict[str, Any]) -> list[str]:
 
 def _replay(replay: Replay) -> str:
     """Return a line for one replay; why it is not exact, if it is not."""
-    what = ", ".join(replay.names) or "as recorded"
+    names = ", ".join(replay.names) or "as recorded"
     proof = replay.proof
-    said = str(proof) if proof.verdict is not Verdict.EXACT else str(proof.verdict)
-    said = f"redone from the start: {proof.why}" if proof.verdict is Verdict.REDONE else said
+    verdict = str(proof) if proof.verdict is not Verdict.EXACT else str(proof.verdict)
+    verdict = f"redone from the start: {proof.why}" if proof.verdict is Verdict.REDONE else verdict
     again = " (from the start of the run)" if replay.redoes else ""
-    return f"{moment(replay.started)}  {what}: {said}{again}"
+    return f"{moment(replay.started)}  {names}: {verdict}{again}"
 
 
-def _told(replay: Replay) -> dict[str, Any]:
+def _replay_as_json(replay: Replay) -> dict[str, Any]:
     proof = replay.proof
     about: dict[str, Any] = output.plain(replay)
     return {**about, "verdict": proof.verdict, "why": proof.why, "redoes": replay.redoes or None}
@@ -329,7 +356,13 @@ def _format_option(command: Any) -> Any:
 @some_names(required=False)
 @click.option("--where", metavar="SQL", help="Only rows for which this holds: 'acc < 0.9'.")
 @some_runs
+@_order_option
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="At most this many rows.")
+@click.option(
+    "--interpolate",
+    is_flag=True,
+    help="Fill in numbers that are missing between two known ones, marked with ~.",
+)
 @_unproved_option
 @_format_option
 def table(
@@ -337,7 +370,9 @@ def table(
     names: tuple[str, ...],
     where: str | None,
     which: tuple[str, ...],
+    order: tuple[str, ...],
     limit: int | None,
+    interpolate: bool,
     unproved: bool,
     form: str,
 ) -> None:
@@ -350,11 +385,27 @@ def table(
 
     Values of replays that were not exact are left out. Those that could not be proved carry a `*`;
     in csv and json the column `unproved` names them.
+
+    --order-by takes columns separated by commas, each with desc behind it if large values come first:
+    `--order-by "acc desc, epoch"`. Names, loops, arguments and facts of runs will do, also those that
+    are not shown. Rows without a value come last; with --limit, the first rows of that order are shown.
+
+    --interpolate fills numbers that are missing between two known ones of the same run and loop, on a
+    straight line by iterations; nothing is filled before the first or after the last. They carry a `~`;
+    in csv and json the column `interpolated` names them. --where and --order-by see them.
     """
     past = open_history()
     chosen = list(which) or None
     with waiting("reading records"):
-        found = past.table(*names, where=where, runs=chosen, limit=limit, unproved=unproved)
+        found = past.table(
+            *names,
+            where=where,
+            runs=chosen,
+            limit=limit,
+            order=order or None,
+            unproved=unproved,
+            interpolate=interpolate,
+        )
     emit(found, form)
     tell_damage(past)
     if form == "table":
@@ -364,23 +415,25 @@ def table(
 
 
 def _tell_captured(past: History, columns: list[str], *, every: bool) -> None:
-    """Say which columns the runs did not log with Rearview, and which ones are not shown."""
+    """Print which columns come from elsewhere than Rearview, and which of them are not shown."""
     captured = past.captured()
-    found: dict[str, list[str]] = {}
+    by_origin: dict[str, list[str]] = {}
     for name in columns:
         if name in captured:
-            found.setdefault(str(captured[name]), []).append(name)
-    if found:
-        texts = [f"{', '.join(some[:CAPTURED])} ({origin})" for origin, some in found.items()]
+            by_origin.setdefault(str(captured[name]), []).append(name)
+    if by_origin:
+        texts = [f"{', '.join(some[:CAPTURED])} ({origin})" for origin, some in by_origin.items()]
         output.note(f"captured: {'; '.join(texts)}")
-    rest = [name for name in captured if name not in columns] if every else []
-    if rest:
-        more = ", …" if len(rest) > CAPTURED else ""
-        output.note(f"also captured: {', '.join(rest[:CAPTURED])}{more}; name them to see them")
+    not_shown = [name for name in captured if name not in columns] if every else []
+    if not_shown:
+        more = ", …" if len(not_shown) > CAPTURED else ""
+        output.note(
+            f"also captured: {', '.join(not_shown[:CAPTURED])}{more}; name them to see them"
+        )
 
 
 def _tell_missing(past: History, name: str, where: str | None, which: list[str] | None) -> None:
-    """Say how many cells of an empty column can be filled, and what that costs."""
+    """Print how many cells of an empty column can be filled, and what that costs."""
     try:
         with waiting("counting what is missing"):
             plan = past.plan([name], where=where, runs=which)
@@ -416,40 +469,45 @@ def sql(query: str, unproved: bool, form: str) -> None:
 
 
 def tell_damage(past: History) -> None:
-    """Say on stderr which files are damaged, and so are left out of an answer."""
+    """Print on stderr which damaged files are left out of an answer."""
     for text in past.problems():
         output.note(f"damaged: {text}")
 
 
 class Marks:
-    """The marks of unproved values, row by row, and the names that had any."""
+    """Marks unproved and interpolated values, row by row, and collects the names that have any."""
 
-    def __init__(self, column: str) -> None:
-        self._column = column
-        self.names: set[str] = set()
+    def __init__(self, table: Table) -> None:
+        marked = {SIGN: table.mark, FILLED_SIGN: table.interpolated}
+        self.columns = {sign: column for sign, column in marked.items() if column}
+        """The column of marks for each sign that may occur."""
+        self.names: dict[str, set[str]] = {sign: set() for sign in self.columns}
+        """By sign, the names that have such values in the rows seen so far."""
 
-    def seen(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Return the row as it is."""
-        if self._column:
-            self.names.update(filter(None, (row[self._column] or "").split(", ")))
+    @property
+    def legends(self) -> list[str]:
+        """What the signs mean that were needed."""
+        return [LEGENDS[sign] for sign, names in self.names.items() if names]
+
+    def collect(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Return the row unchanged, and remember which names it marks."""
+        for sign, column in self.columns.items():
+            self.names[sign].update(filter(None, (row[column] or "").split(", ")))
         return row
 
-    def signed(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Return the row for people: without the column of marks, a sign at each marked value."""
-        if not self._column:
-            return row
-        marked = (row[self._column] or "").split(", ")
-        self.seen(row)
-        return {
-            name: f"{output.cell(value)}{SIGN}" if name in marked else value
-            for name, value in row.items()
-            if name != self._column
-        }
+    def with_signs(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Return the row for people: a sign at each marked value, and no columns of marks."""
+        self.collect(row)
+        out = {name: row[name] for name in row if name not in self.columns.values()}
+        for sign, column in self.columns.items():
+            for name in filter(None, (row[column] or "").split(", ")):
+                out[name] = f"{output.cell(out[name])}{sign}"
+        return out
 
 
 def _tell_unproved(found: Table, marks: Marks) -> None:
-    """Say on stderr which names have values that could not be proved."""
-    names = sorted(marks.names) if found.mark else found.unproved
+    """Print on stderr which names have values that could not be proved."""
+    names = sorted(marks.names[SIGN]) if found.mark else found.unproved
     if names:
         some = "are" if found.mark else "may be"
         output.note(
@@ -461,12 +519,12 @@ def _tell_unproved(found: Table, marks: Marks) -> None:
 def emit(found: Table, form: str) -> None:
     """Print a table in the form asked for."""
     columns = list(found.columns)
-    marks = Marks(found.mark)
-    rows = (tuple(row.values()) for row in map(marks.seen, found.described()))
+    marks = Marks(found)
+    rows = (tuple(row.values()) for row in map(marks.collect, found.described()))
     if form != "table":
         if form == "markdown":
-            columns = [column for column in columns if column != found.mark]
-            rows = (tuple(row.values()) for row in map(marks.signed, found.described()))
+            columns = [column for column in columns if column not in marks.columns.values()]
+            rows = (tuple(row.values()) for row in map(marks.with_signs, found.described()))
         lines = {
             "json": output.json_lines,
             "csv": output.csv_lines,
@@ -475,24 +533,26 @@ def emit(found: Table, form: str) -> None:
         say = output.out if form == "markdown" else output.data
         for line in lines(columns, rows):
             say(line)
-        if form == "markdown" and marks.names:
-            output.out(f"\n{LEGEND}")
+        if form == "markdown" and marks.legends:
+            output.out("\n" + "\n".join(marks.legends))
         _tell_unproved(found, marks)
         return
-    if columns == ["explain_key", "explain_value"]:  # a drawing, not a cell
+    if columns == ["explain_key", "explain_value"]:  # print the text of EXPLAIN as it is
         for _, plan in rows:
             output.out(plan)
         return
     every = found.described()
     first = list(islice(every, SCREEN))
-    columns = [column for column in columns if column != found.mark]
+    columns = [column for column in columns if column not in marks.columns.values()]
     head = [[row[column] for column in columns] for row in first]
     right = [output.numeric(column) for column in zip(*head, strict=True)] if head else []
-    cells = [[output.cell(value) for column, value in marks.signed(row).items()] for row in first]
+    cells = [
+        [output.cell(value) for column, value in marks.with_signs(row).items()] for row in first
+    ]
     output.table(columns, cells, right=right or [False] * len(columns))
-    if marks.names:
-        output.out(LEGEND)
-    more = sum(1 for _ in map(marks.seen, every))
+    for legend in marks.legends:
+        output.out(legend)
+    more = sum(1 for _ in map(marks.collect, every))
     _tell_unproved(found, marks)
     if more:
         output.note(
@@ -504,9 +564,11 @@ def emit(found: Table, form: str) -> None:
 
 
 @click.command(cls=TakesRuns)
-@click.argument("first", metavar="[A]", default="latest", type=a_run, shell_complete=complete_run)
 @click.argument(
-    "second", metavar="[B]", default="worktree", type=a_run, shell_complete=complete_run
+    "first", metavar="[A]", default="latest", type=without_mark, shell_complete=complete_run
+)
+@click.argument(
+    "second", metavar="[B]", default="worktree", type=without_mark, shell_complete=complete_run
 )
 @click.option(
     "--statements",
@@ -530,20 +592,20 @@ def diff(first: str, second: str, *, statements: bool, as_json: bool) -> int:
 
 def _statements(first: str, second: str, *, as_json: bool) -> int:
     changes = open_history().statement_diff(first, second)
-    other = [one for one in changes if one.edit != "same"]
+    changed = [change for change in changes if change.edit != "same"]
     if as_json:
         output.json_document(changes)
-        return 1 if other else 0
+        return 1 if changed else 0
     path = ""
-    for one in other:
-        if one.path != path:
-            path = one.path
+    for change in changed:
+        if change.path != path:
+            path = change.path
             output.out(output.paint(path, output.BOLD))
-        lines = f"{one.old_line or ''} → {one.new_line or ''}".strip()
-        text = one.new_text if one.old_text in {"", one.new_text} else one.old_text
-        if one.new_text and text != one.new_text:
-            text += f"  →  {one.new_text}"
-        output.out(f"  {one.edit.value:<8} {lines:<12} {text}")
-    same = len(changes) - len(other)
-    output.out(f"{same} statement{'s' * (same != 1)} the same, {len(other)} not")
-    return 1 if other else 0
+        lines = f"{change.old_line or ''} → {change.new_line or ''}".strip()
+        text = change.new_text if change.old_text in {"", change.new_text} else change.old_text
+        if change.new_text and text != change.new_text:
+            text += f"  →  {change.new_text}"
+        output.out(f"  {change.edit.value:<8} {lines:<12} {text}")
+    unchanged = len(changes) - len(changed)
+    output.out(f"{unchanged} statement{'s' * (unchanged != 1)} the same, {len(changed)} not")
+    return 1 if changed else 0

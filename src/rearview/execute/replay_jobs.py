@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from rearview.execute.executor import Task
-from rearview.execute.local import seen_of, threads_of
+from rearview.execute.local import threads_of, visible_accelerators
 from rearview.execute.scratch_tree import (
     keep_recorded_texts,
     make_tree,
@@ -113,6 +113,8 @@ class ReplayJobs:
     versions: Versions
     runs: Runs
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    fold: bool = False
+    """Whether large folders of inputs may be one link each: only a process of this machine can follow it."""
 
     def run_folder(self, run: str) -> Path:
         """Return the folder with the records of a run and of its replays."""
@@ -146,9 +148,11 @@ class ReplayJobs:
         self.runs.start_replay(run.id, segment_file.replay, facts)
         folder = self.project.replays / segment_file.replay
         tree = folder / "tree"
-        self._make_tree(run, version, tree)
         segment_file = msgspec.structs.replace(
-            segment_file, tree=str(tree), report=str(folder / "report.json")
+            segment_file,
+            tree=str(tree),
+            folded=self._make_tree(run, version, tree),
+            report=str(folder / "report.json"),
         )
         file = folder / "segment.json"
         publish(file, msgspec.json.encode(segment_file), durable=False)
@@ -178,16 +182,30 @@ class ReplayJobs:
             log=folder / "output.txt",
             report=folder / "report.json",
             seconds=segment.seconds,
-            threads=threads_of(run.facts.threads, run.end.surroundings),
-            accelerators=seen_of(run.facts.hardware),
+            threads=_threads_to_pin(run, segment),
+            accelerators=visible_accelerators(run.facts.hardware),
             imports=imports,
             beside=command.folder if control.module else (tree / script_of(run, home)).parent,
         )
 
-    def _make_tree(self, run: Run, version: str, tree: Path) -> None:
-        written = self.runs.created_paths(run.id)
-        make_tree(self.project.root, self.versions, version, run.started, tree, written)
+    def _make_tree(self, run: Run, version: str, tree: Path) -> tuple[str, ...]:
+        """Lay out the scratch tree; return the folders in it that are links."""
+        root, written = self.project.root, self.runs.created_paths(run.id)
+        here = os.path.realpath(root)
+        # a program that believes its project elsewhere would follow such a link out of it
+        fold = self.fold and run.home(here) == here
+        folded = make_tree(
+            root,
+            self.versions,
+            version,
+            run.started,
+            tree,
+            written,
+            fold=fold,
+            working_folder=os.path.relpath(run.cwd or here, here),
+        )
         keep_recorded_texts(self.versions, run.version, version, tree)
+        return folded
 
     def from_the_start(self, run: Run, task: Task, because: str) -> Task:
         """Return a task that repeats a replay from the start of the run, without any checkpoint.
@@ -203,13 +221,14 @@ class ReplayJobs:
         facts |= {"redoes": task.id, "because": because}
         self.runs.start_replay(run.id, folder.name, facts)
         tree = folder / "tree"  # a new one: the first tree holds what the first replay wrote
-        self._make_tree(run, first.version, tree)
         segment_file = msgspec.structs.replace(
             segment_file,
             replay=folder.name,
             tree=str(tree),
+            folded=self._make_tree(run, first.version, tree),
             report=str(folder / "report.json"),
             jump=False,
+            thorough=True,
         )
         publish(folder / "segment.json", msgspec.json.encode(segment_file), durable=False)
         control = msgspec.json.decode(task.environment[VARIABLE], type=Control)
@@ -259,8 +278,8 @@ class ReplayJobs:
             self._try_disk()
         if report.failure is ReplayFailure.DISK_FULL:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.project.store))
-        told_all = report.failure is ReplayFailure.PROBE_RAISED
-        if report.error and not told_all and task.log.is_file():
+        explained = report.failure is ReplayFailure.PROBE_RAISED
+        if report.error and not explained and task.log.is_file():
             report.error = _explain(report.error, task.log.read_text("utf-8", "replace"))
         report.written = max(report.written, self._count_records(run, task))
         outcome = ReplayOutcome(run.id, task.id, report, task.log, task.folder, seconds, redone)
@@ -294,6 +313,14 @@ def _explain(error: str, log: str) -> str:
     if lines and (own := _OWN_ERROR.match(lines[-1])):
         return own[1]
     return error + ": " + " / ".join(lines[-3:])
+
+
+def _threads_to_pin(run: Run, segment: Segment) -> int | None:
+    """Return how many cores a replay is pinned to; None: it may use any.
+
+    A rerun is not pinned: if it differs from the run, its cores are not the reason, and it is not repeated.
+    """
+    return None if segment.rerun else threads_of(run.facts.threads, run.end.surroundings)
 
 
 def script_of(run: Run, home: str) -> str:

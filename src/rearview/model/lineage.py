@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 Event = tuple[str, ...]
-"""What a cell took in: its kind (`file`, `environment`, `process`, …), a name, and often a content hash."""
+"""Something that a cell used: its kind (`file`, `environment`, `process`, …), a name, often a content hash."""
 SIMILAR = 10.0
 """Factor within which cost and size of two cells count as similar."""
 NOTICEABLE_SECONDS, NOTICEABLE_BYTES = 1.0, 64 << 20
@@ -47,7 +47,7 @@ def lineage_of(before: str, code: str, events: Sequence[Event]) -> str:
     return hashlib.sha256(text).hexdigest()[:32]
 
 
-def same_state(one: CellLineage, other: CellLineage) -> bool:
+def same_state(first: CellLineage, second: CellLineage) -> bool:
     """Return True if two cells left the same state: the same lineage, at similar cost and size.
 
     >>> cell = CellLineage(2, "c", (), "g", 3.0, 0)
@@ -56,28 +56,30 @@ def same_state(one: CellLineage, other: CellLineage) -> bool:
     >>> same_state(cell, CellLineage(2, "c", (), "g", 300.0, 0))
     False
     """
-    return one.lineage == other.lineage and not difference(one, other)
+    return first.lineage == second.lineage and not difference(first, second)
 
 
-def difference(one: CellLineage, other: CellLineage) -> str:
+def difference(first: CellLineage, second: CellLineage) -> str:
     """Return why the states after two cells with the same code are not the same; empty if they are.
 
-    >>> one = CellLineage(2, "c", (), "g", 3.0, 0, variables={"x": "1", "y": "5"})
-    >>> difference(one, CellLineage(2, "c", (), "g", 3.0, 0, variables={"x": "2"}))
+    >>> first = CellLineage(2, "c", (), "g", 3.0, 0, variables={"x": "1", "y": "5"})
+    >>> difference(first, CellLineage(2, "c", (), "g", 3.0, 0, variables={"x": "2"}))
     'x has another value'
     """
-    if one.events != other.events:
-        return _event_difference(one.events, other.events)
+    if first.events != second.events:
+        return _event_difference(first.events, second.events)
     different = sorted(
-        name for name, known in one.variables.items() if other.variables.get(name, known) != known
+        name
+        for name, known in first.variables.items()
+        if second.variables.get(name, known) != known
     )
     if different:
         more = f" and {len(different) - 1} others have" if len(different) > 1 else " has"
         return f"{different[0]}{more} another value"
-    if not _similar(one.seconds, other.seconds, NOTICEABLE_SECONDS):
-        return f"it took {one.seconds:.3g} s and {other.seconds:.3g} s"
-    if not _similar(one.size, other.size, NOTICEABLE_BYTES):
-        return f"it left {one.size / 1e6:.3g} MB and {other.size / 1e6:.3g} MB"
+    if not _similar(first.seconds, second.seconds, NOTICEABLE_SECONDS):
+        return f"it took {first.seconds:.3g} s and {second.seconds:.3g} s"
+    if not _similar(first.size, second.size, NOTICEABLE_BYTES):
+        return f"it left {first.size / 1e6:.3g} MB and {second.size / 1e6:.3g} MB"
     return ""
 
 

@@ -57,6 +57,8 @@ class Segment:
     restores: tuple[tuple[int, str], ...] = ()
     """(iteration of `loop`, checkpoint to restore there), in order, including the start; in between the
     segment computes."""
+    rerun: bool = False
+    """Whether it runs from the start of the program and restores nothing, because that is as fast."""
     tail: bool = False
     """Whether values after the loop are wanted as well."""
     priority: float = 0.0
@@ -169,7 +171,7 @@ class ReapRequest(msgspec.Struct, frozen=True, tag=True):
 
 
 AGAIN = "again.json"
-"""File beside the connection file of a kernel that has to be started anew: the `Control` to do it with."""
+"""File next to a kernel's connection file: the `Control` with which the kernel has to be started again."""
 DEEPEST = 8
 """Loops on a stack beyond which recursion is not followed in the text of a program."""
 TEXTS = "recorded"
@@ -185,6 +187,8 @@ class SegmentFile(msgspec.Struct, frozen=True, omit_defaults=True):
     """Path of the report."""
     tree: str = ""
     """Work tree of the replay, laid out like the project."""
+    folded: tuple[str, ...] = ()
+    """Folders of the work tree that are links and that the program must see as folders."""
     names: tuple[str, ...] = ()
     chains: list[list[str]] = []
     """Stacks of loops (site ids), outermost first, that probes may run in."""
@@ -192,6 +196,8 @@ class SegmentFile(msgspec.Struct, frozen=True, omit_defaults=True):
     """Whether a probe may be reached from any loop, so that no wanted iteration skips one."""
     jump: bool = True
     """Whether to start from checkpoints; False: run from the start and only compare with them."""
+    thorough: bool = False
+    """Whether to compare with every checkpoint, however long that takes, to find the first difference."""
     levels: int = 99
     """How many loops, from the outermost, may be entered in the middle."""
     main: str = ""
@@ -228,16 +234,16 @@ def may_hold(chain: Sequence[str], sites: Iterable[str]) -> bool:
     >>> may_hold(["t.py:f:0:epoch", "t.py:f:1:step"], ["t.py:f:0:epoch", "t.py:g:0:step"])
     False
     """
-    rest = iter(chain)
-    held = all(site in rest for site in sites if not _is_in_no_chain(site))
-    return held or len(chain) >= DEEPEST
+    remaining = iter(chain)
+    reachable = all(site in remaining for site in sites if not _is_in_no_chain(site))
+    return reachable or len(chain) >= DEEPEST
 
 
 def _is_in_no_chain(site: str) -> bool:
     if site.count(":") < 3:
         return False
-    path, _, rest = site.partition(":")
-    return not path.endswith(".py") or rest.split(":")[-2].startswith("+")
+    path, _, qualified = site.partition(":")
+    return not path.endswith(".py") or qualified.split(":")[-2].startswith("+")
 
 
 class ReplayFailure(StrEnum):

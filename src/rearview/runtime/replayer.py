@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ import msgspec
 
 from rearview.checkpointer.signals import leave_at_once
 from rearview.errors import RearviewError
-from rearview.model import Checkpoint, Edge, LoopStep, Point, ReplayReport, SegmentFile
+from rearview.model import Checkpoint, EarlyEnd, Edge, LoopStep, Point, ReplayReport, SegmentFile
 from rearview.model.plan import ReplayFailure, may_hold
 from rearview.model.run import name_of
 from rearview.runtime.capture.event_files import EventFiles
@@ -30,7 +31,7 @@ from rearview.store.tables.recorded_values import recorded
 from rearview.store.values import Put, convert
 
 _SELDOM = 8
-"""While the program runs, at most one part in this many of the time goes into comparing."""
+"""Comparing takes at most one part in this many of the time while the program runs."""
 
 
 @dataclass
@@ -45,6 +46,10 @@ class Replayer(Session):
     """Library versions and thread counts of the run."""
     inputs: Mapping[str, list[Any]] = field(default_factory=dict)
     """Fingerprints of the files that the run read."""
+    run_code: int | None = None
+    """Exit code of the run; None if the run did not come to an end."""
+    run_early: EarlyEnd | None = None
+    """Where the run was when it failed."""
     created: Collection[str] = ()
     """Files that the run created."""
     recorded: Mapping[tuple[Any, ...], list[bytes]] = field(kw_only=True)
@@ -67,14 +72,14 @@ class Replayer(Session):
     probe_error: str = ""
     """Message about the last probe that raised an exception."""
     visited: Counter[str] = field(default_factory=Counter)
-    """Iterations that ran of loops in which something is wanted, by loop id."""
+    """By loop id: number of iterations that ran, for loops in which something is wanted."""
     since: int = 0
     """Iteration of the main loop up to which `visited` is counted."""
     entered: bool = False
     """Whether the main loop, which is divided among segments, was entered."""
     closed: bool = False
     events: EventFiles | None = None
-    """Writes event files of what probes give to TensorBoard; None: there are none."""
+    """Writes event files with the values that probes log to TensorBoard; None if there are none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -82,7 +87,7 @@ class Replayer(Session):
 
     @unobserved
     def boundary(self, entry: LoopEntry, index: int, frame: FrameType) -> int | None:
-        """Skip, jump or continue, by what the segment asks for."""
+        """Skip, jump or continue, as the segment requires."""
         if entry.site.loose or self.nest is None:
             return index
         outermost = self.nest.entry is entry
@@ -92,6 +97,7 @@ class Replayer(Session):
             self.report.setup = perf_counter() - self.began
         if outermost and self.segment.until == entry.site.id:
             self.leave_program()
+        self.stop_if_beyond_run(entry, index)
         try:
             self.checkpoint_index.anchor(entry, index, frame)
         except Exception as exc:
@@ -101,8 +107,8 @@ class Replayer(Session):
         path = self.path(entry, index)
         goal = self.goal(entry, index)
         idle = index == 0 and not self.needs(entry)
-        last = goal != index or idle  # before something is restored, or the end
-        if (outermost and self.end_outer_iteration()) or last or self.should_compare():
+        must_compare = goal != index or idle  # before something is restored, or the end
+        if (outermost and self.end_outer_iteration()) or must_compare or self.should_compare():
             self.prove(self.checkpoint_index.to_compare(Edge.START, path), frame)
         if idle and self.skip(path, frame):
             return None
@@ -122,6 +128,24 @@ class Replayer(Session):
         self.worked = self.worked or not outermost
         return index
 
+    def is_beyond_run(self, entry: LoopEntry, index: int) -> bool:
+        """Return True if the run was interrupted before it came to iteration `index` of a loop."""
+        if self.run_early is None or not self.run_early.interrupted:
+            return False
+        for here, last in zip(self.path(entry, index), self.run_early.path, strict=False):
+            if (here.loop, here.ordinal) != tuple(last[:2]):
+                return False
+            if here.iteration != last[2]:
+                return here.iteration > last[2]
+        return False
+
+    def stop_if_beyond_run(self, entry: LoopEntry, index: int) -> None:
+        """End the replay if the run was interrupted before it came to iteration `index` of a loop."""
+        if self.is_beyond_run(entry, index):
+            while self.stack:  # counts what ran of each loop
+                self.leave(self.stack[-1], None, ended=True)
+            self.leave_program()
+
     def end_outer_iteration(self) -> bool:
         """Count the end of an iteration of the outermost loop; return True if a loop was skipped in it.
 
@@ -135,7 +159,9 @@ class Replayer(Session):
     def slice(self, entry: LoopEntry, size: int) -> int:
         """Stop before every iteration once inner loops are skipped, to compare what followed them."""
         skips = self.report.skipped > 0 and self.nest is not None and self.nest.entry is entry
-        return 1 if skips else super().slice(entry, size)
+        if skips or self.is_beyond_run(entry, entry.index + size):
+            return 1
+        return super().slice(entry, size)
 
     def learn(self, entry: LoopEntry) -> None:
         """Learn from a loop that has ended, unless it was skipped."""
@@ -150,7 +176,7 @@ class Replayer(Session):
         super().leave(entry, frame, ended=ended)
 
     def count_main_iterations(self, index: int) -> None:
-        """Count the iterations of the main loop that the segment asks for and that have run."""
+        """Count the iterations of the main loop that belong to the segment and have run."""
         ranges = self.segment.ranges.get(self.segment.main, [])
         for first, last in ranges:
             self.visited[self.segment.main] += max(0, min(last, index) - max(first, self.since))
@@ -177,11 +203,11 @@ class Replayer(Session):
         ]
 
     def should_compare(self) -> bool:
-        """Return True if it is time for a comparison that a later one would cover as well.
+        """Return True if it is time for a comparison that is not strictly necessary.
 
-        A replay without jumps looks for the start of a difference: it compares wherever it can.
+        A thorough replay searches for the start of a difference: it compares wherever it can.
         """
-        return not self.segment.jump or perf_counter() - self.compared >= _SELDOM * self.proving
+        return self.segment.thorough or perf_counter() - self.compared >= _SELDOM * self.proving
 
     def end_uncompared(self) -> None:
         """Count loops that were executed and will not be compared."""
@@ -190,12 +216,12 @@ class Replayer(Session):
 
     def needs(self, entry: LoopEntry) -> bool:
         """Return True if the segment wants something inside this loop, in the current iterations around it."""
-        around = [other for other in self.stack if other is not entry]
+        around = [loop for loop in self.stack if loop is not entry]
         if not all(map(self.in_range, around)):
             return False
         if self.segment.everywhere:
             return True
-        sites = [other.site.id for other in (*around, entry)]
+        sites = [loop.site.id for loop in (*around, entry)]
         return any(may_hold(chain, sites) for chain in self.segment.chains)
 
     @property
@@ -214,13 +240,13 @@ class Replayer(Session):
         Only the main loop and those directly inside it have ranges: the same lines of the program
         may run elsewhere as well, under another loop or by recursion.
         """
-        if not self.in_main or not any(entry is other for other in self.stack[:2]):
+        if not self.in_main or not any(entry is loop for loop in self.stack[:2]):
             return None
         ranges = self.segment.ranges.get(entry.site.id)
         spans = self.segment.spans.get(entry.site.id)
         if entry is self.stack[0]:
             return ranges
-        if entry.site.id == self.segment.main:  # it calls itself
+        if entry.site.id == self.segment.main:  # the function with the main loop called itself
             return None
         span = spans.get(self.stack[0].now) if spans else None
         if span is None:
@@ -282,6 +308,7 @@ class Replayer(Session):
         outermost = self.nest.entry is entry
         if outermost:
             self.end_outer_iteration()
+        self.stop_if_beyond_run(entry, sys.maxsize)
         if outermost or self.should_compare():
             self.prove(self.checkpoint_index.to_compare(Edge.END, self.path(entry, index)), frame)
         if outermost and self.needs(entry) and not self.segment.after:
@@ -343,14 +370,14 @@ class Replayer(Session):
                 fresh.append((name, value))
                 continue
             occurrence = self.seen[key]
-            now = msgspec.json.encode(convert(value, self.put))
+            encoded = msgspec.json.encode(convert(value, self.put))
             if self.report.skipped or self.checkpoint_index.restored:
                 # loops of one name share their points, and skipped ones logged first
                 occurrence = next(
-                    (k for k in range(occurrence, len(before)) if before[k] == now), occurrence
+                    (k for k in range(occurrence, len(before)) if before[k] == encoded), occurrence
                 )
             self.seen[key] = occurrence + 1
-            if occurrence < len(before) and before[occurrence] == now:
+            if occurrence < len(before) and before[occurrence] == encoded:
                 self.report.repeated += 1
             elif name not in self.report.differing:
                 self.report.differing.append(name)
@@ -374,12 +401,13 @@ class Replayer(Session):
         file = Path(trace.tb_frame.f_code.co_filename).name if trace is not None else ""
         where = f" at {point}" if (point := self.point()).steps else ""
         self.probe_error = (
-            f"the added statement at {file}:{line} raised {type(exc).__name__}: {exc}{where}. Let it "
-            "log only where it can (`if …:`, or `try:` around it), and ask again"
+            f"the added statement at {file}:{line} raised {type(exc).__name__}: {exc}{where}. Put it "
+            "under a condition (`if …:`) or inside `try:`, and run the command again"
         )
 
     def note_failure(self, exc: BaseException) -> None:
-        """Keep what kind of failure ended the program."""
+        """Note which kind of failure ended the program."""
+        super().note_failure(exc)
         if caused_by_full_disk(exc):
             self.report.failure = ReplayFailure.DISK_FULL
 
@@ -404,6 +432,16 @@ class Replayer(Session):
         self.finish(0)
         leave_at_once(0)
 
+    def ended_as_run(self, code: int) -> bool:
+        """Return True if the run failed, and this replay has failed in the same way and iteration."""
+        if not code or code != self.run_code:
+            return False
+        then, now = self.run_early, self.early_end(code)
+        if then is None or now is None:
+            return then is None  # an old run, which kept its exit code only
+        # inner loops are not always watched, so only the outermost one is compared
+        return then.exception == now.exception and then.path[:1] == now.path[:1]
+
     def finish(self, code: int | None) -> None:
         """Write the report."""
         if self.closed or self.pid != os.getpid():
@@ -411,11 +449,12 @@ class Replayer(Session):
         self.closed = True
         self.end_uncompared()
         final = code if code is not None else self.code
+        as_run = not self.probe_error and not self.report.retry and self.ended_as_run(final or 0)
         if not self.report.finished:
-            self.report.finished = final == 0
+            self.report.finished = final == 0 or as_run
         if self.report.finished and not self.report.retry and self.report.error is None:
             self.report.lacking = self.lacking()
-        if final and self.report.error is None:
+        if final and not as_run and self.report.error is None:
             self.report.error = self.probe_error or f"the program ended with exit code {final}"
             if self.probe_error and self.report.failure is None:
                 self.report.failure = ReplayFailure.PROBE_RAISED

@@ -5,21 +5,23 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, repeat
+from itertools import chain, repeat, takewhile
 from time import perf_counter
 from types import FrameType
 from typing import Any
 
 from rearview.config import Settings
-from rearview.model import LoopStep, Point, Step
+from rearview.model import EarlyEnd, LoopStep, Point, Step
 from rearview.model.run import CELL, NAMED
 from rearview.runtime.frames import (
     LOOPS,
     Modules,
     clear_library_references,
     library_roots,
+    position,
     project_frames,
     resolved,
     roots,
@@ -36,7 +38,7 @@ from rearview.runtime.loops import (
 from rearview.runtime.sandbox.file_view import FileView, PathUse
 from rearview.source.instrument import LoopSite
 from rearview.state.anchors import Anchors
-from rearview.state.codecs.iterators import Walk, feeding
+from rearview.state.codecs.iterators import LoopIterator, sources_of
 from rearview.store.project import FOLDER, Project
 
 SHORT = 0.0002
@@ -58,7 +60,7 @@ def current_session() -> Session | None:
 
 
 def use_session(session: Session | None) -> None:
-    """Make `session` the one that `rearview.log` and the like speak to."""
+    """Make `session` the one that `rearview.log` and the other public functions use."""
     global _current  # noqa: PLW0603 - one session per process is the point
     _current = session
 
@@ -90,7 +92,7 @@ class LoopNest:
 
     entry: LoopEntry
     anchors: Anchors | None = None
-    at: int = 0
+    iteration: int = 0
     """Iteration of the outermost loop before which the anchors were walked."""
     names: tuple[str, ...] = ()
     """Names of the roots of that walk."""
@@ -137,6 +139,10 @@ class Session:
     """Seconds between boundaries of short iterations."""
     shared: frozenset[str] = frozenset()
     """Files that other programs have written since the run stopped: they are left alone."""
+    early: EarlyEnd | None = None
+    """How an exception ended the program, once it has."""
+    left_early: tuple[tuple[int, tuple[str, int, int]], ...] = ()
+    """The loop that was left last without being used up, and those around it: frame and iteration."""
     cell: int = 0
     """Number of the notebook's cell being executed, from 1 on; 0 if none is."""
     cells_in_points: bool = True
@@ -154,19 +160,19 @@ class Session:
 
     def belongs(self, file: str) -> bool:
         """Return True if a file belongs to the project: under its root, and not an installed library."""
-        known = self._belongs.get(file)
-        if known is None:
+        belongs = self._belongs.get(file)
+        if belongs is None:
             path = resolved(file)
             inside = file[:1] == os.sep and path.startswith(self.root)  # not "<frozen runpy>"
             installed = "site-packages" in path or any(
                 path.startswith(lib) and not self.root.startswith(lib) for lib in self.libraries
             )
-            ours = f"{os.sep}{FOLDER}{os.sep}" in path[len(self.root) - 1 :]
-            known = self._belongs[file] = inside and not installed and not ours
-        return known
+            in_store = f"{os.sep}{FOLDER}{os.sep}" in path[len(self.root) - 1 :]
+            belongs = self._belongs[file] = inside and not installed and not in_store
+        return belongs
 
     def enter_cell(self, number: int) -> None:
-        """Take in that a script has come to one of its cells."""
+        """Note that a script begins one of its cells."""
         if threading.get_ident() == self.thread:
             if self.cells_in_points:
                 self.cell = number
@@ -179,7 +185,7 @@ class Session:
         """Note a cell of a script; a replay does not."""
 
     def adopt(self, file: str) -> None:
-        """Take code with this file name as the project's own, wherever the file seems to be."""
+        """Treat code with this file name as part of the project, wherever the file is."""
         self._belongs[file] = True
 
     def real(self, path: str, use: PathUse = PathUse.READ) -> str:
@@ -243,7 +249,7 @@ class Session:
         if history.site.loose:
             entry = LoopEntry(history, 0, id(frame))
             history.entries += 1
-            walk = items if type(items) is Walk else Walk(items)
+            walk = items if type(items) is LoopIterator else LoopIterator(items)
             return chain.from_iterable(suspended(self, entry, walk))
         return chain.from_iterable(self._entered(history, items, frame))
 
@@ -261,7 +267,7 @@ class Session:
         return iterate(self, entry, items)
 
     def _forget_interrupted(self) -> None:
-        """Drop library loops whose frame has ended without a sign, as with Ignite's `interrupt`."""
+        """Drop library loops whose frame has ended unnoticed, as with Ignite's `interrupt`."""
         while self.stack and self.stack[-1].frame not in set(_frames()):
             last = self.stack.pop()
             if self.nest is not None and self.nest.entry is last:
@@ -280,13 +286,15 @@ class Session:
     def leave(self, entry: LoopEntry, frame: FrameType | None, *, ended: bool) -> None:
         """Take a loop off the stack, however it was left."""
         if entry.site.loose:
-            self.loose = [other for other in self.loose if other is not entry]
+            self.loose = [loop for loop in self.loose if loop is not entry]
             self.learn(entry)
             return
-        if not any(other is entry for other in self.stack):
+        if not any(loop is entry for loop in self.stack):
             return
         if not ended and frame is not None and id(frame) == entry.frame:
             self.broken(entry, frame)
+            if position(frame) not in entry.site.breaks:
+                self._note_left_early(entry)
         while self.stack:
             last = self.stack.pop()
             if self.nest is not None and self.nest.entry is last:
@@ -294,6 +302,12 @@ class Session:
             if last is entry:
                 break
         self.learn(entry)
+
+    def _note_left_early(self, entry: LoopEntry) -> None:
+        around = takewhile(lambda other: other is not entry, self.stack)
+        path = tuple([(other.frame, _step(other)) for other in (*around, entry)])
+        if self.left_early[: len(path)] != path:  # else a loop inside it was left by the same cause
+            self.left_early = path
 
     def learn(self, entry: LoopEntry) -> None:
         """Add a loop that has ended to its history; stop watching it if it is short and logs nothing."""
@@ -332,7 +346,9 @@ class Session:
             point = self.point()
             return point.loops, point.indices
         stack = self.stack
-        return tuple([one.history.site.name for one in stack]), tuple([one.now for one in stack])
+        return tuple([loop.history.site.name for loop in stack]), tuple(
+            [loop.now for loop in stack]
+        )
 
     def running(self) -> list[LoopEntry]:
         """Return the loops around the statement being executed, outermost first."""
@@ -349,43 +365,43 @@ class Session:
     def path(self, entry: LoopEntry, index: int) -> tuple[LoopStep, ...]:
         """Return the path of a checkpoint: (loop, ordinal, index) of each loop down to `entry`."""
         steps: list[LoopStep] = []
-        for other in self.stack:
-            if other is entry:
+        for loop in self.stack:
+            if loop is entry:
                 break
-            steps.append(LoopStep(other.site.id, other.ordinal, other.now))
+            steps.append(LoopStep(loop.site.id, loop.ordinal, loop.now))
         return (*steps, LoopStep(entry.site.id, entry.ordinal, index))
 
     def roots(self, frame: FrameType) -> tuple[dict[str, Any], list[FrameType]]:
         """Return the roots of the state by name, and the frames of the program."""
         frames = project_frames(frame, self.belongs, self.loop_files)
         clear_library_references(frames, self.loop_files)
-        found = roots(frames, self.modules)
+        named_roots = roots(frames, self.modules)
         if self.nest is not None:
-            found.update(self._sources(self.nest))
-        found.update(library_roots(loops=bool(self.loop_files)))
-        found.update((f"declared::{name}", obj) for name, obj in self.declared.items())
-        return found, frames
+            named_roots.update(self._sources(self.nest))
+        named_roots.update(library_roots(loops=bool(self.loop_files)))
+        named_roots.update((f"declared::{name}", obj) for name, obj in self.declared.items())
+        return named_roots, frames
 
     def _sources(self, nest: LoopNest) -> dict[str, Any]:
         """Return the generators and data loaders that feed the outermost loop: they are state too."""
         if nest.feeds is None:
-            nest.feeds = feeding(nest.entry.source, self.is_project_module)
-        return {f"loop:{n}:{nest.entry.site.id}": one for n, one in enumerate(nest.feeds)}
+            nest.feeds = sources_of(nest.entry.source, self.is_project_module)
+        return {f"loop:{n}:{nest.entry.site.id}": source for n, source in enumerate(nest.feeds)}
 
     def anchor(
         self,
         nest: LoopNest,
         index: int,
-        found: Mapping[str, Any],
+        roots: Mapping[str, Any],
         signature: Sequence[str] | None = None,
     ) -> Anchors:
         """Walk the objects that exist now: the anchors of later checkpoints of this nest."""
         begun = perf_counter()
         nest.anchors = Anchors.walk(
-            found, project=self.is_project_module, loop_modules=LOOPS, signature=signature
+            roots, project=self.is_project_module, loop_modules=LOOPS, signature=signature
         )
-        nest.names, nest.encoded = tuple(found), b""
-        nest.at = index
+        nest.names, nest.encoded = tuple(roots), b""
+        nest.iteration = index
         nest.seconds = perf_counter() - begun
         return nest.anchors
 
@@ -425,15 +441,28 @@ class Session:
         raise AssertionError
 
     def argument(self, values: Mapping[str, Any], origin: str = "") -> None:
-        """Record hyper-parameters of the run; `origin` says what the program read them with."""
+        """Record hyper-parameters of the run; `origin` names how the program read them."""
         raise AssertionError
 
     def note_failure(self, exc: BaseException) -> None:
-        """Take note of the exception that ends the program."""
+        """Take note of the exception that ends the program, and of the loops that it was raised in."""
+        frames = {id(frame) for frame, _ in traceback.walk_tb(exc.__traceback__)}
+        path = takewhile(lambda left: left[0] in frames, self.left_early)
+        self.early = EarlyEnd(exception=type(exc).__name__, path=[step for _, step in path])
+
+    def early_end(self, code: int) -> EarlyEnd | None:
+        """Return where the program was when it ended with `code`; None if it ended well."""
+        if not code:
+            return None
+        return self.early or EarlyEnd(path=[_step(entry) for entry in self.stack])
 
     def finish(self, code: int | None) -> None:
         """End the run: everything is written when this returns."""
         raise AssertionError
+
+
+def _step(entry: LoopEntry) -> tuple[str, int, int]:
+    return (entry.site.id, entry.ordinal, entry.now)
 
 
 def _frames() -> Iterator[int]:

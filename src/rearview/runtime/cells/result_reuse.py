@@ -41,7 +41,7 @@ from rearview.runtime.sandbox.environment import names_read
 from rearview.runtime.sandbox.lineage import Lineage
 from rearview.source.cells import code_hash
 from rearview.source.notebooks import CodeCell
-from rearview.state.codecs.functions import Standin
+from rearview.state.codecs.functions import PatchedBuiltin
 from rearview.state.fingerprints import fingerprints
 from rearview.state.variable_groups import (
     BY_REFERENCE,
@@ -763,7 +763,7 @@ class ResultReuse:
                 self._seeded.add(library)
             return real(*args, **kwargs)
 
-        setattr(module, name, Standin(seed, real))
+        setattr(module, name, PatchedBuiltin(seed, real))
 
     def _project_data(self) -> dict[str, str]:
         """Return a fingerprint of the data of each module of the project."""

@@ -1,8 +1,8 @@
-"""Keep what each cell of a notebook takes in: files, variables, processes, connections, modules.
+"""Record what each cell of a notebook uses: files, variables, processes, connections, modules.
 
-Reads through Python are told by its audit hook. Libraries that read in C (Arrow, HDF5, polars, DuckDB,
-memory maps) and child processes are seen by the kernel of the system: folders in which such files can be
-are watched by inotify. docs/lineage.md says which library is seen how, and docs/decisions/lineage.md why so.
+Python's audit hook reports reads through Python. Reads in C (Arrow, HDF5, polars, DuckDB, memory maps) and
+reads of child processes are reported by inotify, which watches the folders that may hold such files.
+docs/lineage.md lists how each library is observed, docs/decisions/lineage.md gives the reasons.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rearview.store.project import FOLDER
 from rearview.store.recorded_inputs import append_cell
 
 MOST_FOLDERS = 2000
-"""Folders that are watched at the most."""
+"""Folders that are watched at most."""
 MOST_FILES = 2000
 """Files of one cell that are hashed; a cell that reads more is not described file by file."""
 LEAST_CHECK, CHECKED_SHARE = 0.002, 0.01
@@ -45,7 +45,7 @@ _CHUNK = 1 << 22
 
 
 class Opened:
-    """Files that any process opens in folders that are watched."""
+    """Files that any process opens in the watched folders."""
 
     def __init__(self) -> None:
         self.lost = ""
@@ -59,7 +59,7 @@ class Opened:
         start: Any = getattr(libc, "inotify_init1", None)
         self._fd = start(os.O_NONBLOCK | os.O_CLOEXEC) if start is not None else -1
         if self._fd < 0:
-            self.lost = "this system does not tell which files are opened"
+            self.lost = "this system does not report which files are opened"
 
     def watch(self, folder: str) -> None:
         """Watch the files directly in a folder."""
@@ -74,7 +74,7 @@ class Opened:
             self._folders[number] = folder
 
     def watch_below(self, root: str) -> None:
-        """Watch a folder and all below it but caches and environments."""
+        """Watch a folder and all folders below it, except caches and environments."""
         for folder, names, _ in os.walk(root):
             names[:] = [one for one in names if one not in _SKIPPED and not one.startswith(".")]
             self.watch(folder)
@@ -214,7 +214,7 @@ class Lineage:
     def _notice(self, event: str, args: tuple[Any, ...]) -> None:
         if not self._active or os.getpid() != self._pid:
             return
-        with contextlib.suppress(Exception):  # whatever it is, the program goes on
+        with contextlib.suppress(Exception):  # a failure here must not stop the program
             if event == "open":
                 path, mode, flags = args
                 reads = mode in {"r", "rb"} or (mode is None and not int(flags or 0) & 3)
@@ -330,7 +330,7 @@ def _hash_file(path: str) -> str:
 
 
 def _memory() -> int:
-    """Return the bytes of memory that this process has for itself, a share of what it shares."""
+    """Return the proportional set size of this process in bytes."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):
