@@ -385,24 +385,27 @@ class History:
             raise UsageError(f"The source of run {which} was not kept.", slug="no-source")
         return version
 
-    def show(self, which: str = "latest") -> RunReport:
-        """Return a report on one run."""
+    def show(self, which: str = "latest", *, names: bool = True) -> RunReport:
+        """Return a report on one run; without `names`, no record of any run is read for it."""
         run = self.run(which)
         checkpoints = self._checkpoints.of(run.id)
         withheld = ", ".join(map(quoted, sorted({*WITHHELD, *CAPTURED})))
-        counts = self.sql(
-            f"SELECT name, count(*) AS n FROM records WHERE run = {quoted(run.id)} "  # noqa: S608
-            f"AND origin NOT IN ({withheld}) GROUP BY name ORDER BY name"
+        counts = (
+            self.sql(
+                f"SELECT name, count(*) AS n FROM records WHERE run = {quoted(run.id)} "  # noqa: S608
+                f"AND origin NOT IN ({withheld}) GROUP BY name ORDER BY name"
+            )
+            if names
+            else ()
         )
+        captured = self._tables.captured([run.id]) if names else {}
         loops = [(name_of(site), loop.iterations) for site, loop in run.end.loops.items()]
         replays = self._runs.replays(run.id)
         verdict, text = _trust(replays)
         return RunReport(
             run=run,
             names={row["name"]: row["n"] for row in counts if not row["name"].startswith("$")},
-            captured={
-                name: str(origin) for name, origin in self._tables.captured([run.id]).items()
-            },
+            captured={name: str(origin) for name, origin in captured.items()},
             loops=loops,
             checkpoints=checkpoints,
             partial=sorted(
@@ -433,17 +436,22 @@ class History:
             self._tables,
         )
 
-    def _probing(self, runs: Sequence[Run]) -> Probing:
-        return self._backfiller.probing(runs)
+    def _probing(self, runs: Sequence[Run], sure: float | None = None) -> Probing:
+        return self._backfiller.probing(runs, sure)
 
     def propagate(
-        self, names: Sequence[str], *, to: Sequence[str] | None = None
+        self,
+        names: Sequence[str],
+        *,
+        to: Sequence[str] | None = None,
+        sure: float | None = None,
     ) -> list[Propagated]:
         """Return where the statements that log `names` belong in each version that lacks them.
 
-        They are those of the work tree or, if that does not log the names, of the newest version that does.
+        They are those of the work tree or, if that does not log the names, of the newest version that
+        does. Places less certain than `sure` are refused; None: as the setting `propagation` says.
         """
-        statements = self._backfiller.statements(self.runs())
+        statements = self._backfiller.statements(self.runs(), sure)
         past = statements.past(names)
         if past is not None:
             return _of_runs(past.propagated(), self, to)

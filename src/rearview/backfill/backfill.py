@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
@@ -47,6 +47,7 @@ from rearview.execute.pool import Pool
 from rearview.execute.replay_jobs import ReplayJobs, ReplayOutcome
 from rearview.execute.status import Progress, StatusFile, running_backfills
 from rearview.model import Plan, Run, Segment
+from rearview.model.plan import ReplayFailure
 from rearview.plan.cost import refine, speed
 from rearview.plan.explain import explain
 from rearview.plan.facts import Machine, parse_at
@@ -60,11 +61,15 @@ from rearview.store.project import EVENT_FILES, Project
 from rearview.store.recorded_inputs import environment_differences
 from rearview.store.runs import Runs
 from rearview.store.tables.connection import quoted
+from rearview.store.tables.recorded_values import has_long_lines, recorded_names
 from rearview.store.tables.tables import Tables
+from rearview.store.values import FAMILIES
 from rearview.store.versions.versions import Versions
 
 FEW_RUNS = 3
 """Up to this many runs are named; more are counted."""
+MAX_PLACES = 3
+"""Places at which a carried statement is tried in a version."""
 GROWTH = 4
 """A plan has segments for this many times its workers, where dividing costs next to nothing."""
 
@@ -111,13 +116,17 @@ class Backfiller:
     def _preparer(self) -> RunPreparer:
         return RunPreparer(self.project, self.runs, self.versions, self.checkpoints, self.machines)
 
-    def probing(self, runs: Sequence[Run]) -> Probing:
-        """Return the probes in the work tree, as the versions of `runs` take them."""
-        return Probing(self.versions, runs, self.corrections, sure=self.settings.propagation)
+    def probing(self, runs: Sequence[Run], sure: float | None = None) -> Probing:
+        """Return the probes in the work tree, as the versions of `runs` take them.
 
-    def statements(self, runs: Sequence[Run]) -> StatementSources:
+        `sure` replaces the setting `propagation`.
+        """
+        least = self.settings.propagation if sure is None else sure
+        return Probing(self.versions, runs, self.corrections, sure=least)
+
+    def statements(self, runs: Sequence[Run], sure: float | None = None) -> StatementSources:
         """Return the statements of the work tree and of past versions, as those of `runs` take them."""
-        return StatementSources(self.probing(runs))
+        return StatementSources(self.probing(runs, sure))
 
     def backfill(
         self,
@@ -131,7 +140,73 @@ class Backfiller:
         if planned is None:
             planned = self.plan(question, self.missing(question, runs))
         result = self.run(planned, question, progress)
-        return self.report(planned, question, result, time.monotonic() - started)
+        report = self.report(planned, question, result, time.monotonic() - started)
+        for _ in range(MAX_PLACES - 1):
+            again = self._try_other_places(question, planned, report, runs, progress)
+            if again is None:
+                break
+            report, planned = again
+        return replace(report, seconds=time.monotonic() - started)
+
+    def _try_other_places(
+        self,
+        question: Question,
+        planned: PlanReport,
+        report: BackfillReport,
+        runs: Sequence[Run],
+        progress: Progress | None,
+    ) -> tuple[BackfillReport, PlanReport] | None:
+        """Return report and plan after carried statements that failed went elsewhere; None if none did.
+
+        A statement that finds a name missing, or logs another kind of value than in other versions,
+        is at a wrong place. The next likely place is tried, or the run is refused.
+        """
+        statements = planned.statements
+        failed = {
+            each.run: each.report
+            for each in report.outcomes
+            if each.report.failure is ReplayFailure.WRONG_PLACE and each.report.probe is not None
+        }
+        if statements is None or not failed or not question.names:
+            return None
+        moved: dict[str, str] = {}
+        done: set[str] = set()
+        for run in (run for run in runs if run.id in failed):
+            prepared, told = planned.prepared[run.id], failed[run.id]
+            assert told.probe is not None
+            names = prepared.request.names
+            if run.version in done or (
+                statements.is_carried(run, names, prepared.request.probes.source)
+                and statements.disprove(run, names, told.probe, f"it raised {told.raised}")
+            ):
+                done.add(run.version)
+                moved[run.id] = f"{told.probe[0]}:{told.probe[1]} raised {told.raised}"
+        if not moved:
+            return None
+        some = [run for run in runs if run.id in moved]
+        replanned = self.plan(question, self.missing(question, some, statements))
+        result = self.run(replanned, question, progress)
+        then = self.report(replanned, question, result, 0.0)
+        placed = {segment.run for segment in replanned.plan.segments}
+        both = replace(
+            report,
+            outcomes=[
+                *(each for each in report.outcomes if each.run not in moved),
+                *then.outcomes,
+            ],
+            refusals=[*report.refusals, *then.refusals],
+            replaced=(
+                *report.replaced,
+                *(
+                    f"run {run}: the statement at {why}; it was put at the next likely place"
+                    for run, why in moved.items()
+                    if run in placed
+                ),
+            ),
+            event_files=tuple(dict.fromkeys((*report.event_files, *then.event_files))),
+        )
+        known = {**planned.prepared, **replanned.prepared}
+        return both, replace(replanned, prepared=known, statements=statements)
 
     def replay(self, run: Run, question: Question, progress: Progress | None) -> BackfillReport:
         """Replay a run as it was recorded, with any probes of the work tree, and prove it."""
@@ -144,13 +219,17 @@ class Backfiller:
         result = self.run(planned, question, progress)
         return self.report(planned, question, result, time.monotonic() - started)
 
-    def missing(self, question: Question, runs: Sequence[Run]) -> MissingValues:
+    def missing(
+        self, question: Question, runs: Sequence[Run], statements: StatementSources | None = None
+    ) -> MissingValues:
         """Return which of `runs` lack values of the names, in the iterations that are asked for."""
         if question.at:
             parse_at(question.at)  # if it cannot be read, it is wrong for every run
         selected = self._select(question.where, runs)
-        statements = self.statements(self.runs.all())
-        recorded = self._recorded_names(question.names)
+        if statements is None:
+            statements = self.statements(self.runs.all(), question.sure)
+        kinds: dict[str, str] | None = None
+        recorded = self._recorded_names(question.names, runs)
         missing = MissingValues(statements=statements)
         for order, run in enumerate(runs):
             names = tuple(name for name in question.names if (run.id, name) not in recorded)
@@ -165,8 +244,27 @@ class Backfiller:
             if question.runs:  # the user named the runs in the order of their importance
                 facts = replace(prepared.facts, priority=float(order))
                 prepared = replace(prepared, facts=facts)
+            source = prepared.request.probes.source
+            if recorded and statements.is_carried(run, prepared.request.names, source):
+                if kinds is None:
+                    kinds = self._kinds({name for _, name in recorded})
+                prepared = replace(prepared, request=replace(prepared.request, kinds=kinds))
             missing.prepared[run.id] = prepared
         return missing
+
+    def _kinds(self, names: Collection[str]) -> dict[str, str]:
+        """Return the kind of the values that runs logged themselves, for names with one kind only."""
+        self.tables.refresh()
+        some = ", ".join(map(quoted, sorted(names)))
+        rows = self.tables.sql(
+            f"SELECT DISTINCT name, kind FROM records WHERE name IN ({some}) "  # noqa: S608
+            "AND origin = 'recorded'"
+        )
+        found: dict[str, set[str]] = {}
+        for row in rows:
+            if row["kind"] in FAMILIES:
+                found.setdefault(row["name"], set()).add(FAMILIES[row["kind"]])
+        return {name: next(iter(kinds)) for name, kinds in found.items() if len(kinds) == 1}
 
     def plan(self, question: Question, missing: MissingValues) -> PlanReport:
         """Return the segments that fill what is missing, with their cost; nothing runs."""
@@ -219,6 +317,7 @@ class Backfiller:
                 missing.statements, [each for run, each in prepared.items() if run in again]
             ),
             prepared=prepared,
+            statements=missing.statements,
         )
 
     def run(
@@ -226,7 +325,8 @@ class Backfiller:
     ) -> _PoolResult:
         """Run the segments of a plan; their records and verdicts are stored as each one ends."""
         segments, prepared = planned.plan.segments, planned.prepared
-        replays = ReplayJobs(self.project, self.versions, self.runs)
+        local = question.on == "local"
+        replays = ReplayJobs(self.project, self.versions, self.runs, fold=local)
         leads = Counter(
             prepared[segment.run].lead for segment in segments if self._may_share_start(question)
         )
@@ -289,35 +389,35 @@ class Backfiller:
                 iterations[span.outer] = merge_ranges(iterations.get(span.outer), span)
         return selected
 
-    def _recorded_names(self, names: Sequence[str]) -> set[tuple[str, str]]:
-        """Return (run, name) for the names that runs logged themselves."""
-        self.tables.refresh()
-        if not names or not set(names) & set(self.tables.names()):
-            return set()
-        some = ", ".join(map(quoted, names))
-        rows = self.tables.sql(
-            "SELECT DISTINCT run, name FROM records "  # noqa: S608
-            f"WHERE origin = 'recorded' AND name IN ({some})"
-        )
-        return {(row["run"], row["name"]) for row in rows}
+    def _recorded_names(self, names: Sequence[str], runs: Sequence[Run]) -> set[tuple[str, str]]:
+        """Return (run, name) for those of `names` that runs logged themselves."""
+        folders = {run.id: self.runs.folder(run.id) for run in runs}
+        if any(map(has_long_lines, folders.values())):
+            self.tables.refresh()  # seals them
+        return {
+            (run, name)
+            for run, folder in folders.items()
+            for name in recorded_names(folder).intersection(names)
+        }
 
     def _survey(self, incomplete: Sequence[PreparedRun]) -> Survey:
         """Return what has to run again; this machine is measured first if that is worth its time."""
         corrections = read_cost_corrections(self.project.cache, self.machines.name)
         questions = [each.question() for each in incomplete]
-        here = self.machines.here()
-        surveyed = survey(questions, here=here, known=corrections)
-        if self._is_worth_measuring(surveyed, here):
-            surveyed = survey(questions, here=self.machines.measure(), known=corrections)
+        this_machine = self.machines.here()
+        surveyed = survey(questions, machine=this_machine, corrections=corrections)
+        if self._is_worth_measuring(surveyed, this_machine):
+            surveyed = survey(questions, machine=self.machines.measure(), corrections=corrections)
         return surveyed
 
-    def _is_worth_measuring(self, surveyed: Survey, here: Machine) -> bool:
+    def _is_worth_measuring(self, surveyed: Survey, this_machine: Machine) -> bool:
         """Return True if this machine should be measured before the plan is shown.
 
         A short plan for runs of this machine needs no measurement.
         """
         elsewhere = any(
-            work.facts.machine and work.facts.machine.name != here.name for work in surveyed.work
+            work.facts.machine and work.facts.machine.name != this_machine.name
+            for work in surveyed.work
         )
         long = sum(work.seconds for work in surveyed.work) > WORTH_MEASURING
         return (elsewhere or long) and self.machines.due()
@@ -405,12 +505,12 @@ class Backfiller:
         """
         cache, machine = self.project.cache, self.machines.name
         corrections = read_cost_corrections(cache, machine)
-        here = self.machines.here()
+        this_machine = self.machines.here()
         for outcome in outcomes:
             segment = planned.get(outcome.replay.removesuffix("-again"))
             if segment and outcome.report.finished and not outcome.report.error:
                 each = prepared[segment.run]
-                expected = each.spared * speed(each.facts.machine, here).compute
+                expected = each.spared * speed(each.facts.machine, this_machine).compute
                 real = outcome.seconds + outcome.report.spared - expected
                 corrections = refine(corrections, segment, real)
         save_cost_corrections(cache, machine, corrections)
@@ -443,4 +543,4 @@ def _insertions(
         changed = {path: text for path, text in source.items() if text != old.get(path)}
         diff = difference({**dict.fromkeys(changed, ""), **old}, changed)
         runs.setdefault(diff, []).append(each.run.id)
-    return [Insertion(tuple(those), diff) for diff, those in runs.items() if diff]
+    return [Insertion(tuple(run_ids), diff) for diff, run_ids in runs.items() if diff]

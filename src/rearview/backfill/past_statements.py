@@ -6,7 +6,7 @@ has it is carried from there into all others, newer and older, as an edit of tha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rearview.backfill.obstacles import logged_in_unparsable_file
@@ -94,6 +94,18 @@ class StatementSources:
         if key not in self._known:
             self._known[key] = self._find(key)
         return self._known[key]
+
+    def is_carried(self, run: Run, names: Sequence[str], source: Mapping[str, str]) -> bool:
+        """Return True if `source` is the version of a run with statements that were carried there."""
+        return any(each.is_carried(run, names, source) for each in self._serving(run, names))
+
+    def disprove(self, run: Run, names: Sequence[str], where: tuple[str, int], how: str) -> bool:
+        """Note that a carried statement is wrong at its place; return False if none stands there."""
+        return any(each.disprove(run, names, where, how) for each in self._serving(run, names))
+
+    def _serving(self, run: Run, names: Sequence[str]) -> list[Probing]:
+        past = self.past(names)
+        return [self.probing] if past is None else past.serving(run)
 
     @property
     def used(self) -> list[PastStatement]:

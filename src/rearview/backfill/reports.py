@@ -8,6 +8,7 @@ from functools import cached_property
 from html import escape
 from typing import Any
 
+from rearview.backfill.past_statements import StatementSources
 from rearview.backfill.prepare import PreparedRun
 from rearview.execute.replay_jobs import ReplayOutcome
 from rearview.model import Plan, Verdict
@@ -58,6 +59,8 @@ class BackfillReport:
     """A phrase for each variable that the runs read and that differs now and was not restored."""
     names: tuple[str, ...] = ()
     """The names that were to get values."""
+    replaced: tuple[str, ...] = ()
+    """Sentences on statements that a replay disproved at one place and that went to another."""
     event_files: tuple[str, ...] = ()
     """Folders with event files of values that probes gave to TensorBoard."""
 
@@ -152,23 +155,26 @@ class PlanReport:
     """The statements that are inserted into the source of the runs, as a diff for each version."""
     prepared: Mapping[str, PreparedRun] = field(default_factory=dict, repr=False)
     """By run, what the plan was made from: used to run it."""
+    statements: StatementSources | None = field(default=None, repr=False)
+    """Where statements come from, and where they belong in each version."""
 
     def _repr_html_(self) -> str:
         """Return what would run as HTML: what a notebook shows."""
         segments = self.plan.segments
         head = (
             f"<p>{escape(str(self.missing))} to fill: {len(segments)} segments of "
-            f"{len({one.run for one in segments})} runs, about {self.plan.seconds:.1f} s of computing</p>"
+            f"{len({segment.run for segment in segments})} runs, about {self.plan.seconds:.1f} s of computing</p>"
         )
         rows = "".join(
-            f"<tr><td>{escape(one.run)}</td><td>{one.operator.value}</td><td>{one.first}:"
-            f"{'' if one.last is None else one.last}</td><td>{escape(one.start or 'the start')}</td>"
-            f"<td>{one.seconds:.2f} s</td></tr>"
-            for one in segments[:SHOWN]
+            f"<tr><td>{escape(segment.run)}</td><td>{segment.operator.value}</td><td>{segment.first}:"
+            f"{'' if segment.last is None else segment.last}</td><td>{escape(segment.start or 'the start')}</td>"
+            f"<td>{segment.seconds:.2f} s</td></tr>"
+            for segment in segments[:SHOWN]
         )
         more = f"<p>… and {len(segments) - SHOWN} more</p>" if len(segments) > SHOWN else ""
         refused = "".join(
-            f"<li>{escape(one.run)}: {escape(one.reason)}</li>" for one in self.refusals[:SHOWN]
+            f"<li>{escape(segment.run)}: {escape(segment.reason)}</li>"
+            for segment in self.refusals[:SHOWN]
         )
         names = ("run", "operator", "iterations", "from", "predicted")
         titles = "".join(f"<th>{name}</th>" for name in names)

@@ -1,4 +1,4 @@
-"""Commands that run the past again: backfill, replay; and workers, which changes a running backfill."""
+"""Commands that replay past runs: backfill, replay; and workers, which changes a running backfill."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import click
 
 from rearview.cli.options import (
     TakesRuns,
-    a_run,
     at_option,
     complete_run,
     json_option,
@@ -20,6 +19,8 @@ from rearview.cli.options import (
     some_names,
     some_runs,
     span,
+    sure_option,
+    without_mark,
 )
 from rearview.cli.studies import replay_programs, study_options
 from rearview.cli.terminal import output
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from rearview.model import Plan, Segment
 
 ASK_ABOVE = 60.0
-"""Predicted seconds above which a person at a terminal is asked first."""
+"""Predicted seconds above which the user is asked before a plan runs."""
 FEW_RUNS = 3
 """Up to this many runs are named; more are counted."""
 MAX_SEGMENTS = 60
@@ -68,6 +69,7 @@ MAX_SEGMENTS = 60
 )
 @click.option("--budget", type=span, metavar="TIME", help="Run no more than this takes: 10m.")
 @click.option("--again", is_flag=True, help="Also run what is there and could not be proved.")
+@sure_option
 @click.option("--explain", is_flag=True, help="Only show what would run again, and its cost.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask, however long it takes.")
 @quiet_option
@@ -83,6 +85,7 @@ def backfill(
     gpus: float | None,
     budget: float | None,
     again: bool,
+    sure: float | None,
     explain: bool,
     yes: bool,
     quiet: bool,
@@ -101,7 +104,7 @@ def backfill(
 
     past = open_history()
     if not names:
-        raise _no_name_asked(past.empty(past.names()))
+        raise _names_needed(past.empty(past.names()))
     question = Question(
         names,
         runs=which or None,
@@ -112,6 +115,7 @@ def backfill(
         on=on,
         gpus=gpus,
         again=again,
+        sure=sure,
     )
     with waiting("planning", quiet=quiet):
         plan = past.plan(question)
@@ -140,8 +144,8 @@ def backfill(
     return finish(report, as_json=False) or int(bool(plan.unproved))
 
 
-def _no_name_asked(unfilled: list[str]) -> UsageError:
-    """Return the error for a backfill that names nothing: it offers what can be filled."""
+def _names_needed(unfilled: list[str]) -> UsageError:
+    """Return the error for a backfill without names; it lists the names that can be filled."""
     if unfilled:
         text = f"Say which names to fill: `rearview backfill {' '.join(unfilled)}`."
     else:
@@ -154,13 +158,15 @@ def _no_name_asked(unfilled: list[str]) -> UsageError:
 
 @click.command(cls=TakesRuns)
 @click.argument(
-    "words", metavar="[RUN or FILES]...", nargs=-1, type=a_run, shell_complete=complete_run
+    "words", metavar="[RUN or FILES]...", nargs=-1, type=without_mark, shell_complete=complete_run
 )
 @at_option
 @study_options
 @quiet_option
 @json_option
-def replay(words: Sequence[str], at: str | None, quiet: bool, as_json: bool, **chosen: Any) -> int:
+def replay(
+    words: Sequence[str], at: str | None, quiet: bool, as_json: bool, **study_choices: Any
+) -> int:
     """Run a past run again from its checkpoints and prove it exact.
 
     RUN is an id or part of one, `latest` (the default), or -2 for the one before the newest. The
@@ -173,7 +179,7 @@ def replay(words: Sequence[str], at: str | None, quiet: bool, as_json: bool, **c
     from rearview.multiversion.recorded import names_programs
 
     if words and names_programs(words):
-        return replay_programs(words, as_json=as_json, quiet=quiet, **chosen)
+        return replay_programs(words, as_json=as_json, quiet=quiet, **study_choices)
     if len(words) > 1:
         raise click.UsageError("Give one run, or the files of several versions.")
     which = words[0] if words else "latest"
@@ -216,13 +222,14 @@ def _verdict(report: BackfillReport) -> dict[str, Any]:
         "unproved": [
             _outcome_as_json(outcome) for outcome in report.outcomes if not outcome.proved
         ],
+        "moved": list(report.replaced),
         "refusals": _refusals_as_json(report.refusals),
         "environment_differences": report.environment_differences,
     }
 
 
 def finish(report: BackfillReport, *, as_json: bool) -> int:
-    """Print how it went and return the exit code."""
+    """Print the outcome of a backfill and return the exit code."""
     code = _code(report)
     if as_json:
         segments = [_outcome_as_json(outcome) for outcome in report.outcomes]
@@ -230,6 +237,8 @@ def finish(report: BackfillReport, *, as_json: bool) -> int:
         return code
     for text in refused(report.refusals):
         output.out(text)
+    for sentence in report.replaced:
+        output.out(f"{output.paint('moved:', output.YELLOW)} {sentence}")
     for outcome in report.redone:
         output.out(
             f"{output.paint('redone from the start:', output.YELLOW)} {outcome.run}: the try from a "
@@ -318,11 +327,11 @@ def show_plan_briefly(plan: PlanReport) -> None:
 
 
 def show_plan(plan: PlanReport) -> None:
-    """Print all there is to know about a plan before it runs."""
+    """Print a plan in detail: its insertions, segments and costs."""
     if not _remarks(plan, output.out):
         return
     for insertion in plan.insertions:
-        output.out(output.paint(f"goes into {_who(insertion.runs)}:", output.BOLD))
+        output.out(output.paint(f"goes into {_runs_in_words(insertion.runs)}:", output.BOLD))
         output.diff(insertion.diff)
         output.out()
     segments = plan.plan.segments
@@ -389,13 +398,13 @@ def _unproved(unproved: Sequence[Unproved]) -> list[str]:
     for each in unproved:
         runs.setdefault(each.names, []).append(each.run)
     return [
-        f"not proved: {', '.join(names)} of {_who(those)} is there, but was computed where the run "
+        f"not proved: {', '.join(names)} of {_runs_in_words(run_ids)} is there, but was computed where the run "
         "recorded nothing to compare with; `--again` runs it again"
-        for names, those in runs.items()
+        for names, run_ids in runs.items()
     ]
 
 
-def _who(runs: Sequence[str]) -> str:
+def _runs_in_words(runs: Sequence[str]) -> str:
     return ", ".join(runs) if len(runs) <= FEW_RUNS else f"{len(runs)} runs, such as {runs[-1]}"
 
 
@@ -405,7 +414,7 @@ def refused(refusals: Sequence[Refusal]) -> list[str]:
     for refusal in refusals:
         reason = refusal.general_reason or refusal.reason
         runs.setdefault(reason, []).append(refusal.run)
-    return [f"refused: {_who(those)}: {reason}" for reason, those in runs.items()]
+    return [f"refused: {_runs_in_words(run_ids)}: {reason}" for reason, run_ids in runs.items()]
 
 
 def _refusals_as_json(refusals: Sequence[Refusal]) -> list[dict[str, str]]:

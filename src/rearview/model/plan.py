@@ -122,6 +122,8 @@ class Control(msgspec.Struct, frozen=True, omit_defaults=True):
     """Set for a fork server; each forked segment gets a `Control` of its own."""
     cells: bool = False
     """Whether a script is cut into cells, which its points begin with."""
+    reuse_cells: bool = False
+    """Whether cells of a notebook whose inputs are as in an earlier run are given again, not run."""
     kernel: str | None = None
     """Connection file of the front end that sends the cells of a notebook; None: they run in order."""
 
@@ -169,7 +171,7 @@ class ReapRequest(msgspec.Struct, frozen=True, tag=True):
 
 
 AGAIN = "again.json"
-"""File beside the connection file of a kernel that has to be started anew: the `Control` to do it with."""
+"""File next to a kernel's connection file: the `Control` with which the kernel has to be started again."""
 DEEPEST = 8
 """Loops on a stack beyond which recursion is not followed in the text of a program."""
 TEXTS = "recorded"
@@ -185,6 +187,8 @@ class SegmentFile(msgspec.Struct, frozen=True, omit_defaults=True):
     """Path of the report."""
     tree: str = ""
     """Work tree of the replay, laid out like the project."""
+    folded: tuple[str, ...] = ()
+    """Folders of the work tree that are links and that the program must see as folders."""
     names: tuple[str, ...] = ()
     chains: list[list[str]] = []
     """Stacks of loops (site ids), outermost first, that probes may run in."""
@@ -217,6 +221,8 @@ class SegmentFile(msgspec.Struct, frozen=True, omit_defaults=True):
     """By file: line and column of each probe, and the generators of the program that it draws from."""
     ids: dict[str, dict[int, str]] = {}
     """Ids that loops had in the recorded version, by file and line."""
+    kinds: dict[str, str] = {}
+    """Kind of the values that other versions logged, by name: a probe that logs another kind is misplaced."""
 
 
 def may_hold(chain: Sequence[str], sites: Iterable[str]) -> bool:
@@ -230,16 +236,16 @@ def may_hold(chain: Sequence[str], sites: Iterable[str]) -> bool:
     >>> may_hold(["t.py:f:0:epoch", "t.py:f:1:step"], ["t.py:f:0:epoch", "t.py:g:0:step"])
     False
     """
-    rest = iter(chain)
-    held = all(site in rest for site in sites if not _is_in_no_chain(site))
-    return held or len(chain) >= DEEPEST
+    remaining = iter(chain)
+    reachable = all(site in remaining for site in sites if not _is_in_no_chain(site))
+    return reachable or len(chain) >= DEEPEST
 
 
 def _is_in_no_chain(site: str) -> bool:
     if site.count(":") < 3:
         return False
-    path, _, rest = site.partition(":")
-    return not path.endswith(".py") or rest.split(":")[-2].startswith("+")
+    path, _, qualified = site.partition(":")
+    return not path.endswith(".py") or qualified.split(":")[-2].startswith("+")
 
 
 class ReplayFailure(StrEnum):
@@ -247,6 +253,8 @@ class ReplayFailure(StrEnum):
 
     PROBE_RAISED = "probe-raised"
     """The added statement raised an exception, and that ended the program."""
+    WRONG_PLACE = "wrong-place"
+    """The added statement found a name or attribute missing, or logged another kind of value."""
     DISK_FULL = "disk-full"
     """A write failed because the disk, or the user's quota on it, is full."""
 
@@ -280,6 +288,10 @@ class ReplayReport(msgspec.Struct, omit_defaults=True):
     error: str | None = None
     failure: ReplayFailure | None = None
     """What kind of error it is; None: no error, or one of another kind."""
+    probe: tuple[str, int] | None = None
+    """File and line of the added statement that raised an exception."""
+    raised: str = ""
+    """What the added statement raised."""
     seconds: float = 0.0
     restoring: float = 0.0
     setup: float = 0.0

@@ -12,7 +12,7 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter, process_time
 from types import FrameType
@@ -29,6 +29,7 @@ from rearview.model.wording import printable
 from rearview.runtime.capture.assigned_scalars import AssignedScalars
 from rearview.runtime.capture.captured_records import CapturedRecords
 from rearview.runtime.capture.closing_lines import closing_lines, print_closing_lines
+from rearview.runtime.cells.script_cells import ScriptCells
 from rearview.runtime.frames import position, qualified, unobserved
 from rearview.runtime.loops import SLICE, STRIDE, LoopEntry, untried
 from rearview.runtime.measurements import Timeline, surroundings
@@ -49,7 +50,7 @@ from rearview.store.runs import Runs
 
 
 class PointEncoder:
-    """Encodes the current point as records spell it, without building a Point each time."""
+    """Encodes the current point for records, without building a Point each time."""
 
     def __init__(self) -> None:
         self._heads: dict[tuple[str, ...], bytes] = {(): encode_point(Point())}
@@ -78,7 +79,7 @@ _WALKING = 0.01
 _FIRST = 0.1
 """Seconds of walking that are always allowed."""
 _LOOKED_AT = 100
-"""Iterations of an outermost loop after each of which its variables are captured; later ones in turns."""
+"""First iterations of an outermost loop after each of which its variables are captured; later, only some."""
 _BRIEF = 0.001
 """Seconds; a shorter loop is not worth skipping in a replay."""
 _CROWDED = 0.5
@@ -99,6 +100,8 @@ class Recorder(Session):
     clock: Clock | None = None
     """Records the times that the program reads."""
     inputs: InputFiles | None = None
+    script_cells: ScriptCells | None = None
+    """Records the lineage of a script that is cut into cells."""
     signals: Signals | None = None
     """Watches for stop signals; None if the run is not preemptible."""
     remote_copy: RemoteCopy | None = None
@@ -117,6 +120,7 @@ class Recorder(Session):
     """Whether `rearview run` started it, which ends with lines about what was recorded."""
     logged: set[str] = field(default_factory=set)
     """Names that the program logged with Rearview, the first hundred."""
+    log_calls: int = 0
     loops_begin: Callable[[FrameType], None] | None = None
     """Called once, in the frame of the first loop that is watched."""
     joins: bool = False
@@ -172,12 +176,12 @@ class Recorder(Session):
         count = max(0, entry.now + 1)
         self.timeline.count(entry.site.id, outer.now, count)
         if between:
-            path = [*(one.site.id for one in between), entry.site.id]
+            path = [*(entry_between.site.id for entry_between in between), entry.site.id]
             self.timeline.below(path, outer.now, count)
         else:
             took = perf_counter() - entry.started
-            held = entry.values()
-            self.timeline.inside(entry.site.id, outer.now, took, count, entry.span, held)
+            values = entry.values()
+            self.timeline.inside(entry.site.id, outer.now, took, count, entry.span, values)
 
     def _iteration_ended(self, entry: LoopEntry, index: int, frame: FrameType) -> None:
         """Capture the variables of a loop whose iteration `index` has ended."""
@@ -190,7 +194,7 @@ class Recorder(Session):
             self.fail(exc)
 
     def slice(self, entry: LoopEntry, size: int) -> int:
-        """Look at each of the first iterations of an outermost loop, however short they are."""
+        """Return 1 for the first iterations of an outermost loop, however short they are."""
         nest = self.nest
         if self.assigned is not None and nest is not None and nest.entry is entry:
             if entry.history.iterations + entry.now < _LOOKED_AT and entry.site.assigned:
@@ -213,7 +217,7 @@ class Recorder(Session):
         around = self.stack[-1]
         around.history.nests = True
         if frame is None or id(frame) != entry.frame or around.frame == entry.frame:
-            return  # the loop around it, in the same function, looks at its variables
+            return  # the loop around it, in the same function, captures its variables
         if entry.history.nests or entry.now < 0:
             return
         try:
@@ -346,7 +350,7 @@ class Recorder(Session):
         self.overhead.add_wait(perf_counter() - begun)
 
     def _last_chance(self, entry: LoopEntry, edge: Edge) -> bool:
-        """Return True if the end of an outermost loop is saved to have something to compare with."""
+        """Return True to save the end of an outermost loop, so that a replay has a state to compare."""
         nest = self.nest
         if edge is not Edge.END or nest is None or nest.entry is not entry:
             return False
@@ -365,7 +369,10 @@ class Recorder(Session):
         if not nest.encoded:
             anchors = {"names": nest.names, "signature": nest.anchors.signature}
             nest.encoded = msgspec.json.encode(anchors)
-        origin = {"names": list(roots), "frames": [qualified(each.f_code) for each in frames]}
+        origin = {
+            "names": list(roots),
+            "frames": [qualified(program_frame.f_code) for program_frame in frames],
+        }
         files, outputs = self.outputs.parts() if self.outputs is not None else ({}, {})
         buffers: dict[str, Any] = {
             "anchors": nest.encoded,
@@ -387,7 +394,7 @@ class Recorder(Session):
             buffers,
             meta=CheckpointMeta(
                 path=path,
-                anchored=nest.at,
+                anchored=nest.iteration,
                 records=self.records.position,
                 seconds=begun - self.began,
                 outputs=outputs,
@@ -406,7 +413,7 @@ class Recorder(Session):
 
     def point_of(self, entry: LoopEntry, index: int) -> Point:
         """Return the point of a checkpoint of `entry` at iteration `index`."""
-        steps = [other.step() for other in self.stack]
+        steps = [loop.step() for loop in self.stack]
         value = entry.sequence[index] if entry.sequence and index < len(entry.sequence) else None
         steps[-1] = Step(entry.site.name, index, None if value == index else value)
         return Point((*self.cell_steps(), *steps))
@@ -421,13 +428,14 @@ class Recorder(Session):
             if self.loose or not (self.stack and self.stack[-1].history.logs):
                 self.mark_logging()
             self.records.append(self._prefixes.of(self), list(items.items()), place=place)
+            self.log_calls += 1
             if len(self.logged) < 100:
                 self.logged.update(items)
         except Exception as exc:
             self.fail(exc)
 
     def argument(self, values: Mapping[str, Any], origin: str = "") -> None:
-        """Keep hyper-parameters of the run; `origin` says what the program read them with."""
+        """Record hyper-parameters of the run; `origin` names how the program read them."""
         try:
             self.runs.update_args(self.run, values, origin)
         except Exception as exc:
@@ -460,11 +468,22 @@ class Recorder(Session):
             if os.environ.get("REARVIEW_DEBUG"):
                 traceback.print_exception(exc)
             warnings.warn(
-                f"rearview could not go on recording ({type(exc).__name__}: {printable(str(exc))}). Your program "
-                "runs on; what was recorded so far is kept.",
+                f"rearview stopped recording ({type(exc).__name__}: {printable(str(exc))}). Your program "
+                "continues; everything recorded so far is kept.",
                 RuntimeWarning,
                 stacklevel=2,
             )
+
+    def cut_into(self, texts: Sequence[str]) -> None:
+        """Record the lineage of these cells of the script."""
+        if not self.joins:
+            folder = self.runs.folder(self.run)
+            self.script_cells = ScriptCells(self, folder, texts, self.fail)
+
+    def on_cell(self, number: int) -> None:
+        """Record the lineage of the cell that has ended."""
+        if self.script_cells is not None and self.pid == os.getpid():
+            self.script_cells.enter(number)
 
     def finish(self, code: int | None) -> None:
         """Write everything that is left, then publish how the run ended."""
@@ -473,6 +492,8 @@ class Recorder(Session):
         self.finished = True
         final = self.code if code is None else code
         try:
+            if self.script_cells is not None:
+                self.script_cells.end()
             self.writer.close()
             self.records.close()
             self._end_capture()
@@ -495,7 +516,7 @@ class Recorder(Session):
             self._close_with(summary)
 
     def _close_with(self, summary: RunEnd) -> None:
-        """Tell a person at a terminal what was recorded."""
+        """Print a few lines about the run for a person at a terminal."""
         run = self.runs.get(self.run)
         lines = closing_lines(
             *(self.run, summary, self.logged, len(run.args), self.runs.folder(self.run))
@@ -503,7 +524,7 @@ class Recorder(Session):
         print_closing_lines(self.settings.closing_lines, lines)
 
     def _captured_facts(self) -> dict[str, Any]:
-        """Return which names were captured, and what looking at variables took."""
+        """Return which names were captured, and how long capturing variables took."""
         if self.captured is None:
             return {}
         facts = self.captured.facts()
@@ -539,9 +560,11 @@ class Recorder(Session):
 
     def summary(self, code: int) -> RunEnd:
         """Return what the run measured until it ended with `code`, for planning and `rearview show`."""
-        files = {str(file) for _, one in self.modules if (file := getattr(one, "__file__", None))}
+        files = {
+            str(file) for _, module in self.modules if (file := getattr(module, "__file__", None))
+        }
         if self.script and self.belongs(self.script):
-            files.add(self.script)  # Python forgets its name
+            files.add(self.script)  # at the end, `__main__` no longer has its file name
         return RunEnd(
             seconds=perf_counter() - self.began,
             cpu=process_time(),
@@ -562,7 +585,9 @@ class Recorder(Session):
 def _raised_by_handler(exc: BaseException) -> bool:
     """Return True if a signal handler of the program raised `exc`."""
     handlers = [signal.getsignal(number) for number in signal.valid_signals()]
-    codes = {getattr(getattr(one, "__func__", one), "__code__", None) for one in handlers}
+    codes = {
+        getattr(getattr(handler, "__func__", handler), "__code__", None) for handler in handlers
+    }
     trace = exc.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code in codes:

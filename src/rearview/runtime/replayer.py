@@ -28,10 +28,10 @@ from rearview.runtime.session import Session
 from rearview.store.files import caused_by_full_disk, publish
 from rearview.store.records import RecordFile, encode_point
 from rearview.store.tables.recorded_values import recorded
-from rearview.store.values import Put, convert
+from rearview.store.values import Put, convert, family
 
 _SELDOM = 8
-"""While the program runs, at most one part in this many of the time goes into comparing."""
+"""Comparing takes at most one part in this many of the time while the program runs."""
 
 
 @dataclass
@@ -71,15 +71,17 @@ class Replayer(Session):
     """Above 0 while a probe runs."""
     probe_error: str = ""
     """Message about the last probe that raised an exception."""
+    misplaced: bool = False
+    """Whether that exception shows that the probe is at a wrong place."""
     visited: Counter[str] = field(default_factory=Counter)
-    """Iterations that ran of loops in which something is wanted, by loop id."""
+    """By loop id: number of iterations that ran, for loops in which something is wanted."""
     since: int = 0
     """Iteration of the main loop up to which `visited` is counted."""
     entered: bool = False
     """Whether the main loop, which is divided among segments, was entered."""
     closed: bool = False
     events: EventFiles | None = None
-    """Writes event files of what probes give to TensorBoard; None: there are none."""
+    """Writes event files with the values that probes log to TensorBoard; None if there are none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -87,7 +89,7 @@ class Replayer(Session):
 
     @unobserved
     def boundary(self, entry: LoopEntry, index: int, frame: FrameType) -> int | None:
-        """Skip, jump or continue, by what the segment asks for."""
+        """Skip, jump or continue, as the segment requires."""
         if entry.site.loose or self.nest is None:
             return index
         outermost = self.nest.entry is entry
@@ -107,8 +109,8 @@ class Replayer(Session):
         path = self.path(entry, index)
         goal = self.goal(entry, index)
         idle = index == 0 and not self.needs(entry)
-        last = goal != index or idle  # before something is restored, or the end
-        if (outermost and self.end_outer_iteration()) or last or self.should_compare():
+        must_compare = goal != index or idle  # before something is restored, or the end
+        if (outermost and self.end_outer_iteration()) or must_compare or self.should_compare():
             self.prove(self.checkpoint_index.to_compare(Edge.START, path), frame)
         if idle and self.skip(path, frame):
             return None
@@ -176,7 +178,7 @@ class Replayer(Session):
         super().leave(entry, frame, ended=ended)
 
     def count_main_iterations(self, index: int) -> None:
-        """Count the iterations of the main loop that the segment asks for and that have run."""
+        """Count the iterations of the main loop that belong to the segment and have run."""
         ranges = self.segment.ranges.get(self.segment.main, [])
         for first, last in ranges:
             self.visited[self.segment.main] += max(0, min(last, index) - max(first, self.since))
@@ -203,9 +205,9 @@ class Replayer(Session):
         ]
 
     def should_compare(self) -> bool:
-        """Return True if it is time for a comparison that a later one would cover as well.
+        """Return True if it is time for a comparison that is not strictly necessary.
 
-        A thorough replay looks for the start of a difference: it compares wherever it can.
+        A thorough replay searches for the start of a difference: it compares wherever it can.
         """
         return self.segment.thorough or perf_counter() - self.compared >= _SELDOM * self.proving
 
@@ -216,12 +218,12 @@ class Replayer(Session):
 
     def needs(self, entry: LoopEntry) -> bool:
         """Return True if the segment wants something inside this loop, in the current iterations around it."""
-        around = [other for other in self.stack if other is not entry]
+        around = [loop for loop in self.stack if loop is not entry]
         if not all(map(self.in_range, around)):
             return False
         if self.segment.everywhere:
             return True
-        sites = [other.site.id for other in (*around, entry)]
+        sites = [loop.site.id for loop in (*around, entry)]
         return any(may_hold(chain, sites) for chain in self.segment.chains)
 
     @property
@@ -240,13 +242,13 @@ class Replayer(Session):
         Only the main loop and those directly inside it have ranges: the same lines of the program
         may run elsewhere as well, under another loop or by recursion.
         """
-        if not self.in_main or not any(entry is other for other in self.stack[:2]):
+        if not self.in_main or not any(entry is loop for loop in self.stack[:2]):
             return None
         ranges = self.segment.ranges.get(entry.site.id)
         spans = self.segment.spans.get(entry.site.id)
         if entry is self.stack[0]:
             return ranges
-        if entry.site.id == self.segment.main:  # it calls itself
+        if entry.site.id == self.segment.main:  # the function with the main loop called itself
             return None
         span = spans.get(self.stack[0].now) if spans else None
         if span is None:
@@ -363,6 +365,8 @@ class Replayer(Session):
         point = self.point()
         where = (point.loops, point.indices)
         fresh = list(items.items()) if self.probing else []
+        if fresh and self.segment.kinds:
+            self.check_kinds(items)
         for name, value in () if self.probing else items.items():
             key = (*where, name)
             before = self.recorded.get(key)
@@ -370,20 +374,28 @@ class Replayer(Session):
                 fresh.append((name, value))
                 continue
             occurrence = self.seen[key]
-            now = msgspec.json.encode(convert(value, self.put))
+            encoded = msgspec.json.encode(convert(value, self.put))
             if self.report.skipped or self.checkpoint_index.restored:
                 # loops of one name share their points, and skipped ones logged first
                 occurrence = next(
-                    (k for k in range(occurrence, len(before)) if before[k] == now), occurrence
+                    (k for k in range(occurrence, len(before)) if before[k] == encoded), occurrence
                 )
             self.seen[key] = occurrence + 1
-            if occurrence < len(before) and before[occurrence] == now:
+            if occurrence < len(before) and before[occurrence] == encoded:
                 self.report.repeated += 1
             elif name not in self.report.differing:
                 self.report.differing.append(name)
         if fresh and self.writes_at(point):
             self.records.append(encode_point(point), fresh, place=place)
             self.report.written += len(fresh)
+
+    def check_kinds(self, items: Mapping[str, Any]) -> None:
+        """Raise if a probe logs a value of another kind than the same name has in other versions."""
+        for name, value in items.items():
+            known = self.segment.kinds.get(name)
+            kind = family(convert(value, self.put)) if known else ""
+            if known and kind and kind != known:
+                raise WrongKindError(f"{name} is {kind} here and {known} in other versions")
 
     def writes_at(self, point: Point) -> bool:
         """Return True if this segment records values at a point.
@@ -398,15 +410,20 @@ class Replayer(Session):
     def note_probe_error(self, exc: Exception, trace: TracebackType | None) -> None:
         """Remember that a probe raised an exception, and where: it may end the program."""
         line = trace.tb_lineno if trace is not None else 0
-        file = Path(trace.tb_frame.f_code.co_filename).name if trace is not None else ""
+        path = trace.tb_frame.f_code.co_filename if trace is not None else ""
+        file = Path(path).name
+        self.misplaced = isinstance(exc, WrongKindError) or _is_unknown_name(exc, trace)
+        known = [one for one in self.segment.probes if Path(path).as_posix().endswith(f"/{one}")]
+        self.report.probe = (max(known, key=len), line) if known else None
+        self.report.raised = f"{type(exc).__name__}: {exc}"
         where = f" at {point}" if (point := self.point()).steps else ""
         self.probe_error = (
-            f"the added statement at {file}:{line} raised {type(exc).__name__}: {exc}{where}. Let it "
-            "log only where it can (`if …:`, or `try:` around it), and ask again"
+            f"the added statement at {file}:{line} raised {type(exc).__name__}: {exc}{where}. Put it "
+            "under a condition (`if …:`) or inside `try:`, and run the command again"
         )
 
     def note_failure(self, exc: BaseException) -> None:
-        """Keep what kind of failure ended the program."""
+        """Note which kind of failure ended the program."""
         super().note_failure(exc)
         if caused_by_full_disk(exc):
             self.report.failure = ReplayFailure.DISK_FULL
@@ -457,7 +474,9 @@ class Replayer(Session):
         if final and not as_run and self.report.error is None:
             self.report.error = self.probe_error or f"the program ended with exit code {final}"
             if self.probe_error and self.report.failure is None:
-                self.report.failure = ReplayFailure.PROBE_RAISED
+                self.report.failure = (
+                    ReplayFailure.WRONG_PLACE if self.misplaced else ReplayFailure.PROBE_RAISED
+                )
         self.report.seconds = perf_counter() - self.began
         self.report.restoring = self.checkpoint_index.seconds
         self.report.restored = self.checkpoint_index.restored
@@ -471,6 +490,23 @@ class Replayer(Session):
             self.events.close(good=self.report.finished and not differs and not self.report.retry)
         self.records.close()
         publish(Path(self.segment.report), msgspec.json.encode(self.report))
+
+
+class WrongKindError(TypeError):
+    """A probe logs a number where other versions logged text, or the like."""
+
+
+def _is_unknown_name(exc: Exception, trace: TracebackType | None) -> bool:
+    """Return True if a statement itself, not a function that it calls, lacks a name or attribute."""
+    if trace is None or not isinstance(exc, (NameError, AttributeError)):
+        return False
+    own = trace.tb_frame.f_code.co_filename
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+        code = trace.tb_frame.f_code
+        if code.co_filename != own or not code.co_name.startswith("<"):
+            return False  # only a comprehension belongs to the statement
+    return True
 
 
 def _message(exc: Exception) -> str:

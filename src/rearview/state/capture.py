@@ -19,6 +19,7 @@ from typing import Any
 from rearview.errors import StateError
 from rearview.model import MissingPart
 from rearview.state.anchors import Anchors, find_path
+from rearview.state.builders import BUILDERS
 from rearview.state.codecs.containers import set_recipe
 from rearview.state.codecs.python_objects import CellKind
 from rearview.state.codecs.rng import read_global
@@ -27,7 +28,6 @@ from rearview.state.kinds import Kind
 from rearview.state.memory import SMALL, Blocks, extent
 from rearview.state.object_ids import MarkedContents, possible_ids, with_marked_ids
 from rearview.state.pickling import Unpicklable, reducer_for
-from rearview.state.rebuild import BUILDERS
 
 _SET = b"\x8f\x94("
 """Opcodes at the start of a pickled set that is not empty."""
@@ -393,6 +393,6 @@ class _HeaderUnpickler(pickle.Unpickler):
         """Refuse every name: a header has none, so this one may be an attack."""
         raise StateError(
             f"The header of this state names {module}.{name}. Rearview never writes such a name: the "
-            "state is damaged, or somebody made it to run code. Nothing was run. Do not trust this store.",
+            "state is damaged, or made to run code. Nothing was run. Do not trust this store.",
             slug="state-format",
         )

@@ -1,4 +1,4 @@
-"""What a run read from outside: environment variables (`environment.jsonl`) and times (`clock.bin`).
+"""What a run read from outside: environment variables, times (`clock.bin`), and inputs cell by cell (`cells.jsonl`).
 
 `clock.bin` holds the times that the program read, eight bytes each. `clock.sum` beside it holds a number of
 bytes and their CRC; it is written after them, so a run that was killed may have a few more readings.
@@ -14,10 +14,12 @@ from zlib import crc32
 from rearview.errors import DamagedError
 from rearview.model import Run
 from rearview.model.environment import Environment
+from rearview.model.lineage import CellLineage
 from rearview.store.files import publish
 from rearview.store.json_lines import append_line, read_lines
 
 ENVIRONMENT_FILE = "environment.jsonl"
+CELLS_FILE = "cells.jsonl"
 FORMAT = 2
 """Every line has a checksum, as in all files of facts from format 2 on."""
 
@@ -38,36 +40,36 @@ def read_environment(folder: Path) -> Environment | None:
     """
     values: dict[str, str | None] = {}
     secrets: dict[str, bool] = {}
-    whole = found = False
+    whole = has_lines = False
     for line in read_lines(folder / ENVIRONMENT_FILE, FORMAT):
-        found = True
+        has_lines = True
         for name, value in line.get("values", {}).items():
             values.setdefault(name, value)
         for name, was_set in line.get("secrets", {}).items():
             secrets.setdefault(name, bool(was_set))
         whole = whole or bool(line.get("whole"))
-    return Environment(values, secrets, whole) if found else None
+    return Environment(values, secrets, whole) if has_lines else None
 
 
 def environment_of(
-    run: Run, folder: Path, now: Mapping[str, str], *, resumes: bool = False
+    run: Run, folder: Path, current: Mapping[str, str], *, resumes: bool = False
 ) -> dict[str, str]:
     """Return the environment in which to replay or resume a run.
 
     An old run that did not record its environment has recorded only the thread counts.
     """
-    then = read_environment(folder)
-    if then is None:
-        return {**now, **run.facts.threads}
-    return then.restored(now, resumes=resumes)
+    recorded = read_environment(folder)
+    if recorded is None:
+        return {**current, **run.facts.threads}
+    return recorded.restored(current, resumes=resumes)
 
 
 def environment_differences(
-    folder: Path, now: Mapping[str, str], *, resumes: bool = False
+    folder: Path, current: Mapping[str, str], *, resumes: bool = False
 ) -> list[str]:
     """Return a phrase for each variable that differs from the run's and is not restored."""
-    then = read_environment(folder)
-    return [] if then is None else then.differences(now, resumes=resumes)
+    recorded = read_environment(folder)
+    return [] if recorded is None else recorded.differences(current, resumes=resumes)
 
 
 CLOCK_FILE = "clock.bin"
@@ -88,15 +90,15 @@ def read_clock(file: Path) -> bytes:
         size, check = -1, 0
     if not 0 <= size <= len(data) or crc32(data[:size]) != check:
         raise DamagedError(
-            f"{file} does not hold the times that the run was told: its checksum does not match. "
-            "The run cannot be replayed exactly; `rearview verify` says what else is damaged.",
+            f"The clock readings in {file} are damaged: the checksum does not match. "
+            "The run cannot be replayed exactly; `rearview verify` lists what else is damaged.",
             slug="damaged",
         )
     return data
 
 
 def write_sum(file: Path, size: int, check: int) -> None:
-    """Write the CRC of the first `size` bytes of `file` beside it."""
+    """Write the CRC of the first `size` bytes of `file` into its checksum file."""
     publish(file.with_name(_SUM), b"%d %d\n" % (size, check), durable=False)
 
 
@@ -104,3 +106,27 @@ def remove_clock(file: Path) -> None:
     """Remove the readings and their CRC."""
     file.unlink(missing_ok=True)
     file.with_name(_SUM).unlink(missing_ok=True)
+
+
+def append_cell(folder: Path, cell: CellLineage) -> None:
+    """Add what one cell took in and left to the folder of its run."""
+    line: dict[str, Any] = {"format": FORMAT, "cell": cell.cell, "code": cell.code}
+    line |= {"events": [list(event) for event in cell.events], "lineage": cell.lineage}
+    line |= {"seconds": cell.seconds, "size": cell.size, "before": cell.before}
+    line |= {"variables": dict(cell.variables)}
+    append_line(folder / CELLS_FILE, line)
+
+
+def read_cells(folder: Path) -> list[CellLineage]:
+    """Return what the cells of a run took in, as its folder has it; empty if it has no cells."""
+    if not (folder / CELLS_FILE).is_file():
+        return []
+    return [
+        CellLineage(
+            *(line["cell"], line["code"], tuple(map(tuple, line["events"]))),
+            *(line["lineage"], line["seconds"], line["size"]),
+            before=line.get("before", 0),
+            variables=line.get("variables", {}),
+        )
+        for line in read_lines(folder / CELLS_FILE, FORMAT)
+    ]

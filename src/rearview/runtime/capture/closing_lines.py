@@ -1,7 +1,7 @@
-"""The lines with which `rearview run` ends: what was recorded, what it cost, what to type next.
+"""The lines that `rearview run` prints at the end: what was recorded, what it cost, what to type next.
 
-They go to the terminal that standard error is, and to nothing else: output that is compared, stored or
-piped stays the program's own.
+They are printed only if standard error is a terminal: output that is compared, stored or piped holds only
+the program's own lines.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _is_terminal() -> bool:
 def closing_lines(
     run: str, summary: RunEnd, logged: set[str], args: int, folder: Path
 ) -> Iterator[str]:
-    """Yield what to say of a run that has ended, from what it measured and logged."""
+    """Yield the lines about a run that has ended, from what it measured and logged."""
     captured = [name for name in summary.captured.get("names", {}) if name != "step"]
     names = list(dict.fromkeys([*sorted(logged), *captured, *_printed_names(folder)]))
     loops = summary.main
@@ -75,11 +75,11 @@ def _columns(names: list[str]) -> str:
 
 def _printed_names(folder: Path) -> list[str]:
     """Return the names that the first lines of the run would give."""
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     with suppress(OSError):
         for line in islice(printed(folder), _LOOKED_AT):
-            found |= dict.fromkeys(numbers_in(line.text))
-    return list(found)
+            names |= dict.fromkeys(numbers_in(line.text))
+    return list(names)
 
 
 def _size(count: float) -> str:

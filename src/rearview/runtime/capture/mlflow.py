@@ -1,4 +1,4 @@
-"""Capture what a program gives to MLflow, by hand or through `autolog`: metrics and parameters."""
+"""Capture the metrics and parameters that a program, or `autolog`, logs to MLflow."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from rearview.runtime.sandbox.entropy import after_import
 
 def capture_mlflow(calls: LoggerCalls, parameters: Parameters) -> None:
     """Record what clients of MLflow are given from now on; `mlflow.log_*` and autologging use one."""
-    known: set[str] = set()
+    known_keys: set[str] = set()
 
-    def metric(args: tuple[Any, ...], given: dict[str, Any]) -> None:
-        key = args[2] if len(args) > 2 else given.get("key")
-        value = args[3] if len(args) > 3 else given.get("value")
-        step = args[5] if len(args) > 5 else given.get("step")
-        known.add(str(key))
+    def metric(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        key = args[2] if len(args) > 2 else kwargs.get("key")
+        value = args[3] if len(args) > 3 else kwargs.get("value")
+        step = args[5] if len(args) > 5 else kwargs.get("step")
+        known_keys.add(str(key))
         calls.keep(Origin.MLFLOW, {str(key): value}, step or None)  # 0: none was given
 
-    def param(args: tuple[Any, ...], given: dict[str, Any]) -> None:
-        key = args[2] if len(args) > 2 else given.get("key")
-        parameters.keep({key: args[3] if len(args) > 3 else given.get("value")}, "mlflow")
+    def param(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        key = args[2] if len(args) > 2 else kwargs.get("key")
+        parameters.keep({key: args[3] if len(args) > 3 else kwargs.get("value")}, "mlflow")
 
-    def batch(args: tuple[Any, ...], given: dict[str, Any]) -> None:
-        metrics = args[2] if len(args) > 2 else given.get("metrics", ())
-        params = args[3] if len(args) > 3 else given.get("params", ())
+    def batch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        metrics = args[2] if len(args) > 2 else kwargs.get("metrics", ())
+        params = args[3] if len(args) > 3 else kwargs.get("params", ())
         if params:
-            parameters.keep({one.key: typed(one.value) for one in params}, "mlflow")
+            parameters.keep({entry.key: typed(entry.value) for entry in params}, "mlflow")
         steps: dict[Any, dict[str, Any]] = {}
-        for one in metrics or ():
-            if getattr(one, "model_id", None) and one.key in known:
-                continue  # logged again for a model that was made from the run
-            known.add(one.key)
-            steps.setdefault(one.step, {})[one.key] = one.value
+        for entry in metrics or ():
+            if getattr(entry, "model_id", None) and entry.key in known_keys:
+                continue  # MLflow logs it again for a model created by the run
+            known_keys.add(entry.key)
+            steps.setdefault(entry.step, {})[entry.key] = entry.value
         for step, values in steps.items():
             calls.keep(Origin.MLFLOW, values, step or None)
 
@@ -45,11 +45,39 @@ def capture_mlflow(calls: LoggerCalls, parameters: Parameters) -> None:
         calls.watch(module.MlflowClient, "log_param", Origin.MLFLOW, param)
         calls.watch(module.MlflowClient, "log_batch", Origin.MLFLOW, batch)
 
+    def one(args: tuple[Any, ...], given: dict[str, Any]) -> None:
+        key, value, step = _given(args, given, "key", "value", "step")
+        calls.keep(Origin.MLFLOW, {str(key): value}, step or None)
+
+    def many(args: tuple[Any, ...], given: dict[str, Any]) -> None:
+        values, step, _ = _given(args, given, "metrics", "step", "")
+        calls.keep(Origin.MLFLOW, dict(values), step or None)
+
+    def params(args: tuple[Any, ...], given: dict[str, Any]) -> None:
+        parameters.keep(dict(_given(args, given, "params", "", "")[0]), "mlflow")
+
+    def one_param(args: tuple[Any, ...], given: dict[str, Any]) -> None:
+        key, value, _ = _given(args, given, "key", "value", "")
+        parameters.keep({key: value}, "mlflow")
+
+    def watch_module(module: ModuleType) -> None:
+        for name, after in (
+            ("log_metric", one), ("log_metrics", many), ("log_param", one_param), ("log_params", params),
+        ):  # fmt: skip
+            calls.watch_elsewhere(getattr(module, name, None), Origin.MLFLOW, after)
+
     after_import("mlflow.tracking.client", watch)
+    after_import("mlflow.tracking.fluent", watch_module)
+
+
+def _given(args: tuple[Any, ...], given: dict[str, Any], *names: str) -> list[Any]:
+    """Return the arguments of a call of a function of MLflow, whose first is no object."""
+    found = list(args[1 : 1 + len(names)])
+    return found + [given.get(name) for name in names[len(found) :]]
 
 
 def typed(text: Any) -> Any:
-    """Return the number or truth value that a parameter's text stands for; MLflow keeps only texts.
+    """Return the number or truth value in a parameter's text; MLflow stores only texts.
 
     >>> typed("0.9"), typed("12"), typed("True"), typed("adam")
     (0.9, 12, True, 'adam')

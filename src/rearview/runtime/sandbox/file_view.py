@@ -1,9 +1,9 @@
-"""Paths of a replay: where its files really are, and where the program believes them to be.
+"""Translate the paths of a replay: from where the program believes a file to be, to where it is.
 
-Names of files are part of a program's state: a replay in another folder would differ in every path
-that it computes. So paths keep their spelling and are translated when they are used. Files below the
-project are in the replay's scratch tree. Files outside are read where they are and never written: the
-first write makes a copy in a folder of the replay, which is read from then on.
+Paths are part of a program's state: a replay in another folder would differ in every path that it
+computes. So the program sees its recorded paths, and they are translated when it uses a file. Files
+inside the project are in the replay's scratch tree. Files outside are never changed: the first write
+makes a copy in a folder of the replay, and the replay uses that copy from then on.
 """
 
 from __future__ import annotations
@@ -20,6 +20,13 @@ from typing import Any
 from rearview.store.project import FOLDER
 
 _lstat, _stat, _getcwd, _readlink, _open = os.lstat, os.stat, os.getcwd, os.readlink, io.open
+_listdir, _mkdir, _symlink, _unlink, _rename = (
+    os.listdir,
+    os.mkdir,
+    os.symlink,
+    os.unlink,
+    os.rename,
+)
 _MOST_LINKS = 40
 
 
@@ -39,7 +46,7 @@ class PathUse(enum.Enum):
 
 @dataclass(slots=True)
 class FileView:
-    """Where the project seems to be, and where it is.
+    """Maps the recorded root of the project to the scratch tree of a replay.
 
     >>> FileView("/home/me/proj", "/scratch").real("/home/me/proj/out/a.txt")
     '/scratch/out/a.txt'
@@ -50,27 +57,30 @@ class FileView:
     root: str
     scratch: str
     elsewhere: str = ""
-    """Folder of what the replay writes outside the project; empty: it writes there itself."""
+    """Folder for files that the replay writes outside the project; empty to write them in place."""
     spared: tuple[str, ...] = ()
-    """Beginnings of paths that are used as they are: the store, caches."""
+    """Prefixes of paths that are used as they are: the store, caches."""
     installed: tuple[str, ...] = ()
-    """Those of them that lie in the project and are not its own: an environment of Python."""
+    """Those prefixes that are inside the project but do not belong to it: a Python environment."""
     temporary: tuple[str, ...] = ()
-    """Beginnings of paths that are shared with other replays of the run: used as they are unless a
-    name is taken by one of those, or by what the run has left there."""
+    """Prefixes of paths that other replays of the run use too: used as they are, unless another
+    replay or the run itself has left a file of that name."""
     drafts: frozenset[str] = frozenset()
     """Temporary files and folders that the run made."""
     texts: dict[str, str] = field(default_factory=dict)
-    """By path in the scratch tree: where the text of a probed file is as it was recorded."""
+    """By path in the scratch tree: the path of the recorded text of a probed file."""
     gone: set[str] = field(default_factory=set)
-    """Files and folders outside that the program must not find, whoever has made them since."""
+    """Files and folders outside that are hidden from the program: they did not exist in the run."""
     made: set[str] = field(default_factory=set)
     """Temporary files and folders that the replay made."""
+    folded: set[str] = field(default_factory=set)
+    """Folders of the scratch tree that are links to folders of the user; they look like folders, and become
+    folders of the tree before anything in them is written."""
 
-    def become(self, other: FileView) -> None:
+    def become(self, source: FileView) -> None:
         """Take over the fields of another view."""
-        for one in fields(self):
-            setattr(self, one.name, getattr(other, one.name))
+        for attribute in fields(self):
+            setattr(self, attribute.name, getattr(source, attribute.name))
 
     def real(self, path: Any, use: PathUse = PathUse.READ) -> Any:
         """Return the real path for a path of the program."""
@@ -87,21 +97,22 @@ class FileView:
         full = text if text[0] == os.sep else f"{self.seeming(_getcwd())}{os.sep}{text}"
         plain = os.path.normpath(full) if ".." in text else full
         if self.elsewhere and self._is_own(full):
+            self._unfold_for(full, use)
+            self._make_own(os.path.normpath(full), use)
             return path
         if self.is_inside(plain):
             if plain[len(self.root) :].startswith(f"{os.sep}{FOLDER}"):
                 return path
             if plain.startswith(self.installed):
                 return path if full is text and plain is full else plain
-            # Not the shortened path if it stays inside: the folder before a ".." may be a link.
+            # keep the path as it is if it stays inside: the folder before a ".." may be a link
             stays = self.is_inside(full) and _stays(full[len(self.root) :])
             moved = self.scratch + (full if stays else plain)[len(self.root) :]
+            self._unfold_for(moved, use)
             plain = self._settled(moved)
             if plain == self.scratch or plain.startswith(self.scratch + os.sep):
-                if use in {PathUse.WRITE, PathUse.CHANGE}:
-                    _own(plain, copied=use is PathUse.CHANGE)
-                    self.texts.pop(plain, None)
-                elif use is PathUse.READ and plain in self.texts:
+                self._make_own(plain, use)
+                if use is PathUse.READ and plain in self.texts:
                     return self.texts[plain]
                 return path if stays and text[0] != os.sep and plain == moved else plain
         if not self.elsewhere or plain.startswith(self.spared):
@@ -110,6 +121,19 @@ class FileView:
         if plain.startswith(self.temporary) and self._is_free(plain, use):
             return plain if text[0] != os.sep or ".." in text else path
         return self._outside(plain, use)
+
+    def _make_own(self, plain: str, use: PathUse) -> None:
+        """Make what is to be written a file of the scratch tree, if it is in there."""
+        if use not in {PathUse.WRITE, PathUse.CHANGE}:
+            return
+        if plain.startswith(self.scratch + os.sep):
+            self._unfold_for(plain, use)
+            _own(plain, copied=use is PathUse.CHANGE)
+            self.texts.pop(plain, None)
+
+    def _unfold_for(self, plain: str, use: PathUse) -> None:
+        if self.folded and use not in {PathUse.READ, PathUse.RUN}:
+            self.unfold(plain)
 
     def is_inside(self, path: str) -> bool:
         """Return True if a path is below the project as the program sees it."""
@@ -120,17 +144,17 @@ class FileView:
 
     def seeming(self, path: str) -> str:
         """Return the program's path for a real path."""
-        for real, seen in ((self.scratch, self.root), (self.elsewhere, "")):
+        for real, seeming_root in ((self.scratch, self.root), (self.elsewhere, "")):
             if real and (path == real or path.startswith(real + os.sep)):
-                return (seen + path[len(real) :]) or os.sep
+                return (seeming_root + path[len(real) :]) or os.sep
         return path
 
     def sides(self, path: Any) -> tuple[str, ...]:
         """Return the real folders that together are a folder of the program; the first has precedence."""
         real = os.fspath(self.real(path))
         if self.elsewhere and _is_link(real):
-            here = "" if real[0] == os.sep else f"{_getcwd()}{os.sep}"
-            real = self.real(resolved(here + real))
+            folder = "" if real[0] == os.sep else f"{_getcwd()}{os.sep}"
+            real = self.real(resolved(folder + real))
         if self.elsewhere and real.startswith(self.elsewhere + os.sep):
             plain = real[len(self.elsewhere) :]
             if not self.is_hidden(plain) and _mode(plain) is not None and _mode(real) is not None:
@@ -152,7 +176,7 @@ class FileView:
         """Return True if a real path is one of the user's files."""
         full = path if path[:1] == os.sep else f"{_getcwd()}{os.sep}{path}"
         if full.startswith(self.scratch + os.sep):
-            return False
+            return any(full.startswith(one + os.sep) for one in self.folded)
         if self.is_inside(full):
             own = not full[len(self.root) :].startswith(f"{os.sep}{FOLDER}")
             return own and not full.startswith(self.installed)
@@ -163,6 +187,8 @@ class FileView:
     def remove(self, path: Any, *, folder: bool) -> Any:
         """Return the real path to remove; None if hiding it was enough."""
         real = self.real(path)
+        if self.folded:
+            self.unfold(real, itself=True)
         plain = self._plain(real)
         if plain is None:
             return real
@@ -172,13 +198,19 @@ class FileView:
             if any(self._is_there(f"{plain}{os.sep}{name}") for name in names):
                 raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), plain)
         elif folder or mode is None or stat.S_ISDIR(mode):
-            return real  # the system says what is wrong
+            return real  # the system call raises the right error
         self.gone.add(plain)
         return real if real != plain else None
 
     def rename(self, source: Any) -> Any:
         """Return the real path to rename: a copy if it is outside of the project."""
         real = self.real(source)
+        if self.folded:
+            self.unfold(real, itself=True)
+            while below := next(
+                (one for one in self.folded if one.startswith(_full(real) + os.sep)), ""
+            ):
+                self.unfold(below, itself=True)  # the link would lead to where it was
         plain = self._plain(real)
         if plain is None:
             return real
@@ -190,8 +222,42 @@ class FileView:
         self.gone.add(plain)
         return real
 
+    def is_folded(self, real: Any) -> bool:
+        """Return True if a real path is a folder that is a link for us and not for the program."""
+        return bool(self.folded) and not isinstance(real, int) and _full(real) in self.folded
+
+    def folded_in(self, real: str) -> set[str]:
+        """Return the names of the folded folders in a real folder."""
+        start = _full(real) + os.sep
+        names = (one[len(start) :] for one in self.folded if one.startswith(start))
+        return {name for name in names if os.sep not in name}
+
+    def unfold(self, real: Any, *, itself: bool = False) -> None:
+        """Make the folded folders around a real path, and `itself`, folders of the scratch tree.
+
+        Each then holds a link for each file, and a folded folder for each folder.
+        """
+        if isinstance(real, int):
+            return
+        path = _full(real)
+        while around := next(
+            (
+                one
+                for one in self.folded
+                if path.startswith(one + os.sep) or (itself and path == one)
+            ),
+            None,
+        ):
+            self.folded.discard(around)
+            if _is_link(around):
+                _replace_by_links(around)
+            for name in _listdir(around):
+                below = f"{around}{os.sep}{name}"
+                if _is_link(below) and stat.S_ISDIR(_stat(below).st_mode):
+                    self.folded.add(below)
+
     def _plain(self, real: Any) -> str | None:
-        """Return the name of what is guarded outside the project, None for everything else."""
+        """Return the path of a guarded file outside the project, None for everything else."""
         if not self.elsewhere or not isinstance(real, str):
             return None
         if real.startswith(self.elsewhere + os.sep):
@@ -219,13 +285,13 @@ class FileView:
     def _outside(self, plain: str, use: PathUse) -> str:
         kept = self.elsewhere + plain
         hidden = self.is_hidden(plain)
-        there = _mode(kept) is not None
-        if use in {PathUse.READ, PathUse.RUN} or (use is PathUse.MAKE and there):
-            return kept if hidden or there else plain
-        mode = None if hidden or there else _mode(plain)
+        copied = _mode(kept) is not None
+        if use in {PathUse.READ, PathUse.RUN} or (use is PathUse.MAKE and copied):
+            return kept if hidden or copied else plain
+        mode = None if hidden or copied else _mode(plain)
         if mode is not None:
             if use is PathUse.MAKE or not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
-                return plain  # a folder, a pipe, or what must not be there
+                return plain  # a folder, a pipe, or a path that must not exist
         above = os.path.dirname(plain)  # noqa: PTH120
         if self._is_there(above):
             os.makedirs(os.path.dirname(kept), exist_ok=True)  # noqa: PTH103, PTH120
@@ -234,7 +300,7 @@ class FileView:
         return kept
 
     def _settled(self, moved: str) -> str:
-        """Return where a path of the scratch tree leads if folders on its way are links."""
+        """Return the path in the scratch tree with the links among its folders resolved."""
         if not moved.startswith(self.scratch + os.sep):
             return moved
         above, name = os.path.split(moved)
@@ -245,9 +311,9 @@ class FileView:
 
 
 def resolved(path: str, below: str = "") -> str:
-    """Return a path without links; what is above `below` has none.
+    """Return a path without links; `below` and the folders above it have none.
 
-    As `os.path.realpath`, which a replay sees through the functions that are exchanged.
+    Like `os.path.realpath`, but with the real file functions: those of a replay are patched.
     """
     if not path.startswith(below + os.sep):
         return path
@@ -255,18 +321,18 @@ def resolved(path: str, below: str = "") -> str:
     todo = path[len(below) :].split("/")[::-1]
     while todo:
         name = todo.pop()
-        here = f"{done}{os.sep}{name}"
+        candidate = f"{done}{os.sep}{name}"
         if name == "..":
             done = os.path.dirname(done)  # noqa: PTH120
         elif name in {"", "."}:
             continue
-        elif links < _MOST_LINKS and _is_link(here):
+        elif links < _MOST_LINKS and _is_link(candidate):
             links += 1
-            target = _readlink(here)
+            target = _readlink(candidate)
             done = "" if target.startswith(os.sep) else done
             todo.extend(target.split("/")[::-1])
         else:
-            done = here
+            done = candidate
     return done or os.sep
 
 
@@ -284,8 +350,30 @@ def _stays(rest: str) -> bool:
     return True
 
 
+def _full(path: Any) -> str:
+    try:
+        text = os.fsdecode(path)
+    except TypeError:
+        return ""  # the system says what is wrong
+    return os.path.normpath(text if text[:1] == os.sep else f"{_getcwd()}{os.sep}{text}")
+
+
+def _replace_by_links(link: str) -> None:
+    """Replace a link to a folder by a folder of links; another process may do the same."""
+    source = _readlink(link)
+    new = f"{link}.{os.getpid()}"
+    _mkdir(new, 0o700)
+    for name in _listdir(source):
+        _symlink(f"{source}{os.sep}{name}", f"{new}{os.sep}{name}")
+    try:
+        _unlink(link)
+        _rename(new, link)
+    except OSError:  # it is a folder now
+        shutil.rmtree(new, ignore_errors=True)
+
+
 def _own(moved: str, *, copied: bool) -> None:
-    """Make a linked input a file of the scratch tree: the link leads to the user's file."""
+    """Replace a link to a user's file in the scratch tree by a file of its own."""
     mode = _mode(moved)
     if mode is None or not stat.S_ISLNK(mode) or os.path.isdir(moved):  # noqa: PTH112
         return

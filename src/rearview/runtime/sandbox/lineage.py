@@ -1,8 +1,8 @@
-"""Keep what each cell of a notebook takes in: files, variables, processes, connections, modules.
+"""Record what each cell of a notebook uses: files, variables, processes, connections, modules.
 
-Reads through Python are told by its audit hook. Libraries that read in C (Arrow, HDF5, polars, DuckDB,
-memory maps) and child processes are seen by the kernel of the system: folders in which such files can be
-are watched by inotify. docs/lineage.md says which library is seen how, and docs/decisions/lineage.md why so.
+Python's audit hook reports reads through Python. Reads in C (Arrow, HDF5, polars, DuckDB, memory maps) and
+reads of child processes are reported by inotify, which watches the folders that may hold such files.
+docs/lineage.md lists how each library is observed, docs/decisions/lineage.md gives the reasons.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import ctypes
 import os
 import struct
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -22,15 +23,21 @@ from rearview.model.lineage import CellLineage, Event, lineage_of
 from rearview.runtime.sandbox.environment import names_read
 from rearview.runtime.sandbox.file_log import foreign, libraries, listen
 from rearview.source.cells import code_hash
-from rearview.store.json_lines import append_line, read_lines
+from rearview.state.fingerprints import fingerprints
 from rearview.store.project import FOLDER
+from rearview.store.recorded_inputs import append_cell
 
-FILE = "cells.jsonl"
-FORMAT = 2
 MOST_FOLDERS = 2000
-"""Folders that are watched at the most."""
+"""Folders that are watched at most."""
 MOST_FILES = 2000
 """Files of one cell that are hashed; a cell that reads more is not described file by file."""
+LEAST_CHECK, CHECKED_SHARE = 0.002, 0.01
+"""Seconds that fingerprints of variables may take after a cell, and as a share of the cell's seconds."""
+CHANGES = (
+    *("os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink"),
+    *("os.chdir", "os.fork", "os.chmod", "os.chown", "os.utime"),
+)
+"""Audit events of changes that are not a file written anew."""
 _SKIPPED = {"__pycache__", "node_modules", ".git", ".venv", "venv", FOLDER, ".ipynb_checkpoints"}
 _OPEN, _MODIFY, _CLOSE_WRITE, _IS_DIR, _OVERFLOW = 0x20, 0x2, 0x8, 0x40000000, 0x4000
 _HEADER = struct.Struct("iIII")
@@ -38,11 +45,13 @@ _CHUNK = 1 << 22
 
 
 class Opened:
-    """Files that any process opens in folders that are watched."""
+    """Files that any process opens in the watched folders."""
 
     def __init__(self) -> None:
         self.lost = ""
         """Why something may be missing; empty: nothing is."""
+        self.written: set[str] = set()
+        """Files that were written between the last two times that `drain` was called."""
         self._folders: dict[int, str] = {}
         self._watched: set[str] = set()
         libc = ctypes.CDLL(None, use_errno=True)
@@ -50,7 +59,7 @@ class Opened:
         start: Any = getattr(libc, "inotify_init1", None)
         self._fd = start(os.O_NONBLOCK | os.O_CLOEXEC) if start is not None else -1
         if self._fd < 0:
-            self.lost = "this system does not tell which files are opened"
+            self.lost = "this system does not report which files are opened"
 
     def watch(self, folder: str) -> None:
         """Watch the files directly in a folder."""
@@ -65,7 +74,7 @@ class Opened:
             self._folders[number] = folder
 
     def watch_below(self, root: str) -> None:
-        """Watch a folder and all below it but caches and environments."""
+        """Watch a folder and all folders below it, except caches and environments."""
         for folder, names, _ in os.walk(root):
             names[:] = [one for one in names if one not in _SKIPPED and not one.startswith(".")]
             self.watch(folder)
@@ -91,6 +100,7 @@ class Opened:
                 elif name and not mask & _IS_DIR and number in self._folders:
                     path = f"{self._folders[number]}{os.sep}{os.fsdecode(name)}"
                     (opened if mask & _OPEN else written).add(path)
+        self.written = written
         return sorted(opened - written)
 
 
@@ -98,8 +108,8 @@ class Lineage:
     """Takes note of what the cells of one run take in, and writes it to the folder of the run."""
 
     def __init__(self, folder: Path, root: str) -> None:
-        self._file = folder / FILE
-        self._root = root
+        self._folder = folder
+        self.root = root
         self._not = (*libraries(), *foreign())
         self._opened = Opened()
         self._opened.watch_below(root.rstrip(os.sep))
@@ -110,31 +120,60 @@ class Lineage:
         self._begun = 0.0
         self._known: set[str] = set()
         self._modules: set[str] = set()
+        self._memory = 0
+        self._ids: dict[str, int] = {}
+        """By variable: which object it was when its fingerprint was last considered."""
+        self.written: set[str] = set()
+        """Files that the last cell wrote anew, as far as that was seen."""
+        self.listed: set[str] = set()
+        """Folders whose names the last cell read."""
+        self.barred = ""
+        """What the last cell did to files or the process that running it again would not repeat."""
         self._pid = os.getpid()
         listen(self._notice, "open", "subprocess.Popen", "os.system", "os.posix_spawn")
-        listen(self._notice, "socket.connect", "os.listdir", "os.scandir")
+        listen(self._notice, "socket.connect", "os.listdir", "os.scandir", *CHANGES)
 
-    def begin(self, source: str, namespace: Iterable[object] = ()) -> None:
+    def begin(self, source: str, namespace: Mapping[str, object] | None = None) -> None:
         """Take in that a cell is about to run."""
-        for text in (*_texts(source), *(one for one in namespace if isinstance(one, str | Path))):
-            self._watch_near(str(text))
+        self._memory = self._memory or _memory()
+        paths = [str(one) for one in (namespace or {}).values() if isinstance(one, str | Path)]
+        for text in (*_texts(source), *paths):
+            self._watch_near(text)
         self._opened.drain()
         self._events = []
+        self.written, self.listed, self.barred = set(), set(), ""
         self._known = set(names_read())
         self._modules = set(sys.modules)
         self._active, self._begun = True, perf_counter()
 
     def end(
-        self, cell: int, source: str, project: Callable[[str], bool], **used: int
+        self,
+        cell: int,
+        source: str,
+        project: Callable[[str], bool],
+        variables: Mapping[str, object] | None = None,
+        *,
+        as_written: str = "",
+        used: Mapping[str, int],
     ) -> CellLineage:
-        """Write what a cell took in; `used` are numbers such as the readings of the clock."""
+        """Write what a cell took in, and fingerprints of the `variables` that it left.
+
+        `as_written` is the source before magics became calls; `used` are numbers such as the readings
+        of the clock.
+        """
         seconds = perf_counter() - self._begun
         self._active = False
         files = [name for kind, name, *_ in self._events if kind == "file"]
         seen = set(files)
         for path in self._opened.drain():
-            if path not in seen and not self._is_foreign(path):
+            # a front end writes the notebook while its cells run
+            if path not in seen and not self._is_foreign(path) and not path.endswith(".ipynb"):
                 self._events.append(("file", path))
+        self.written |= {
+            path
+            for path in self._opened.written
+            if not self._is_foreign(path) and ".ipynb" not in path
+        }
         events = [self._hashed(event) for event in self._events[:MOST_FILES]]
         if len(self._events) > MOST_FILES:
             events.append(("more", str(len(self._events) - MOST_FILES)))
@@ -147,33 +186,62 @@ class Lineage:
         for name in sorted(set(sys.modules) - self._modules):
             file = getattr(sys.modules.get(name), "__file__", None)
             if isinstance(file, str) and project(file):
-                events.append(("module", name, self._content(file)))
+                events.append(("module", name, self.content(file)))
         events += [(kind, str(count)) for kind, count in sorted(used.items()) if count]
-        code = code_hash(source)
+        code = code_hash(as_written or source)
         kept = tuple(dict.fromkeys(events))
         lineage = lineage_of(self._before, code, kept)
         self._before = lineage
-        done = CellLineage(cell, code, kept, lineage, seconds, _memory())
+        left = self._left(source, variables or {}, seconds)
+        done = CellLineage(
+            cell, code, kept, lineage, seconds, _memory(), before=self._memory, variables=left
+        )
         if os.getpid() == self._pid:
-            append_line(self._file, _line(done))
+            append_cell(self._folder, done)
         return done
+
+    def _left(self, source: str, variables: Mapping[str, object], seconds: float) -> dict[str, str]:
+        """Return fingerprints of the variables that a cell bound or names, within a time budget."""
+        named = _names(source)
+        fresh = {
+            name: value
+            for name, value in variables.items()
+            if name in named or self._ids.get(name) != id(value)
+        }
+        self._ids = {name: id(value) for name, value in variables.items()}
+        return fingerprints(fresh, max(LEAST_CHECK, CHECKED_SHARE * seconds))
 
     def _notice(self, event: str, args: tuple[Any, ...]) -> None:
         if not self._active or os.getpid() != self._pid:
             return
-        with contextlib.suppress(Exception):  # whatever it is, the program goes on
+        with contextlib.suppress(Exception):  # a failure here must not stop the program
             if event == "open":
                 path, mode, flags = args
                 reads = mode in {"r", "rb"} or (mode is None and not int(flags or 0) & 3)
-                if isinstance(path, str | bytes) and reads:
+                if isinstance(path, str | bytes):
                     name = os.path.abspath(os.fsdecode(path))  # noqa: PTH100 - text
-                    if not self._is_foreign(name):
+                    if self._is_foreign(name):
+                        return
+                    if reads:
                         self._events.append(("file", name))
+                    else:
+                        self.written.add(name)
+                        if ("file", name) in self._events:
+                            self.barred = self.barred or f"it changes {name}, which it reads"
+                        adds = set(mode or "") & {"a", "+"} or int(flags or 0) & os.O_APPEND
+                        self.barred = self.barred or ("it adds to a file" if adds else "")
             elif event == "socket.connect":
                 self._events.append(("socket", str(args[1])))
             elif event in {"os.listdir", "os.scandir"}:
                 if isinstance(args[0], str | bytes):
-                    self._opened.watch(os.path.abspath(os.fsdecode(args[0])))  # noqa: PTH100
+                    folder = os.path.abspath(os.fsdecode(args[0]))  # noqa: PTH100 - text
+                    self._opened.watch(folder)
+                    if not (self._is_foreign(f"{folder}{os.sep}") or _by_import()):
+                        self.listed.add(folder)
+            elif event in CHANGES:
+                path = os.path.abspath(os.fsdecode(args[0])) if _is_path(args) else ""  # noqa: PTH100
+                if not path or event == "os.chdir" or not self._is_foreign(path):
+                    self.barred = self.barred or f"it changes the system ({event})"
             else:
                 words = args[1] if event == "subprocess.Popen" else args[:1]
                 self._events.append(("process", *map(str, words)))
@@ -193,10 +261,16 @@ class Lineage:
         if event[0] != "file":
             return event
         path = event[1]
-        shown = path.removeprefix(self._root)
-        return ("file", shown, self._content(path))
+        shown = path.removeprefix(self.root)
+        return ("file", shown, self.content(path))
 
-    def _content(self, path: str) -> str:
+    def repeat(self, cell: CellLineage) -> None:
+        """Write the lineage of a cell whose results were given again, without running it."""
+        lineage = lineage_of(self._before, cell.code, cell.events)
+        self._before = lineage
+        append_cell(self._folder, replace(cell, lineage=lineage, before=self._memory))
+
+    def content(self, path: str) -> str:
         """Return the hash of a whole file; one that is as it was is not read again."""
         try:
             about = os.stat(path)  # noqa: PTH116 - hot
@@ -208,37 +282,35 @@ class Lineage:
             return "gone"
 
 
-def read_cells(folder: Path) -> list[CellLineage]:
-    """Return what the cells of a run took in, as its folder has it."""
-    if not (folder / FILE).is_file():
-        return []
-    return [
-        CellLineage(
-            *(line["cell"], line["code"], tuple(map(tuple, line["events"]))),
-            *(line["lineage"], line["seconds"], line["size"]),
-        )
-        for line in read_lines(folder / FILE, FORMAT)
-    ]
-
-
-def _line(done: CellLineage) -> dict[str, Any]:
-    return {
-        "format": FORMAT,
-        "cell": done.cell,
-        "code": done.code,
-        "events": [list(event) for event in done.events],
-        "lineage": done.lineage,
-        "seconds": done.seconds,
-        "size": done.size,
-    }
-
-
 def _texts(source: str) -> Iterator[str]:
     """Yield the texts in a cell that may be paths."""
     with contextlib.suppress(SyntaxError, ValueError):
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 yield node.value
+
+
+def _by_import() -> bool:
+    """Return True if Python itself is looking for a module."""
+    frame = sys._getframe(2)
+    for _ in range(4):
+        if frame is None or frame.f_back is None:
+            return False
+        if str(frame.f_globals.get("__name__", "")).startswith(("importlib", "_frozen_importlib")):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _is_path(args: tuple[Any, ...]) -> bool:
+    return bool(args) and isinstance(args[0], str | bytes) and os.sep in os.fsdecode(args[0])
+
+
+def _names(source: str) -> set[str]:
+    """Return the names that stand in a cell."""
+    with contextlib.suppress(SyntaxError, ValueError):
+        return {node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)}
+    return set()
 
 
 def _hash(data: bytes) -> str:
@@ -258,7 +330,7 @@ def _hash_file(path: str) -> str:
 
 
 def _memory() -> int:
-    """Return the bytes of memory that this process has for itself, a share of what it shares."""
+    """Return the proportional set size of this process in bytes."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):

@@ -11,7 +11,7 @@ from rearview.model.proof import ORIGINS
 from rearview.store.project import Project
 from rearview.store.tables.connection import Duck, fold, quoted
 from rearview.store.tables.pivot import ORIGIN, TYPES, encode, unify
-from rearview.store.tables.record_files import Shelf, long
+from rearview.store.tables.record_files import RunRecords, long
 from rearview.store.trust import store_id
 from rearview.store.values import convert
 from rearview.store.versions.versions import Versions
@@ -362,7 +362,7 @@ if __name__ == "__main__":
     sys.stdout.write(markdown())
 
 
-def load_runs(duck: Duck, shelf: Shelf, project: str = "") -> None:
+def load_runs(duck: Duck, run_records: RunRecords, project: str = "") -> None:
     """Create the tables that every question needs: `own.runs`, `own.args`, `own.replays`.
 
     `project` is the id of the project.
@@ -370,18 +370,18 @@ def load_runs(duck: Duck, shelf: Shelf, project: str = "") -> None:
     facts = [column for column in _columns("runs") if column not in {"run", "project"}]
     runs = [
         {"ord": k, "run": run.id, "project": project, **{c: getattr(run, c) for c in facts}}
-        for k, run in enumerate(shelf.runs)
+        for k, run in enumerate(run_records.runs)
     ]
     duck.load("own.runs", {"ord": "BIGINT", **_columns("runs")}, runs)
-    values = _arguments(shelf)
+    values = _arguments(run_records)
     kinds: dict[str, set[str]] = {}
-    for found in values.values():
-        for name, (kind, _) in found.items():
+    for run_args in values.values():
+        for name, (kind, _) in run_args.items():
             kinds.setdefault(name, set()).add(kind)
-    columns = {fold(f"a:{name}"): TYPES[unify(found)] for name, found in kinds.items()}
+    columns = {fold(f"a:{name}"): TYPES[unify(arg_kinds)] for name, arg_kinds in kinds.items()}
     rows = (
-        {"run": run, **{fold(f"a:{name}"): text for name, (_, text) in found.items()}}
-        for run, found in values.items()
+        {"run": run, **{fold(f"a:{name}"): text for name, (_, text) in run_args.items()}}
+        for run, run_args in values.items()
     )
     duck.load("own.args", {"run": "VARCHAR", **columns}, rows)
     ranks = {verdict: k for k, verdict in enumerate(ORIGINS)}
@@ -390,23 +390,23 @@ def load_runs(duck: Duck, shelf: Shelf, project: str = "") -> None:
          "ended": r.ended, "proved": r.proved, "names": list(r.names), "ord": k,
          "verdict": r.proof.verdict, "why": r.proof.why, "redoes": r.redoes or None,
          "origin": r.proof.origin, "rank": ranks[r.proof.verdict]}
-        for found in shelf.replays.values()
-        for k, r in enumerate(found)
+        for run_replays in run_records.replays.values()
+        for k, r in enumerate(run_replays)
     ]  # fmt: skip
     own = {"ord": "BIGINT", "origin": "VARCHAR", "rank": "BIGINT"}
     duck.load("own.replays", {**own, **_columns("replays")}, replays)
 
 
-def load_views(duck: Duck, shelf: Shelf) -> None:
+def load_views(duck: Duck, run_records: RunRecords) -> None:
     """Create the tables of docs/schema.md; expensive ones stay empty until a question needs them."""
     numeric = {"float", "int", "long", "bool"}
-    origins = {run.id: run.arg_origins for run in shelf.runs}
+    origins = {run.id: run.arg_origins for run in run_records.runs}
     rows = (
         {"run": run, "name": name, "kind": kind, "text": text,
          "origin": origins[run].get(name, ""),
          "number": _number(text) if kind in numeric else None}
-        for run, found in _arguments(shelf).items()
-        for name, (kind, text) in found.items()
+        for run, run_args in _arguments(run_records).items()
+        for name, (kind, text) in run_args.items()
     )  # fmt: skip
     duck.load("arguments", _columns("arguments"), rows)
     for name in ("versions", "files", "checkpoints"):
@@ -414,8 +414,8 @@ def load_views(duck: Duck, shelf: Shelf) -> None:
     shown = ", ".join(_columns("runs"))
     duck.execute(f"CREATE VIEW runs AS SELECT {shown} FROM own.runs ORDER BY ord")
     duck.execute(f"CREATE VIEW replays AS SELECT {', '.join(_columns('replays'))} FROM own.replays")
-    parts = [part for found in shelf.parts.values() for part in found]
-    resumed = ", ".join(quoted(run.id) for run in shelf.runs if run.continued) or "NULL"
+    parts = [part for run_parts in run_records.parts.values() for part in run_parts]
+    resumed = ", ".join(quoted(run.id) for run in run_records.runs if run.continued) or "NULL"
     computed = {
         "origin": ORIGIN,
         "replay": "CASE WHEN NOT starts_with(l.replay, '$') THEN l.replay END",
@@ -443,10 +443,10 @@ def load_views(duck: Duck, shelf: Shelf) -> None:
     )
 
 
-def _arguments(shelf: Shelf) -> dict[str, dict[str, tuple[str, str | None]]]:
+def _arguments(run_records: RunRecords) -> dict[str, dict[str, tuple[str, str | None]]]:
     return {
         run.id: {name: encode(convert(value)) for name, value in run.args.items()}
-        for run in shelf.runs
+        for run in run_records.runs
     }
 
 
@@ -457,26 +457,26 @@ def load_project(duck: Duck, project: Project) -> None:
 
 
 def load_versions(
-    duck: Duck, shelf: Shelf, versions: Versions | None, project: str, files: FileColumns
+    duck: Duck, run_records: RunRecords, versions: Versions | None, project: str, files: FileColumns
 ) -> None:
     """Fill the tables of versions and, on request, of their files."""
     names = versions.names() if versions is not None else {}
     parents = versions.parents() if versions is not None else {}
-    before = _versions_before(shelf)
+    before = _versions_before(run_records)
     rows = []
     for name, tree in names.items():
         run = name.removeprefix("runs/") if name.startswith("runs/") else None
         parent = before.get(run) if run is not None else parents.get(tree)
         rows.append({"version": tree, "run": run, "parent": parent, "project": project})
     duck.load("versions", _columns("versions"), rows)
-    found = []
+    file_rows = []
     if files is not FileColumns.NONE and versions is not None:
         for tree in sorted(set(names.values())):
             texts = versions.files(tree) if files is FileColumns.TEXT else {}
             for path, oid in versions.hashes(tree).items():
                 text = _text(texts.get(path))
-                found.append({"version": tree, "path": path, "hash": oid, "text": text})
-    duck.load("files", _columns("files"), found)
+                file_rows.append({"version": tree, "path": path, "hash": oid, "text": text})
+    duck.load("files", _columns("files"), file_rows)
 
 
 class FileColumns(Enum):
@@ -487,12 +487,12 @@ class FileColumns(Enum):
     TEXT = 2
 
 
-def _versions_before(shelf: Shelf) -> dict[str, str | None]:
+def _versions_before(run_records: RunRecords) -> dict[str, str | None]:
     """Return the version before that of each run: of the last earlier run with another source."""
     out: dict[str, str | None] = {}
     now: str | None = None
     before: str | None = None
-    for run in shelf.runs:
+    for run in run_records.runs:
         if run.version and run.version != now:
             now, before = run.version, now
         out[run.id] = before if run.version else None

@@ -3,10 +3,11 @@ import { useEffect, useState } from "./vendor/hooks.js";
 import * as api from "./api.js";
 import { Edit, Thing, later } from "./runs.js";
 import { ChartCard } from "./charts.js";
+import { MediaList } from "./media.js";
 import { go, link, revision, route, server, setParams } from "./state.js";
 import { Button, Code, Empty, Icon, Loading, Status, failed, html, many, moment, num, short, size, span, useData } from "./ui.js";
 
-const TABS = [["overview", "Overview"], ["values", "Values"], ["printed", "Printed"], ["checkpoints", "Checkpoints"], ["environment", "Environment"]];
+const TABS = [["overview", "Overview"], ["values", "Values"], ["media", "Media"], ["printed", "Printed"], ["checkpoints", "Checkpoints"], ["environment", "Environment"]];
 
 export function Run() {
   const id = route.value.path.split("/")[2];
@@ -27,11 +28,13 @@ export function Run() {
     <p class="command"><code>${d.command}</code></p>
     <div class="tabs" role="tablist" aria-label="Parts of the run" onKeyDown=${arrow}>${TABS.map(([k, text]) => html`<button type="button" role="tab" id=${`tab-${k}`} aria-selected=${tab === k} aria-controls="tabpanel" tabindex=${tab === k ? 0 : -1} onClick=${() => setParams({ tab: k })}>${text}</button>`)}</div>
     <div id="tabpanel" role="tabpanel" tabindex="0" aria-labelledby=${`tab-${tab}`}>
-      ${tab === "overview" && html`<${Overview} d=${d} />`}${tab === "values" && html`<${Values} d=${d} />`}${tab === "printed" && html`<${Printed} id=${d.run} />`}${tab === "checkpoints" && html`<${Checkpoints} d=${d} />`}${tab === "environment" && html`<${Environment} d=${d} />`}
+      ${tab === "overview" && html`<${Overview} d=${d} />`}${tab === "values" && html`<${Values} d=${d} />`}${tab === "media" && html`<${MediaList} alone names=${media(d)} runs=${[d.run]} />`}${tab === "printed" && html`<${Printed} id=${d.run} />`}${tab === "checkpoints" && html`<${Checkpoints} d=${d} />`}${tab === "environment" && html`<${Environment} d=${d} />`}
     </div>
     ${edit && html`<${Edit} what=${edit} close=${() => setEdit(null)} />`}
   </section>`;
 }
+// Names of a run that are no numbers, with the kind of what is stored.
+const media = (d) => d.names.filter((n) => !["float", "int", "long", "bool"].includes(n.kind)).map((n) => [n.name, server.value.names[n.name]?.kind || n.kind]);
 const Pairs = ({ pairs }) => html`<dl class="pairs">${pairs.filter(([, v]) => v !== null && v !== undefined && v !== "").map(([k, v]) => html`<div key=${k}><dt>${k}</dt><dd>${v}</dd></div>`)}</dl>`;
 
 function Overview({ d }) {
@@ -41,7 +44,7 @@ function Overview({ d }) {
         ["loops", d.loops.map(([n, k]) => `${n} (${k})`).join(", ")], ["came from", d.parent && html`<a href=${link(`/run/${d.parent}`)}>${d.parent}</a>`], ["forks", d.forks.length ? d.forks.map((f) => html`<a href=${link(`/run/${f}`)}>${short(f)} </a>`) : null]]} />
       <h2>Parameters</h2>${Object.keys(d.args).length ? html`<${Pairs} pairs=${Object.entries(d.args).map(([k, v]) => [k, typeof v === "object" ? JSON.stringify(v) : String(v)])} />` : html`<p class="muted">None were recorded.</p>`}
       <h2>Proof</h2><p>${d.exact}</p>${d.replays.length > 0 && html`<table class="plain"><thead><tr><th>replayed</th><th>for</th><th>verdict</th></tr></thead><tbody>${d.replays.slice(-12).reverse().map((r) => html`<tr key=${r.id}><td>${moment(r.started)}</td><td>${r.names.join(", ") || "as recorded"}</td><td><span class=${`proof ${r.verdict === "exact" ? "exact" : "not"}`} title=${r.why}>${r.verdict}</span></td></tr>`)}</tbody></table>`}
-      <h2>Recording cost</h2><${Pairs} pairs=${[["overhead", c.overhead !== undefined ? `${(100 * c.overhead).toFixed(2)} %` : null], ["computed", span(c.computed)], ["waited for us", span(c.waited)], ["saved", c.saved], ["skipped", c.skipped], ["state", size(d.logical)], ["stored", size(d.stored)]]} />
+      <h2>Recording cost</h2>${d.ended && d.ended - d.started < 10 ? html`<p class="muted">The run was so short that starting and ending it weigh most.</p>` : ""}<${Pairs} pairs=${[["overhead", c.overhead !== undefined ? `${(100 * c.overhead).toFixed(2)} %` : null], ["computed", span(c.computed)], ["waited for us", span(c.waited)], ["saved", c.saved], ["skipped", c.skipped], ["state", size(d.logical)], ["stored", size(d.stored)]]} />
       <h2>Next</h2>${d.commands.map(([what, text]) => html`<div class="next" key=${text}><small>${what}</small><${Code}>${text}</${Code}></div>`)}
     </div><div>
       ${charts.length ? html`<div class="charts one">${charts.map((n) => html`<${ChartCard} key=${n.name} name=${n.name} runs=${[d.run]} options=${{}} small />`)}</div>` : html`<${Empty} title="No curves"><p>Log a number in a loop: <code>rearview.log("loss", loss)</code></p></${Empty}>`}
