@@ -41,7 +41,7 @@ from rearview.runtime.sandbox.environment import names_read
 from rearview.runtime.sandbox.lineage import Lineage
 from rearview.source.cells import code_hash
 from rearview.source.notebooks import CodeCell
-from rearview.state.codecs.functions import PatchedBuiltin
+from rearview.state.code_lookup import PatchedBuiltin
 from rearview.state.fingerprints import fingerprints
 from rearview.state.variable_groups import (
     BY_REFERENCE,
