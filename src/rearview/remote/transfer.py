@@ -247,7 +247,7 @@ class CarefulRemote(ABC):
             return Stat(key, size, digest)
 
         try:
-            return self.retry.call(f"Bringing {local} to {self}/{key}", once)
+            return self.retry.call(f"Sending {local} to {self}/{key}", once)
         except RemoteError:
             with contextlib.suppress(Exception):
                 self._remove(staged)
@@ -284,7 +284,7 @@ class CarefulRemote(ABC):
             return Stat(key, size, digest)
 
         try:
-            return self.retry.call(f"Bringing {self}/{key} to {local}", once)
+            return self.retry.call(f"Fetching {self}/{key} to {local}", once)
         except BaseException:
             for part in parts:
                 if not self._checksum_quietly(key):
