@@ -79,6 +79,9 @@ class Replayer(Session):
     """Iteration of the main loop up to which `visited` is counted."""
     entered: bool = False
     """Whether the main loop, which is divided among segments, was entered."""
+    _last_need: tuple[list[int], bool, list[LoopEntry]] = field(default=([], False, []))
+    """The last question to `needs`: ids and iterations of loops, the answer, and the loops themselves, so
+    that no other gets the id of one."""
     closed: bool = False
     events: EventFiles | None = None
     """Writes event files with the values that probes log to TensorBoard; None if there are none."""
@@ -219,12 +222,15 @@ class Replayer(Session):
     def needs(self, entry: LoopEntry) -> bool:
         """Return True if the segment wants something inside this loop, in the current iterations around it."""
         around = [loop for loop in self.stack if loop is not entry]
-        if not all(map(self.in_range, around)):
-            return False
-        if self.segment.everywhere:
-            return True
-        sites = [loop.site.id for loop in (*around, entry)]
-        return any(may_hold(chain, sites) for chain in self.segment.chains)
+        key = [id(entry), *[number for loop in around for number in (id(loop), loop.now)]]
+        if key == self._last_need[0]:  # asked before every iteration of the loop
+            return self._last_need[1]
+        answer = all(map(self.in_range, around))
+        if answer and not self.segment.everywhere:
+            sites = [loop.site.id for loop in (*around, entry)]
+            answer = any(may_hold(chain, sites) for chain in self.segment.chains)
+        self._last_need = key, answer, [entry, *around]
+        return answer
 
     @property
     def in_main(self) -> bool:
@@ -242,10 +248,12 @@ class Replayer(Session):
         Only the main loop and those directly inside it have ranges: the same lines of the program
         may run elsewhere as well, under another loop or by recursion.
         """
-        if not self.in_main or not any(entry is loop for loop in self.stack[:2]):
-            return None
         ranges = self.segment.ranges.get(entry.site.id)
         spans = self.segment.spans.get(entry.site.id)
+        if ranges is None and spans is None:
+            return None
+        if not self.in_main or not any(entry is loop for loop in self.stack[:2]):
+            return None
         if entry is self.stack[0]:
             return ranges
         if entry.site.id == self.segment.main:  # the function with the main loop called itself
