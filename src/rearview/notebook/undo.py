@@ -1,8 +1,8 @@
-"""Go back to what the variables of a live notebook were after an earlier cell.
+"""Restore the variables of a live notebook to their values after an earlier cell.
 
-Before a cell runs, the variables that it can reach are copied, as far as no copy of them is there; what it
-cannot reach is left alone. Variables that share objects are copied and brought back together, so that
-aliases stay aliases. Functions, classes and modules are kept by reference.
+Before a cell runs, the variables that it can reach are copied, unless there is a copy already. Variables
+that share objects are copied and restored together, so that aliases stay aliases. Functions, classes and
+modules are kept by reference.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 from rearview.errors import UsageError
 
 MOST_OBJECTS = 500_000
-"""Objects that are looked at to see which variables share some; beyond that all count as one group."""
+"""Objects that are examined to find which variables share some; with more, all count as one group."""
 _EVERYTHING = {"globals", "locals", "vars", "eval", "exec", "get_ipython", "gc", "setattr"}
 """Names by which a cell can reach any variable."""
 _ATOMS = (int, float, complex, str, bytes, bool, type(None), range, slice)
@@ -32,15 +32,15 @@ _BY_REFERENCE = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType
 
 @dataclass
 class Group:
-    """Variables that share objects, as they were at one time."""
+    """Variables that share objects, with a copy of their content at one time."""
 
     names: tuple[str, ...]
     number: int
-    """No other content of these variables has it."""
+    """Unique for each content of these variables."""
     data: bytes | None = None
     buffers: list[bytearray] = field(default_factory=list)
     refused: str = ""
-    """Why it cannot be copied."""
+    """Why they cannot be copied."""
     digest: str = ""
 
     @property
@@ -57,11 +57,11 @@ class Moment:
     source: str
     seconds: float
     groups: Mapping[str, Group]
-    """By variable."""
+    """The group of each variable."""
     references: Mapping[str, Any]
     """Variables that are functions, classes or modules."""
     random: Mapping[str, Any]
-    """States of the global generators, by library."""
+    """States of the global random generators, by library."""
 
 
 class Undo:
@@ -86,10 +86,10 @@ class Undo:
         }
 
     def before(self, source: str) -> None:
-        """Copy what a cell can reach and has no copy yet."""
+        """Copy the variables that a cell can reach and that have no copy yet."""
         reached = reachable(source, self.variables())
         self._touched = []
-        for group in {id(one): one for one in self._groups.values()}.values():
+        for group in {id(each): each for each in self._groups.values()}.values():
             if reached is None or not reached.isdisjoint(group.names):
                 self._touched.append(group)
                 if group.data is None and not group.refused:
@@ -97,25 +97,25 @@ class Undo:
         self._begun = perf_counter()
 
     def after(self, cell: int, source: str) -> Moment:
-        """Take in what a cell left behind."""
+        """Record the variables after a cell."""
         return self._keep(cell, source, perf_counter() - self._begun)
 
     def _keep(self, cell: int, source: str, seconds: float) -> Moment:
         values = self.variables()
         references = {k: v for k, v in values.items() if isinstance(v, _BY_REFERENCE)}
-        rest = {k: v for k, v in values.items() if k not in references}
+        copied_values = {k: v for k, v in values.items() if k not in references}
         touched = {id(group) for group in self._touched}
-        found: dict[str, Group] = {}
-        for names in together(rest):
-            known = self._groups.get(names[0])
-            if known is not None and known.names == names:
-                if id(known) not in touched or self._is_unchanged(known):
-                    found |= dict.fromkeys(names, known)
+        groups: dict[str, Group] = {}
+        for names in together(copied_values):
+            old_group = self._groups.get(names[0])
+            if old_group is not None and old_group.names == names:
+                if id(old_group) not in touched or self._is_unchanged(old_group):
+                    groups |= dict.fromkeys(names, old_group)
                     continue
             self._count += 1
-            found |= dict.fromkeys(names, Group(names, self._count))
-        self._groups, self._touched = found, []
-        self.moments.append(Moment(cell, source, seconds, found, references, _random()))
+            groups |= dict.fromkeys(names, Group(names, self._count))
+        self._groups, self._touched = groups, []
+        self.moments.append(Moment(cell, source, seconds, groups, references, _random()))
         return self.moments[-1]
 
     def _is_unchanged(self, group: Group) -> bool:
@@ -159,7 +159,7 @@ class Undo:
         group.data, group.buffers = data, [bytearray(buffer.raw()) for buffer in buffers]
 
     def back_to(self, moment: Moment) -> list[str]:
-        """Bring the variables back to a moment; return the names that changed."""
+        """Restore the variables to a moment; return the names that changed."""
         todo: dict[int, Group] = {}
         for name, group in moment.groups.items():
             if self._groups.get(name) is not group:
@@ -176,7 +176,7 @@ class Undo:
         restored: dict[str, Any] = {}
         for group in todo.values():
             assert group.data is not None
-            # the copy itself becomes the variable; the next cell that reaches it copies it again
+            # the copy becomes the variable; the next cell that reaches it makes a new copy
             restored |= pickle.loads(group.data, buffers=group.buffers)
             group.data, group.buffers, group.digest = None, [], ""
         kept = moment.groups.keys() | moment.references.keys()
@@ -194,25 +194,25 @@ class Undo:
         return changed
 
     def undo(self) -> tuple[Moment, list[str]]:
-        """Take the last cell back."""
+        """Undo the last cell."""
         if len(self.moments) < 2:
             raise UsageError("There is no cell to take back.", slug="no-undo")
         moment = self.moments[-2]
         return moment, self.back_to(moment)
 
     def checkout(self, cell: int) -> tuple[Moment, list[str]]:
-        """Go back to after a cell, by its number."""
+        """Restore the variables to their values after a cell, given by its number."""
         for moment in reversed(self.moments):
             if moment.cell == cell:
                 return moment, self.back_to(moment)
-        known = ", ".join(str(one.cell) for one in self.moments) or "none"
+        cells = ", ".join(str(moment.cell) for moment in self.moments) or "none"
         raise UsageError(
-            f"Nothing is kept of cell {cell}. There are: {known} (0 is the start).", slug="no-undo"
+            f"Nothing is kept of cell {cell}. There are: {cells} (0 is the start).", slug="no-undo"
         )
 
 
 def _view_of(obj: Any) -> Any:
-    """Return how to make a NumPy view anew on the copy of the array that it shows; None: it is none."""
+    """Return how to create a NumPy view again on the copy of its array; None if it is not a view."""
     numpy = sys.modules.get("numpy")
     if numpy is None or type(obj) is not numpy.ndarray or obj.base is None or obj.dtype.hasobject:
         return None
@@ -233,25 +233,25 @@ def _make_view(root: Any, shape: Any, dtype: Any, offset: int, strides: Any) -> 
     return np.ndarray(shape, dtype, root, offset, strides)
 
 
-def _check_storage(obj: Any, seen: dict[int, Any]) -> None:
-    """Raise if two tensors share memory: copies of them would not."""
+def _check_storage(obj: Any, owners: dict[int, Any]) -> None:
+    """Raise if two tensors share memory, because copies of them would not."""
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(obj, torch.Tensor) or not obj.numel():
         return
     address = obj.untyped_storage().data_ptr()
-    if address and seen.setdefault(address, obj) is not obj:
+    if address and owners.setdefault(address, obj) is not obj:
         raise TypeError("two tensors share memory")
 
 
 def _random() -> dict[str, Any]:
-    """Return the states of the global generators of the libraries that are loaded."""
-    found: dict[str, Any] = {"random": random.getstate()}
+    """Return the states of the global random generators of loaded libraries."""
+    states: dict[str, Any] = {"random": random.getstate()}
     if "numpy" in sys.modules:
-        importlib.import_module("numpy.random")  # else it would seed itself at the first draw
-        found["numpy"] = sys.modules["numpy.random"].get_state()
+        importlib.import_module("numpy.random")  # otherwise it would seed itself at the first draw
+        states["numpy"] = sys.modules["numpy.random"].get_state()
     if "torch" in sys.modules:
-        found["torch"] = sys.modules["torch"].get_rng_state()
-    return found
+        states["torch"] = sys.modules["torch"].get_rng_state()
+    return states
 
 
 def _set_random(states: Mapping[str, Any]) -> None:
@@ -265,22 +265,22 @@ def _set_random(states: Mapping[str, Any]) -> None:
 def reachable(source: str, variables: Mapping[str, Any]) -> set[str] | None:
     """Return the variables that a cell can reach by name; None: any.
 
-    A function that it calls reaches what the function names, and so on.
+    A function that the cell calls reaches the variables that it names, and so on.
     """
     try:
         names = {node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)}
     except (SyntaxError, ValueError):
         return None
-    todo, seen = list(names), set(names)
-    while todo:
-        value = variables.get(todo.pop())
+    remaining, visited = list(names), set(names)
+    while remaining:
+        value = variables.get(remaining.pop())
         for code in _codes(value):
-            fresh = set(code.co_names) - seen
-            seen |= fresh
-            todo += fresh
-    if seen & _EVERYTHING:
+            fresh = set(code.co_names) - visited
+            visited |= fresh
+            remaining += fresh
+    if visited & _EVERYTHING:
         return None
-    return seen & variables.keys()
+    return visited & variables.keys()
 
 
 def _codes(value: Any) -> Iterator[types.CodeType]:
@@ -290,11 +290,11 @@ def _codes(value: Any) -> Iterator[types.CodeType]:
     functions: list[Any] = [value]
     cls = value if isinstance(value, type) else type(value)
     if cls.__module__ == "__main__":
-        functions += [one for base in cls.__mro__[:-1] for one in vars(base).values()]
+        functions += [member for base in cls.__mro__[:-1] for member in vars(base).values()]
     while functions:
-        one = functions.pop()
-        one = getattr(one, "__wrapped__", getattr(one, "__func__", one))
-        code = getattr(one, "__code__", None)
+        member = functions.pop()
+        member = getattr(member, "__wrapped__", getattr(member, "__func__", member))
+        code = getattr(member, "__code__", None)
         todo = [code] if isinstance(code, types.CodeType) else []
         while todo:
             code = todo.pop()
@@ -303,7 +303,7 @@ def _codes(value: Any) -> Iterator[types.CodeType]:
 
 
 def together(variables: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Return the variables in groups: those that share an object that can change are in one."""
+    """Return the variables in groups: variables that share a mutable object are in one group."""
     owner: dict[int, str] = {}
     parent = {name: name for name in variables}
 
@@ -315,20 +315,20 @@ def together(variables: Mapping[str, Any]) -> list[tuple[str, ...]]:
     count = 0
     for name, value in variables.items():
         todo = [value]
-        mine: set[int] = set()
+        own_ids: set[int] = set()
         while todo:
-            one = todo.pop()
-            if isinstance(one, (*_ATOMS, *_BY_REFERENCE)) or id(one) in mine:
+            node = todo.pop()
+            if isinstance(node, (*_ATOMS, *_BY_REFERENCE)) or id(node) in own_ids:
                 continue
-            mine.add(id(one))
+            own_ids.add(id(node))
             count += 1
             if count > MOST_OBJECTS:
                 return [tuple(sorted(variables))]
-            first = owner.setdefault(id(one), name)
+            first = owner.setdefault(id(node), name)
             if top(first) != top(name):
                 parent[top(name)] = top(first)
-            todo += gc.get_referents(one)
-            base = getattr(one, "base", None) if type(one).__module__ == "numpy" else None
+            todo += gc.get_referents(node)
+            base = getattr(node, "base", None) if type(node).__module__ == "numpy" else None
             if base is not None:
                 todo.append(base)
     groups: dict[str, list[str]] = {}
