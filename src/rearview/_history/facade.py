@@ -436,14 +436,21 @@ class History:
             self._tables,
         )
 
-    def _probing(self, runs: Sequence[Run]) -> Probing:
-        return self._backfiller.probing(runs)
+    def _probing(self, runs: Sequence[Run], sure: float | None = None) -> Probing:
+        return self._backfiller.probing(runs, sure)
 
     def propagate(
-        self, names: Sequence[str], *, to: Sequence[str] | None = None
+        self,
+        names: Sequence[str],
+        *,
+        to: Sequence[str] | None = None,
+        sure: float | None = None,
     ) -> list[Propagated]:
-        """Return where the statements that the work tree adds belong in each past version."""
-        probing = self._probing(self.runs()).carrying(names)
+        """Return where the statements that the work tree adds belong in each past version.
+
+        Places less certain than `sure` are refused; None: as the setting `propagation` says.
+        """
+        probing = self._probing(self.runs(), sure).carrying(names)
         unknown = [n for n in names if not any(n in probe.names for probe in probing.added)]
         if unknown:
             raise UsageError(

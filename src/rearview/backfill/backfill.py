@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
@@ -46,6 +46,7 @@ from rearview.execute.pool import Pool
 from rearview.execute.replay_jobs import ReplayJobs, ReplayOutcome
 from rearview.execute.status import Progress, StatusFile, running_backfills
 from rearview.model import Plan, Run, Segment
+from rearview.model.plan import ReplayFailure
 from rearview.plan.cost import refine, speed
 from rearview.plan.explain import explain
 from rearview.plan.facts import Machine, parse_at
@@ -58,12 +59,16 @@ from rearview.store.machine import cores
 from rearview.store.project import EVENT_FILES, Project
 from rearview.store.recorded_inputs import environment_differences
 from rearview.store.runs import Runs
+from rearview.store.tables.connection import quoted
 from rearview.store.tables.recorded_values import has_long_lines, recorded_names
 from rearview.store.tables.tables import Tables
+from rearview.store.values import FAMILIES
 from rearview.store.versions.versions import Versions
 
 FEW_RUNS = 3
 """Up to this many runs are named; more are counted."""
+MAX_PLACES = 3
+"""Places at which a carried statement is tried in a version."""
 GROWTH = 4
 """A plan has segments for this many times its workers, where dividing costs next to nothing."""
 
@@ -110,9 +115,13 @@ class Backfiller:
     def _preparer(self) -> RunPreparer:
         return RunPreparer(self.project, self.runs, self.versions, self.checkpoints, self.machines)
 
-    def probing(self, runs: Sequence[Run]) -> Probing:
-        """Return the probes in the work tree, as the versions of `runs` take them."""
-        return Probing(self.versions, runs, self.corrections, sure=self.settings.propagation)
+    def probing(self, runs: Sequence[Run], sure: float | None = None) -> Probing:
+        """Return the probes in the work tree, as the versions of `runs` take them.
+
+        `sure` replaces the setting `propagation`.
+        """
+        least = self.settings.propagation if sure is None else sure
+        return Probing(self.versions, runs, self.corrections, sure=least)
 
     def backfill(
         self,
@@ -126,7 +135,73 @@ class Backfiller:
         if planned is None:
             planned = self.plan(question, self.missing(question, runs))
         result = self.run(planned, question, progress)
-        return self.report(planned, question, result, time.monotonic() - started)
+        report = self.report(planned, question, result, time.monotonic() - started)
+        for _ in range(MAX_PLACES - 1):
+            again = self._try_other_places(question, planned, report, runs, progress)
+            if again is None:
+                break
+            report, planned = again
+        return replace(report, seconds=time.monotonic() - started)
+
+    def _try_other_places(
+        self,
+        question: Question,
+        planned: PlanReport,
+        report: BackfillReport,
+        runs: Sequence[Run],
+        progress: Progress | None,
+    ) -> tuple[BackfillReport, PlanReport] | None:
+        """Return report and plan after carried statements that failed went elsewhere; None if none did.
+
+        A statement that finds a name missing, or logs another kind of value than in other versions,
+        is at a wrong place. The next likely place is tried, or the run is refused.
+        """
+        probing = planned.probing
+        failed = {
+            each.run: each.report
+            for each in report.outcomes
+            if each.report.failure is ReplayFailure.WRONG_PLACE and each.report.probe is not None
+        }
+        if probing is None or not failed or not question.names:
+            return None
+        moved: dict[str, str] = {}
+        done: set[str] = set()
+        for run in (run for run in runs if run.id in failed):
+            prepared, told = planned.prepared[run.id], failed[run.id]
+            assert told.probe is not None
+            names = prepared.request.names
+            if run.version in done or (
+                probing.is_carried(run, names, prepared.request.probes.source)
+                and probing.disprove(run, names, told.probe, f"it raised {told.raised}")
+            ):
+                done.add(run.version)
+                moved[run.id] = f"{told.probe[0]}:{told.probe[1]} raised {told.raised}"
+        if not moved:
+            return None
+        some = [run for run in runs if run.id in moved]
+        replanned = self.plan(question, self.missing(question, some, probing))
+        result = self.run(replanned, question, progress)
+        then = self.report(replanned, question, result, 0.0)
+        placed = {segment.run for segment in replanned.plan.segments}
+        both = replace(
+            report,
+            outcomes=[
+                *(each for each in report.outcomes if each.run not in moved),
+                *then.outcomes,
+            ],
+            refusals=[*report.refusals, *then.refusals],
+            replaced=(
+                *report.replaced,
+                *(
+                    f"run {run}: the statement at {why}; it was put at the next likely place"
+                    for run, why in moved.items()
+                    if run in placed
+                ),
+            ),
+            event_files=tuple(dict.fromkeys((*report.event_files, *then.event_files))),
+        )
+        known = {**planned.prepared, **replanned.prepared}
+        return both, replace(replanned, prepared=known, probing=probing)
 
     def replay(self, run: Run, question: Question, progress: Progress | None) -> BackfillReport:
         """Replay a run as it was recorded, with any probes of the work tree, and prove it."""
@@ -138,12 +213,16 @@ class Backfiller:
         result = self.run(planned, question, progress)
         return self.report(planned, question, result, time.monotonic() - started)
 
-    def missing(self, question: Question, runs: Sequence[Run]) -> MissingValues:
+    def missing(
+        self, question: Question, runs: Sequence[Run], probing: Probing | None = None
+    ) -> MissingValues:
         """Return which of `runs` lack values of the names, in the iterations that are asked for."""
         if question.at:
             parse_at(question.at)  # if it cannot be read, it is wrong for every run
         selected = self._select(question.where, runs)
-        probing = self.probing(self.runs.all())
+        if probing is None:
+            probing = self.probing(self.runs.all(), question.sure)
+        kinds: dict[str, str] | None = None
         recorded = self._recorded_names(question.names, runs)
         missing = MissingValues(probing=probing)
         for order, run in enumerate(runs):
@@ -159,8 +238,27 @@ class Backfiller:
             if question.runs:  # the user named the runs in the order of their importance
                 facts = replace(prepared.facts, priority=float(order))
                 prepared = replace(prepared, facts=facts)
+            source = prepared.request.probes.source
+            if recorded and probing.is_carried(run, prepared.request.names, source):
+                if kinds is None:
+                    kinds = self._kinds({name for _, name in recorded})
+                prepared = replace(prepared, request=replace(prepared.request, kinds=kinds))
             missing.prepared[run.id] = prepared
         return missing
+
+    def _kinds(self, names: Collection[str]) -> dict[str, str]:
+        """Return the kind of the values that runs logged themselves, for names with one kind only."""
+        self.tables.refresh()
+        some = ", ".join(map(quoted, sorted(names)))
+        rows = self.tables.sql(
+            f"SELECT DISTINCT name, kind FROM records WHERE name IN ({some}) "  # noqa: S608
+            "AND origin = 'recorded'"
+        )
+        found: dict[str, set[str]] = {}
+        for row in rows:
+            if row["kind"] in FAMILIES:
+                found.setdefault(row["name"], set()).add(FAMILIES[row["kind"]])
+        return {name: next(iter(kinds)) for name, kinds in found.items() if len(kinds) == 1}
 
     def plan(self, question: Question, missing: MissingValues) -> PlanReport:
         """Return the segments that fill what is missing, with their cost; nothing runs."""
@@ -213,6 +311,7 @@ class Backfiller:
                 missing.probing, [each for run, each in prepared.items() if run in again]
             ),
             prepared=prepared,
+            probing=missing.probing,
         )
 
     def run(
