@@ -479,7 +479,8 @@ def _block(anchors: list[_Anchor], home: StatementNode | None) -> StatementNode 
     if agreed is not None:
         return agreed
     for anchor in anchors:  # what is set once a turn is read once a turn
-        if anchor.gives and anchor.near and anchor.old.parent is not None:
+        sets = anchor.gives and bool(uses([anchor.old.tree]).writes)
+        if sets and anchor.near and anchor.old.parent is not None:
             for node in anchor.old.above():
                 if node is best:
                     break

@@ -215,7 +215,7 @@ def _read(new: str, lines: tuple[int, int], old: str) -> tuple[_Asked, Matching,
 
 def unsure(confidence: float, sure: float) -> str:
     """Return the reason of a refusal for lack of certainty."""
-    return f"the best place is only {confidence:.0%} sure, less than {sure:.0%}"
+    return f"the best place is only {int(100 * confidence)}% sure, less than {sure:.0%}"
 
 
 def chosen_statements(parsed: Parsed, lines: tuple[int, int]) -> list[ast.stmt] | str:
