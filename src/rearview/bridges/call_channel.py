@@ -227,7 +227,7 @@ class CallChannel:
         number = self.number_of(path, name)
         dumps, frame, kinds, channel = marshal.dumps, _frame, PLAIN.issuperset, self
         take, give, weak = self.lock.acquire, self.lock.release, not call_ring.ORDERED
-        after = _AFTER.get(name)
+        after, seen = _AFTER.get(name), None if path else self.recipe.seen(name)
         if self.state not in {OPEN, PENDING}:
 
             def refused(_self: Any, *args: Any, **given: Any) -> None:
@@ -243,6 +243,8 @@ class CallChannel:
                 or (given and not kinds(map(type, given.values())))
             ):
                 channel.send(number, args, given)
+                if seen is not None:
+                    seen((None, *args), given)
                 if after is not None:
                     after(args, given)
                 return
@@ -265,6 +267,8 @@ class CallChannel:
                     give()
                 if not fits:
                     channel._write(data, [])
+            if seen is not None:
+                seen((None, *args), given)
             if header[ATTENTION]:
                 channel.attend()
 

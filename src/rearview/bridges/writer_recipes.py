@@ -16,6 +16,7 @@ from typing import Any
 
 from rearview.bridges.copied_calls import is_plain
 from rearview.errors import UsageError
+from rearview.model.run import SEEN
 
 _FACTORIES = (
     type,
@@ -39,10 +40,18 @@ class Recipe:
     """Its class, where that is known before it is made."""
     instance: Any = None
     """The logger in this process, if there is one."""
+    module: Any = None
+    """The module that is the logger, such as mlflow."""
     after: Callable[[], Any] | None = None
     """What this process does once the writer is closed."""
     closes: tuple[str, ...] = ()
     """Methods besides `close` that end the logger."""
+
+    def seen(self, name: str) -> Callable[[tuple[Any, ...], dict[str, Any]], None] | None:
+        """Return what the recording of this program wants to be told of calls of a method, if anything."""
+        found = getattr(self.type or self.module, name, None)
+        seen: Any = getattr(found, SEEN, None)
+        return seen if callable(seen) else None
 
     def make(self) -> Any:
         """Return the logger, made in this process."""
@@ -116,7 +125,9 @@ def _known(writer: Any) -> Recipe | None:
     if isinstance(writer, types.ModuleType) and writer.__name__ == "mlflow":
         run = writer.active_run() or writer.start_run()
         facts = (writer.get_tracking_uri(), run.info.run_id)
-        return Recipe("mlflow", _mlflow, facts, after=writer.end_run, closes=("end_run",))
+        return Recipe(
+            "mlflow", _mlflow, facts, module=writer, after=writer.end_run, closes=("end_run",)
+        )
     return None
 
 

@@ -122,6 +122,8 @@ class Control(msgspec.Struct, frozen=True, omit_defaults=True):
     """Set for a fork server; each forked segment gets a `Control` of its own."""
     cells: bool = False
     """Whether a script is cut into cells, which its points begin with."""
+    reuse_cells: bool = False
+    """Whether cells of a notebook whose inputs are as in an earlier run are given again, not run."""
     kernel: str | None = None
     """Connection file of the front end that sends the cells of a notebook; None: they run in order."""
 

@@ -136,6 +136,9 @@ CAPTURED = (*LOGGERS, Origin.ASSIGNED, Origin.PRINTED, Origin.LOGGING, Origin.IN
 """Origins of values that a run did not log with Rearview, the strongest first."""
 UNASKED = frozenset({Origin.ASSIGNED, Origin.PRINTED, Origin.LOGGING, Origin.INNER})
 """Origins of values that the program gave to no logger."""
+SEEN = "rearview_seen"
+"""Attribute of a logger's method that captures its calls: a background writer, which has the method called
+in another process, calls this here with the same arguments."""
 MARK = "$"
 """Prefix of the origin of captured records, in the field that holds a replay's id otherwise."""
 

@@ -11,7 +11,7 @@ import contextlib
 import os
 import signal
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from secrets import token_hex
@@ -29,6 +29,11 @@ EXECUTED = "executed.ipynb"
 """File in the folder of a run: the notebook with its outputs."""
 TIMED_OUT = 124
 """Exit code after a cell that took longer than allowed, as `timeout` has it."""
+GIVEN_UP = "KeptResultsUnusable"
+"""Error of a kernel that cannot go on with kept results: the notebook is run again without them."""
+REUSE_VARIABLE = "REARVIEW_REUSE_CELLS"
+"""Environment variable: 0 runs every cell, whatever is known of it."""
+_REUSED = "reused.json"
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _GRACE = 5.0
 """Seconds that a cell gets to end after it was interrupted."""
@@ -118,6 +123,27 @@ def execute(
     return done
 
 
+def reusing(begun: StartCommand, *, reuse: bool) -> StartCommand:
+    """Return the command with results of cells reused, or not."""
+    control = msgspec.structs.replace(control_of(begun), reuse_cells=reuse)
+    environment = {**begun.environment, VARIABLE: msgspec.json.encode(control).decode()}
+    return replace(begun, environment=environment)
+
+
+def reuse_is_wanted(environment: Mapping[str, str]) -> bool:
+    """Return False if the environment says that every cell is to be run."""
+    return environment.get(REUSE_VARIABLE, "1").lower() not in {"0", "false", "no", "off"}
+
+
+def given_up(content: Any) -> str:
+    """Return why a kernel could not go on with kept results; empty if it could."""
+    for cell in content.cells:
+        for output in cell.get("outputs", ()):
+            if output.get("output_type") == "error" and output.get("ename") == GIVEN_UP:
+                return str(output.get("evalue"))
+    return ""
+
+
 def control_of(begun: StartCommand) -> Control:
     """Return what the process is told that `begun` starts."""
     return msgspec.json.decode(begun.environment[VARIABLE], type=Control)
@@ -138,6 +164,20 @@ def keep(folder: Path, content: Any) -> None:
         fd = open_file(folder / EXECUTED, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         with open(fd, "w", encoding="utf-8") as out:  # noqa: PTH123 - a descriptor
             out.write(nbformat.writes(content) + "\n")
+
+
+def reuse_lines(folder: Path) -> list[str]:
+    """Return what became of kept results in a run, for people: how many cells were run, and why."""
+    try:
+        facts = msgspec.json.decode((folder / _REUSED).read_bytes())
+    except (OSError, msgspec.MsgspecError):
+        return []
+    cells: list[tuple[int, str]] = facts["cells"]
+    given = sum(not why for _, why in cells)
+    lines = [
+        f"rearview: {given} of {len(cells)} cells were as before; their results are given again."
+    ]
+    return lines + [f"rearview: cell {number} ran: {why}." for number, why in cells if why]
 
 
 def _number(notebook: Notebook, position: int) -> int:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -174,6 +174,9 @@ class Resumer(Recorder):
     """Sets up again without the files that the run created; None if that was done before."""
     origin: Checkpoint | None = None
     """The checkpoint that the run was resumed from, once it is reached."""
+
+    def cut_into(self, texts: Sequence[str]) -> None:
+        """Record no lineage: cells before the checkpoint are passed by, so their cost says nothing."""
 
     @property
     def pending(self) -> bool:

@@ -145,6 +145,8 @@ class Session:
     """The loop that was left last without being used up, and those around it: frame and iteration."""
     cell: int = 0
     """Number of the notebook's cell being executed, from 1 on; 0 if none is."""
+    cells_in_points: bool = True
+    """Whether points begin with the cell, for a script that is cut into cells."""
 
     def __post_init__(self) -> None:
         self.thread = threading.get_ident()
@@ -172,7 +174,15 @@ class Session:
     def enter_cell(self, number: int) -> None:
         """Note that a script begins one of its cells."""
         if threading.get_ident() == self.thread:
-            self.cell = number
+            if self.cells_in_points:
+                self.cell = number
+            self.on_cell(number)
+
+    def cut_into(self, texts: Sequence[str]) -> None:
+        """Take in the cells of the script that is about to run; a replay does not need them."""
+
+    def on_cell(self, number: int) -> None:
+        """Note a cell of a script; a replay does not."""
 
     def adopt(self, file: str) -> None:
         """Treat code with this file name as part of the project, wherever the file is."""

@@ -268,7 +268,7 @@ def test_sealed_files_of_every_past_format_are_read(file, store):
 def test_files_that_are_not_sound_are_an_error_unless_cleaned(tmp_path):
     file = tmp_path / "records-1-0.jsonl"
     file.write_bytes(b'{"format":1,"run":"r"}\n{"s":0,"t":1.0,"n":["a"],"v":[1]}\nrubbish\n')
-    with pytest.raises(DamagedError, match="untouched"):
+    with pytest.raises(DamagedError, match="unchanged"):
         load(Duck(tmp_path), [file])
     (found,) = load(Duck(tmp_path), [file], clean=True)
     assert (found.summary.rows, found.summary.damaged) == (1, 1)

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from rearview.runtime.sandbox.file_log import listen
 from rearview.runtime.sandbox.file_view import FileView, PathUse
-from rearview.state.codecs.functions import PatchedBuiltin
+from rearview.state.code_lookup import PatchedBuiltin
 
 _USES = {
     PathUse.READ: ("access", "statvfs"),
