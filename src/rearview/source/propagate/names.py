@@ -161,6 +161,7 @@ class _Resolver:
             (other, count)
             for other, count in votes.best(name)
             if other in seen
+            and other not in self.used.reads  # two values of the statement are not one
             and not (other in self.at_home and votes.kept[other])
             and (other not in self.modules or name in self.new_modules)
         ]
@@ -168,7 +169,8 @@ class _Resolver:
         if options and options[0][1] * 2 > total:
             return options[0][0], 0.9 if options[0][1] > 1 else 0.75
         hits = votes.best(name)
-        if len(hits) == 1 and not votes.kept[name] and hits[0][0] in seen - self.modules:
+        known = seen - self.modules - self.used.reads
+        if len(hits) == 1 and not votes.kept[name] and hits[0][0] in known:
             return hits[0][0], 0.8  # the only one that ever stands where a name born since does
         logger = self.logger(name)
         if logger is not None:
