@@ -46,6 +46,7 @@ from rearview.execute.status import (
 from rearview.model import Checkpoint, Control, Origin, Run, Status, Verdict
 from rearview.model.proof import WITHHELD, compared, worst
 from rearview.model.run import CAPTURED, UNASKED, is_notebook, name_of
+from rearview.model.wording import plural
 from rearview.plan.facts import Machine
 from rearview.source.log_calls import names_logged
 from rearview.source.moved_files import renames
@@ -750,7 +751,7 @@ def _equal(value: Any, asked: Any) -> bool:
 
 
 def _count(replays: int) -> str:
-    return "1 replay" if replays == 1 else f"{replays} replays"
+    return plural(replays, "replay")
 
 
 def _check_whole(run: Run) -> None:

@@ -12,6 +12,7 @@ from rearview.backfill.prepare import PreparedRun
 from rearview.execute.replay_jobs import ReplayOutcome
 from rearview.model import Plan, Verdict
 from rearview.model.proof import compared, worst
+from rearview.model.wording import plural
 
 SHOWN = 30
 """Segments and refusals that a notebook shows; more are counted."""
@@ -157,11 +158,11 @@ class PlanReport:
         """Return what would run as HTML: what a notebook shows."""
         segments = self.plan.segments
         head = (
-            f"<p>{escape(str(self.missing))} to fill: {len(segments)} segments of "
-            f"{len({one.run for one in segments})} runs, about {self.plan.seconds:.1f} s of computing</p>"
+            f"<p>{escape(str(self.missing))} to fill: {plural(len(segments), 'segment')} of "
+            f"{plural(len({one.run for one in segments}), 'run')}, about {self.plan.seconds:.1f} s of computing</p>"
         )
         rows = "".join(
-            f"<tr><td>{escape(one.run)}</td><td>{one.operator.value}</td><td>{one.first}:"
+            f"<tr><td>{escape(one.run)}</td><td>{one.operator.in_words}</td><td>{one.first}:"
             f"{'' if one.last is None else one.last}</td><td>{escape(one.start or 'the start')}</td>"
             f"<td>{one.seconds:.2f} s</td></tr>"
             for one in segments[:SHOWN]
@@ -170,7 +171,7 @@ class PlanReport:
         refused = "".join(
             f"<li>{escape(one.run)}: {escape(one.reason)}</li>" for one in self.refusals[:SHOWN]
         )
-        names = ("run", "operator", "iterations", "from", "predicted")
+        names = ("run", "statement in", "iterations", "from", "predicted")
         titles = "".join(f"<th>{name}</th>" for name in names)
         table = f"<table><thead><tr>{titles}</tr></thead><tbody>{rows}</tbody></table>" * bool(rows)
         return head + table + more + (f"<p>refused:</p><ul>{refused}</ul>" if refused else "")

@@ -236,7 +236,15 @@ class Program(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse only what stands before the script, or up to the module's name."""
-        return super().parse_args(ctx, self.fenced(args))
+        try:
+            return super().parse_args(ctx, self.fenced(args))
+        except click.NoSuchOption as exc:
+            script = next((word for word in args if word.endswith((".py", ".ipynb"))), "train.py")
+            raise click.UsageError(
+                f"`rearview {self.name}` has no option {exc.option_name!r}. Options of the script stand "
+                f"behind its name: `rearview {self.name} {script} {exc.option_name} …`.",
+                ctx,
+            ) from exc
 
     def fenced(self, args: list[str]) -> list[str]:
         """Return the words with `--` put after `-m module`: what follows is the module's."""
@@ -303,6 +311,7 @@ class Program(click.Command):
 @click.option(
     "--retries",
     type=click.IntRange(0),
+    metavar="N",
     default=1000,
     show_default=True,
     help="With --preemptible: how often one run is resumed.",
@@ -481,14 +490,29 @@ def check_script(script: Path) -> None:
             slug="no-script",
         )
     if not script.exists():
-        near = sorted(path.name for path in Path().glob("*.py"))[:5]
-        hint = f"Here are {', '.join(near)}." if near else f"{Path.cwd()} holds no .py file."
-        raise UsageError(f"There is no script {str(script)!r}. {hint}", slug="no-script")
+        raise UsageError(
+            f"There is no script {str(script)!r} in {Path.cwd()}. {_nearest_script(script)}",
+            slug="no-script",
+        )
     if not os.access(script, os.R_OK):
         raise UsageError(
             f"{script} cannot be read. Give yourself the right: `chmod u+r {script}`.",
             slug="no-script",
         )
+
+
+def _nearest_script(script: Path) -> str:
+    """Return a sentence on the script that was probably meant."""
+    from difflib import get_close_matches
+
+    here = sorted(path.name for path in Path().glob("*.py"))
+    below = sorted(str(path) for path in Path().glob(f"*/{script.name}"))
+    near = get_close_matches(script.name, here, n=1, cutoff=0.6) or below[:1]
+    if near:
+        return f"Did you mean `rearview run {near[0]}`?"
+    if here:
+        return f"The scripts here are {', '.join(here[:5])}."
+    return "There is no .py file in this folder: go to the folder of your script first."
 
 
 @click.command(cls=TakesRuns)
@@ -541,7 +565,7 @@ def resume(
         run, written = fetch_run(remote, which)
         which = run.id
         if written and not quiet:
-            output.said(f"wrote {len(written)} source files that were missing here")
+            output.said(f"wrote {output.plural(len(written), 'source file')} missing here")
         preemption = _preemption((), remote, 0)
         signal.pthread_sigmask(signal.SIG_BLOCK, preemption.signals)
     command = open_history().resume(which, preemption, source=source)

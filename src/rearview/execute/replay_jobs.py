@@ -186,7 +186,10 @@ class ReplayJobs:
 
     def _make_tree(self, run: Run, version: str, tree: Path) -> None:
         written = self.runs.created_paths(run.id)
-        make_tree(self.project.root, self.versions, version, run.started, tree, written)
+        root = os.path.realpath(self.project.root)
+        read = [run.now(path, root) for path in run.end.inputs]
+        inputs = {os.path.relpath(path, root) for path in read}
+        make_tree(self.project.root, self.versions, version, run.started, tree, written, inputs)
         keep_recorded_texts(self.versions, run.version, version, tree)
 
     def from_the_start(self, run: Run, task: Task, because: str) -> Task:

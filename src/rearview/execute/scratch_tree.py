@@ -26,12 +26,14 @@ def make_tree(
     before: float,
     tree: Path,
     written_by_run: tuple[Collection[str], Collection[str]] = ((), ()),
+    inputs: Collection[str] = (),
 ) -> None:
     """Make `tree` look like the project at `root` when a run started at time `before`.
 
     A file that has not changed since then is linked. `written_by_run` names the files and the folders
     that the run created: they are left out whatever their time is, because files from an archive carry
-    the time at which the archive was made.
+    the time at which the archive was made. `inputs` are files that the run read and did not write: they
+    are linked even if they were changed since, and the proof of the replay says so.
     """
     files, folders = written_by_run
     make_folder(tree)
@@ -45,7 +47,7 @@ def make_tree(
             if relative not in exported
             and relative not in files
             and not _is_below(relative, folders)
-            and _is_older(entry, before)
+            and (_is_older(entry, before) or relative in inputs)
         ]
         if targets:
             make_folder(tree / prefix)

@@ -230,7 +230,11 @@ class Needs:
             values = self.facts.loops[0].values
             chosen = outer.indices(axis.count, values)
             if not chosen:
-                return f"the run has no iteration {outer}: it has {axis.count}{_listed(values)}"
+                listed = (
+                    _listed(values)
+                    or f", 0 to {axis.count - 1}; a range is written {outer.loop}=1:3"
+                )
+                return f"the run has no iteration {outer}: it has {axis.count}{listed}"
         if wanted.missing is not None:
             chosen = [k for k in chosen if k in wanted.missing]
         strange = [at.loop for at in wanted.at if at.loop not in shown]

@@ -9,6 +9,7 @@ as inputs.
 from __future__ import annotations
 
 import os
+import stat
 import sys
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -86,8 +87,10 @@ MOST = 5000
 class InputFiles:
     """The data files that this process opened for reading and did not write itself."""
 
-    def __init__(self) -> None:
+    def __init__(self, started: float) -> None:
         self.active = True
+        self._started = started
+        """When the run started, in seconds since the epoch."""
         self._read: dict[str, None] = {}
         self._written: set[str] = set()
         self._pid = os.getpid()
@@ -112,7 +115,8 @@ class InputFiles:
     def facts(self, made: Collection[str] = ()) -> dict[str, list[Any]]:
         """Return size, time and hash of each file that was read, as they are now.
 
-        Files that the run `made` are not inputs: it had written them before it read them.
+        Files that the run `made` are not inputs: it had written them before it read them. Nor are files
+        that changed after it started: C code of the program may have written them, or a rename.
         """
         self.active = False
         found: dict[str, list[Any]] = {}
@@ -122,7 +126,8 @@ class InputFiles:
             if skip or path in made or path.startswith(self._not):
                 continue
             try:
-                if os.path.isfile(path):  # noqa: PTH113 - a path of any spelling
+                about = os.stat(path)  # noqa: PTH116 - a path of any spelling
+                if stat.S_ISREG(about.st_mode) and about.st_ctime <= self._started:
                     found[path] = list(fingerprint(Path(path)))
             except OSError:
                 continue

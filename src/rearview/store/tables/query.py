@@ -131,7 +131,7 @@ class Ask:
             lower = {name.lower(): name for name in reversed(names)}
             near += [lower[n] for n in difflib.get_close_matches(word, lower, n=3, cutoff=cutoff)]
         if near:
-            return f"The nearest known are {', '.join(list(dict.fromkeys(near))[:5])}."
+            return f"Did you mean {' or '.join(list(dict.fromkeys(near))[:5])}?"
         known = ", ".join(columns[:8])
         return f"Known are: {known}. To have it, log it: `rearview.log({text!r}, ...)`."
 
@@ -141,7 +141,8 @@ class Ask:
         if found is None:
             return None
         return UsageError(
-            f"Nothing is known by the name {found[1]!r}. {self._nearest(found[1])}",
+            f"Nothing is known by the name {found[1]!r}. {self._nearest(found[1])} If it is a text, put it "
+            f"in single quotes inside the condition: \"name = '{found[1]}'\".",
             slug="unknown-name",
         )
 
