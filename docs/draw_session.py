@@ -32,9 +32,9 @@ def draw() -> str:
     """Return the picture as SVG: light text on a dark ground, so that it is read on any page."""
     lines = session((HERE / "guides" / "script.md").read_text("utf-8"))
     height = 48 + 19 * len(lines)
+    font = 'font-size="13.5" font-family="ui-monospace, Menlo, Consolas, monospace"'
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 880 {height}" font-size="13.5" '
-        'font-family="ui-monospace, Menlo, Consolas, monospace">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 880 {height}" {font}>',
         "  <title>A terminal: a run is recorded, a column is filled afterwards, the table shows it</title>",
         f'  <rect width="880" height="{height}" rx="8" fill="#22262b"/>',
         *(f'  <circle cx="{18 + 16 * k}" cy="16" r="5" fill="#565d66"/>' for k in range(3)),

@@ -14,7 +14,7 @@ from rearview.model.plan import ReplayReport
 class FakeTable:
     def __init__(self, columns, rows):
         self.columns = columns
-        self.mark = ""
+        self.mark = self.interpolated = ""
         self.unproved = []
         self._rows = rows
 

@@ -5,7 +5,7 @@ import pytest
 from imports import ALL, MODULES, OWN, PUBLIC, cycles, room_edges, room_of
 
 MAY_IMPORT = {
-    "__init__": "_history bridges checkpointer media runtime",
+    "__init__": "_history bridges checkpointer media runtime state/codecs",
     "__main__": "cli",
     "errors": "",
     "durable_files": "",

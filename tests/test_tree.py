@@ -17,10 +17,6 @@ SHARED_STEMS: dict[str, str] = {}
 SHARED_CLASSES = {
     "RearviewCallback": "each framework calls its callbacks by their class",
     "Ask": "the page's request and a query of the tables: to be renamed in web",
-    "Job": "a replay that the page follows and a started segment: to be renamed in web",
-    "Points": "the page's request and points of records: to be renamed in web",
-    "Rows": "the page's answer and rows of a pivot: to be renamed in web",
-    "Runs": "what plots need of runs and the runs of a store: to be renamed in _history",
 }
 """Public class names with more than one meaning, with the reason. It only shrinks."""
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rearview.bridges.background import background
     from rearview.checkpointer.checkpointer import Checkpointer
     from rearview.runtime.api import arg, checkpointing, log, loop, params
+    from rearview.state.codecs.rng import capture_random_state, restore_random_state
 
 __version__ = "0.1.0"
 
@@ -22,12 +23,14 @@ __all__ = [
     "History",
     "arg",
     "background",
+    "capture_random_state",
     "checkpointing",
     "history",
     "log",
     "loop",
     "media",
     "params",
+    "restore_random_state",
 ]
 
 _HOMES = {
@@ -35,11 +38,13 @@ _HOMES = {
     "History": "rearview._history",
     "arg": "rearview.runtime.api",
     "background": "rearview.bridges.background",
+    "capture_random_state": "rearview.state.codecs.rng",
     "checkpointing": "rearview.runtime.api",
     "history": "rearview._history",
     "log": "rearview.runtime.api",
     "loop": "rearview.runtime.api",
     "params": "rearview.runtime.api",
+    "restore_random_state": "rearview.state.codecs.rng",
 }
 
 

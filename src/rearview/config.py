@@ -60,6 +60,8 @@ class Settings:
     """Give recorded programs huge memory pages, if the system has them."""
     shared_start: bool = True
     """Fork local replays that start with the same imports from one process that has done them."""
+    rerun: bool = True
+    """Run again from the start, in one process, where restoring checkpoints would not be noticeably faster."""
     grid: str = "energy-charts:de"
     """Service that reports the power in the grid, and the place it reports on; see green.md."""
     compress: Literal["auto", "never"] = "auto"

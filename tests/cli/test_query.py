@@ -6,6 +6,7 @@ import pytest
 from fakehistory import a_run
 from rearview._history import Refusal
 from rearview.model import Status
+from recorded import Recorded, at
 
 
 def test_runs_are_listed_oldest_first(command, past):
@@ -90,12 +91,19 @@ def test_a_long_table_for_people_says_how_much_more_there_is(command, past):
 
 def test_what_is_asked_of_a_table_is_passed_on(command, past):
     asked = ("table", "loss", "acc", "--where", "acc < 1", "--runs", "-1", "--limit", "5")
-    command(*asked, "--unproved")
+    command(*asked, "--unproved", "--order-by", "acc desc, epoch", "--interpolate")
     assert past.asked == [
         (
             "table",
             ("loss", "acc"),
-            {"where": "acc < 1", "runs": ["-1"], "limit": 5, "unproved": True},
+            {
+                "where": "acc < 1",
+                "runs": ["-1"],
+                "limit": 5,
+                "order": ("acc desc, epoch",),
+                "unproved": True,
+                "interpolate": True,
+            },
         )
     ]
 
@@ -127,3 +135,53 @@ def test_an_empty_column_says_how_much_is_missing_and_what_it_costs(command, pas
     assert "g: no values yet; 1 run refused." in command("table", "g")[2]
     assert command("table", "loss")[2] == ""
     assert command("table", "g", "--format", "json")[2] == ""
+
+
+@pytest.fixture
+def gaps(tmp_path, monkeypatch):
+    """A run that logged acc in its first and third epoch only."""
+    monkeypatch.chdir(tmp_path)
+    Recorded(tmp_path).run(
+        (at(epoch=0), {"loss": 3.0, "acc": 0.5}),
+        (at(epoch=1), {"loss": 2.0}),
+        (at(epoch=2), {"loss": 1.0, "acc": 1.0}),
+    )
+
+
+def test_interpolated_values_carry_a_sign_and_a_legend(command, gaps):
+    for form in ("table", "markdown"):
+        code, out, _ = command("table", "loss", "acc", "--interpolate", "-f", form)
+        assert code == 0
+        assert out.count("0.75~") == 1
+        assert "~ interpolated: never logged" in out
+        assert "interpolated" not in out.splitlines()[0], "the sign needs no column"
+    plain = command("table", "loss", "acc")[1]
+    assert "~" not in plain
+
+
+def test_interpolated_values_are_named_in_a_column_of_csv_and_json(command, gaps):
+    rows = json.loads(command("table", "loss", "acc", "--interpolate", "-f", "json")[1])
+    assert [(row["acc"], row["interpolated"]) for row in rows] == [
+        (0.5, None),
+        (0.75, "acc"),
+        (1.0, None),
+    ]
+    lines = command("table", "loss", "acc", "--interpolate", "-f", "csv")[1].splitlines()
+    assert [line.rpartition(",")[2] for line in lines] == ["interpolated", "", "acc", ""]
+
+
+def test_rows_come_in_the_order_asked_for(command, gaps):
+    rows = json.loads(command("table", "loss", "acc", "--order-by", "acc desc", "-f", "json")[1])
+    assert [row["acc"] for row in rows] == [1.0, 0.5, None]
+    code, _, err = command("table", "acc", "--order-by", "axc")
+    assert (code, "nearest known are acc" in err) == (2, True)
+
+
+def test_runs_come_in_the_order_asked_for(command, gaps, tmp_path):
+    (first,) = (run["id"] for run in json.loads(command("runs", "--json")[1]))
+    best = Recorded(tmp_path).run((at(epoch=0), {"acc": 2.0}))
+    none = Recorded(tmp_path).run((at(epoch=0), {"other": 2.0}))
+    listed = json.loads(command("runs", "--json", "--order-by", "acc desc")[1])
+    assert [run["id"] for run in listed] == [best, first, none]
+    top = json.loads(command("runs", "--json", "--order-by", "acc desc", "-n", "1")[1])
+    assert [run["id"] for run in top] == [best]

@@ -13,12 +13,12 @@ TASK = Task("t", ("python",), {}, Path(), Path(), Path(), imports=("import torch
 
 
 def key(task=TASK, **environment):
-    return local.key_of(task, environment)
+    return local.fork_server_key(task, environment)
 
 
 @pytest.fixture(autouse=True)
 def offered(monkeypatch):
-    monkeypatch.setattr(local, "OFFERED", True)
+    monkeypatch.setattr(local, "FORK_SERVER_SUPPORTED", True)
 
 
 def test_what_is_told_to_each_does_not_keep_them_apart():
@@ -51,17 +51,17 @@ def test_modules_that_are_looked_for_in_its_own_folder_are_its_own():
 def test_nothing_is_shared_unasked_or_where_the_system_cannot(monkeypatch):
     assert key(replace(TASK, imports=None)) is None
     assert key(replace(TASK, imports=())) is not None
-    monkeypatch.setattr(local, "OFFERED", False)
+    monkeypatch.setattr(local, "FORK_SERVER_SUPPORTED", False)
     assert key() is None
 
 
 @dataclass
 class Idle:
     children: int = 0
-    ended: bool = False
+    closed: bool = False
 
     def close(self):
-        self.ended = True
+        self.closed = True
 
 
 def test_those_not_needed_for_longest_make_room(monkeypatch):
@@ -71,26 +71,26 @@ def test_those_not_needed_for_longest_make_room(monkeypatch):
         begun.append(Idle())
         return begun[-1]
 
-    monkeypatch.setattr(local.Parent, "start", start)
+    monkeypatch.setattr(local.ForkServerClient, "start", start)
     executor = local.Local(2)
 
     def get(number):
-        return executor._nursery(TASK, {"NUMBER": str(number)})
+        return executor._fork_server(TASK, {"NUMBER": str(number)})
 
-    first = [get(number) for number in range(local.MOST)]
+    first = [get(number) for number in range(local.MAX_FORK_SERVERS)]
     first[0].children = 1
     assert get(0) is first[0]
     assert get(99) is begun[-1]
-    assert [one.ended for one in first] == [False, True, False, False]
+    assert [one.closed for one in first] == [False, True, False, False]
     for one in begun:
         one.children = 1
     assert get(100) is None
     executor.close()
-    assert all(one.ended for one in begun)
+    assert all(one.closed for one in begun)
 
 
 def test_one_that_is_of_no_use_is_not_started_again(monkeypatch):
-    monkeypatch.setattr(local.Parent, "start", lambda task, environment: Idle())
+    monkeypatch.setattr(local.ForkServerClient, "start", lambda task, environment: Idle())
     executor = local.Local(2)
-    executor._nursery(TASK, {}).close()
-    assert executor._nursery(TASK, {}) is None
+    executor._fork_server(TASK, {}).close()
+    assert executor._fork_server(TASK, {}) is None

@@ -4,6 +4,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rearview.execute.executor import Task
 from rearview.execute.pool import Claim, Pool
@@ -226,6 +228,57 @@ def test_progress_is_told_from_start_to_end(folder):
     kinds = [event.kind for event in events]
     assert kinds.count("started") == kinds.count("proved") == 2
     assert events[-1].done == 1.0
+
+
+@dataclass
+class Tail:
+    """Stands in for the records of a segment: claims to have come as far as its script says."""
+
+    script: list[float]
+    rows: int = 0
+    reached: float | None = None
+
+    def read(self):
+        if self.script:
+            self.reached = self.script.pop(0)
+            self.rows += 1
+        return True
+
+
+BAD = ReplayReport(retry=True, error="the state could not be restored")
+fractions = st.lists(st.floats(0.0, 1.0), max_size=4)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_progress_never_goes_backwards(data):
+    """However segments are lost, run again, or turn out to be slower than they seemed."""
+    names = "abcd"[: data.draw(st.integers(1, 4))]
+    verdicts = {name: data.draw(st.sampled_from([[GOOD], [BAD, GOOD]])) for name in names}
+    codes = {
+        name: data.draw(st.sampled_from([[None, 0], [0], [None, None, -9, None, 0]]))
+        for name in [*names, *(f"{name}-again" for name in names)]
+    }
+    machine = Machine({name: list(each) for name, each in codes.items()})
+    replays, events = Scripted({name: list(each) for name, each in verdicts.items()}), []
+    now = [0.0]
+
+    def clock():
+        now[0] += data.draw(st.sampled_from([0.0, 0.3, 2.0, 20.0]))
+        return now[0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rearview.execute.pool.time.monotonic", clock)
+        patch.setattr(Pool, "_records_of", lambda *_: Tail(sorted(data.draw(fractions))))
+        granted = Granted(Path("nowhere"), replays)
+        pool = Pool(replays, machine, granted, events.append)
+        pool.run([segment(name, data.draw(st.floats(0.1, 9.0))) for name in names], {"r": RUN})
+    told = [event.done for event in events]
+    assert told == sorted(told)
+    assert told[-1] == pytest.approx(1.0)
+    for number in range(len(names)):
+        done = [one.done for event in events for one in event.under_way if one.segment == number]
+        assert done == sorted(done)
 
 
 def test_workers_that_come_later_are_used(folder):

@@ -20,7 +20,7 @@ from rearview.errors import SiteError
 from rearview.execute.executor import Task
 from rearview.execute.pool import Claim, Pool
 from rearview.execute.ray import Ray
-from rearview.execute.ray_shipping import Carrier
+from rearview.execute.ray_shipping import Shipments
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def test_a_share_that_no_node_has_is_refused_at_once(cluster):
 
 def test_a_node_that_does_not_see_the_folder_says_so(cluster, tmp_path):
     job = Ray(1).start(task(tmp_path / "gone", "pass"), 0)
-    with pytest.raises(SiteError, match="Every node must have") as caught:
+    with pytest.raises(SiteError, match="Every node needs Python") as caught:
         ended(job)
     assert caught.value.slug == "ray-node"
 
@@ -175,7 +175,7 @@ def test_a_backfill_reads_checkpoints_from_the_shared_store_and_is_proved(
     )
     past = history(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr("rearview.execute.ray.Passage", None)  # nothing travels
+        patch.setattr("rearview.execute.ray.ShippedJob", None)  # nothing may be shipped
         report = past.backfill(["weight"], at="epoch=2:4", workers=2, on="ray", gpus=0.5)
     assert report.proved, report.proof
     assert sum(outcome.report.restored for outcome in report.outcomes) > 0
@@ -184,8 +184,8 @@ def test_a_backfill_reads_checkpoints_from_the_shared_store_and_is_proved(
 
     # a node that sees the folder is used as it is, too, when another one was met that does not
     met = property(lambda self: True, lambda self, value: None)
-    monkeypatch.setattr(Carrier, "away", met, raising=False)
-    monkeypatch.setattr(Carrier, "keep", None)
+    monkeypatch.setattr(Shipments, "needed", met, raising=False)
+    monkeypatch.setattr(Shipments, "folder_owner", None)
     report = past.backfill(["weight"], at="epoch=0:2", workers=2, on="ray", gpus=0.5)
     assert report.proved, report.proof
     assert len(list(past.table("weight"))) == 12

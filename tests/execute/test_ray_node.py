@@ -11,7 +11,7 @@ import pytest
 
 from limits import HUNG
 from rearview.execute import ray_node
-from rearview.execute.ray_node import MARK, Keeper
+from rearview.execute.ray_node import OWNER_FILE, FolderOwner
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def root(tmp_path):
 
 @pytest.fixture
 def hasty(monkeypatch):
-    monkeypatch.setattr(ray_node, "_TRIES", 2)
+    monkeypatch.setattr(ray_node, "_CLAIM_TRIES", 2)
 
 
 def soon(true):
@@ -37,70 +37,72 @@ def fill(root):
     (root / ".rearview" / "objects").mkdir()
 
 
-def test_what_was_made_is_removed_with_the_folders_above_it(root, tmp_path):
-    one = Keeper()
-    assert one.begin(str(root), "here") is None
+def test_the_project_folder_is_removed_with_the_parent_folders_that_were_created(root, tmp_path):
+    first = FolderOwner()
+    assert first.create(str(root), "here") is None
     fill(root)
-    one.end()
+    first.remove()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_last_of_several_users_removes_it(root, tmp_path):
-    one, two = Keeper(), Keeper()
-    assert one.begin(str(root), "here") is None
-    assert two.begin(str(root), "here") is None
+def test_the_last_of_several_owners_removes_the_folder(root, tmp_path):
+    first, second = FolderOwner(), FolderOwner()
+    assert first.create(str(root), "here") is None
+    assert second.create(str(root), "here") is None
     fill(root)
-    one.end()
+    first.remove()
     assert (root / "data" / "x.bin").exists()
-    two.end()
+    second.remove()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_an_empty_folder_may_be_used_and_stays(root):
     root.mkdir(parents=True)
-    one = Keeper()
-    assert one.begin(str(root), "here") is None
+    first = FolderOwner()
+    assert first.create(str(root), "here") is None
     fill(root)
-    one.end()
+    first.remove()
     assert list(root.iterdir()) == []
 
 
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("name", ["train.py", ".rearview"])
-def test_a_folder_of_somebody_is_refused_and_left_as_it_is(root, name):
+def test_a_folder_of_the_user_is_refused_and_left_unchanged(root, name):
     (root / name).mkdir(parents=True)
-    assert Keeper().begin(str(root), "here") == "something else stands there"
+    assert FolderOwner().create(str(root), "here") == "another folder is there"
     assert [file.name for file in root.iterdir()] == [name]
 
 
 def test_the_project_of_another_machine_is_not_mixed_with_ours(root):
-    one = Keeper()
-    assert one.begin(str(root), "there") is None
-    assert "another machine" in (Keeper().begin(str(root), "here") or "")
+    first = FolderOwner()
+    assert first.create(str(root), "there") is None
+    assert "another machine" in (FolderOwner().create(str(root), "here") or "")
     assert root.exists()
-    one.end()
+    first.remove()
     assert not root.exists()
 
 
-def test_what_a_crashed_machine_left_is_replaced(root):
+def test_a_folder_left_by_a_crashed_machine_is_replaced(root):
     (root / ".rearview").mkdir(parents=True)
     (root / "old.bin").touch()
-    (root / ".rearview" / MARK).write_text(json.dumps({"home": "gone", "top": ""}))
-    one = Keeper()
-    assert one.begin(str(root), "here") is None
+    (root / ".rearview" / OWNER_FILE).write_text(json.dumps({"home": "gone", "top": ""}))
+    first = FolderOwner()
+    assert first.create(str(root), "here") is None
     assert [file.name for file in root.iterdir()] == [".rearview"]
-    one.end()
+    first.remove()
 
 
-def test_a_path_that_cannot_be_made_is_refused_with_the_reason(tmp_path):
+def test_a_path_that_cannot_be_created_is_refused_with_the_reason(tmp_path):
     (tmp_path / "file").touch()
-    assert "cannot be made" in (Keeper().begin(str(tmp_path / "file" / "project"), "here") or "")
+    assert "cannot be created" in (
+        FolderOwner().create(str(tmp_path / "file" / "project"), "here") or ""
+    )
 
 
-def test_it_is_removed_however_its_owner_ends(root, tmp_path):
+def test_the_folder_is_removed_after_its_owner_was_killed(root, tmp_path):
     code = (
-        "import sys, time; from rearview.execute.ray_node import Keeper; k = Keeper();"
-        "assert k.begin(sys.argv[1], 'here') is None; print('begun', flush=True); time.sleep(600)"
+        "import sys, time; from rearview.execute.ray_node import FolderOwner; k = FolderOwner();"
+        "assert k.create(sys.argv[1], 'here') is None; print('begun', flush=True); time.sleep(600)"
     )
     source = str(Path(ray_node.__file__).parents[2])
     owner = subprocess.Popen(

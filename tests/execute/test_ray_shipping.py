@@ -21,7 +21,7 @@ from rays import traceless
 from rearview._history import history
 from rearview.errors import SiteError
 from rearview.execute import ray_shipping
-from rearview.execute.ray_shipping import Pieces
+from rearview.execute.ray_shipping import ChunkCache
 
 ALONE = ("unshare", "--mount", "--propagation", "private", "sh", "-c")
 """Runs a command that sees file systems of its own."""
@@ -210,15 +210,14 @@ def test_a_node_that_does_not_see_the_project_does_what_this_machine_does(cluste
 
 def test_only_what_a_stretch_needs_travels_and_in_pieces(cluster, project, monkeypatch):
     carried = []
-    real = Pieces.get
+    real = ChunkCache.get
 
     def get(self, entry, at):
         carried.append((Path(entry.path), at))
         return real(self, entry, at)
 
-    monkeypatch.setattr(Pieces, "get", get)
-    for module in (ray_shipping, ray_shipping):
-        monkeypatch.setattr(module, "CHUNK", 1 << 20)
+    monkeypatch.setattr(ChunkCache, "get", get)
+    monkeypatch.setattr(ray_shipping, "CHUNK", 1 << 20)
     past = history(project)
     report = past.backfill(["w"], runs=["latest"], at="epoch=4:5", workers=1, on="ray")
     assert report.proved, report.proof
@@ -260,7 +259,7 @@ def test_a_folder_of_somebody_else_at_that_path_is_left_alone(cluster, project):
     theirs = cluster.inside / project.name
     theirs.mkdir()
     (theirs / "train.py").write_text("theirs")
-    with pytest.raises(SiteError, match="something else stands there") as caught:
+    with pytest.raises(SiteError, match="another folder is there") as caught:
         history(project).backfill(["w"], runs=["latest"], workers=1, on="ray")
     assert caught.value.slug == "ray-node"
     assert [file.read_text() for file in theirs.iterdir()] == ["theirs"]

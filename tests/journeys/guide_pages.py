@@ -129,7 +129,12 @@ class Reader:
             while lines[count - 1].rstrip().endswith("\\"):
                 count += 1
             head = "".join(lines[:count])
-            yield Step(head[2:].strip(), body[start + len(head) : end], offset + start + len(head), offset + end)
+            yield Step(
+                head[2:].strip(),
+                body[start + len(head) : end],
+                offset + start + len(head),
+                offset + end,
+            )
 
     def _write(self, name, body):
         self.files[name] = body
@@ -166,7 +171,7 @@ def rewrite(page):
         for step in reader.steps():
             printed = reader.run(step.command)
             if "…" in step.shown:
-                print(f"$ {step.command}\n{printed}\n{differs(step.shown, printed)}")
+                sys.stdout.write(f"$ {step.command}\n{printed}\n{differs(step.shown, printed)}\n")
                 continue
             clean = "\n".join(line.rstrip() for line in printed.strip("\n").split("\n"))
             clean = clean.replace(folder, "/home/you/project") + "\n" if clean else ""

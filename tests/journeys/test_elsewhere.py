@@ -108,7 +108,7 @@ def test_a_run_that_is_killed_goes_on_from_its_last_save_in_an_empty_folder(worl
     assert [event["since"] for event in resumed if event["event"] == "resumed"] > [0]
     # the end was brought away too, so that nobody goes on with it again
     code, _, err = done(start(tmp_path / "third", "resume", "--remote", url))
-    assert (code, "nothing to go on with" in err) == (2, True), err
+    assert (code, "nothing to resume" in err) == (2, True), err
 
 
 def test_of_two_that_resume_at_once_one_is_refused_and_told_by_whom(world):

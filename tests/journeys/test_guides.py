@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-
 from guide_pages import Reader, differs
 
 GUIDES = sorted((Path(__file__).parents[2] / "docs" / "guides").glob("*.md"))

@@ -106,7 +106,7 @@ def test_a_finished_run_is_not_resumed(job, truth):
     assert done(job, "run", "-q", "job.py")[0] == 0
     code, _, err = done(job, "resume")
     assert code == 2
-    assert "nothing to go on with" in err
+    assert "nothing to resume" in err
 
 
 def test_a_preemptible_run_leaves_with_85_and_goes_on_anywhere(job, truth, tmp_path):

@@ -18,7 +18,9 @@ from rearview.backfill import obstacles
 from rearview.execute import local
 from rearview.model.plan import LAUNCHER
 
-pytestmark = pytest.mark.skipif(not local.OFFERED, reason="LOUD: no pidfd, nothing is shared")
+pytestmark = pytest.mark.skipif(
+    not local.FORK_SERVER_SUPPORTED, reason="LOUD: no pidfd, nothing is shared"
+)
 
 VERSIONS = 3
 SCRIPT = """
@@ -100,14 +102,14 @@ def project(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(site)
     obstacles._is_installed.cache_clear()
     made = Project(tmp_path / "project")
-    bear = local.Parent.bear
+    bear = local.ForkServerClient.spawn
 
     def watched(parent, *args):
         made.births.append(bear(parent, *args))
         made.left_out = parent.ready.left_out
         return made.births[-1]
 
-    monkeypatch.setattr(local.Parent, "bear", watched)
+    monkeypatch.setattr(local.ForkServerClient, "spawn", watched)
     return made
 
 
@@ -244,14 +246,14 @@ def test_the_exit_code_of_a_segment_is_its_own(project):
 
 def test_a_nursery_that_is_killed_costs_nothing(project, monkeypatch):
     project.record()
-    bear = local.Parent.bear
+    bear = local.ForkServerClient.spawn
 
     def watched(parent, *args):
         pid = bear(parent, *args)
         parent.process.kill()
         return pid
 
-    monkeypatch.setattr(local.Parent, "bear", watched)
+    monkeypatch.setattr(local.ForkServerClient, "spawn", watched)
     project.fill()
     assert len(project.births) <= 2
 
@@ -265,7 +267,7 @@ def test_an_environment_that_is_no_text_is_no_obstacle(project, monkeypatch):
 
 def test_one_that_dies_while_it_is_asked_may_have_begun_the_segment(project, monkeypatch):
     project.record()
-    heard, asked = local.Parent._heard, []
+    heard, asked = local.ForkServerClient._receive, []
 
     def silent(parent):
         if parent.ready and not asked:
@@ -274,7 +276,7 @@ def test_one_that_dies_while_it_is_asked_may_have_begun_the_segment(project, mon
             raise local.ForkServerGone
         return heard(parent)
 
-    monkeypatch.setattr(local.Parent, "_heard", silent)
+    monkeypatch.setattr(local.ForkServerClient, "_receive", silent)
     project.fill()
     assert asked
 

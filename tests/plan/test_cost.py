@@ -109,6 +109,43 @@ def test_what_replay_took_corrects_the_next_prediction_of_its_kind_most():
     assert spread < wide
 
 
+def took(known, *seconds, predicted=5.0, version="v"):
+    """Return the corrections after replays of one segment that took so many seconds."""
+    for real in seconds:
+        told = predicted * known.factor(version, "DPi")[0]
+        known = refine(known, Segment("r", version, Operator.INNER, seconds=told), real)
+    return known
+
+
+def test_one_odd_measurement_does_not_spoil_the_next_prediction():
+    for before in ((), (5.0,), (5.2, 4.9, 5.0)):
+        odd = took(CostCorrections(), *before, 40.0)
+        assert 0.8 < odd.factor("v", "DPi")[0] < 1.3
+        assert 0.8 < odd.factor("other", "DPi")[0] < 1.3
+
+
+def test_a_second_measurement_confirms_the_first():
+    once, twice = (took(CostCorrections(), *[20.0] * count) for count in (1, 2))
+    assert once.factor("v", "DPi")[0] < 1.3
+    assert twice.factor("v", "DPi")[0] > 2.0
+
+
+def test_odd_measurements_among_many_move_nothing():
+    steady = took(CostCorrections(), *[10.0] * 8)
+    mixed = took(steady, 90.0, 0.1, 70.0)
+    assert mixed.factor("v", "DPi")[0] == pytest.approx(steady.factor("v", "DPi")[0], rel=0.05)
+
+
+def test_what_many_replays_took_is_forgotten_when_the_machine_has_changed():
+    before = took(CostCorrections(), *[20.0] * 30)
+    assert took(before, *[5.0] * 15).factor("v", "DPi")[0] == pytest.approx(1.0, rel=0.1)
+
+
+def test_a_tiny_job_teaches_little_about_a_long_one():
+    tiny = took(CostCorrections(), *[0.5] * 4, predicted=0.05)
+    assert tiny.factor("long", "DPi")[0] < 2.5
+
+
 def test_a_prediction_without_sense_teaches_nothing():
     known = CostCorrections()
     assert refine(known, Segment("r", "v", Operator.INNER, seconds=0.0), 3.0) == known

@@ -104,3 +104,12 @@ def test_segments_are_counted_by_operator():
 def test_nothing_to_do_is_explained_as_nothing():
     told = explained()
     assert (told.seconds, told.cheaper, told.segments) == (0, (), ())
+
+
+def test_a_rerun_is_explained_as_what_it_is():
+    facts = run([0.02] * 8, ends(*range(8), restore=0.001), inner=[0.018] * 8)
+    found = survey([RunQuestion(facts, (Want(("n",), ("epoch",), place="after"),))])
+    told = explain(found, divide(found, rerun=True), rerun=True)
+    assert (told.restoring, told.nbytes_read) == (0, 0)
+    assert told.running == pytest.approx(8 * 0.02)
+    assert [on.segments for on in told.workers] == [1, 1, 1, 1]

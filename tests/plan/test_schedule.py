@@ -21,9 +21,9 @@ def asked(*facts, wanted=DEEP):
     return survey([RunQuestion(one, (wanted,)) for one in facts])
 
 
-def long_run(count=24, every=1, name="r", seconds=10.0, **more):
+def long_run(count=24, every=1, name="r", seconds=10.0, inner=8.0, **more):
     points = starts(*range(1, count, every))
-    return run([seconds] * count, points, inner=[8.0] * count, name=name, **more)
+    return run([seconds] * count, points, inner=[inner] * count, name=name, **more)
 
 
 def covered(plan):
@@ -177,3 +177,76 @@ def test_workers_who_may_come_later_find_segments_where_starts_cost_little():
     assert schedule([s.seconds for s in many.segments], 8).seconds < 0.3 * few.seconds
     dear = asked(long_run(24, setup=60.0))
     assert len(divide(dear, workers=2, growth=4).segments) == len(divide(dear, workers=2).segments)
+
+
+def small_run(seconds=0.02, **more):
+    """Return a run of ten short iterations, each with a checkpoint after its inner loop."""
+    points = [*starts(*range(1, 10), restore=0.001), *ends(*range(10), restore=0.001)]
+    return run([seconds] * 10, points, inner=[0.9 * seconds] * 10, **more)
+
+
+@pytest.mark.parametrize("wanted", [TAIL, DEEP, replace(DEEP, missing=frozenset({3, 7}))])
+def test_a_run_that_restoring_would_not_answer_noticeably_sooner_runs_again(wanted):
+    (segment,) = divide(asked(small_run(), wanted=wanted), workers=2, growth=4, rerun=True).segments
+    assert segment.rerun
+    assert (segment.operator, segment.start, segment.restores) == (Operator.FULL, None, ())
+    last = max(wanted.missing or {9})
+    assert segment.seconds == pytest.approx(3.0 + 0.02 * (last + 1))
+    assert segment.only == (None if wanted.missing is None else (3, 7))
+
+
+@pytest.mark.parametrize("wanted", [TAIL, replace(DEEP, missing=frozenset({7}))])
+def test_a_run_that_restoring_answers_sooner_is_not_run_again(wanted):
+    (segment,) = divide(asked(small_run(2.0), wanted=wanted), rerun=True).segments
+    assert not segment.rerun
+    assert segment.restores
+
+
+def test_what_stands_before_the_loops_is_no_rerun():
+    setup = Want(("n",), (), place="before")
+    (segment,) = divide(asked(small_run(), wanted=setup), rerun=True).segments
+    assert segment.operator is Operator.SETUP
+    assert not segment.rerun
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.floats(0.001, 3.0),
+    st.sampled_from([TAIL, DEEP, replace(DEEP, missing=frozenset({1, 5}))]),
+    st.integers(1, 4),
+)
+def test_a_rerun_never_takes_noticeably_longer_than_what_it_replaces(seconds, wanted, workers):
+    work = asked(small_run(seconds), wanted=wanted)
+    before = schedule([s.seconds for s in divide(work, workers=workers).segments], workers).seconds
+    after = divide(work, workers=workers, rerun=True).segments
+    taken = schedule([s.seconds for s in after], workers).seconds
+    assert taken <= before + max(0.5, 0.05 * taken) + 1e-6
+
+
+def computing(plan):
+    return sum(segment.seconds for segment in plan.segments)
+
+
+def test_short_pieces_of_one_run_share_a_process():
+    short = long_run(count=10, seconds=0.1, inner=0.08)
+    assert len(divide(asked(short), workers=2, growth=4).segments) == 1
+    longer = long_run(count=10, seconds=1.0)
+    assert len(divide(asked(longer), workers=2).segments) == 2
+
+
+@pytest.mark.parametrize("workers", [2, 4, 16])
+@pytest.mark.parametrize("seconds", [0.05, 0.3, 1.0, 20.0])
+def test_what_dividing_adds_is_worth_what_it_wins(seconds, workers):
+    work = asked(long_run(count=20, seconds=seconds))
+    one, several = divide(work), divide(work, workers=workers)
+    won = computing(one) - schedule([s.seconds for s in several.segments], workers).seconds
+    added = computing(several) - computing(one)
+    assert won >= 2 / 3 * added / workers - 1e-6
+    assert len(several.segments) == 1 or won > 0.5
+
+
+def test_a_start_that_is_shared_makes_dividing_worth_it():
+    alone = long_run(count=20, seconds=0.2, start=4.0)
+    shared = replace(alone, shareable=5.9)
+    assert len(divide(asked(alone), workers=2).segments) == 1
+    assert len(divide(asked(shared), workers=2).segments) == 2

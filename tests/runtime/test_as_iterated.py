@@ -20,7 +20,7 @@ from rearview.runtime import importer
 from rearview.runtime.loops import LoopHistory
 from rearview.runtime.session import Session
 from rearview.source.instrument import HOOK, ITER, PARTS, WALK, instrument
-from rearview.state.codecs.iterators import Walk, feeding
+from rearview.state.codecs.iterators import LoopIterator, sources_of
 from rearview.store.project import Project
 
 
@@ -28,11 +28,11 @@ class Watching(Session):
     """Sees every boundary, and looks at what feeds the loop as a checkpoint would."""
 
     def boundary(self, entry, index, frame):
-        feeding(entry.source, lambda _: True)
+        sources_of(entry.source, lambda _: True)
         return index
 
     def exhausted(self, entry, index, frame):
-        feeding(entry.source, lambda _: True)
+        sources_of(entry.source, lambda _: True)
         return True
 
 
@@ -348,7 +348,7 @@ def watching(stride):
         session = Watching(Project.create(Path(folder)), "run", Settings(), stride=stride)
         before = {one: builtins.__dict__.get(one) for one in (HOOK, PARTS, WALK, ITER)}
         importer._hook(session, importer._never)
-        importer.offer(WALK, Walk)
+        importer.offer(WALK, LoopIterator)
         importer.lend(ITER, iter)
         try:
             yield session

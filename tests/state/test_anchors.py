@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from rearview.errors import StateError
-from rearview.state.anchors import Anchors, bare, letting_go
+from rearview.state.anchors import Anchors, bare, without_weak_references
 
 
 def nobody(_module):
@@ -117,7 +117,7 @@ def test_a_container_nobody_else_holds_is_let_go():
 def test_what_is_let_go_for_a_while_stays_the_anchor_that_it_was():
     tensor, other = torch.zeros(2), torch.ones(2)
     first, second = walk({"tensor": tensor}), walk({"tensor": tensor, "other": other})
-    with letting_go(tensor, other):
+    with without_weak_references(tensor, other):
         assert weakref.getweakrefs(tensor) == weakref.getweakrefs(other) == []
         assert second.alive() == [tensor, other]
     assert first.alive()[0] is tensor
@@ -129,7 +129,7 @@ def test_what_is_let_go_for_a_while_stays_the_anchor_that_it_was():
 def test_a_weak_reference_of_the_program_is_left_to_it():
     tensor = torch.zeros(2)
     anchors, mine = walk({"tensor": tensor}), weakref.ref(tensor)
-    with letting_go(tensor):
+    with without_weak_references(tensor):
         assert weakref.getweakrefs(tensor) == [mine]
     assert anchors.alive()[0] is mine() is tensor
 

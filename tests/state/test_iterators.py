@@ -11,13 +11,13 @@ import torch
 
 from rearview.source.instrument import HOOK, ITER, WALK, instrument
 from rearview.state.codecs import data_loaders, iterators
-from rearview.state.codecs.iterators import Walk
+from rearview.state.codecs.iterators import LoopIterator
 
 
 @pytest.fixture
 def made(monkeypatch):
     """Return a function that compiles a module as the runtime does and returns its names."""
-    monkeypatch.setitem(builtins.__dict__, WALK, Walk)
+    monkeypatch.setitem(builtins.__dict__, WALK, LoopIterator)
     monkeypatch.setitem(builtins.__dict__, ITER, iter)
     monkeypatch.setitem(builtins.__dict__, HOOK, lambda site, it: it)
 
@@ -145,7 +145,7 @@ def test_the_generators_that_feed_a_loop_are_found_behind_what_wraps_them(made):
     source = module.cycle(range(3))
     wrapped = enumerate(zip(source, range(10), strict=False))
     next(wrapped)
-    assert iterators.feeding(wrapped, lambda name: name == "test_theirs") == [source]
+    assert iterators.sources_of(wrapped, lambda name: name == "test_theirs") == [source]
 
 
 def test_a_walk_hands_on_what_is_sent_and_closes_only_through_yield_from(made):
@@ -167,7 +167,7 @@ def outer():
     next(inner)
 
     def early():
-        for _ in Walk(inner):
+        for _ in LoopIterator(inner):
             break
 
     early()

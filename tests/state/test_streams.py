@@ -206,7 +206,7 @@ def test_a_loader_iterator_whose_workers_live_on_is_reported(program):
     run = program(setup, None)
     captured, _ = run.capture()
     assert [str(part) for part in captured.missing] == [
-        "it: the workers of this loader live on from epoch to epoch"
+        "it: this loader keeps its workers from epoch to epoch"
     ]
 
 
@@ -220,7 +220,7 @@ def test_sockets_databases_and_children_are_reported(program):
         fresh.names["plug"] = plug
         captured, _ = fresh.capture()
         assert [str(part) for part in captured.missing] == [
-            "plug: the state of a socket lies outside this process"
+            "plug: the state of a socket is outside this process"
         ]
     base.close()
     child.wait()

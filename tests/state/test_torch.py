@@ -1,11 +1,15 @@
 import copy
 import inspect
+import pickle
+import random
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.optim import lr_scheduler, swa_utils
 
+import rearview
 from rearview.errors import StateError
 
 
@@ -604,3 +608,34 @@ def test_recording_does_not_keep_a_dropped_tensor_alive(program):
     captured, _ = run.capture()
     assert gone() is None
     assert captured.buffers == {}
+
+
+def test_a_program_can_save_its_random_state_itself():
+    loader_generator = torch.Generator().manual_seed(3)
+
+    def draw():
+        numbers = random.random(), np.random.random(), torch.rand(()).item()  # noqa: NPY002
+        return (*numbers, torch.rand((), generator=loader_generator).item())
+
+    saved = pickle.loads(pickle.dumps(rearview.capture_random_state([loader_generator])))
+    expected = draw()
+    draw()
+    rearview.restore_random_state(saved, [loader_generator])
+    assert draw() == expected
+
+
+def test_a_random_state_that_a_callback_of_version_0_1_saved_is_restored():
+    own = torch.Generator().manual_seed(5)
+    saved = {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),  # noqa: NPY002
+        "torch": torch.get_rng_state(),
+        "generators": [own.get_state()],
+    }
+    expected = random.random(), np.random.random(), torch.rand(2, generator=own).tolist()  # noqa: NPY002
+    rearview.restore_random_state(saved, [own])
+    assert expected == (
+        random.random(),
+        np.random.random(),  # noqa: NPY002
+        torch.rand(2, generator=own).tolist(),
+    )

@@ -58,17 +58,16 @@ def start_run(
 ) -> StartCommand:
     """Return the command that records a script or module, started from the current folder.
 
-    With `cells`, a script is cut into cells, which its points begin with.
-
-    With `preemption`, a run of the same command that was stopped is resumed instead.
+    With `cells`, the script is divided into cells, and each point names its cell. With `preemption`, a run
+    of the same command that was stopped is resumed instead of starting a new one.
     """
-    here = Path.cwd()
-    root = Path(os.environ["REARVIEW_ROOT"]) if "REARVIEW_ROOT" in os.environ else here
+    folder = Path.cwd()
+    root = Path(os.environ["REARVIEW_ROOT"]) if "REARVIEW_ROOT" in os.environ else folder
     if not module:
-        root = _root_of_script(target, here)
+        root = _root_of_script(target, folder)
     notebook = not module and is_notebook(target)
     if notebook:
-        here, target = Path(target).resolve().parent, Path(target).name  # as Jupyter does
+        folder, target = Path(target).resolve().parent, Path(target).name  # as Jupyter does
     control = Control(
         root=str(root.resolve()),
         target=target,
@@ -79,28 +78,30 @@ def start_run(
         cells=cells,
     )
     if preemption is None and notebook:
-        return _of_notebook(control, here)
+        return _start_notebook(control, folder)
     if preemption is None:
-        return start_command(control, os.environ, here)
-    return _start_or_resume(control, preemption, here)
+        return start_command(control, os.environ, folder)
+    return _start_or_resume(control, preemption, folder)
 
 
-def _of_notebook(control: Control, here: Path) -> StartCommand:
-    """Return the command of a notebook's kernel; the run's folder is known before, to keep outputs in."""
+def _start_notebook(control: Control, folder: Path) -> StartCommand:
+    """Return the command of a notebook's kernel; reserve the run's id, because outputs go to its folder."""
     try:
         runs = Runs(Project.create(Path(control.root)))
         control = msgspec.structs.replace(control, run=runs.reserve())
     except (StoreError, OSError):
-        return start_command(control, os.environ, here)  # which says that nothing is recorded
-    command = start_command(control, os.environ, here)
+        return start_command(
+            control, os.environ, folder
+        )  # the launcher warns that nothing is recorded
+    command = start_command(control, os.environ, folder)
     return replace(command, run_folder=runs.folder(str(control.run)))
 
 
-def _root_of_script(target: str, here: Path) -> Path:
+def _root_of_script(target: str, folder: Path) -> Path:
     script = Path(target)
     if not script.is_file():
         raise UsageError(
-            f"There is no script {target} in {here}. Give the path of a Python file, or "
+            f"There is no script {target} in {folder}. Give the path of a Python file, or "
             "`-m module`.",
             slug="no-script",
         )
@@ -114,11 +115,13 @@ def _root_of_script(target: str, here: Path) -> Path:
     return root
 
 
-def _start_or_resume(control: Control, preemption: Preemption, here: Path) -> StartCommand:
+def _start_or_resume(control: Control, preemption: Preemption, folder: Path) -> StartCommand:
     try:
         project = Project.create(Path(control.root))
     except StoreError:
-        return start_command(control, os.environ, here)  # which says that nothing is recorded
+        return start_command(
+            control, os.environ, folder
+        )  # the launcher warns that nothing is recorded
     control = msgspec.structs.replace(
         control,
         signals=preemption.signals,
@@ -134,10 +137,10 @@ def _start_or_resume(control: Control, preemption: Preemption, here: Path) -> St
     run = stopped_run(runs.all(), control)
     if run is None and preemption.waits:
         control = msgspec.structs.replace(control, run=_reserved_id(project, control))
-        command = start_command(control, os.environ, here)
+        command = start_command(control, os.environ, folder)
         return replace(command, run_folder=runs.folder(str(control.run)))
     if run is None:
-        return start_command(control, os.environ, here)
+        return start_command(control, os.environ, folder)
     if run.attempts >= preemption.retries:
         raise UsageError(
             f"Run {run.id} was resumed {plural(preemption.retries, 'time')} and never ended. Look at its "
@@ -147,20 +150,20 @@ def _start_or_resume(control: Control, preemption: Preemption, here: Path) -> St
     if run.id != pulled:  # a remote that the user names is trusted
         check_trust(project.store, Settings.read(project.store).trust, "Resuming a run")
     control = msgspec.structs.replace(control, resume=run.id)
-    folder = runs.folder(run.id)
-    env = environment_of(run, folder, os.environ, resumes=True)
-    command = start_command(control, env, here, hash_seed=run.facts.hash_seed)
+    run_folder = runs.folder(run.id)
+    env = environment_of(run, run_folder, os.environ, resumes=True)
+    command = start_command(control, env, folder, hash_seed=run.facts.hash_seed)
     versions = Versions(project, Settings.read(project.store))
-    notes = (*source_note(versions, run), *environment_note(folder))
-    return replace(command, run_folder=folder, notes=notes)
+    notes = (*source_note(versions, run), *environment_note(run_folder))
+    return replace(command, run_folder=run_folder, notes=notes)
 
 
 def stopped_run(runs: Sequence[Run], control: Control) -> Run | None:
     """Return the newest run of the same command if it was stopped before its end."""
     words = tuple(redact_words(control.args))
     for run in reversed(runs):
-        same = run.facts.target == control.target and run.argv == words
-        if same and run.facts.module == control.module:
+        same_target = run.facts.target == control.target and run.argv == words
+        if same_target and run.facts.module == control.module:
             return run if run.status in {Status.PAUSED, Status.DEAD} else None
     return None
 
@@ -199,8 +202,8 @@ def similar_run(
         and run.facts.target == target
         and run.facts.module == module
     ]
-    same = [run for run in finished if run.argv == tuple(redact_words(args))]
-    newest = (same or finished)[-1:]
+    same_arguments = [run for run in finished if run.argv == tuple(redact_words(args))]
+    newest = (same_arguments or finished)[-1:]
     return (newest[0], runs.folder(newest[0].id)) if newest else None
 
 
@@ -224,11 +227,9 @@ def source_note(versions: Versions, run: Run) -> tuple[str, ...]:
         return ()
     if not edited:
         return ()
-    more = f" and {len(edited) - 1} more" if len(edited) > 1 else ""
-    text = (
-        f"the run goes on with the source that it ran; {edited[0]}{more} differs in the work tree"
-    )
-    return (f"{text} (`rearview resume --source worktree` goes on with that)",)
+    others = f" and {len(edited) - 1} more" if len(edited) > 1 else ""
+    text = f"the run continues with the source that it ran; {edited[0]}{others} differs in the work tree"
+    return (f"{text} (`rearview resume --source worktree` continues with the work tree)",)
 
 
 def environment_note(folder: Path) -> tuple[str, ...]:

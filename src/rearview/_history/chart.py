@@ -1,4 +1,4 @@
-"""Draw lines as text, in braille dots, and as SVG. Numbers in, text out."""
+"""Draw lines as text, in braille dots, and as SVG: the charts of `rearview plot` and `History.plot`."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ class Frame(NamedTuple):
     y1: float
 
     def at(self, x: float, y: float) -> tuple[float, float]:
-        """Return where a point is, from 0 to 1 each way; y grows downwards."""
-        return _share(x, self.x0, self.x1), 1 - _share(y, self.y0, self.y1)
+        """Return the position of a point in the frame, from 0 to 1 in each direction; y grows downwards."""
+        return _fraction(x, self.x0, self.x1), 1 - _fraction(y, self.y0, self.y1)
 
 
 def frame_of(lines: Sequence[ChartLine]) -> Frame | None:
     """Return the frame around all finite points; None if there are none."""
-    found = [point for line in lines for point in line.points if all(map(math.isfinite, point))]
-    if not found:
+    finite = [point for line in lines for point in line.points if all(map(math.isfinite, point))]
+    if not finite:
         return None
-    xs, ys = zip(*found, strict=True)
-    return Frame(*_apart(min(xs), max(xs)), *_apart(min(ys), max(ys)))
+    xs, ys = zip(*finite, strict=True)
+    return Frame(*_widened(min(xs), max(xs)), *_widened(min(ys), max(ys)))
 
 
-def _apart(low: float, high: float) -> tuple[float, float]:
-    """Return an interval that is not empty, and that holds both."""
+def _widened(low: float, high: float) -> tuple[float, float]:
+    """Return (low, high), widened around the value if both are equal."""
     if high > low:
         return low, high
     reach = abs(low) / 2 or 1.0
@@ -55,8 +55,8 @@ def _apart(low: float, high: float) -> tuple[float, float]:
     return min(low, low / 2), max(low, low / 2)
 
 
-def _share(value: float, low: float, high: float) -> float:
-    """Return where a value is between two others, which may be as far apart as numbers get."""
+def _fraction(value: float, low: float, high: float) -> float:
+    """Return where a value lies between two others, from 0 to 1; works for differences that overflow."""
     if math.isfinite(high - low):
         return (value - low) / (high - low)
     return (value / 2 - low / 2) / (high / 2 - low / 2)
@@ -82,23 +82,23 @@ def braille(lines: Sequence[ChartLine], width: int, height: int) -> list[list[tu
 def _dots(line: ChartLine, frame: Frame, right: int, bottom: int) -> set[tuple[int, int]]:
     """Return the dots of a line; it is broken where a value is not finite."""
     out: set[tuple[int, int]] = set()
-    before: tuple[int, int] | None = None
+    previous_dot: tuple[int, int] | None = None
     for x, y in line.points:
         if not (math.isfinite(x) and math.isfinite(y)):
-            before = None
+            previous_dot = None
             continue
         across, down = frame.at(x, y)
-        here = (round(across * right), round(down * bottom))
-        start = before or here
-        steps = max(abs(here[0] - start[0]), abs(here[1] - start[1]), 1)
+        dot = (round(across * right), round(down * bottom))
+        start = previous_dot or dot
+        steps = max(abs(dot[0] - start[0]), abs(dot[1] - start[1]), 1)
         for k in range(steps + 1):
             out.add(
                 (
-                    round(start[0] + (here[0] - start[0]) * k / steps),
-                    round(start[1] + (here[1] - start[1]) * k / steps),
+                    round(start[0] + (dot[0] - start[0]) * k / steps),
+                    round(start[1] + (dot[1] - start[1]) * k / steps),
                 )
             )
-        before = here
+        previous_dot = dot
     return out
 
 
@@ -132,7 +132,7 @@ def svg(lines: Sequence[ChartLine], title: str, x_label: str) -> str:
     )
     for k, line in enumerate(lines):
         color = COLORS[k % len(COLORS)]
-        for piece in _pieces(line):
+        for piece in _unbroken_parts(line):
             places = [frame.at(x, y) for x, y in piece]
             points = " ".join(f"{_LEFT + x * _WIDE:.2f},{_TOP + y * _HIGH:.2f}" for x, y in places)
             if len(piece) == 1:
@@ -150,7 +150,7 @@ def svg(lines: Sequence[ChartLine], title: str, x_label: str) -> str:
     return "\n".join([*out, "</svg>\n"])
 
 
-def _pieces(line: ChartLine) -> list[list[tuple[float, float]]]:
+def _unbroken_parts(line: ChartLine) -> list[list[tuple[float, float]]]:
     """Return the parts of a line between values that are not finite."""
     out: list[list[tuple[float, float]]] = [[]]
     for point in line.points:

@@ -1,4 +1,4 @@
-"""The state that a run had at a checkpoint: variables by name, read without running the program."""
+"""The state of a run at a checkpoint: its variables by name, read without running the program."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("rearview")
 
-Asked = Mapping[str, Any]
+LoopValues = Mapping[str, Any]
 """A value for each loop, outermost first."""
 
 
 class PastState(Mapping[str, Any]):
-    """The variables of a run at a checkpoint: `state["main.model"]`, or `state["model"]` if only one.
+    """The variables of a run at a checkpoint: `state["main.model"]`, or `state["model"]` if that is unique.
 
-    A torch module is a mapping like its `state_dict()`, an optimizer or scheduler like what its
-    `state_dict()` returns, any other object a mapping of its attributes. Each variable is read when
-    it is asked for. `missing` says what cannot be given, and why.
+    A torch module is returned as a mapping like its `state_dict()`, an optimizer or scheduler as what its
+    `state_dict()` returns, and any other object as a mapping of its attributes. A variable is read on first
+    access. `missing` names the variables that cannot be read, and why.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class PastState(Mapping[str, Any]):
         self.edge = checkpoint.edge
         """`start`: before that iteration; `end`: after its loop."""
         self.exact = exact
-        """Whether this is the point that was asked for, not only the nearest."""
+        """Whether this is the requested point; else it is the nearest one with a checkpoint."""
         self._loaded = loaded
 
     @cached_property
@@ -50,28 +50,28 @@ class PastState(Mapping[str, Any]):
         from rearview.state.variables import Variables
 
         anchors = msgspec.json.decode(self._loaded["anchors"])
-        signature = [str(one) for one in anchors.get("signature", ())]
+        signature = [str(name) for name in anchors.get("signature", ())]
         return Variables(bytes(self._loaded["skeleton"]), signature, self._loaded.__getitem__)
 
     @cached_property
     def missing(self) -> dict[str, str]:
-        """Why each variable that is not here cannot be given without running the program."""
-        found = self._variables
-        reasons = {name: found.reason(name) for name in found.roots}
+        """Variables that cannot be read without running the program, and why."""
+        variables = self._variables
+        reasons = {name: variables.reason(name) for name in variables.roots}
         return {name: reason for name, reason in reasons.items() if reason}
 
     def __getitem__(self, name: str) -> Any:
         """Return the value of a variable by its full name, or by its last part if that is unique."""
-        found = self._variables
-        full = [name] if name in found.roots else _ending(name, found.roots)
+        variables = self._variables
+        full = [name] if name in variables.roots else _ending(name, variables.roots)
         if len(full) == 1:
             if full[0] in self.missing:
-                raise KeyError(f"{full[0]} cannot be given: {self.missing[full[0]]}")
-            return found.value(full[0])
+                raise KeyError(f"{full[0]} cannot be read: {self.missing[full[0]]}")
+            return variables.value(full[0])
         if full:
-            raise KeyError(f"{name} is several variables: {', '.join(full)}")
-        near = get_close_matches(name, found.roots, n=3) or list(self)[:8]
-        raise KeyError(f"{name} is no variable at {self.where}. There are: {', '.join(near)}")
+            raise KeyError(f"{name} is the name of several variables: {', '.join(full)}")
+        near = get_close_matches(name, variables.roots, n=3) or list(self)[:8]
+        raise KeyError(f"There is no variable {name} at {self.where}. There are: {', '.join(near)}")
 
     def __contains__(self, name: object) -> bool:
         return any(name == full or full.endswith(f".{name}") for full in self)
@@ -101,7 +101,7 @@ def _ending(name: str, names: Iterable[str]) -> list[str]:
 
 
 class PastRun(Run):
-    """A run of a history: its facts, and its state and values at any point."""
+    """A run whose state and logged values can be read at any point."""
 
     __slots__ = ("_at", "_value")
 
@@ -129,18 +129,18 @@ def _facts(run: Run) -> tuple[Any, ...]:
     return tuple(getattr(run, name) for name in Run.__dataclass_fields__)
 
 
-def of_history(run: Run, at: Callable[..., PastState], value: Callable[..., Any]) -> PastRun:
-    """Return a run that can be asked for its state and its values."""
+def with_history(run: Run, at: Callable[..., PastState], value: Callable[..., Any]) -> PastRun:
+    """Return `run` with the methods `at` and `value`."""
     past = PastRun(*_facts(run))
     object.__setattr__(past, "_at", at)
     object.__setattr__(past, "_value", value)
     return past
 
 
-def asked_point(point: str, loops: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the value of each loop, from a text such as `epoch=3/step=20`, from names, or both.
+def parse_point(point: str, loops: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the value of each loop, from a text such as `epoch=3/step=20`, from keyword arguments, or both.
 
-    >>> asked_point("epoch=3/step=20", {}), asked_point("", {"epoch": 3})
+    >>> parse_point("epoch=3/step=20", {}), parse_point("", {"epoch": 3})
     ({'epoch': 3, 'step': 20}, {'epoch': 3})
     """
     out: dict[str, Any] = {}
@@ -165,63 +165,84 @@ def _number(text: str) -> int | float | str:
 
 
 def nearest(
-    run: str, checkpoints: Iterable[Checkpoint], asked: Asked, *, end: bool
+    run: str, checkpoints: Iterable[Checkpoint], point: LoopValues, *, end: bool
 ) -> tuple[Checkpoint, bool]:
-    """Return the checkpoint at a point, and True; or else the nearest one, and False.
+    """Return (the checkpoint at a point, True), or else (the nearest one, False).
 
-    The nearest is the last before the point, or the first one if all are after it. `end` means the
-    end of that iteration, not its start. Without a point: the last checkpoint.
+    The nearest is the last one before the point, or the first one if all are after it. `end` means the end
+    of that iteration, not its start. Without a point, the last checkpoint is returned.
     """
-    found = list(checkpoints)
-    if not found:
+    all_checkpoints = list(checkpoints)
+    if not all_checkpoints:
         raise UsageError(
-            f"Run {run} has no checkpoint, so there is no state of it. `rearview show {run}` says what "
-            "it recorded.",
+            f"Run {run} has no checkpoint, so its state cannot be read. `rearview show {run}` says "
+            "what it recorded.",
             slug="no-checkpoint",
         )
-    if not asked:
-        return found[-1], True
-    if CELL not in asked:
-        first = next(iter(asked))
+    if not point:
+        return all_checkpoints[-1], True
+    if CELL not in point:
+        first = next(iter(point))
         cells = {
-            one.point.steps[0].shown
-            for one in found
-            if one.point.loops[:1] == (CELL,) and columns_of(one.point.loops)[1:2] == [first]
+            checkpoint.point.steps[0].shown
+            for checkpoint in all_checkpoints
+            if checkpoint.point.loops[:1] == (CELL,)
+            and columns_of(checkpoint.point.loops)[1:2] == [first]
         }
-        if len(cells) == 1:  # of a notebook, where one cell has that loop
-            asked = {CELL: cells.pop(), **asked}
-    names = list(asked)
-    inside = [one for one in found if columns_of(one.point.loops)[: len(names)] == names]
-    outer = [one for one in found if columns_of(one.point.loops) == names[: len(one.point.steps)]]
-    known = sorted({*map(id, inside), *map(id, outer)})
-    fitting = [one for one in found if id(one) in set(known) and one.point.steps]
+        if len(cells) == 1:  # a notebook in which only one cell has that loop
+            point = {CELL: cells.pop(), **point}
+    names = list(point)
+    inside = [
+        checkpoint
+        for checkpoint in all_checkpoints
+        if columns_of(checkpoint.point.loops)[: len(names)] == names
+    ]
+    outer = [
+        checkpoint
+        for checkpoint in all_checkpoints
+        if columns_of(checkpoint.point.loops) == names[: len(checkpoint.point.steps)]
+    ]
+    matching = {*map(id, inside), *map(id, outer)}
+    fitting = [
+        checkpoint
+        for checkpoint in all_checkpoints
+        if id(checkpoint) in matching and checkpoint.point.steps
+    ]
     if not fitting:
-        loops = {"/".join(columns_of(one.point.loops)) for one in found if one.point.steps}
+        loops = {
+            "/".join(columns_of(checkpoint.point.loops))
+            for checkpoint in all_checkpoints
+            if checkpoint.point.steps
+        }
         raise UsageError(
-            f"Run {run} has no checkpoint in {'/'.join(names)}. It has some in "
-            f"{', '.join(sorted(loops)) or 'no loop'}; name the loops from the outermost on.",
+            f"Run {run} has no checkpoint in {'/'.join(names)}. It has checkpoints "
+            f"in {', '.join(sorted(loops)) or 'no loop'}; name the loops from the outermost on.",
             slug="no-point",
         )
-    goal = [_index(run, fitting, depth, asked[name]) for depth, name in enumerate(names)]
+    goal = [_index(run, fitting, depth, point[name]) for depth, name in enumerate(names)]
     if end:
         goal[-1] += 1
-    exact = [one for one in fitting if _is_at(one, goal)]
+    exact = [checkpoint for checkpoint in fitting if _is_at(checkpoint, goal)]
     if exact:
         return exact[0], True
-    before = [one for one in fitting if list(one.point.indices) <= goal]
+    before = [checkpoint for checkpoint in fitting if list(checkpoint.point.indices) <= goal]
     return (before[-1] if before else fitting[0]), False
 
 
 def _is_at(checkpoint: Checkpoint, goal: list[int]) -> bool:
-    """Return True for the start of an iteration; the first of a loop inside begins with it."""
+    """Return True if a checkpoint is at the start of iteration `goal` or of the first loop inside it."""
     indices = list(checkpoint.point.indices)
-    here = indices[: len(goal)] == goal and not any(indices[len(goal) :])
-    return here and checkpoint.edge == "start"
+    same_iteration = indices[: len(goal)] == goal and not any(indices[len(goal) :])
+    return same_iteration and checkpoint.edge == "start"
 
 
 def _index(run: str, checkpoints: Iterable[Checkpoint], depth: int, value: Any) -> int:
-    """Return the number of the iteration at which a loop has that value."""
-    steps = [one.point.steps[depth] for one in checkpoints if len(one.point.steps) > depth]
+    """Return the index of the iteration in which a loop had that value."""
+    steps = [
+        checkpoint.point.steps[depth]
+        for checkpoint in checkpoints
+        if len(checkpoint.point.steps) > depth
+    ]
     valued = [step for step in steps if step.value is not None]
     for step in valued:
         if step.value == value:
@@ -231,18 +252,18 @@ def _index(run: str, checkpoints: Iterable[Checkpoint], depth: int, value: Any) 
     shifts = {step.value - step.index for step in valued if isinstance(step.value, int)}
     if isinstance(value, int) and len(shifts) == 1 and all(type(s.value) is int for s in valued):
         return max(0, value - shifts.pop())
-    there = ", ".join(dict.fromkeys(str(step) for step in steps)) or "none"
+    known_steps = ", ".join(dict.fromkeys(str(step) for step in steps)) or "none"
     raise UsageError(
-        f"Where the loop has the value {value!r} is not known from the checkpoints of run {run}. "
-        f"There are: {there}.",
+        f"The checkpoints of run {run} do not say in which iteration the loop has the value "
+        f"{value!r}. They have: {known_steps}.",
         slug="no-point",
     )
 
 
-def tell_nearest(state: PastState, asked: Asked) -> None:
-    """Warn that another point than the one asked for is given."""
+def warn_if_not_exact(state: PastState, requested: LoopValues) -> None:
+    """Log a warning if a state is not at the requested point."""
     if not state.exact:
-        point = "/".join(f"{loop}={value}" for loop, value in asked.items())
+        point = "/".join(f"{loop}={value}" for loop, value in requested.items())
         _log.warning(
             "There is no checkpoint at %s in run %s; this is the nearest, at %s.",
             *(point, state.run, state.where),

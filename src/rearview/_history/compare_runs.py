@@ -14,7 +14,7 @@ from rearview.store.versions.versions import Versions
 
 
 class Row(NamedTuple):
-    """One thing that both runs may have; None where a run does not have it."""
+    """One fact in which two runs may differ; None where a run does not have it."""
 
     name: str
     a: Any
@@ -22,7 +22,7 @@ class Row(NamedTuple):
 
     @property
     def differs(self) -> bool:
-        """Whether the runs differ in it; two values that are not a number are alike."""
+        """Whether the two runs differ in it; two NaNs count as equal."""
         both_nan = self.a != self.a and self.b != self.b
         return not both_nan and bool(self.a != self.b)
 
@@ -38,18 +38,18 @@ class Comparison:
     """The last value of every name that was logged."""
     environment: list[Row]
     source: list[Row]
-    """Files of which the runs had different contents: git's name of each content."""
+    """Files whose content differs between the runs, each as the two git hashes."""
 
 
 def compare(a: Run, b: Run, *, runs: Runs, versions: Versions, tables: Tables) -> Comparison:
-    """Return two runs side by side; a source that was not kept has no files."""
+    """Return two runs side by side; a run whose source was not stored has no source files."""
     last = tables.last_values([a.id, b.id])
     hashes = [versions.hashes(run.source) if run.source else {} for run in (a, b)]
     return Comparison(
         a,
         b,
         arguments=_rows(a.args, b.args),
-        results=[Row(name, found.get(a.id), found.get(b.id)) for name, found in last.items()],
+        results=[Row(name, values.get(a.id), values.get(b.id)) for name, values in last.items()],
         environment=_rows(*(_surroundings(run, runs) for run in (a, b))),
         source=[row for row in _rows(*hashes) if row.differs],
     )
@@ -61,7 +61,7 @@ def _rows(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Row]:
 
 def _surroundings(run: Run, runs: Runs) -> dict[str, Any]:
     hardware = run.facts.hardware
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "command": " ".join((run.script, *run.argv)),
         "host": run.host,
         "machine": run.facts.machine,
@@ -69,7 +69,7 @@ def _surroundings(run: Run, runs: Runs) -> dict[str, Any]:
         "cores": hardware.get("cores"),
         "gpus": ", ".join(map(str, hardware.get("gpus") or ())) or None,
     }
-    found |= run.end.surroundings
+    facts |= run.end.surroundings
     environment = read_environment(runs.folder(run.id))
     variables = environment.values if environment is not None else {}
-    return found | {f"${name}": value for name, value in sorted(variables.items())}
+    return facts | {f"${name}": value for name, value in sorted(variables.items())}

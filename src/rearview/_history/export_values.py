@@ -15,8 +15,8 @@ from rearview.errors import StoreError, UsageError
 from rearview.store.media import StoredValue, is_png
 from rearview.store.tables.result_table import Table
 
-LONGEST = 180
-"""Characters of a file name, without its ending."""
+MAX_NAME_LENGTH = 180
+"""Characters of a file name, without its extension."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9._=+,-]+")
 
 
@@ -30,28 +30,28 @@ class SavedValue:
     what: str
     """The value in a few words."""
     written: bool
-    """False if a file with just this content was there before."""
+    """False if a file with the same content existed before."""
 
 
-def loaded(value: Any) -> Any:
-    """Return a value with every stored part of it read."""
+def load_stored(value: Any) -> Any:
+    """Return a value with all its stored parts (arrays, images, …) loaded."""
     if isinstance(value, StoredValue):
         return value.load()
     if isinstance(value, list):
-        return [loaded(item) for item in value]
+        return [load_stored(item) for item in value]
     if isinstance(value, dict):
-        return {key: loaded(item) for key, item in value.items()}
+        return {key: load_stored(item) for key, item in value.items()}
     return value
 
 
 def save_values(table: Table, folder: Path, *, every: bool) -> list[SavedValue]:
-    """Write the values of a table with one file each; `every`: numbers and texts as well.
+    """Write each value of a table to a file of its own; with `every`, numbers and texts too.
 
-    A file that is there with another content is never overwritten: that is an error.
+    An existing file with other content is never overwritten: that raises a UsageError.
     """
     loops, names = _columns(table)
     saved: list[SavedValue] = []
-    taken: dict[str, int] = {}
+    stem_counts: dict[str, int] = {}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for row in table.described():
@@ -61,12 +61,12 @@ def save_values(table: Table, folder: Path, *, every: bool) -> list[SavedValue]:
                 if value is None or not (every or _has_stored(value)):
                     continue
                 stem = safe_name(*filter(None, (str(row["run"]), point, name)))
-                taken[stem] = taken.get(stem, 0) + 1
-                stem = f"{stem}_{taken[stem]}" if taken[stem] > 1 else stem
-                what = str(value) if isinstance(value, StoredValue) else type(value).__name__
+                stem_counts[stem] = stem_counts.get(stem, 0) + 1
+                stem = f"{stem}_{stem_counts[stem]}" if stem_counts[stem] > 1 else stem
+                description = str(value) if isinstance(value, StoredValue) else type(value).__name__
                 for ending, data in _files(value, stem):
                     path, written = _write(folder / f"{stem}{ending}", data)
-                    saved.append(SavedValue(path, name, point, what, written))
+                    saved.append(SavedValue(path, name, point, description, written))
     except OSError as exc:
         raise StoreError(
             f"The values cannot be written to {folder}: {exc.strerror or exc}. Name a folder that "
@@ -77,9 +77,9 @@ def save_values(table: Table, folder: Path, *, every: bool) -> list[SavedValue]:
 
 
 def safe_name(*parts: str) -> str:
-    """Return a file name that says all parts, and cannot lead out of its folder.
+    """Return a file name made of all parts that cannot lead out of its folder.
 
-    What no file name should hold becomes `_`; a short hash then keeps different names apart.
+    Characters that are unsafe in file names become `_`; a short hash then keeps different names apart.
 
     >>> safe_name("run1", "epoch=3", "loss")
     'run1_epoch=3_loss'
@@ -87,7 +87,7 @@ def safe_name(*parts: str) -> str:
     'etc_passwd-'
     """
     text = "_".join(parts)
-    safe = _UNSAFE.sub("_", text).lstrip("._-")[:LONGEST] or "value"
+    safe = _UNSAFE.sub("_", text).lstrip("._-")[:MAX_NAME_LENGTH] or "value"
     if safe == text:
         return safe
     return (
@@ -98,8 +98,8 @@ def safe_name(*parts: str) -> str:
 def _columns(table: Table) -> tuple[list[str], list[str]]:
     """Return the columns of loops and those of logged values."""
     names = [column for column in table.columns if table.kinds.get(column)]
-    others = {"run", table.mark, *names}
-    return [column for column in table.columns if column not in others], names
+    not_loops = {"run", table.mark, *names}
+    return [column for column in table.columns if column not in not_loops], names
 
 
 def _has_stored(value: Any) -> bool:
@@ -111,7 +111,7 @@ def _has_stored(value: Any) -> bool:
 
 
 def _files(value: Any, stem: str) -> Iterator[tuple[str, bytes]]:
-    """Yield ending and content of each file for a value: several if it holds arrays inside."""
+    """Yield extension and content of each file for a value: several files if it contains arrays."""
     if isinstance(value, StoredValue):
         yield _file(value)
     elif isinstance(value, str):
@@ -120,7 +120,7 @@ def _files(value: Any, stem: str) -> Iterator[tuple[str, bytes]]:
         yield ".bin", value
     else:
         inner: list[tuple[str, bytes]] = []
-        text = json.dumps(_spelled(value, stem, "", inner), indent=2, ensure_ascii=False)
+        text = json.dumps(_as_json(value, stem, "", inner), indent=2, ensure_ascii=False)
         yield from inner
         yield ".json", f"{text}\n".encode("utf-8", "backslashreplace")
 
@@ -133,30 +133,30 @@ def _file(value: StoredValue) -> tuple[str, bytes]:
         counts, edges = value.histogram()
         return ".json", f"{json.dumps({'counts': counts, 'edges': edges})}\n".encode()
     if value.kind not in {"array", "tensor"}:
-        loaded = value.load()
-        return (".bin", value.raw()) if loaded is value else loaded.file()
+        media = value.load()
+        return (".bin", value.raw()) if media is value else media.file()
     try:
         return ".npy", value.npy()
-    except UsageError:  # a dtype that only a library knows which is not installed
+    except UsageError:  # the library that defines this dtype is not installed
         return f".{_UNSAFE.sub('_', value.dtype)}.bin", value.raw()
 
 
-def _spelled(value: Any, stem: str, path: str, inner: list[tuple[str, bytes]]) -> Any:
-    """Return JSON in which the name of a file stands for each array; those go to `inner`."""
+def _as_json(value: Any, stem: str, path: str, inner: list[tuple[str, bytes]]) -> Any:
+    """Return JSON data in which each array is replaced by a file name; the files are added to `inner`."""
     if isinstance(value, StoredValue):
         ending, data = _file(value)
         ending = f".{safe_name(path.strip('.'))}{ending}"
         inner.append((ending, data))
         return {"file": f"{stem}{ending}"}
     if isinstance(value, Mapping):
-        return {k: _spelled(v, stem, f"{path}.{k}", inner) for k, v in value.items()}
+        return {k: _as_json(v, stem, f"{path}.{k}", inner) for k, v in value.items()}
     if isinstance(value, list):
-        return [_spelled(v, stem, f"{path}.{k}", inner) for k, v in enumerate(value)]
+        return [_as_json(v, stem, f"{path}.{k}", inner) for k, v in enumerate(value)]
     return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
 
 
 def _write(path: Path, data: bytes) -> tuple[Path, bool]:
-    """Make a new file; one that is there is left alone if it is the same, else refused."""
+    """Create a file and return (path, True); if it exists with the same content, (path, False)."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
     try:
         fd = os.open(path, flags, 0o666)
@@ -164,8 +164,8 @@ def _write(path: Path, data: bytes) -> tuple[Path, bool]:
         if not path.is_symlink() and path.is_file() and path.read_bytes() == data:
             return path, False
         raise UsageError(
-            f"{path} is there already, with another content. Nothing is overwritten: move it away, or "
-            "name another folder.",
+            f"{path} exists already, with other content, and is not overwritten. Move it away, or name "
+            "another folder.",
             slug="save-exists",
         ) from exc
     try:

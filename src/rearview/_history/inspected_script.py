@@ -10,12 +10,12 @@ from rearview.errors import UsageError
 from rearview.source.inspection import Inspection, inspect
 from rearview.source.text import decode
 
-MOST_FILES = 500
-"""Files followed at most: a program of more is inspected by its first ones."""
+MAX_FILES = 500
+"""At most this many files are read."""
 
 
 def inspect_script(script: Path, root: Path | None = None) -> Inspection:
-    """Return what the text of `script`, and of the files below `root` that it imports, tells."""
+    """Return what Rearview sees in `script` and in the files below `root` that it imports."""
     if not script.is_file():
         raise UsageError(
             f"There is no file {script}. Name the script as you would for `python`.",
@@ -27,14 +27,16 @@ def inspect_script(script: Path, root: Path | None = None) -> Inspection:
         root = script.parent
     folders = (script.parent, root)
     files: dict[str, str] = {}
-    todo = [script]
-    while todo and len(files) < MOST_FILES:
-        file = todo.pop()
+    remaining = [script]
+    while remaining and len(files) < MAX_FILES:
+        file = remaining.pop()
         name = file.relative_to(root).as_posix()
         if name in files:
             continue
         files[name] = decode(file.read_bytes())
-        todo.extend(each for each in _imported(files[name], file, folders) if _below(each, root))
+        remaining.extend(
+            each for each in _imported(files[name], file, folders) if _below(each, root)
+        )
     return inspect(script.relative_to(root).as_posix(), files)
 
 
@@ -43,7 +45,7 @@ def _below(file: Path, root: Path) -> bool:
 
 
 def _imported(text: str, file: Path, folders: tuple[Path, ...]) -> Iterator[Path]:
-    """Yield the files that a module imports from `folders`, or from beside itself."""
+    """Yield the files that a module imports from `folders` or from its own folder."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
@@ -62,6 +64,6 @@ def _imported(text: str, file: Path, folders: tuple[Path, ...]) -> Iterator[Path
         for parts in (name.split(".") for name in names if name):
             for base in bases:
                 for depth in range(1, len(parts) + 1):  # a package is imported before its modules
-                    place = base.joinpath(*parts[:depth])
-                    found = (place.with_name(f"{place.name}.py"), place / "__init__.py")
-                    yield from (each for each in found if each.is_file())
+                    target = base.joinpath(*parts[:depth])
+                    candidates = (target.with_name(f"{target.name}.py"), target / "__init__.py")
+                    yield from (each for each in candidates if each.is_file())

@@ -1,4 +1,4 @@
-"""Logged values as lines: what `rearview plot` and `history().plot()` draw."""
+"""Logged values as lines over a loop: what `rearview plot` and `History.plot` draw."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from rearview.errors import UsageError
 from rearview.model.wording import plural
 
 
-class Runs(Protocol):
-    """What is asked of a history."""
+class PlottableHistory(Protocol):
+    """The two methods of `History` that a plot needs."""
 
     def runs(self) -> Any:
         """Return all runs."""
@@ -29,7 +29,7 @@ class Plot:
     names: tuple[str, ...]
     lines: tuple[ChartLine, ...]
     across: str
-    """What the x axis counts."""
+    """The label of the x axis: the loop, or "values logged"."""
 
     def __repr__(self) -> str:
         points = sum(len(line.points) for line in self.lines)
@@ -57,8 +57,8 @@ class Plot:
                 self._png(file)
         except OSError as exc:
             raise UsageError(
-                f"{file} cannot be written: {exc.strerror or exc}. Name a file in a folder that is "
-                "there and that you may write to.",
+                f"{file} cannot be written: {exc.strerror or exc}. Name a file in an existing folder "
+                "that you may write to.",
                 slug="file-unwritable",
             ) from exc
         return file
@@ -84,24 +84,24 @@ class Plot:
 
 
 def plot_of(
-    past: Runs,
+    past: PlottableHistory,
     names: Sequence[str],
     *,
     where: str | None = None,
     runs: Sequence[str] | None = None,
     by: str | None = None,
 ) -> Plot:
-    """Return the lines of `names`: one per run, or with `by` the mean of the runs of each value of it."""
-    known = past.runs()
-    called = {run.id: run.name or run.id for run in known}
+    """Return the lines of `names`: one per run, or one per value of the argument `by`, a mean of runs."""
+    all_runs = past.runs()
+    label_of_run = {run.id: run.name or run.id for run in all_runs}
     if by is not None:
-        if not any(by in run.args for run in known):
-            some = sorted({name for run in known for name in run.args})
+        if not any(by in run.args for run in all_runs):
+            some = sorted({name for run in all_runs for name in run.args})
             raise UsageError(
                 f"No run has an argument {by!r}. There are {', '.join(some) or 'none'}.",
                 slug="unknown-name",
             )
-        called = {run.id: f"{by}={run.args.get(by)}" for run in known}
+        label_of_run = {run.id: f"{by}={run.args.get(by)}" for run in all_runs}
     out: list[ChartLine] = []
     labels: dict[str, None] = {}
     for name in names:
@@ -109,21 +109,21 @@ def plot_of(
         column = next(c for c in reversed(table.columns) if c != table.mark)
         loops = table.columns[1 : table.columns.index(column)]
         across = loops[0] if len(loops) == 1 else ""
-        seen: dict[str, int] = {}
+        row_counts: dict[str, int] = {}
         lines: dict[str, list[tuple[float, float]]] = {}
         for row in table:
             value, x, run = row[column], row[across] if across else None, row["run"]
             if not isinstance(value, (int, float)):
                 continue
-            count = seen[run] = seen.get(run, -1) + 1
+            count = row_counts[run] = row_counts.get(run, -1) + 1
             place = float(x) if isinstance(x, (int, float)) else float(count)
-            key = run if by is None else called[run]
+            key = run if by is None else label_of_run[run]
             lines.setdefault(key, []).append((place, float(value)))
         for key, points in lines.items():
-            label = called.get(key, key)
+            label = label_of_run.get(key, key)
             label = f"{name} {label}" if len(names) > 1 else label
-            found = sorted(points if by is None else _means(points), key=lambda p: p[0])
-            out.append(ChartLine(label, found))
+            sorted_points = sorted(points if by is None else _means(points), key=lambda p: p[0])
+            out.append(ChartLine(label, sorted_points))
         labels[across or "values logged"] = None
     if frame_of(out) is None:
         raise UsageError(

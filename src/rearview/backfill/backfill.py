@@ -41,11 +41,11 @@ from rearview.backfill.shared_imports import runs_with_earlier_lead
 from rearview.config import Settings
 from rearview.errors import RearviewError, StoreError, UsageError
 from rearview.execute.executor import Executor
-from rearview.execute.local import OFFERED, Local
+from rearview.execute.local import FORK_SERVER_SUPPORTED, Local
 from rearview.execute.pool import Pool
 from rearview.execute.replay_jobs import ReplayJobs, ReplayOutcome
 from rearview.execute.status import Progress, StatusFile, running_backfills
-from rearview.model import Run, Segment
+from rearview.model import Plan, Run, Segment
 from rearview.model.wording import plural
 from rearview.plan.cost import refine, speed
 from rearview.plan.explain import explain
@@ -191,7 +191,9 @@ class Backfiller:
         if self._may_share_start(question):
             followers = runs_with_earlier_lead({each.run.id: each.lead for each in incomplete})
             incomplete = [
-                each.with_shared_start() if each.run.id in followers else each
+                each.with_shared_start()
+                if each.run.id in followers
+                else each.with_shareable_start()
                 for each in incomplete
             ]
             prepared |= {each.run.id: each for each in incomplete}
@@ -201,7 +203,8 @@ class Backfiller:
             *(Refusal(run, reason, reason) for run, reason in surveyed.refusals),
         ]
         workers = self._workers(question.workers, (each.run for each in incomplete))
-        plan = divide(surveyed, workers=workers, budget=question.budget, growth=GROWTH)
+        rerun = self.settings.rerun and bool(question.names)  # `replay` asks for the checkpoints
+        plan = divide(surveyed, workers=workers, budget=question.budget, growth=GROWTH, rerun=rerun)
         again = {segment.run for segment in plan.segments}
         return PlanReport(
             plan,
@@ -213,11 +216,11 @@ class Backfiller:
             ),
             changed_inputs=self._changed_inputs(incomplete),
             environment_differences=self._environment_differences(incomplete),
-            notes=self._notes(question, missing, incomplete, again),
+            notes=[*_rerun_notes(plan), *self._notes(question, missing, incomplete, again)],
             unproved=[
                 Unproved(run, each.unproved) for run, each in prepared.items() if each.unproved
             ],
-            explaining=partial(explain, surveyed, plan),
+            explaining=partial(explain, surveyed, plan, rerun=rerun),
             insertions=_insertions(
                 missing.probing, [each for run, each in prepared.items() if run in again]
             ),
@@ -381,7 +384,7 @@ class Backfiller:
 
     def _may_share_start(self, question: Question) -> bool:
         """Return True if replays with the same leading imports may be forked from one process."""
-        return self.settings.shared_start and question.on == "local" and OFFERED
+        return self.settings.shared_start and question.on == "local" and FORK_SERVER_SUPPORTED
 
     def _workers(self, workers: int | None, runs: Iterable[Run]) -> int:
         """Return how many replays run at once: by default as many as there are cores for."""
@@ -429,6 +432,16 @@ class Backfiller:
                 real = outcome.seconds + outcome.report.spared - expected
                 corrections = refine(corrections, segment, real)
         save_cost_corrections(cache, machine, corrections)
+
+
+def _rerun_notes(plan: Plan) -> list[str]:
+    """Return a sentence on the runs that run again from their start instead of restoring checkpoints."""
+    runs = [segment.run for segment in plan.segments if segment.rerun]
+    if not runs:
+        return []
+    verb, each = ("run", " each") if len(runs) > 1 else ("runs", "")
+    why = "restoring checkpoints would not be noticeably faster"
+    return [f"{_named(runs)} {verb} again from the start, in one process{each}: {why}"]
 
 
 def _named(runs: Sequence[str]) -> str:

@@ -71,10 +71,22 @@ class PreparedRun:
         """Return the run without the seconds of its start that are spared if that is shared."""
         if self.lead is None:
             return self
-        imports = min(waited(self.run, self.lead), self.facts.setup)
-        start = min(self.facts.start, FORK_SECONDS)
-        shorter = replace(self.facts, start=start, setup=self.facts.setup - imports)
-        return replace(self, facts=shorter, spared=self.facts.start - start + imports)
+        start, imports = self._shareable(self.lead)
+        shorter = replace(
+            self.facts, start=self.facts.start - start, setup=self.facts.setup - imports
+        )
+        return replace(self, facts=shorter, spared=start + imports)
+
+    def with_shareable_start(self) -> PreparedRun:
+        """Return the run with the seconds of its start that several processes for it compute once."""
+        if self.lead is None:
+            return self
+        return replace(self, facts=replace(self.facts, shareable=sum(self._shareable(self.lead))))
+
+    def _shareable(self, lead: Lead) -> tuple[float, float]:
+        """Return the seconds of interpreter start and of imports that a forked process is spared."""
+        imports = min(waited(self.run, lead), self.facts.setup)
+        return self.facts.start - min(self.facts.start, FORK_SECONDS), imports
 
     def question(self) -> RunQuestion:
         """Return the question for the planner."""

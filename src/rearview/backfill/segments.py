@@ -73,6 +73,7 @@ def segment_file(request: RunRequest, segment: Segment, *, first: bool = True) -
         names=request.names,
         chains=chains,
         everywhere=not wanted or any(not probe.paths for probe in wanted),
+        jump=not segment.rerun,
         levels=_levels_to_enter(wanted),
         main=segment.loop or "" if ranges else "",
         ranges=ranges,

@@ -33,7 +33,13 @@ SCREEN = 200
 CAPTURED = 8
 """Captured columns of one origin that are named below a table."""
 SIGN = "*"
-LEGEND = f"{SIGN} unproved: the run recorded nothing to compare it with, or its replay did not end"
+"""Behind a value that could not be proved."""
+FILLED_SIGN = "~"
+"""Behind a value that was interpolated."""
+LEGENDS = {
+    SIGN: f"{SIGN} unproved: the run recorded nothing to compare it with, or its replay did not end",
+    FILLED_SIGN: f"{FILLED_SIGN} interpolated: never logged, computed from the values before and after it",
+}
 VARIABLES = 12
 """Environment variables that are named; more are counted."""
 STATUS = {
@@ -45,28 +51,43 @@ STATUS = {
 }
 
 
+def _order_option(command: Any) -> Any:
+    return click.option(
+        "--order-by",
+        "order",
+        multiple=True,
+        metavar="KEYS",
+        help="In this order: 'acc desc, epoch'.",
+    )(command)
+
+
 @click.command()
 @click.option("-n", "--limit", type=click.IntRange(1), metavar="N", help="Only the newest N.")
 @click.option(
     "--where", metavar="SQL", help="Only runs for which this holds: \"tag = 'baseline'\"."
 )
+@_order_option
 @click.option("-w", "--wide", is_flag=True, help="Cut nothing off, however long the lines get.")
 @json_option
-def runs(limit: int | None, where: str | None, wide: bool, as_json: bool) -> None:
+def runs(
+    *, limit: int | None, where: str | None, order: tuple[str, ...], wide: bool, as_json: bool
+) -> None:
     """List the runs of this project, oldest first.
 
     --where takes SQL over facts of runs (name, tag, note, status, script, started, seconds, host …),
     over arguments, and over names that were logged, which stand for the last value logged:
     `--where "tag = 'baseline' and lr < 0.1 and acc > 0.9"`. `tag` is each tag of a run in turn.
+    --order-by takes the same columns; rows without a value come last, and -n then means the first N.
 
     Lines fit the terminal, or 80 columns elsewhere: long commands, names and tags are cut.
     """
-    found = open_history().runs() if where is None else open_history().runs(where)
+    past = open_history()
+    found = past.runs(where, order=order) if order else past.runs(where) if where else past.runs()
     for run in found:
         if run.damaged:
             output.note(f"damaged: {run.damaged}")
     if limit is not None:
-        found = found[-limit:]
+        found = found[:limit] if order else found[-limit:]
     if as_json:
         output.json_document([_about(run) for run in found])
         return
@@ -329,7 +350,13 @@ def _format_option(command: Any) -> Any:
 @some_names(required=False)
 @click.option("--where", metavar="SQL", help="Only rows for which this holds: 'acc < 0.9'.")
 @some_runs
+@_order_option
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="At most this many rows.")
+@click.option(
+    "--interpolate",
+    is_flag=True,
+    help="Fill in numbers that are missing between two known ones, marked with ~.",
+)
 @_unproved_option
 @_format_option
 def table(
@@ -337,7 +364,9 @@ def table(
     names: tuple[str, ...],
     where: str | None,
     which: tuple[str, ...],
+    order: tuple[str, ...],
     limit: int | None,
+    interpolate: bool,
     unproved: bool,
     form: str,
 ) -> None:
@@ -350,11 +379,27 @@ def table(
 
     Values of replays that were not exact are left out. Those that could not be proved carry a `*`;
     in csv and json the column `unproved` names them.
+
+    --order-by takes columns separated by commas, each with desc behind it if large values come first:
+    `--order-by "acc desc, epoch"`. Names, loops, arguments and facts of runs will do, also those that
+    are not shown. Rows without a value come last; with --limit, the first rows of that order are shown.
+
+    --interpolate fills numbers that are missing between two known ones of the same run and loop, on a
+    straight line by iterations; nothing is filled before the first or after the last. They carry a `~`;
+    in csv and json the column `interpolated` names them. --where and --order-by see them.
     """
     past = open_history()
     chosen = list(which) or None
     with waiting("reading records"):
-        found = past.table(*names, where=where, runs=chosen, limit=limit, unproved=unproved)
+        found = past.table(
+            *names,
+            where=where,
+            runs=chosen,
+            limit=limit,
+            order=order or None,
+            unproved=unproved,
+            interpolate=interpolate,
+        )
     emit(found, form)
     tell_damage(past)
     if form == "table":
@@ -423,34 +468,39 @@ def tell_damage(past: History) -> None:
 
 
 class Marks:
-    """The marks of unproved values, row by row, and the names that had any."""
+    """The marks of unproved and of interpolated values, row by row, and the names that had any."""
 
-    def __init__(self, column: str) -> None:
-        self._column = column
-        self.names: set[str] = set()
+    def __init__(self, table: Table) -> None:
+        marked = {SIGN: table.mark, FILLED_SIGN: table.interpolated}
+        self.columns = {sign: column for sign, column in marked.items() if column}
+        """The column of marks for each sign that may occur."""
+        self.names: dict[str, set[str]] = {sign: set() for sign in self.columns}
+        """By sign, the names that have such values in the rows seen so far."""
+
+    @property
+    def legends(self) -> list[str]:
+        """What the signs mean that were needed."""
+        return [LEGENDS[sign] for sign, names in self.names.items() if names]
 
     def seen(self, row: dict[str, Any]) -> dict[str, Any]:
         """Return the row as it is."""
-        if self._column:
-            self.names.update(filter(None, (row[self._column] or "").split(", ")))
+        for sign, column in self.columns.items():
+            self.names[sign].update(filter(None, (row[column] or "").split(", ")))
         return row
 
     def signed(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Return the row for people: without the column of marks, a sign at each marked value."""
-        if not self._column:
-            return row
-        marked = (row[self._column] or "").split(", ")
+        """Return the row for people: without the columns of marks, a sign at each marked value."""
         self.seen(row)
-        return {
-            name: f"{output.cell(value)}{SIGN}" if name in marked else value
-            for name, value in row.items()
-            if name != self._column
-        }
+        out = {name: row[name] for name in row if name not in self.columns.values()}
+        for sign, column in self.columns.items():
+            for name in filter(None, (row[column] or "").split(", ")):
+                out[name] = f"{output.cell(out[name])}{sign}"
+        return out
 
 
 def _tell_unproved(found: Table, marks: Marks) -> None:
     """Say on stderr which names have values that could not be proved."""
-    names = sorted(marks.names) if found.mark else found.unproved
+    names = sorted(marks.names[SIGN]) if found.mark else found.unproved
     if names:
         some = "are" if found.mark else "may be"
         output.note(
@@ -462,11 +512,11 @@ def _tell_unproved(found: Table, marks: Marks) -> None:
 def emit(found: Table, form: str) -> None:
     """Print a table in the form asked for."""
     columns = list(found.columns)
-    marks = Marks(found.mark)
+    marks = Marks(found)
     rows = (tuple(row.values()) for row in map(marks.seen, found.described()))
     if form != "table":
         if form == "markdown":
-            columns = [column for column in columns if column != found.mark]
+            columns = [column for column in columns if column not in marks.columns.values()]
             rows = (tuple(row.values()) for row in map(marks.signed, found.described()))
         lines = {
             "json": output.json_lines,
@@ -476,8 +526,8 @@ def emit(found: Table, form: str) -> None:
         say = output.out if form == "markdown" else output.data
         for line in lines(columns, rows):
             say(line)
-        if form == "markdown" and marks.names:
-            output.out(f"\n{LEGEND}")
+        if form == "markdown" and marks.legends:
+            output.out("\n" + "\n".join(marks.legends))
         _tell_unproved(found, marks)
         return
     if columns == ["explain_key", "explain_value"]:  # a drawing, not a cell
@@ -486,13 +536,13 @@ def emit(found: Table, form: str) -> None:
         return
     every = found.described()
     first = list(islice(every, SCREEN))
-    columns = [column for column in columns if column != found.mark]
+    columns = [column for column in columns if column not in marks.columns.values()]
     head = [[row[column] for column in columns] for row in first]
     right = [output.numeric(column) for column in zip(*head, strict=True)] if head else []
     cells = [[output.cell(value) for column, value in marks.signed(row).items()] for row in first]
     output.table(columns, cells, right=right or [False] * len(columns))
-    if marks.names:
-        output.out(LEGEND)
+    for legend in marks.legends:
+        output.out(legend)
     more = sum(1 for _ in map(marks.seen, every))
     _tell_unproved(found, marks)
     if more:

@@ -1,4 +1,7 @@
-"""What starts segments. A job is a segment file and a command line, so it can be run by hand."""
+"""The protocols `Executor` and `Job`: how segments are started, on this machine or elsewhere.
+
+A task is a command line with a segment file, so a person can also start it by hand (`by_hand`).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One segment, ready to be started anywhere that sees the store."""
+    """One segment, ready to be started on any machine that sees the store."""
 
     id: str
     command: tuple[str, ...]
@@ -18,24 +21,25 @@ class Task:
     folder: Path
     """Working folder."""
     log: Path
-    """Where its output goes."""
+    """File for the output of the process."""
     report: Path
-    """File that it publishes when it is through."""
+    """File that the process publishes when it has finished."""
     seconds: float = 0.0
-    """Predicted."""
+    """Predicted seconds."""
     threads: int | None = None
-    """Threads that the run was told to use; None: it must be free to use every core."""
+    """Threads that the run was set to use; None: the task may use every core."""
     accelerators: int = 0
-    """How many the run saw."""
+    """How many accelerators the run could use."""
     imports: tuple[str, ...] | None = None
-    """Import statements it begins with, as others do: an executor may have them executed once for
-    all. None: it is to share nothing."""
+    """Import statements at the head of the program. An executor may execute them once for all tasks that
+    begin with the same ones. None: the task shares no start with others.
+    """
     beside: Path | None = None
-    """Folder in which its program looks for modules of its own; None: its working folder."""
+    """Folder in which the program looks for its own modules; None: the working folder."""
 
 
 class Job(Protocol):
-    """A task that was started."""
+    """A started task."""
 
     task: Task
 
@@ -44,32 +48,32 @@ class Job(Protocol):
         ...
 
     def stop(self) -> None:
-        """End it, now."""
+        """Kill it at once."""
         ...
 
 
 class Executor(Protocol):
-    """Starts tasks somewhere, several at once."""
+    """Starts tasks, several at once."""
 
     @property
     def slots(self) -> int:
-        """How many can run at once now; asked again and again, so it may change."""
+        """How many tasks can run at once; it may change while tasks run."""
         ...
 
     def resize(self, slots: int) -> None:
-        """Use that many slots from now on, as far as there are; what runs is left alone."""
+        """Use that many slots from now on, at most as many as exist; running tasks continue."""
         ...
 
     def start(self, task: Task, slot: int) -> Job:
-        """Start a task on a slot that is free."""
+        """Start a task on a free slot."""
         ...
 
     def close(self) -> None:
-        """Stop what still runs and give everything back."""
+        """Stop the running tasks and release all resources."""
         ...
 
 
 def by_hand(task: Task) -> Sequence[str]:
-    """Return the shell words that start `task` by hand, for debugging."""
-    control = [f"{key}={value}" for key, value in task.environment.items() if "REARVIEW" in key]
-    return ["env", "-C", str(task.folder), *control, *task.command]
+    """Return the shell words with which a person can start `task`, for debugging."""
+    variables = [f"{key}={value}" for key, value in task.environment.items() if "REARVIEW" in key]
+    return ["env", "-C", str(task.folder), *variables, *task.command]

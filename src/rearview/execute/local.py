@@ -1,11 +1,11 @@
 """Run segments as processes of this machine, on cores and accelerators of their own.
 
-A replay must compute with as many threads as the run did, because other counts give other bits, and
-libraries count the cores that they may use. So a process is pinned to cores only if the run set its
-number of threads and loaded no library that counts cores all the same.
+A replay must compute with as many threads as the run did, because results depend on their number, and
+some libraries start one thread for each core they may use. So a process is pinned to cores only if the
+run set its number of threads and loaded no such library.
 
-Segments with the same leading imports are forked from one process that has imported them (`ForkServer`
-in `runtime`); this module starts that process and talks to it.
+Segments with the same leading imports are forked from one process that has imported them. That fork
+server is `runtime/fork_server.py`; `ForkServerClient` here starts it and sends it requests.
 """
 
 from __future__ import annotations
@@ -39,17 +39,18 @@ from rearview.store.files import open_file
 from rearview.store.machine import gpus
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-COUNTERS = frozenset(
+CORE_COUNTING_LIBRARIES = frozenset(
     {"jax", "jaxlib", "mxnet", "numba", "onnxruntime", "paddle", "polars", "tensorflow"}
 )
-"""Libraries whose pools have as many threads as the process may use cores, whatever OMP is told."""
+"""Libraries that start one thread for each core they may use, whatever OMP_NUM_THREADS says."""
 _CPUS = Path("/sys/devices/system/cpu")
 
 
-def threads_of(told: Mapping[str, str], loaded: Collection[str] = ()) -> int | None:
-    """Return how many threads a run was told to use; None if not all libraries follow that.
+def threads_of(variables: Mapping[str, str], loaded: Collection[str] = ()) -> int | None:
+    """Return how many threads a run was set to use; None if some library does not obey that.
 
-    `loaded` names the libraries that the run had loaded.
+    `variables` are the run's environment variables that set thread counts; `loaded` names the libraries
+    that the run had loaded.
 
     >>> threads_of({"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"}, ["torch"])
     2
@@ -58,200 +59,214 @@ def threads_of(told: Mapping[str, str], loaded: Collection[str] = ()) -> int | N
     >>> threads_of({"OMP_NUM_THREADS": "1"}, ["jax", "numpy"]) is None
     True
     """
-    counts = set(told.values())
-    if "OMP_NUM_THREADS" not in told or len(counts) > 1 or not COUNTERS.isdisjoint(loaded):
+    counts = set(variables.values())
+    if (
+        "OMP_NUM_THREADS" not in variables
+        or len(counts) > 1
+        or not CORE_COUNTING_LIBRARIES.isdisjoint(loaded)
+    ):
         return None
     text = counts.pop()
     return int(text) if text.isdecimal() and int(text) > 0 else None
 
 
-def seen_of(hardware: Mapping[str, Any]) -> int:
-    """Return how many accelerators a run saw.
+def visible_accelerators(hardware: Mapping[str, Any]) -> int:
+    """Return how many accelerators a run could use.
 
-    >>> seen_of({"gpus": ["A", "A"], "visible": None}), seen_of({"gpus": ["A"], "visible": ""})
-    (2, 0)
+    >>> visible_accelerators({"gpus": ["A", "A"], "visible": None})
+    2
+    >>> visible_accelerators({"gpus": ["A"], "visible": ""})
+    0
     """
     visible = hardware.get("visible")
     if visible is None:
         return len(hardware.get("gpus") or ())
-    return len([one for one in str(visible).split(",") if one.strip()])
+    return len([device for device in str(visible).split(",") if device.strip()])
 
 
-def share_of_cores(slot: int, threads: int, cores: Sequence[Sequence[int]]) -> frozenset[int]:
-    """Return the processors for a slot: `threads` whole cores, the slot's own as long as they last.
+def cores_of_slot(slot: int, threads: int, cores: Sequence[Sequence[int]]) -> frozenset[int]:
+    """Return the processors for a slot: `threads` whole cores, which slots share only if there are too few.
 
-    `cores` lists the processors of each core. Empty: there are too few of them to pin anything.
+    `cores` lists the processors of each core. The result is empty if there are fewer than `threads` cores.
 
     >>> cores = [[0, 4], [1, 5], [2, 6], [3, 7]]
-    >>> sorted(share_of_cores(1, 2, cores)), sorted(share_of_cores(2, 2, cores))
+    >>> sorted(cores_of_slot(1, 2, cores)), sorted(cores_of_slot(2, 2, cores))
     ([2, 3, 6, 7], [0, 1, 4, 5])
-    >>> share_of_cores(0, 8, cores)
+    >>> cores_of_slot(0, 8, cores)
     frozenset()
     """
     groups = len(cores) // threads
     if groups == 0:
         return frozenset()
     first = slot % groups * threads
-    return frozenset(one for core in cores[first : first + threads] for one in core)
+    return frozenset(processor for core in cores[first : first + threads] for processor in core)
 
 
-def share_of_accelerators(slot: int, seen: int, there: Sequence[str]) -> str | None:
-    """Return what CUDA_VISIBLE_DEVICES is for a slot: as many as the run saw; None: as it is.
+def accelerators_of_slot(slot: int, count: int, available: Sequence[str]) -> str | None:
+    """Return CUDA_VISIBLE_DEVICES for a slot: `count` of the `available` devices; None: leave it as it is.
 
-    >>> share_of_accelerators(1, 1, "0123"), share_of_accelerators(1, 2, "0123")
+    `count` is how many accelerators the run could use.
+
+    >>> accelerators_of_slot(1, 1, "0123"), accelerators_of_slot(1, 2, "0123")
     ('1', '2,3')
-    >>> share_of_accelerators(1, 2, "01") is None
+    >>> accelerators_of_slot(1, 2, "01") is None
     True
     """
-    groups = len(there) // seen if seen else 0
+    groups = len(available) // count if count else 0
     if groups < 2:
         return None
-    first = slot % groups * seen
-    return ",".join(there[first : first + seen])
+    first = slot % groups * count
+    return ",".join(available[first : first + count])
 
 
 def cores() -> list[list[int]]:
-    """Return the cores that we may use, each as the processors it shows itself as."""
+    """Return the cores that this process may use, each as the list of its processors (hyper-threads)."""
     if not hasattr(os, "sched_getaffinity"):
         return []
-    mine = os.sched_getaffinity(0)
-    found: dict[str, list[int]] = {}
-    for one in sorted(mine):
+    usable = os.sched_getaffinity(0)
+    by_siblings: dict[str, list[int]] = {}
+    for processor in sorted(usable):
         try:
-            file = _CPUS / f"cpu{one}" / "topology" / "thread_siblings_list"
-            key = file.read_text("ascii").strip()
+            file = _CPUS / f"cpu{processor}" / "topology" / "thread_siblings_list"
+            siblings = file.read_text("ascii").strip()
         except OSError:
-            key = str(one)
-        found.setdefault(key, []).append(one)
-    return list(found.values())
+            siblings = str(processor)
+        by_siblings.setdefault(siblings, []).append(processor)
+    return list(by_siblings.values())
 
 
 def accelerators(environment: Mapping[str, str]) -> list[str]:
-    """Return the accelerators that can be shared out: those that are visible, if all are alike."""
+    """Return the visible accelerators, or an empty list if they are of different models."""
     models = gpus()
     if len(set(models)) > 1:
         return []
     visible = environment.get(VISIBLE)
     if visible is None:
         return [str(k) for k in range(len(models))]
-    return [one.strip() for one in visible.split(",") if one.strip()]
+    return [device.strip() for device in visible.split(",") if device.strip()]
 
 
 def environment_of(task: Task, slot: int) -> dict[str, str]:
-    """Return the environment of a task on a slot: with the slot's accelerators, if it has any."""
+    """Return the environment of a task on a slot; it names the slot's accelerators, if the run used any."""
     if not task.accelerators:
         return task.environment
-    there = accelerators(task.environment)
-    mine = share_of_accelerators(slot, task.accelerators, there)
-    return task.environment if mine is None else {**task.environment, VISIBLE: mine}
+    available = accelerators(task.environment)
+    devices = accelerators_of_slot(slot, task.accelerators, available)
+    return task.environment if devices is None else {**task.environment, VISIBLE: devices}
 
 
 def cores_for(task: Task, slot: int) -> frozenset[int]:
-    """Return the processors that a task on a slot is pinned to; empty: it is not."""
+    """Return the processors that a task on a slot is pinned to; empty if it is not pinned."""
     if task.threads is None or not hasattr(os, "sched_setaffinity"):
         return frozenset()
-    return share_of_cores(slot, task.threads, cores())
+    return cores_of_slot(slot, task.threads, cores())
 
 
 def pin(pid: int, task: Task, slot: int) -> frozenset[int]:
-    """Pin a process that has just been started to the cores of its slot; returns them.
+    """Pin a new process to the cores of its slot, and return them.
 
-    Its threads do not exist yet, and inherit it. One that is gone already is left alone.
+    Its threads do not exist yet and will inherit the setting. If the process has already ended, return an
+    empty set.
     """
-    mine = cores_for(task, slot)
-    if mine:
+    processors = cores_for(task, slot)
+    if processors:
         try:
-            os.sched_setaffinity(pid, mine)
+            os.sched_setaffinity(pid, processors)
         except OSError:
             return frozenset()
-    return mine
+    return processors
 
 
-OFFERED = sys.platform == "linux" and hasattr(os, "pidfd_open")
-"""Whether this system can tell of the end of processes that are not our own children."""
-PATIENCE = 300.0
-"""Seconds in which the imports must be through."""
-_ANSWER = 30.0
-"""Seconds in which it must answer."""
-_BOUND = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
-"""Variables by which libraries settle where threads run when they are loaded, not later."""
+FORK_SERVER_SUPPORTED = sys.platform == "linux" and hasattr(os, "pidfd_open")
+"""Whether this system reports the end of processes that are not our own children."""
+_IMPORT_TIMEOUT = 300.0
+"""Seconds after which a fork server must have finished its imports."""
+_ANSWER_TIMEOUT = 30.0
+"""Seconds after which a fork server must have answered a request."""
+_BINDING_VARIABLES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+"""Variables that bind threads to cores when a library is loaded; later pinning has no effect then.
+"""
 
-Key = tuple[tuple[str, ...], tuple[str, ...], frozenset[tuple[str, str]]]
+ForkServerKey = tuple[tuple[str, ...], tuple[str, ...], frozenset[tuple[str, str]]]
 
 
-def key_of(task: Task, environment: dict[str, str]) -> Key | None:
-    """Return what the segments of one nursery have in common; None if this one shares nothing."""
-    if task.imports is None or not OFFERED or any(name in environment for name in _BOUND):
+def fork_server_key(task: Task, environment: dict[str, str]) -> ForkServerKey | None:
+    """Return a key that is equal for tasks that can share a fork server; None if this task can share none."""
+    if (
+        task.imports is None
+        or not FORK_SERVER_SUPPORTED
+        or any(name in environment for name in _BINDING_VARIABLES)
+    ):
         return None
     search = environment.get("PYTHONPATH")
     if search and not all(map(os.path.isabs, search.split(os.pathsep))):
-        return None  # modules are looked for in its folder, which is its own
-    rest = {name: value for name, value in environment.items() if name != VARIABLE}
-    return task.command, task.imports, frozenset(rest.items())
+        return None  # relative search paths differ from task to task
+    shared = {name: value for name, value in environment.items() if name != VARIABLE}
+    return task.command, task.imports, frozenset(shared.items())
 
 
 class ForkServerGone(Exception):  # noqa: N818 - it says what has happened
-    """The nursery does nothing for us any more."""
+    """The fork server has ended or its connection is broken."""
 
 
-class Silent(ForkServerGone):
-    """It was asked for a segment and did not say whether there is one."""
+class ForkServerSilent(ForkServerGone):
+    """The fork server did not answer a request to fork: a process may or may not have been started."""
 
 
 @dataclass
-class Parent:
-    """One process that segments are forked from."""
+class ForkServerClient:
+    """One running fork server, and the socket on which it takes requests."""
 
     process: subprocess.Popen[bytes]
     channel: socket.socket
     begun: float = field(default_factory=time.monotonic)
     ready: ForkServerReady | None = None
-    ended: bool = False
+    closed: bool = False
     children: int = 0
-    """How many are under way."""
+    """How many of its forked processes still run."""
 
     @classmethod
-    def start(cls, task: Task, environment: dict[str, str]) -> Parent:
-        """Start one for segments like `task`; it imports while we go on."""
+    def start(cls, task: Task, environment: dict[str, str]) -> ForkServerClient:
+        """Start a fork server for tasks like `task`; it imports in the background."""
         control = msgspec.json.decode(environment[VARIABLE], type=Control)
-        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with its:
-            told = Control(
+        own_end, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with server_end:
+            server_control = Control(
                 root=control.root,
                 target="",
                 lent=control.lent,
-                fork_server=ForkServerStart(its.fileno(), task.imports or ()),
+                fork_server=ForkServerStart(server_end.fileno(), task.imports or ()),
             )
             process = subprocess.Popen(
                 task.command,
                 cwd="/",
-                env={**environment, VARIABLE: msgspec.json.encode(told).decode()},
+                env={**environment, VARIABLE: msgspec.json.encode(server_control).decode()},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
-                pass_fds=(its.fileno(),),
+                pass_fds=(server_end.fileno(),),
             )
-        ours.settimeout(_ANSWER)
-        return cls(process, ours)
+        own_end.settimeout(_ANSWER_TIMEOUT)
+        return cls(process, own_end)
 
-    def look(self, seconds: float) -> bool:
-        """Return True if it can be asked, after at most so many seconds; raises Gone."""
-        if self.ended:
+    def wait_until_ready(self, seconds: float) -> bool:
+        """Return True if it is ready, after at most `seconds`; raise ForkServerGone if it never will be."""
+        if self.closed:
             raise ForkServerGone
         if self.ready is None:
-            heard = select.poll()
-            heard.register(self.channel, select.POLLIN)
-            if heard.poll(seconds * 1000):
-                self.ready = msgspec.json.decode(self._heard(), type=ForkServerReady)
-            elif time.monotonic() - self.begun > PATIENCE:
+            poll = select.poll()
+            poll.register(self.channel, select.POLLIN)
+            if poll.poll(seconds * 1000):
+                self.ready = msgspec.json.decode(self._receive(), type=ForkServerReady)
+            elif time.monotonic() - self.begun > _IMPORT_TIMEOUT:
                 self.close()
                 raise ForkServerGone
         return self.ready is not None
 
-    def bear(self, task: Task, environment: dict[str, str], slot: int, waited: float) -> int:
-        """Fork a child that becomes a segment; return its number."""
-        born = SpawnRequest(
+    def spawn(self, task: Task, environment: dict[str, str], slot: int, waited: float) -> int:
+        """Fork a process that runs `task`; return its process id."""
+        request = SpawnRequest(
             environment=environment,
             folder=str(task.folder),
             log=str(task.log),
@@ -260,32 +275,32 @@ class Parent:
             waited=waited,
         )
         try:
-            self._send(born)
-        except (OSError, UnicodeError):  # a variable may be no text at all
+            self._send(request)
+        except (OSError, UnicodeError):  # a variable may not be valid text
             self.close()
             raise ForkServerGone from None
         try:
-            pid = int(self._heard())
+            pid = int(self._receive())
         except ForkServerGone:
-            raise Silent from None
+            raise ForkServerSilent from None
         self.children += 1
         return pid
 
     def reap(self, pid: int) -> int | None:
-        """Return the exit code of a child that has ended; None if nobody knows any more."""
+        """Return the exit code of a forked process that has ended; None if the fork server has ended too."""
         self.children -= 1
         try:
             self._send(ReapRequest(pid))
-            return int(self._heard())
+            return int(self._receive())
         except (OSError, ForkServerGone):
             return None
 
     def _send(self, request: SpawnRequest | ReapRequest) -> None:
-        if self.ended:
+        if self.closed:
             raise ForkServerGone
         self.channel.sendall(msgspec.json.encode(request))
 
-    def _heard(self) -> bytes:
+    def _receive(self) -> bytes:
         try:
             data = self.channel.recv(1 << 16)
         except OSError:
@@ -296,28 +311,28 @@ class Parent:
         return data
 
     def close(self) -> None:
-        """End it; what was forked from it goes on."""
-        self.ended = True
+        """Kill the fork server; the processes forked from it continue."""
+        self.closed = True
         self.channel.close()
         self.process.kill()
         self.process.wait()
 
 
 @dataclass
-class SharedJob:
-    """A segment that is forked from a nursery, as soon as that is ready."""
+class ForkedJob:
+    """A task whose process is forked from a fork server as soon as that server is ready."""
 
     task: Task
-    nursery: Parent
+    server: ForkServerClient
     environment: dict[str, str]
     slot: int
-    fresh: Callable[[], Job]
-    """Starts it the ordinary way, should the nursery be of no use."""
+    start_fresh: Callable[[], Job]
+    """Starts the task as an ordinary process, if the fork server cannot be used."""
     begun: float = field(default_factory=time.monotonic)
     pid: int = 0
-    handle: int = -1
-    """By which the system tells of its end, and of no other process of that number."""
-    plain: Job | None = None
+    pidfd: int = -1
+    """Descriptor by which the system reports the end of exactly this process."""
+    fresh_job: Job | None = None
     code: int | None = None
 
     def wait(self, timeout: float | None = None) -> int | None:
@@ -326,64 +341,67 @@ class SharedJob:
             while (code := self.wait(1.0)) is None:
                 pass
             return code
-        if self.code is None and self.plain is None and not self.pid:
+        if self.code is None and self.fresh_job is None and not self.pid:
             self._begin(timeout)
             timeout = 0.0
-        if self.plain is not None:
-            self.code = self.plain.wait(timeout)
-        elif self.pid and self.code is None and _is_over(self.handle, timeout):
+        if self.fresh_job is not None:
+            self.code = self.fresh_job.wait(timeout)
+        elif self.pid and self.code is None and _has_ended(self.pidfd, timeout):
             self._end()
         return self.code
 
     def stop(self) -> None:
         """Kill the process and everything it started."""
-        if self.plain is not None:
-            self.plain.stop()
+        if self.fresh_job is not None:
+            self.fresh_job.stop()
         elif self.pid and self.code is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
-            _is_over(self.handle, None)
+            _has_ended(self.pidfd, None)
             self._end()
         elif self.code is None:
-            self.code = -signal.SIGKILL  # it had not begun
+            self.code = -signal.SIGKILL  # it was never started
 
     def _begin(self, seconds: float) -> None:
-        """Have it forked, if the nursery is ready within so many seconds."""
+        """Fork the process, if the fork server is ready within `seconds`."""
         try:
-            if not self.nursery.look(seconds):
+            if not self.server.wait_until_ready(seconds):
                 return
             waited = time.monotonic() - self.begun
-            self.pid = self.nursery.bear(self.task, self.environment, self.slot, waited)
-            self.handle = os.pidfd_open(self.pid)
-        except Silent:
-            # It may be running: whoever does its work must not write under the same name.
+            self.pid = self.server.spawn(self.task, self.environment, self.slot, waited)
+            self.pidfd = os.pidfd_open(self.pid)
+        except ForkServerSilent:
+            # It may be running. Report it as lost: its work is repeated under another name.
             self.code = -signal.SIGKILL
         except ForkServerGone:
-            self.plain = self.fresh()
+            self.fresh_job = self.start_fresh()
         except ProcessLookupError:
-            self.code = -signal.SIGKILL  # the nursery died, and so did it
+            self.code = -signal.SIGKILL  # the process has died with its fork server
 
     def _end(self) -> None:
-        """Take in how it ended; if its nursery is gone, what it reported has to say."""
-        code = self.nursery.reap(self.pid)
+        """Store the exit code.
+
+        If the fork server is gone, it is unknown, and the task counts as killed.
+        """
+        code = self.server.reap(self.pid)
         self.code = -signal.SIGKILL if code is None else code
-        os.close(self.handle)
+        os.close(self.pidfd)
 
 
-def _is_over(handle: int, seconds: float | None) -> bool:
-    """Return True if a process ends within so many seconds, as soon as it does."""
-    ended = select.poll()
-    ended.register(handle, select.POLLIN)
-    return bool(ended.poll(None if seconds is None else seconds * 1000))
+def _has_ended(pidfd: int, seconds: float | None) -> bool:
+    """Wait until a process ends, for at most `seconds`; return True if it has ended."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(None if seconds is None else seconds * 1000))
 
 
-MOST = 4
-"""Processes to fork segments from that are kept at once."""
+MAX_FORK_SERVERS = 4
+"""Fork servers that are kept at the same time."""
 
 
 @dataclass
 class LocalJob:
-    """A process of this machine."""
+    """A task that runs as a process of this machine."""
 
     task: Task
     process: subprocess.Popen[bytes]
@@ -405,46 +423,46 @@ class LocalJob:
 
 
 def _ends_within(pid: int, seconds: float) -> bool:
-    """Return True if a child ends within so many seconds, as soon as it does."""
+    """Wait until a child process ends, for at most `seconds`; return True if it has ended."""
     try:
-        fd = os.pidfd_open(pid)
-    except (AttributeError, OSError):  # not offered here
+        pidfd = os.pidfd_open(pid)
+    except (AttributeError, OSError):  # the system has no pidfds
         time.sleep(seconds)
         return False
     try:
-        ended = select.poll()
-        ended.register(fd, select.POLLIN)
-        return bool(ended.poll(seconds * 1000))
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        return bool(poll.poll(seconds * 1000))
     finally:
-        os.close(fd)
+        os.close(pidfd)
 
 
 class Local:
-    """Processes of this machine."""
+    """The executor that starts processes on this machine."""
 
     def __init__(self, slots: int = 1) -> None:
         self.slots = max(1, slots)
         self._jobs: list[Job] = []
-        self._nurseries: dict[Key, Parent] = {}
+        self._fork_servers: dict[ForkServerKey, ForkServerClient] = {}
 
     def resize(self, slots: int) -> None:
         """Use that many slots from now on."""
         self.slots = max(1, slots)
 
     def start(self, task: Task, slot: int) -> Job:
-        """Start a task as a process of its own group, so that it can be stopped whole."""
+        """Start a task as a process group of its own, so that `stop` reaches all its processes."""
         environment = environment_of(task, slot)
-        nursery = self._nursery(task, environment)
+        server = self._fork_server(task, environment)
         job: Job
-        if nursery is None:
-            job = self._fresh(task, slot)
+        if server is None:
+            job = self._start_fresh(task, slot)
         else:
-            fresh = partial(self._fresh, task, slot)
-            job = SharedJob(task, nursery, environment, slot, fresh)
+            start_fresh = partial(self._start_fresh, task, slot)
+            job = ForkedJob(task, server, environment, slot, start_fresh)
         self._jobs.append(job)
         return job
 
-    def _fresh(self, task: Task, slot: int) -> LocalJob:
+    def _start_fresh(self, task: Task, slot: int) -> LocalJob:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         with open(open_file(task.log, flags), "wb") as log:  # noqa: PTH123
             process = subprocess.Popen(
@@ -459,31 +477,37 @@ class Local:
         pin(process.pid, task, slot)
         return LocalJob(task, process)
 
-    def _nursery(self, task: Task, environment: dict[str, str]) -> Parent | None:
-        """Return the process that a task can be forked from, if there is to be one."""
-        key = key_of(task, environment)
+    def _fork_server(self, task: Task, environment: dict[str, str]) -> ForkServerClient | None:
+        """Return the fork server for a task, started if needed; None if the task starts on its own."""
+        key = fork_server_key(task, environment)
         if key is None:
             return None
-        found = self._nurseries.pop(key, None)
-        if found is None:
-            alive = [(k, one) for k, one in self._nurseries.items() if not one.ended]
-            idle = [(k, one) for k, one in alive if not one.children]
-            if len(alive) >= MOST:
+        client = self._fork_servers.pop(key, None)
+        if client is None:
+            alive = [
+                (other_key, other)
+                for other_key, other in self._fork_servers.items()
+                if not other.closed
+            ]
+            idle = [other_key for other_key, other in alive if not other.children]
+            if len(alive) >= MAX_FORK_SERVERS:
                 if not idle:
                     return None
-                self._nurseries.pop(idle[0][0]).close()
+                self._fork_servers.pop(idle[0]).close()
             try:
-                found = Parent.start(task, environment)
+                client = ForkServerClient.start(task, environment)
             except OSError:
                 return None
-        self._nurseries[key] = found  # the last one used is the last one to be given up
-        return None if found.ended else found
+        self._fork_servers[key] = (
+            client  # moved to the end: the least recently used is closed first
+        )
+        return None if client.closed else client
 
     def close(self) -> None:
-        """Stop what still runs."""
+        """Stop all running tasks and fork servers."""
         for job in self._jobs:
             if job.wait(0) is None:
                 job.stop()
-        for nursery in self._nurseries.values():
-            nursery.close()
-        self._nurseries.clear()
+        for server in self._fork_servers.values():
+            server.close()
+        self._fork_servers.clear()

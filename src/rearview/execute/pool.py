@@ -117,7 +117,8 @@ class Pool:
         self._next_claim = 0.0
         self._ended: set[int] = set()
         self._total = sum(segment.seconds for segment in segments) or 1.0
-        self._done = 0.0
+        self._done = self._furthest = 0.0
+        self._segment_done = [0.0] * len(segments)
         self._slots = self.executor.slots
         try:
             while self._waiting or self._running or self._claimed_elsewhere:
@@ -315,7 +316,7 @@ class Pool:
                 number,
                 len(self._segments),
                 self._segments[number].run,
-                self._done / self._total,
+                self._fraction(),
                 seconds,
                 message=message,
                 worker=worker,
@@ -347,7 +348,6 @@ class Pool:
             )
         if self.progress is None or not (under_way or self._claimed_elsewhere):
             return
-        partly = sum(each.done * self._segments[each.segment].seconds for each in under_way)
         first = under_way[0].segment if under_way else self._claimed_elsewhere[0]
         self.progress(
             Event(
@@ -355,7 +355,7 @@ class Pool:
                 first,
                 len(self._segments),
                 self._segments[first].run,
-                min(1.0, (self._done + partly) / self._total),
+                self._fraction(),
                 left=left,
                 workers=self._slots,
                 under_way=under_way,
@@ -363,12 +363,25 @@ class Pool:
             )
         )
 
+    def _fraction(self) -> float:
+        """Return the fraction of all predicted seconds that is done; it never decreases.
+
+        A segment that runs again, or turns out to be slower than it seemed, stays where it was until it
+        is further than before.
+        """
+        numbers = {running.number for running in self._running.values()} - self._ended
+        partly = sum(self._segment_done[k] * self._segments[k].seconds for k in numbers)
+        fraction = min(1.0, (self._done + partly) / self._total)
+        self._furthest = max(self._furthest, fraction)
+        return self._furthest
+
     def _segment_progress(
         self, slot: int, running: _RunningSegment, now: float, slowdown: float
     ) -> SegmentProgress:
         segment, spent = self._segments[running.number], now - running.started
         left = running.eta.left(now, running.reached, slowdown)
         done = spent / (spent + left) if spent + left > 0 else 0.0
+        done = self._segment_done[running.number] = max(done, self._segment_done[running.number])
         predicted = max(0.0, segment.seconds - spent)
         return SegmentProgress(
             slot, running.number, segment.run, done, spent, predicted, left, running.rows

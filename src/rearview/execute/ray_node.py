@@ -1,7 +1,7 @@
-"""The code that runs on a node of a Ray cluster: it starts segments and holds the project's files there.
+"""The code that runs on a node of a Ray cluster: it starts segments and keeps the project's files there.
 
 Ray sends this module to the node by value, because the node may have Ray and not Rearview. So it imports
-the standard library only, and Ray inside its functions.
+only the standard library, and Ray inside its functions.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from pathlib import Path
 from typing import Any
 
 STORE = ".rearview"
-MARK = "carried"
-"""File in a store that was laid out: for whom, and which folders were made above it. Each backfill
-that uses the store keeps a shared lock on it."""
-_TRIES = 40
+OWNER_FILE = "carried"
+"""File in a store that we created on a node. It says for which store and which parent folders we created;
+each backfill that uses the folder holds a shared lock on it.
+"""
+_CLAIM_TRIES = 40
 
 CLEANER = """
 import fcntl, os, shutil, sys, time
@@ -63,53 +64,55 @@ while top and root.startswith(top):
         break
     root = os.path.dirname(root)
 """
-"""Removes what was laid out once whoever started it is gone, however that came: its input ends.
-What still writes there then is being killed, so it tries for a while."""
+"""Program that removes the project folder from a node after the process that started it has ended in any
+way, which it sees by the end of its input. It retries, because processes that still write there are being
+killed at the same time.
+"""
 
 
-class Keeper:
-    """Holds the folder that was laid out on one node."""
+class FolderOwner:
+    """Actor that owns the project folder on one node."""
 
     def __init__(self) -> None:
         self._cleaner: subprocess.Popen[bytes] | None = None
 
-    def begin(self, root: str, home: str) -> str | None:
-        """Make room at `root` for the store that `home` names; return why not, if not.
+    def create(self, root: str, home: str) -> str | None:
+        """Create the folder `root` for the store with the identity `home`; return why that failed, or None.
 
-        A folder of somebody's is never touched: `root` is free, or empty, or was laid out by one
-        of us for the same store.
+        It never touches a folder of the user: `root` must not exist, or be empty, or have been created by
+        another backfill for the same store.
         """
-        for _ in range(_TRIES):
+        for _ in range(_CLAIM_TRIES):
             try:
                 fd = _claim(Path(root), home)
             except FileNotFoundError:
-                continue  # removed under our hands by whoever used it last
+                continue  # its last user has just removed it
             except OSError as exc:
-                return f"it cannot be made ({exc.strerror or exc})"
+                return f"it cannot be created ({exc.strerror or exc})"
             if fd is None:
                 time.sleep(0.05)
                 continue
             with os.fdopen(fd, "rb") as file:
-                about = json.loads(file.read())
-                if about["home"] != home:
+                owner = json.loads(file.read())
+                if owner["home"] != home:
                     return "it is in use for the project of another machine"
-                self._watch(fd, root, about["top"])
+                self._start_cleaner(fd, root, owner["top"])
             return None
-        return "something else stands there"
+        return "another folder is there"
 
-    def there(self) -> bool:
-        """Say that we are."""
+    def ping(self) -> bool:
+        """Return True; the call fails if this actor is gone."""
         return True
 
-    def end(self) -> None:
-        """Remove what was laid out, unless others use it; return when that is done."""
+    def remove(self) -> None:
+        """Remove the folder, unless another backfill uses it; return when that is done."""
         if self._cleaner is not None and self._cleaner.stdin and self._cleaner.stdout:
             self._cleaner.stdin.close()
             self._cleaner.stdout.read()
             self._cleaner.stdout.close()
             self._cleaner = None
 
-    def _watch(self, fd: int, root: str, top: str) -> None:
+    def _start_cleaner(self, fd: int, root: str, top: str) -> None:
         self._cleaner = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", CLEANER, str(fd), root, top],
             stdin=subprocess.PIPE,
@@ -118,42 +121,51 @@ class Keeper:
             start_new_session=True,
             cwd="/",
         )
-        self._cleaner.wait()  # its child goes on, and is not killed with us
+        self._cleaner.wait()  # it has forked a child, which is not killed with us
 
 
 def _claim(root: Path, home: str) -> int | None:
-    """Return the locked mark of the folder; None if it is not ours, or not made yet."""
-    made = [folder for folder in (root, *root.parents) if not os.path.lexists(folder)]
+    """Return a descriptor of the locked owner file; None if the folder is not ours or not ready yet."""
+    created_folders = [folder for folder in (root, *root.parents) if not os.path.lexists(folder)]
     root.mkdir(parents=True, exist_ok=True)
     store = root / STORE
     try:
-        store.mkdir()  # of several who come at once, one makes it
+        store.mkdir()  # if several processes try this at once, one succeeds
     except FileExistsError:
-        return _share(root, store / MARK)
+        return _share_lock(root, store / OWNER_FILE)
     if [entry.name for entry in root.iterdir()] != [STORE]:
         store.rmdir()
         return None
-    new = store / f".{MARK}"
+    new = store / f".{OWNER_FILE}"
     fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     fcntl.flock(fd, fcntl.LOCK_SH)
-    os.write(fd, json.dumps({"home": home, "top": str(made[-1]) if made else ""}).encode())
+    os.write(
+        fd,
+        json.dumps(
+            {"home": home, "top": str(created_folders[-1]) if created_folders else ""}
+        ).encode(),
+    )
     os.lseek(fd, 0, os.SEEK_SET)
-    new.rename(store / MARK)
+    new.rename(store / OWNER_FILE)
     return fd
 
 
-def _share(root: Path, mark: Path) -> int | None:
+def _share_lock(root: Path, owner_file: Path) -> int | None:
+    """Return a descriptor of the owner file with a shared lock on it; None if that must be tried again.
+
+    If no process holds a lock, the machine has restarted since: remove what is left in the folder.
+    """
     try:
-        fd = os.open(mark, os.O_RDWR | os.O_CLOEXEC)
+        fd = os.open(owner_file, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         fcntl.flock(fd, fcntl.LOCK_SH)
-        if mark.exists() and os.path.samestat(os.fstat(fd), mark.stat()):
+        if owner_file.exists() and os.path.samestat(os.fstat(fd), owner_file.stat()):
             return fd
-    else:  # its users went with the machine
+    else:  # no process uses it any more
         for entry in root.iterdir():
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry)
@@ -163,8 +175,9 @@ def _share(root: Path, mark: Path) -> int | None:
     return None
 
 
-Mark = tuple[int, int, int]
-Sized = tuple[str, int, int]
+FileStamp = tuple[int, int, int]
+"""Size, modification time and inode of a file: they differ after the file was changed."""
+SizedFile = tuple[str, int, int]
 """Path, size and mode of a file."""
 _OID = 64
 
@@ -175,28 +188,28 @@ def execute(
     folder: str,
     log: str,
     accelerated: bool,
-    sign: tuple[str, bytes] | None = None,
+    known_file: tuple[str, bytes] | None = None,
 ) -> int | None:
-    """Run a task on the node that Ray chose; return its exit code, None if it is not seen there.
+    """Run a task on the node that Ray chose; return its exit code, or None if the node lacks the project.
 
-    `sign` is a file of the project with its content: a folder of the same name may be another.
+    `known_file` is a file of the project with its content: a folder with the project's path may be another.
     """
-    if sign is not None and not _seen(sign):
+    if known_file is not None and not _sees_project(known_file):
         return None
 
     def die_with_the_worker() -> None:
         if libc is not None:
             libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
-    # found before the fork: a child of many threads must not load libraries
+    # loaded before the fork: the child of a process with threads must not load libraries
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-    # accelerators are the ones that Ray gave, if it was to give any
-    given = [key for key in ("CUDA_VISIBLE_DEVICES",) if accelerated and key in os.environ]
+    # the accelerators that Ray has chosen, if it was asked for any
+    from_ray = [key for key in ("CUDA_VISIBLE_DEVICES",) if accelerated and key in os.environ]
     with Path(log).open("wb") as output:
         return subprocess.call(
             command,
             cwd=folder,
-            env={**environment, **{key: os.environ[key] for key in given}},
+            env={**environment, **{key: os.environ[key] for key in from_ray}},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -204,51 +217,57 @@ def execute(
         )
 
 
-def _seen(sign: tuple[str, bytes]) -> bool:
-    path, content = Path(sign[0]), sign[1]
+def _sees_project(known_file: tuple[str, bytes]) -> bool:
+    """Return True if the node has `known_file` with the same content, and not in a copy that we shipped."""
+    path, content = Path(known_file[0]), known_file[1]
     store = next((folder for folder in path.parents if folder.name == STORE), path.parent)
     try:
-        return path.read_bytes() == content and not (store / MARK).exists()
+        return path.read_bytes() == content and not (store / OWNER_FILE).exists()
     except OSError:
         return False
 
 
-class Aboard:
-    """One segment's place on a node, from the first look to the last byte brought back."""
+class SegmentWorker:
+    """Actor that prepares, runs and cleans up after one segment on a node."""
 
     def __init__(self) -> None:
-        self._before: dict[str, Mark] = {}
+        self._before: dict[str, FileStamp] = {}
 
-    def look(self, sign: tuple[str, bytes], outside: list[str]) -> dict[str, Any]:
-        """Say which node this is, whether it sees the project, and what else is not there."""
+    def inspect_node(self, known_file: tuple[str, bytes], paths: list[str]) -> dict[str, Any]:
+        """Return which node this is, whether it sees the project, and which of `paths` are missing."""
         import ray
 
         node = ray.get_runtime_context().get_node_id()
-        lost = [path for path in outside if not os.path.lexists(path)]
-        return {"node": node, "host": os.uname().nodename, "seen": _seen(sign), "lost": lost}
+        missing = [path for path in paths if not os.path.lexists(path)]
+        return {
+            "node": node,
+            "host": os.uname().nodename,
+            "sees_project": _sees_project(known_file),
+            "missing": missing,
+        }
 
-    def lacks(self, entries: list[tuple[str, int, str | None]]) -> list[int]:
-        """Return the numbers of those that are not there."""
-        return [k for k, entry in enumerate(entries) if not _there(*entry)]
+    def missing_files(self, entries: list[tuple[str, int, str | None]]) -> list[int]:
+        """Return the indices of the files that are not on the node."""
+        return [k for k, entry in enumerate(entries) if not _is_present(*entry)]
 
-    def take(self, pieces: list[tuple[str, int, int, int, str | None, int, Any]]) -> None:
-        """Lay out pieces of files; each appears under its name when its last one has come."""
-        for name, size, mode, mtime, link, at, data in pieces:
+    def write_chunks(self, chunks: list[tuple[str, int, int, int, str | None, int, Any]]) -> None:
+        """Write chunks of files; each file gets its name after its last chunk."""
+        for name, size, mode, mtime, link, position, data in chunks:
             path = Path(name)
             path.parent.mkdir(parents=True, exist_ok=True)
-            aside = path.with_name(f".{path.name[:200]}.{os.getpid()}")
+            unfinished = path.with_name(f".{path.name[:200]}.{os.getpid()}")
             if link is not None:
-                aside.symlink_to(link)
-                aside.replace(path)
+                unfinished.symlink_to(link)
+                unfinished.replace(path)
                 continue
-            with aside.open("r+b" if at else "wb") as file:
-                file.seek(at)
+            with unfinished.open("r+b" if position else "wb") as file:
+                file.seek(position)
                 file.write(_content(data))
-                done = file.tell()
-            if done >= size:
-                aside.chmod(stat.S_IMODE(mode))
-                os.utime(aside, ns=(mtime, mtime))
-                aside.replace(path)
+                written = file.tell()
+            if written >= size:
+                unfinished.chmod(stat.S_IMODE(mode))
+                os.utime(unfinished, ns=(mtime, mtime))
+                unfinished.replace(path)
 
     def run(
         self,
@@ -259,23 +278,23 @@ class Aboard:
         accelerated: bool,
         folders: list[str],
     ) -> int:
-        """Run the task, remembering what stood in its `folders`; return its exit code."""
-        if any(Path(one) in Path(folder).parents for one in folders):
+        """Run the task and return its exit code; remember what was in `folders` before."""
+        if any(Path(own) in Path(folder).parents for own in folders):
             Path(folder).mkdir(parents=True, exist_ok=True)
-        self._before = _marks(folders)
+        self._before = _stamps(folders)
         code = execute(command, environment, folder, log, accelerated)
         assert code is not None
         return code
 
-    def found(self, folders: list[str], store: str, run: str, replay: str) -> dict[str, Any]:
-        """Return what the replay wrote: files, links, what it deleted, records; and all objects."""
-        now = _marks(folders)
-        changed = [path for path, mark in now.items() if self._before.get(path) != mark]
+    def list_results(self, folders: list[str], store: str, run: str, replay: str) -> dict[str, Any]:
+        """Return what the replay wrote (files, links, records), what it deleted, and all objects here."""
+        now = _stamps(folders)
+        changed = [path for path, stamp in now.items() if self._before.get(path) != stamp]
         return {
-            "files": _sized(path for path in changed if stat.S_ISREG(os.lstat(path).st_mode)),
+            "files": _file_sizes(path for path in changed if stat.S_ISREG(os.lstat(path).st_mode)),
             "links": {p: str(Path(p).readlink()) for p in changed if Path(p).is_symlink()},
             "deleted": [path for path in self._before if path not in now],
-            "records": _sized(map(str, _records(store, run, replay))),
+            "records": _file_sizes(map(str, _record_files(store, run, replay))),
             "objects": [
                 folder.name + file.name
                 for folder in Path(store, "objects").glob("??")
@@ -284,29 +303,29 @@ class Aboard:
             ],
         }
 
-    def sized(self, paths: list[str]) -> list[Sized]:
+    def file_sizes(self, paths: list[str]) -> list[SizedFile]:
         """Return files with their size and mode."""
-        return _sized(iter(paths))
+        return _file_sizes(iter(paths))
 
-    def read(self, pieces: list[tuple[str, int, int]]) -> list[bytes]:
-        """Return pieces of files: path, position and length each."""
-        out = []
-        for path, at, length in pieces:
+    def read_chunks(self, chunks: list[tuple[str, int, int]]) -> list[bytes]:
+        """Return chunks of files, each given by path, position and length."""
+        contents = []
+        for path, position, length in chunks:
             with Path(path).open("rb") as file:
-                file.seek(at)
-                out.append(file.read(length))
-        return out
+                file.seek(position)
+                contents.append(file.read(length))
+        return contents
 
-    def clear(self, folders: list[str], store: str, run: str, replay: str) -> None:
-        """Remove what was this segment's alone."""
-        for path in list(_records(store, run, replay)):
+    def remove_files(self, folders: list[str], store: str, run: str, replay: str) -> None:
+        """Remove the records and folders of this segment."""
+        for path in list(_record_files(store, run, replay)):
             path.unlink()
         for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def _content(data: Any) -> bytes:
-    """Return bytes, fetched from Ray's store if that is where they are."""
+    """Return the bytes of a chunk, fetched from Ray's object store if it is a reference."""
     if isinstance(data, bytes):
         return data
     import ray
@@ -315,7 +334,8 @@ def _content(data: Any) -> bytes:
     return content
 
 
-def _there(path: str, size: int, link: str | None) -> bool:
+def _is_present(path: str, size: int, link: str | None) -> bool:
+    """Return True if the node has a file of that size, or a link to that target."""
     try:
         if link is not None:
             return str(Path(path).readlink()) == link
@@ -324,26 +344,26 @@ def _there(path: str, size: int, link: str | None) -> bool:
         return False
 
 
-def _sized(paths: Iterator[str]) -> list[Sized]:
-    found = ((path, Path(path).stat()) for path in paths)
-    return [(path, about.st_size, about.st_mode) for path, about in found]
+def _file_sizes(paths: Iterator[str]) -> list[SizedFile]:
+    with_status = ((path, Path(path).stat()) for path in paths)
+    return [(path, status.st_size, status.st_mode) for path, status in with_status]
 
 
-def _marks(folders: list[str]) -> dict[str, Mark]:
-    """Return what tells every file from a changed one."""
-    out = {}
+def _stamps(folders: list[str]) -> dict[str, FileStamp]:
+    """Return a stamp for every file and link below `folders`."""
+    stamps = {}
     for top in folders:
         for folder, inner, names in os.walk(top):
             for name in (*names, *inner):
                 path = Path(folder, name)
-                about = path.lstat()
-                if not stat.S_ISDIR(about.st_mode):
-                    out[str(path)] = (about.st_size, about.st_mtime_ns, about.st_ino)
-    return out
+                status = path.lstat()
+                if not stat.S_ISDIR(status.st_mode):
+                    stamps[str(path)] = (status.st_size, status.st_mtime_ns, status.st_ino)
+    return stamps
 
 
-def _records(store: str, run: str, replay: str) -> Iterator[Path]:
-    """Yield the files that hold the records of a replay."""
+def _record_files(store: str, run: str, replay: str) -> Iterator[Path]:
+    """Yield the files with the records of a replay."""
     for path in sorted(Path(store, "runs", run).glob("records-*.jsonl")):
         with path.open("rb") as file:
             head = file.readline(1 << 20)

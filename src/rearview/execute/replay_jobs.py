@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from rearview.execute.executor import Task
-from rearview.execute.local import seen_of, threads_of
+from rearview.execute.local import threads_of, visible_accelerators
 from rearview.execute.scratch_tree import (
     keep_recorded_texts,
     make_tree,
@@ -178,8 +178,8 @@ class ReplayJobs:
             log=folder / "output.txt",
             report=folder / "report.json",
             seconds=segment.seconds,
-            threads=threads_of(run.facts.threads, run.end.surroundings),
-            accelerators=seen_of(run.facts.hardware),
+            threads=_threads_to_pin(run, segment),
+            accelerators=visible_accelerators(run.facts.hardware),
             imports=imports,
             beside=command.folder if control.module else (tree / script_of(run, home)).parent,
         )
@@ -213,6 +213,7 @@ class ReplayJobs:
             tree=str(tree),
             report=str(folder / "report.json"),
             jump=False,
+            thorough=True,
         )
         publish(folder / "segment.json", msgspec.json.encode(segment_file), durable=False)
         control = msgspec.json.decode(task.environment[VARIABLE], type=Control)
@@ -262,8 +263,8 @@ class ReplayJobs:
             self._try_disk()
         if report.failure is ReplayFailure.DISK_FULL:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.project.store))
-        told_all = report.failure is ReplayFailure.PROBE_RAISED
-        if report.error and not told_all and task.log.is_file():
+        explained = report.failure is ReplayFailure.PROBE_RAISED
+        if report.error and not explained and task.log.is_file():
             report.error = _explain(report.error, task.log.read_text("utf-8", "replace"))
         report.written = max(report.written, self._count_records(run, task))
         outcome = ReplayOutcome(run.id, task.id, report, task.log, task.folder, seconds, redone)
@@ -297,6 +298,14 @@ def _explain(error: str, log: str) -> str:
     if lines and (own := _OWN_ERROR.match(lines[-1])):
         return own[1]
     return error + ": " + " / ".join(lines[-3:])
+
+
+def _threads_to_pin(run: Run, segment: Segment) -> int | None:
+    """Return how many cores a replay is pinned to; None: it may use any.
+
+    A rerun is not pinned: if it differs from the run, its cores are not the reason, and it is not repeated.
+    """
+    return None if segment.rerun else threads_of(run.facts.threads, run.end.surroundings)
 
 
 def script_of(run: Run, home: str) -> str:

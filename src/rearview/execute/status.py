@@ -165,7 +165,8 @@ class SegmentProgress:
     segment: int
     run: str
     done: float
-    """Fraction of the segment that is done, from its records if there are any, else predicted."""
+    """Fraction of the segment that is done, from its records if there are any, else predicted. It never
+    decreases, not even if the segment runs again."""
     spent: float
     """Seconds since it started."""
     predicted: float
@@ -190,7 +191,7 @@ class Event:
     """How many segments there are."""
     run: str
     done: float = 0.0
-    """Fraction of all predicted seconds that is done."""
+    """Fraction of all predicted seconds that is done; it never decreases from one event to the next."""
     seconds: float = 0.0
     """Predicted seconds when a segment starts; real seconds when it has ended."""
     left: float | None = None

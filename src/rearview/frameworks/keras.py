@@ -21,12 +21,10 @@ from rearview.frameworks.torch_state import (
     load,
     read_attributes,
     read_module,
-    read_random_state,
     save,
     scalars,
     write_attributes,
     write_module,
-    write_random_state,
 )
 
 __all__ = ["RearviewCallback"]
@@ -35,12 +33,12 @@ _LEAVE = ("_model", "model", "params", "validation_data", "progbar")
 
 
 class RearviewCallback(keras.callbacks.Callback):
-    """Logs metrics; saves and restores all of the training, after any batch.
+    """Logs metrics; saves and restores the whole training, after any batch.
 
     Keyword arguments go to `rearview.Checkpointer`. With `checkpoint_file=None` it only logs.
 
-    In an epoch that was interrupted the batches already trained on are drawn and dropped: no step
-    is taken and no other callback is called for them.
+    In an interrupted epoch the callback draws the batches already trained on and drops them: it
+    takes no step and calls no other callback for them.
     """
 
     def __init__(
@@ -65,12 +63,12 @@ class RearviewCallback(keras.callbacks.Callback):
         self._logs: dict[str, float] = {}
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Look for a save; its epoch will be the first one."""
+        """Look for a save; training starts with the epoch of the save."""
         if self._file is None:
             return
         self._list = _callback_list()
-        # last, so that a save includes what the other callbacks did with the same batch
-        self._others = [one for one in self._list.callbacks if one is not self]
+        # called last, so that a save includes what the other callbacks did for the same batch
+        self._others = [callback for callback in self._list.callbacks if callback is not self]
         self._list.callbacks = [*self._others, self]
         self._checkpointer = rearview.Checkpointer(self._file, save, load, **self._options)
         self._target = self._checkpointer.restore()
@@ -79,7 +77,7 @@ class RearviewCallback(keras.callbacks.Callback):
             self._list.callbacks = [self]
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Note where the data begins; in the interrupted epoch, start to skip batches."""
+        """Note the random state before the first batch; in the interrupted epoch, start skipping."""
         self._epoch, self._done = epoch, 0
         if self._checkpointer is None:
             return
@@ -87,14 +85,14 @@ class RearviewCallback(keras.callbacks.Callback):
         if target is not None:
             self.model._initial_epoch = None  # noqa: SLF001
             self._first = target["first"]
-            write_random_state(self._first)
+            rearview.restore_random_state(self._first)
             if target["done"]:
                 self._train_function = self.model.train_function
                 self.model.train_function = lambda data: dict(target["logs"])  # noqa: ARG005
             else:
-                self._arrive(target)
+                self._restore(target)
             return
-        self._first = read_random_state()
+        self._first = rearview.capture_random_state()
         self._checkpointer.step(self._state)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -103,7 +101,7 @@ class RearviewCallback(keras.callbacks.Callback):
         if self._target is not None:
             if self._done == self._target["done"]:
                 self.model.train_function = self._train_function
-                self._arrive(self._target)
+                self._restore(self._target)
             return
         self._logs = scalars(logs or {})
         rearview.log({"epoch": self._epoch, "batch": batch, **self._logs})
@@ -125,46 +123,46 @@ class RearviewCallback(keras.callbacks.Callback):
             "format": 1,
             "variables": [v.value.detach().clone() for v in _variables(self.model)],
             "module": read_module(self.model),
-            "callbacks": [read_attributes(one, _LEAVE) for one in self._others],
+            "callbacks": [read_attributes(callback, _LEAVE) for callback in self._others],
             "stop_training": self.model.stop_training,
             "epoch": self._epoch,
             "done": self._done,
             "logs": self._logs,
             "first": self._first,
-            "now": read_random_state(),
+            "now": rearview.capture_random_state(),
         }
 
-    def _arrive(self, saved: dict[str, Any]) -> None:
+    def _restore(self, saved: dict[str, Any]) -> None:
         """Restore the state of the save."""
         for variable, value in zip(_variables(self.model), saved["variables"], strict=True):
             variable.assign(value)
         write_module(self.model, saved["module"])
-        for one, kept in zip(self._others, saved["callbacks"], strict=True):
-            write_attributes(one, kept)
+        for callback, attributes in zip(self._others, saved["callbacks"], strict=True):
+            write_attributes(callback, attributes)
         self.model.stop_training = saved["stop_training"]
         self._logs = saved["logs"]
         self._list.callbacks = [*self._others, self]
         self._target = None
-        write_random_state(saved["now"])
+        rearview.restore_random_state(saved["now"])
 
 
 def _variables(model: Any) -> list[Any]:
     """Return every variable of the training, each once: weights, seeds, optimizer, metrics."""
-    found = [*model.variables, *model.metrics_variables]
+    variables = [*model.variables, *model.metrics_variables]
     if model.optimizer is not None:
-        found += model.optimizer.variables
+        variables += model.optimizer.variables
     from keras.src.random.seed_generator import global_seed_generator
 
-    found.append(global_seed_generator().state)
-    return list({id(one): one for one in found}.values())
+    variables.append(global_seed_generator().state)
+    return list({id(variable): variable for variable in variables}.values())
 
 
 def _callback_list() -> Any:
-    """Return the callback list that calls us: Keras does not pass it to callbacks."""
+    """Return the list that calls this callback: Keras does not pass it to callbacks."""
     frame = sys._getframe(1)  # noqa: SLF001
     while frame is not None:
         caller = frame.f_locals.get("self")
         if isinstance(caller, keras.callbacks.CallbackList):
             return caller
         frame = frame.f_back  # type: ignore[assignment]
-    raise RuntimeError("RearviewCallback was called by something else than Keras's `fit`.")
+    raise RuntimeError("Only Keras's `fit` can call RearviewCallback.")

@@ -33,11 +33,9 @@ from rearview.frameworks.torch_state import (
     generators_of,
     load,
     read_module,
-    read_random_state,
     save,
     scalars,
     write_module,
-    write_random_state,
 )
 
 _VALUES = (
@@ -52,13 +50,13 @@ _VALUES = (
 
 def read_results(results: Any) -> list[dict[str, Any]]:
     """Return the collected values as plain data, without references to the trainer."""
-    found = []
+    results_data = []
     for key, metric in results.items():
         meta, sync = metric.meta, metric.meta.sync
         held = {name: getattr(metric, name) for name in _VALUES if hasattr(metric, name)}
         if not metric.is_tensor:
             held.pop("value")  # a metric of the module, which is saved with it
-        found.append(
+        results_data.append(
             {
                 "key": key,
                 "meta": {f.name: getattr(meta, f.name) for f in fields(meta) if f.name != "_sync"},
@@ -67,40 +65,40 @@ def read_results(results: Any) -> list[dict[str, Any]]:
                 "held": held,
             }
         )
-    return found
+    return results_data
 
 
 def write_results(results: Any, saved: list[dict[str, Any]], trainer: Any) -> None:
     """Restore what `read_results` returned."""
     module = trainer.lightning_module
     results.clear()
-    for one in saved:
-        meta = _Metadata(**one["meta"])
-        meta.sync = _Sync(fn=trainer.strategy.reduce, **one["sync"])
-        metric = _ResultMetric(meta, one["is_tensor"])
-        for name, value in one["held"].items():
+    for entry in saved:
+        meta = _Metadata(**entry["meta"])
+        meta.sync = _Sync(fn=trainer.strategy.reduce, **entry["sync"])
+        metric = _ResultMetric(meta, entry["is_tensor"])
+        for name, value in entry["held"].items():
             setattr(metric, name, value)
-        if not one["is_tensor"]:
+        if not entry["is_tensor"]:
             metric.value = attrgetter(meta.metric_attribute)(module)
-        results[one["key"]] = metric.to(module.device)
+        results[entry["key"]] = metric.to(module.device)
 
 
 __all__ = ["RearviewCallback"]
 
 _METRICS = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
 _PLACE = ("_first_loop_iter", "_current_fx")
-"""Without these, the first batch after a restore counts as the first of its epoch, and the values collected
-before it are missing from the epoch's means."""
+"""Attributes without which Lightning takes the first batch after a restore for the first of its epoch and
+drops the values collected before it from the epoch's means."""
 
 
 class RearviewCallback(Callback):
-    """Logs metrics; saves and restores all of the training, between any two batches.
+    """Logs metrics; saves and restores the whole training, between any two batches.
 
     Keyword arguments go to `rearview.Checkpointer`. With `checkpoint_file=None` it only logs.
 
-    Lightning's own hooks are no place to save: at `on_train_batch_end` the validation and the
-    schedulers of that batch are still to come, and its loops mis-count when restarted there. So the
-    method that runs one batch is wrapped: before it, nothing is half done.
+    Lightning's own hooks come at the wrong time: at `on_train_batch_end` the validation and the
+    schedulers of that batch have not run yet, and its loops count wrongly when restarted there. So
+    the callback wraps the method that runs one batch, and saves before it.
     """
 
     def __init__(
@@ -117,17 +115,21 @@ class RearviewCallback(Callback):
         self._fresh = True
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Look for a save, and hook in between two batches."""
+        """Look for a save, and wrap the method that runs one batch."""
         if stage != "fit" or self._file is None:
             return
         self._checkpointer = rearview.Checkpointer(self._file, save, load, **self._options)
         self._fresh = True
         signals = trainer._signal_connector  # noqa: SLF001
-        self._wrap(signals, "_sigterm_notifier_fn", lambda real: _unheard(signals, real))
+        self._wrap(
+            signals, "_sigterm_notifier_fn", lambda real: _ignored_by_lightning(signals, real)
+        )
         loop = trainer.fit_loop
-        self._wrap(loop, "setup_data", lambda real: self._noting(trainer, real))
-        self._wrap(loop.epoch_loop, "on_run_start", lambda real: self._noting(trainer, real))
-        self._wrap(loop.epoch_loop, "advance", lambda real: self._between(trainer, real))
+        self._wrap(loop, "setup_data", lambda real: self._note_random_state(trainer, real))
+        self._wrap(
+            loop.epoch_loop, "on_run_start", lambda real: self._note_random_state(trainer, real)
+        )
+        self._wrap(loop.epoch_loop, "advance", lambda real: self._before_batch(trainer, real))
 
     def _wrap(self, owner: Any, name: str, around: Callable[[Any], Any]) -> None:
         setattr(owner, name, around(getattr(owner, name)))
@@ -149,24 +151,26 @@ class RearviewCallback(Callback):
             self._checkpointer.close()
             self._checkpointer = None
 
-    def _noting(self, trainer: Any, real: Any) -> Callable[..., Any]:
+    def _note_random_state(self, trainer: Any, real: Any) -> Callable[..., Any]:
         """Note the random state in which the data iterator is created."""
 
         def run(*args: Any) -> Any:
-            before = read_random_state(_generators(trainer))
-            fetcher, iterator = _fetching(trainer)
+            before = rearview.capture_random_state(_generators(trainer))
+            fetcher, iterator = _iterator_id(trainer)
             result = real(*args)
-            if _fetching(trainer) != (fetcher, iterator):
+            if _iterator_id(trainer) != (fetcher, iterator):
                 before.setdefault("generators", [])
                 if len(before["generators"]) != len(_generators(trainer)):
-                    # the loaders were created in there and have not drawn yet
-                    before["generators"] = read_random_state(_generators(trainer))["generators"]
+                    # `real` created the loaders, and they have not drawn yet
+                    before["generators"] = rearview.capture_random_state(_generators(trainer))[
+                        "generators"
+                    ]
                 self._begun = before
             return result
 
         return run
 
-    def _between(self, trainer: Any, real: Any) -> Callable[..., Any]:
+    def _before_batch(self, trainer: Any, real: Any) -> Callable[..., Any]:
         def run(fetcher: Any) -> Any:
             checkpointer = self._checkpointer
             assert checkpointer is not None
@@ -176,7 +180,7 @@ class RearviewCallback(Callback):
                 saved = checkpointer.restore()
                 if saved is not None:
                     self._restore(trainer, saved, fetcher)
-            self._now = read_random_state(generators)
+            self._now = rearview.capture_random_state(generators)
             if trainer.fit_loop.epoch_loop.batch_progress.current.ready == 0:
                 self._first = self._now
             checkpointer.step(lambda: self._state(trainer))
@@ -206,9 +210,9 @@ class RearviewCallback(Callback):
         generators = _generators(trainer)
         for loader in loop._combined_loader.flattened:  # noqa: SLF001
             _set_sampler_epoch(loader, saved["epoch"])
-        write_random_state(saved["begun"], generators)
+        rearview.restore_random_state(saved["begun"], generators)
         iter(fetcher)
-        write_random_state(saved["first"], generators)
+        rearview.restore_random_state(saved["first"], generators)
         for _ in range(saved["batch"]):
             next(fetcher)
 
@@ -219,7 +223,7 @@ class RearviewCallback(Callback):
         connector.restore_callbacks()
         connector.restore_training_state()
         connector._loaded_checkpoint = {}  # noqa: SLF001
-        _carry_on(loop)
+        _mark_running(loop)
         loop._combined_loader_states_to_load = []  # noqa: SLF001
         write_results(loop.epoch_loop._results, saved["results"], trainer)  # noqa: SLF001
         for name, values in saved["metrics"].items():
@@ -227,7 +231,7 @@ class RearviewCallback(Callback):
         write_module(trainer.lightning_module, saved["module"])
         trainer.should_stop = saved["should_stop"]
         self._begun, self._first = saved["begun"], saved["first"]
-        write_random_state(saved["now"], generators)
+        rearview.restore_random_state(saved["now"], generators)
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
@@ -248,8 +252,8 @@ class RearviewCallback(Callback):
             rearview.log(scalars(trainer.callback_metrics))
 
 
-def _unheard(signals: Any, real: Any) -> Callable[..., None]:
-    """Pass SIGTERM on to other processes, but not to Lightning, which would exit without a save."""
+def _ignored_by_lightning(signals: Any, real: Any) -> Callable[..., None]:
+    """Forward SIGTERM to other processes, but hide it from Lightning, which would exit unsaved."""
 
     def run(*args: Any) -> None:
         real(*args)
@@ -263,13 +267,13 @@ def _generators(trainer: Any) -> list[Any]:
     return [] if combined is None else generators_of(combined.flattened)
 
 
-def _fetching(trainer: Any) -> tuple[int, int]:
+def _iterator_id(trainer: Any) -> tuple[int, int]:
     """Return an identifier of the current data iterator."""
     combined = trainer.fit_loop._combined_loader  # noqa: SLF001
     return id(combined), id(getattr(combined, "_iterator", None))
 
 
-def _carry_on(loop: Any) -> None:
+def _mark_running(loop: Any) -> None:
     """Mark a loop with loaded counts as running, so that Lightning does not restart it."""
     from lightning.pytorch.loops.loop import _Loop
 
@@ -277,4 +281,4 @@ def _carry_on(loop: Any) -> None:
     loop._resuming_from_checkpoint = False  # noqa: SLF001
     for inner in vars(loop).values():
         if isinstance(inner, _Loop):
-            _carry_on(inner)
+            _mark_running(inner)

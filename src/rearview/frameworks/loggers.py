@@ -1,7 +1,7 @@
 """Rearview as a logger of a framework: every metric that the framework logs becomes a record.
 
-They work under `rearview run` and without it, and need no checkpoint file; for one that also saves
-and resumes see the callbacks beside this module.
+They work under `rearview run` and without it, and save nothing; the callbacks in `keras`, `lightning`
+and `transformers` also save and resume.
 
 ::
 
@@ -50,10 +50,10 @@ def lightning_logger(name: str = "rearview") -> Any:
 
         @only_on_rank_zero  # type: ignore[untyped-decorator]
         def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-            found = plain_metrics(metrics)
+            plain = plain_metrics(metrics)
             if step is not None:
-                found.setdefault("global_step", step)
-            rearview.log(found)
+                plain.setdefault("global_step", step)
+            rearview.log(plain)
 
         @only_on_rank_zero  # type: ignore[untyped-decorator]
         def log_hyperparams(self, params: Any, *args: Any, **given: Any) -> None:
@@ -72,7 +72,7 @@ def lightning_logger(name: str = "rearview") -> Any:
 
 
 def _lightning() -> tuple[Any, Any]:
-    """Return the base class and the guard of the Lightning that the program uses."""
+    """Return the Logger class and the `rank_zero_only` of the Lightning that the program uses."""
     old = "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules
     package = "pytorch_lightning" if old else "lightning.pytorch"
     base = importlib.import_module(f"{package}.loggers.logger")
@@ -95,10 +95,10 @@ def keras_logger(every_batch: bool = False) -> Any:
         """Logs metrics of Keras to Rearview."""
 
         def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
-            found = {"epochs": self.params.get("epochs"), "steps": self.params.get("steps")}
+            counts = {"epochs": self.params.get("epochs"), "steps": self.params.get("steps")}
             optimizer: Any = getattr(self.model, "optimizer", None)
             config = optimizer.get_config() if hasattr(optimizer, "get_config") else {}
-            rearview.params(flat_parameters({**found, "optimizer": config}))
+            rearview.params(flat_parameters({**counts, "optimizer": config}))
 
         def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
             if every_batch and logs:
@@ -116,13 +116,13 @@ def keras_logger(every_batch: bool = False) -> Any:
 def report_to_rearview() -> None:
     """Let `TrainingArguments(report_to="rearview")` of Hugging Face log to Rearview.
 
-    Call it once before the arguments are made; `report_to="all"` then means Rearview, too.
+    Call it once before TrainingArguments are created; `report_to="all"` then includes Rearview.
     """
     from transformers import TrainerCallback
     from transformers.integrations import integration_utils
 
     class RearviewCallback(TrainerCallback):
-        """Logs what the Trainer logs; a name begins with `train/` or `eval/`, as with others."""
+        """Logs what the Trainer logs, under names that begin with `train/` or `eval/`."""
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
             if state.is_world_process_zero:
@@ -130,8 +130,8 @@ def report_to_rearview() -> None:
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
             if logs and state.is_world_process_zero:
-                found = plain_metrics(integration_utils.rewrite_logs(logs))
-                rearview.log({**found, "global_step": state.global_step})
+                plain = plain_metrics(integration_utils.rewrite_logs(logs))
+                rearview.log({**plain, "global_step": state.global_step})
 
     integration_utils.INTEGRATION_TO_CALLBACK["rearview"] = RearviewCallback
     real = integration_utils.get_available_reporting_integrations
@@ -140,7 +140,7 @@ def report_to_rearview() -> None:
 
 
 def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return metrics with tensors and arrays of one element as the numbers that they hold.
+    """Return metrics with each tensor or array of one element as a number.
 
     >>> plain_metrics({"loss": 0.5, 3: 1})
     {'loss': 0.5, '3': 1}
@@ -156,7 +156,7 @@ def _number(value: Any) -> Any:
 
 
 def flat_parameters(parameters: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested parameters under names joined by slashes; what is not plain as its text.
+    """Return nested parameters by names joined with slashes; values that are not plain as text.
 
     >>> flat_parameters({"lr": 0.1, "net": {"depth": 3}, "none": None})
     {'lr': 0.1, 'net/depth': 3, 'none': None}

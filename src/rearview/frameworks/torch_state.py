@@ -1,10 +1,11 @@
-"""State of torch training that `state_dict` leaves out: random state, other buffers, gradients, attributes."""
+"""State of torch training that `state_dict` leaves out: other buffers, gradients, attributes.
+
+The callbacks of this room save it together with the random state (`rearview.capture_random_state`).
+"""
 
 from __future__ import annotations
 
 import pickle
-import random
-import sys
 import warnings
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -13,61 +14,25 @@ from typing import Any
 
 def generators_of(loaders: Iterable[Any]) -> list[Any]:
     """Return the torch generators of loaders and their samplers, each once."""
-    found: list[Any] = []
+    generators: list[Any] = []
     seen: set[int] = set()
     todo = list(loaders)
     while todo:
-        one = todo.pop(0)
-        if one is None or id(one) in seen:
+        source = todo.pop(0)
+        if source is None or id(source) in seen:
             continue
-        seen.add(id(one))
-        generator = getattr(one, "generator", None)
-        if hasattr(generator, "get_state") and not any(generator is other for other in found):
-            found.append(generator)
+        seen.add(id(source))
+        generator = getattr(source, "generator", None)
+        if hasattr(generator, "get_state") and not any(generator is known for known in generators):
+            generators.append(generator)
         todo += [
-            getattr(one, name, None) for name in ("batch_sampler", "sampler", "base_dataloader")
+            getattr(source, name, None) for name in ("batch_sampler", "sampler", "base_dataloader")
         ]
-    return found
-
-
-def read_random_state(generators: Iterable[Any] = ()) -> dict[str, Any]:
-    """Return the random state of Python, NumPy, torch, its accelerators and `generators`."""
-    import torch
-
-    state: dict[str, Any] = {
-        "python": random.getstate(),
-        "torch": torch.get_rng_state(),
-        "generators": [one.get_state() for one in generators],
-    }
-    if "numpy" in sys.modules:
-        state["numpy"] = sys.modules["numpy"].random.get_state()
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state_all()
-    if hasattr(torch, "mps") and torch.backends.mps.is_available():
-        state["mps"] = torch.mps.get_rng_state()
-    return state
-
-
-def write_random_state(state: dict[str, Any], generators: Iterable[Any] = ()) -> None:
-    """Restore what `read_random_state` returned."""
-    import torch
-
-    random.setstate(state["python"])
-    torch.set_rng_state(state["torch"])
-    for one, own in zip(generators, state["generators"], strict=True):
-        one.set_state(own)
-    if "numpy" in state:
-        import numpy as np
-
-        np.random.set_state(state["numpy"])  # noqa: NPY002 - the global state is what is meant
-    if "cuda" in state:
-        torch.cuda.set_rng_state_all(state["cuda"])
-    if "mps" in state:
-        torch.mps.set_rng_state(state["mps"])
+    return generators
 
 
 _COUNTED = ("_update_count", "_computed", "_forward_cache")
-"""Counters of a torchmetrics metric outside its state."""
+"""Attributes of a torchmetrics metric that are not in its `metric_state`."""
 
 
 def read_module(module: Any) -> dict[str, Any]:
@@ -111,7 +76,7 @@ def read_attributes(obj: Any, leave: Collection[str] = ()) -> dict[str, bytes]:
         except Exception as exc:
             warnings.warn(
                 f"{type(obj).__name__}.{name} is not saved: it cannot be pickled ({exc}). After an "
-                "interruption it is as the program's start leaves it.",
+                "interruption it has the value that the start of the program gives it.",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -125,7 +90,7 @@ def write_attributes(obj: Any, kept: Mapping[str, bytes]) -> None:
 
 
 def save(path: Path, state: Any) -> None:
-    """Write the result of `state()`, which is called only when a save is due."""
+    """Write the result of `state()`; the Checkpointer calls this only when a save is due."""
     import torch
 
     torch.save(state(), path)
@@ -139,15 +104,15 @@ def load(path: Path) -> Any:
 
 
 def scalars(values: Mapping[str, Any]) -> dict[str, float]:
-    """Return the values that are single numbers, as plain ones.
+    """Return the values that are single numbers, as floats.
 
     >>> scalars({"loss": 0.5, "name": "x"})
     {'loss': 0.5}
     """
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     for name, value in values.items():
         try:
-            found[str(name)] = float(value)
+            numbers[str(name)] = float(value)
         except (TypeError, ValueError, RuntimeError):
             continue
-    return found
+    return numbers

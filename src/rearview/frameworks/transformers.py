@@ -25,12 +25,10 @@ from rearview.frameworks.torch_state import (
     load,
     read_attributes,
     read_module,
-    read_random_state,
     save,
     scalars,
     write_attributes,
     write_module,
-    write_random_state,
 )
 
 __all__ = ["RearviewCallback"]
@@ -40,12 +38,12 @@ _FIRST_BATCHES = "get_batch_samples"
 
 
 class RearviewCallback(transformers.TrainerCallback):
-    """Logs metrics; saves and restores all of the training, between any two optimizer steps.
+    """Logs metrics; saves and restores the whole training, between any two optimizer steps.
 
     Keyword arguments go to `rearview.Checkpointer`. With `checkpoint_file=None` it only logs.
 
-    No hook of the Trainer lies between two steps with nothing half done, so the method that draws
-    the batches of a step is wrapped for the time of the training.
+    The Trainer has no hook between two complete steps, so the callback wraps the method that draws
+    the batches of a step while the training runs.
     """
 
     def __init__(
@@ -66,7 +64,7 @@ class RearviewCallback(transformers.TrainerCallback):
         self._now: dict[str, Any] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Look for a save, and hook in between two steps."""
+        """Look for a save, and wrap the methods that run an epoch and draw the batches of a step."""
         if self._file is None:
             return
         trainer = self._trainer = _trainer()
@@ -78,14 +76,14 @@ class RearviewCallback(transformers.TrainerCallback):
             )
         self._generators = generators_of([kwargs.get("train_dataloader")])
         handler = trainer.callback_handler
-        self._others = [one for one in handler.callbacks if one is not self]
+        self._others = [callback for callback in handler.callbacks if callback is not self]
         self._checkpointer = rearview.Checkpointer(self._file, save, load, **self._options)
         self._target = self._checkpointer.restore()
         if self._target is not None:
             handler.callbacks = [self]
         run_epoch, get_batches = trainer._run_epoch, trainer.get_batch_samples  # noqa: SLF001
-        trainer._run_epoch = lambda **given: self._run_epoch(run_epoch, given)  # noqa: SLF001
-        trainer.get_batch_samples = lambda *given: self._between(get_batches, *given)
+        trainer._run_epoch = lambda **arguments: self._run_epoch(run_epoch, arguments)  # noqa: SLF001
+        trainer.get_batch_samples = lambda *arguments: self._before_step(get_batches, *arguments)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Remove all hooks."""
@@ -99,44 +97,44 @@ class RearviewCallback(transformers.TrainerCallback):
         """Log what the Trainer logs."""
         rearview.log({"global_step": state.global_step, **scalars(logs or {})})
 
-    def _run_epoch(self, real: Any, given: dict[str, Any]) -> None:
-        self._epoch, self._step = given["epoch"], 0
+    def _run_epoch(self, real: Any, arguments: dict[str, Any]) -> None:
+        self._epoch, self._step = arguments["epoch"], 0
         target = self._target
         if target is None:
-            self._begun = read_random_state(self._generators)
-            real(**given)
+            self._begun = rearview.capture_random_state(self._generators)
+            real(**arguments)
             return
-        if given["epoch"] < target["epoch"]:
+        if arguments["epoch"] < target["epoch"]:
             return
         self._begun = target["begun"]
-        write_random_state(self._begun, self._generators)
+        rearview.restore_random_state(self._begun, self._generators)
         done = target["step"] * self._trainer.args.gradient_accumulation_steps
         if not done:
-            real(**given)
+            real(**arguments)
             return
-        # The loop is entered at the step, as on the Trainer's own way to resume; but batches are
-        # dropped by us, because each has to be drawn in the random state it was drawn in.
-        given.update(
+        # the Trainer enters the loop at the step, as when it resumes; but this callback drops the
+        # batches, because each has to be drawn in its recorded random state
+        arguments.update(
             resume_from_checkpoint="rearview",
-            epochs_trained=given["epoch"],
+            epochs_trained=arguments["epoch"],
             steps_trained_in_current_epoch=done,
         )
         skip = loops.skip_first_batches
         loops.skip_first_batches = lambda loader, count: loader  # noqa: ARG005
         self._trainer._load_rng_state = lambda checkpoint: None  # noqa: ARG005, SLF001
         try:
-            real(**given)
+            real(**arguments)
         finally:
             loops.skip_first_batches = skip
             vars(self._trainer).pop("_load_rng_state", None)
 
-    def _between(self, real: Any, batches: Any, count: int, device: Any) -> Any:
+    def _before_step(self, real: Any, batches: Any, count: int, device: Any) -> Any:
         checkpointer = self._checkpointer
         if checkpointer is None:
             return real(batches, count, device)
         if self._target is not None:
-            self._arrive(self._target, real, batches, device)
-        self._now = read_random_state(self._generators)
+            self._restore(self._target, real, batches, device)
+        self._now = rearview.capture_random_state(self._generators)
         if not self._step:
             self._first = self._now
         checkpointer.step(self._state)
@@ -156,7 +154,7 @@ class RearviewCallback(transformers.TrainerCallback):
             "scaler": None if scaler is None else scaler.state_dict(),
             "state": read_attributes(trainer.state),
             "control": read_attributes(trainer.control),
-            "callbacks": [read_attributes(one) for one in self._others],
+            "callbacks": [read_attributes(callback) for callback in self._others],
             "counts": {name: getattr(trainer, name) for name in _COUNTS if hasattr(trainer, name)},
             "epoch": self._epoch,
             "step": self._step,
@@ -166,17 +164,17 @@ class RearviewCallback(transformers.TrainerCallback):
             "now": self._now,
         }
 
-    def _arrive(self, saved: dict[str, Any], real: Any, batches: Any, device: Any) -> None:
+    def _restore(self, saved: dict[str, Any], real: Any, batches: Any, device: Any) -> None:
         """Restore the state of the save."""
         trainer = self._trainer
-        each = trainer.args.gradient_accumulation_steps
+        batches_per_step = trainer.args.gradient_accumulation_steps
         self._step = saved["step"]
-        write_random_state(saved["first"], self._generators)
+        rearview.restore_random_state(saved["first"], self._generators)
         for step in range(self._step):
             if step == self._step - 1:
                 # the loader draws one batch ahead: the next one is drawn in this state
-                write_random_state(saved["before"], self._generators)
-            real(batches, each, device)
+                rearview.restore_random_state(saved["before"], self._generators)
+            real(batches, batches_per_step, device)
         trainer.model.load_state_dict(saved["model"])
         write_module(trainer.model, saved["module"])
         trainer.optimizer.load_state_dict(saved["optimizer"])
@@ -185,22 +183,22 @@ class RearviewCallback(transformers.TrainerCallback):
             trainer.accelerator.scaler.load_state_dict(saved["scaler"])
         write_attributes(trainer.state, saved["state"])
         write_attributes(trainer.control, saved["control"])
-        for one, kept in zip(self._others, saved["callbacks"], strict=True):
-            write_attributes(one, kept)
+        for callback, attributes in zip(self._others, saved["callbacks"], strict=True):
+            write_attributes(callback, attributes)
         for name, value in saved["counts"].items():
             setattr(trainer, name, value)
         trainer.callback_handler.callbacks = [*self._others, self]
         self._first, self._before = saved["first"], saved["before"]
         self._target = None
-        write_random_state(saved["now"], self._generators)
+        rearview.restore_random_state(saved["now"], self._generators)
 
 
 def _trainer() -> Any:
-    """Return the Trainer that calls us: it does not pass itself to callbacks."""
+    """Return the Trainer that calls this callback: it does not pass itself to callbacks."""
     frame = sys._getframe(1)  # noqa: SLF001
     while frame is not None:
         caller = frame.f_locals.get("self")
         if isinstance(caller, transformers.Trainer):
             return caller
         frame = frame.f_back  # type: ignore[assignment]
-    raise RuntimeError("RearviewCallback was called by something else than a Trainer.")
+    raise RuntimeError("Only a Trainer of Hugging Face can call RearviewCallback.")

@@ -13,7 +13,7 @@ from rearview.model.checkpoint import (
 from rearview.model.plan import Control, Operator, Plan, ReplayReport, Segment, SegmentFile
 from rearview.model.proof import Proof, Verdict, proof_of
 from rearview.model.run import EXIT_PAUSED, Origin, Point, Record, Run, Status, Step
-from rearview.model.run_facts import Continuation, LoopTotals, MainLoop, RunEnd, RunStart
+from rearview.model.run_facts import Continuation, EarlyEnd, LoopTotals, MainLoop, RunEnd, RunStart
 
 __all__ = [
     "EXIT_PAUSED",
@@ -21,6 +21,7 @@ __all__ = [
     "CheckpointMeta",
     "Continuation",
     "Control",
+    "EarlyEnd",
     "Edge",
     "LoopStep",
     "LoopTotals",

@@ -75,6 +75,8 @@ class Segment:
     restores: tuple[tuple[int, str], ...] = ()
     """(iteration of `loop`, checkpoint to restore there), in order, including the start; in between the
     segment computes."""
+    rerun: bool = False
+    """Whether it runs from the start of the program and restores nothing, because that is as fast."""
     tail: bool = False
     """Whether values after the loop are wanted as well."""
     priority: float = 0.0
@@ -208,6 +210,8 @@ class SegmentFile(msgspec.Struct, frozen=True, omit_defaults=True):
     """Whether a probe may be reached from any loop, so that no wanted iteration skips one."""
     jump: bool = True
     """Whether to start from checkpoints; False: run from the start and only compare with them."""
+    thorough: bool = False
+    """Whether to compare with every checkpoint, however long that takes, to find the first difference."""
     levels: int = 99
     """How many loops, from the outermost, may be entered in the middle."""
     main: str = ""

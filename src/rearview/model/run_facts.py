@@ -117,6 +117,20 @@ class MainLoop(msgspec.Struct, frozen=True, kw_only=True):
     """Ids of inner loops whose target was not bound to the same values each time."""
 
 
+class EarlyEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a program was when an exception or an exit ended it."""
+
+    exception: str = ""
+    """Type of the exception; empty if the program ended by `os._exit`."""
+    path: list[tuple[str, int, int]] = []
+    """Loop (id), number of its entry and iteration, outermost first; empty if it was in no loop."""
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether somebody interrupted the program: by itself it would have gone on."""
+        return self.exception == KeyboardInterrupt.__name__
+
+
 class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
     """What a run measured, and how it ended."""
 
@@ -138,6 +152,8 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
     """By id of the loop; loops that were not watched to their end are missing."""
     files: list[str] | None = None
     """Source files that ran, relative to the root; None in old runs."""
+    early: EarlyEnd | None = None
+    """Where the program was when it failed; None if it did not fail, and in old runs."""
     captured: dict[str, Any] = {}
     """Which names were captured, and what that took."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from rearview.model import Segment
@@ -63,18 +63,60 @@ class Prediction:
         return self.seconds + self.half
 
 
+RECENT = 15
+"""Replays whose seconds are remembered; older ones are forgotten, as the machine may have changed."""
+UNCONFIRMED = 0.2
+"""Largest logarithm by which one replay alone corrects predictions: a second one must confirm more."""
+JITTER = 0.25
+"""Seconds by which a process may take longer or shorter for no reason: a shorter one teaches little."""
+NORMAL = 1.4826
+"""Standard deviation over median absolute deviation, of normally distributed values."""
+
+
 @dataclass(frozen=True, slots=True)
 class CostCorrection:
-    """How much longer than predicted things took: logarithms of the ratios, summed up."""
+    """How much longer than predicted recent replays took: logarithms of the ratios, oldest first.
 
-    count: int = 0
-    total: float = 0.0
-    squares: float = 0.0
+    One odd measurement does not move the median of many, and it is bounded while it is the only one.
+    """
+
+    logs: tuple[float, ...] = ()
 
     def seen(self, ratio: float) -> CostCorrection:
         """Return it with one more ratio of real to predicted seconds."""
         value = math.log(min(max(ratio, 0.01), 100.0))
-        return CostCorrection(self.count + 1, self.total + value, self.squares + value**2)
+        return CostCorrection((*self.logs, value)[-RECENT:])
+
+    @property
+    def count(self) -> int:
+        """Replays that are remembered."""
+        return len(self.logs)
+
+    @property
+    def typical(self) -> float:
+        """The median logarithm, with one for a prediction that was right among them.
+
+        >>> CostCorrection((0.7,)).typical, CostCorrection((0.7, 0.7, 3.0)).typical
+        (0.2, 0.7)
+        """
+        if len(self.logs) == 1:
+            return max(-UNCONFIRMED, min(UNCONFIRMED, self.logs[0]))
+        return _median((0.0, *self.logs))
+
+    @property
+    def spread(self) -> float:
+        """How far replays are from the typical one; a few odd ones do not count."""
+        around = self.typical
+        return NORMAL * _median(abs(each - around) for each in self.logs)
+
+
+def _median(values: Iterable[float]) -> float:
+    """Return the median, 0 of nothing; the module `statistics` takes longer to import than a plan."""
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    if len(ordered) % 2:
+        return ordered[middle]
+    return sum(ordered[middle - 1 : middle + 1]) / 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +140,8 @@ class CostCorrections:
             if seen is None or not seen.count:
                 continue
             weight = seen.count / (seen.count + self.trust)
-            own = seen.total / seen.count
-            mean = (1 - weight) * mean + weight * own
-            around = max(seen.squares / seen.count - own**2, 0.0)
-            spread = math.sqrt((1 - weight) * spread**2 + weight * around)
+            mean = (1 - weight) * mean + weight * seen.typical
+            spread = math.sqrt((1 - weight) * spread**2 + weight * seen.spread**2)
         return math.exp(mean), spread
 
     def unknown(self, version: str, operator: str) -> float:
@@ -132,7 +172,7 @@ def refine(known: CostCorrections, predicted: Segment, real: float) -> CostCorre
         return known
     operator = str(predicted.operator)
     factor, _ = known.factor(predicted.version, operator)
-    ratio = real / (predicted.seconds / factor)
+    ratio = (real + JITTER) / (predicted.seconds / factor + JITTER)
     by = dict(known.by)
     for key in ("", operator, f"{predicted.version} {operator}"):
         by[key] = by.get(key, CostCorrection()).seen(ratio)

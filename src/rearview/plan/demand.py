@@ -25,8 +25,8 @@ Stop = tuple[int, float, float, tuple[CheckpointFacts, ...]]
 """A place where replay can begin: (place, time, cost, checkpoints).
 
 `time` is on the axis: seconds of computing since the outermost loop began. `cost` is what it takes
-to get there in a process that has done its set-up. It is reached by the program's start, by
-restoring a checkpoint, or by restoring partial ones one iteration after another (pseudo-resume).
+to get there in a process that has done its set-up. It is reached by the program's start or by restoring
+a complete checkpoint; a partial one is only compared with (docs/decisions/partial-checkpoints.md).
 A plain tuple, since a long history has a million of them.
 """
 START: Stop = (0, 0.0, 0.0, ())
@@ -62,8 +62,6 @@ class Axis:
         self._begins: dict[int, CheckpointFacts] = {}
         self._ends: dict[int, CheckpointFacts] = {}
         self._middles: dict[int, list[tuple[int, CheckpointFacts]]] = {}
-        self.partial: dict[int, CheckpointFacts] = {}
-        """Outer iteration -> partial checkpoint after its inner loop."""
         self.at_begin: list[Stop] = []
         """Outer iteration -> the best stop at or before its beginning."""
         self.at_end: list[Stop] = []
@@ -97,24 +95,22 @@ class Axis:
         return best
 
     def _sort(self, checkpoints: Sequence[CheckpointFacts]) -> None:
-        """Sort checkpoints by where they lie; those of other loops are left out."""
+        """Sort complete checkpoints by where they lie; those of other loops are left out."""
         name, inner, count = self.name, self.inner_name, self.count
         begins, ends, middles = self._begins, self._ends, self._middles
         for checkpoint in checkpoints:
             steps = checkpoint.point.steps
-            if not steps or steps[0].loop != name:
+            if not checkpoint.complete or not steps or steps[0].loop != name:
                 continue
             index = steps[0].index
             if len(steps) == 1:
-                if checkpoint.complete:
-                    begins[count if checkpoint.edge == Edge.END else index] = checkpoint
+                begins[count if checkpoint.edge == Edge.END else index] = checkpoint
             elif steps[1].loop != inner or index >= count:
                 continue
             elif checkpoint.edge != Edge.END:
-                if checkpoint.complete:
-                    middles.setdefault(index, []).append((steps[1].index, checkpoint))
+                middles.setdefault(index, []).append((steps[1].index, checkpoint))
             elif len(steps) == 2:
-                (ends if checkpoint.complete else self.partial)[index] = checkpoint
+                ends[index] = checkpoint
         for found in middles.values():
             found.sort(key=lambda item: item[0])
 
@@ -124,8 +120,8 @@ class Axis:
         A late checkpoint that is slow to restore can lose against an earlier one.
         """
         restore, edges, inner = self.cost.restore, self.edges, self.inner
-        begins, ends, middles, partial = self._begins, self._ends, self._middles, self.partial
-        best = reached = START
+        begins, ends, middles = self._begins, self._ends, self._middles
+        best = START
         least = 0.0
         at_begin, at_end = self.at_begin.append, self.at_end.append
         for k in range(self.count + 1):
@@ -135,8 +131,6 @@ class Axis:
                 cost = restore(found)
                 if cost - time <= least:
                     least, best = cost - time, (place, time, cost, (found,))
-                if partial:
-                    reached = (place, time, cost, (found,))
             at_begin(best)
             if k in middles:
                 reach = self.before(k, middles[k][-1][0])
@@ -147,20 +141,7 @@ class Axis:
                 cost, time = restore(found), time + inner[k]
                 if cost - time <= least:
                     least, best = cost - time, (place + END, time, cost, (found,))
-            elif k in partial and reached[0] == place:
-                least, best, reached = self._through(k, reached, least, best)
             at_end(best)
-
-    def _through(self, k: int, reached: Stop, least: float, best: Stop) -> tuple[float, Stop, Stop]:
-        """Go on from a stop by restoring the partial checkpoint of iteration `k`."""
-        checkpoint = self.partial[k]
-        cost = reached[2] + self.cost.restore(checkpoint)
-        time = self.edges[k] + self.inner[k]
-        chain = (*reached[3], checkpoint)
-        if cost - time <= least:
-            least, best = cost - time, ((k << BITS) + END, time, cost, chain)
-        cost += self.seconds[k] - self.inner[k]
-        return least, best, ((k + 1) << BITS, self.edges[k + 1], cost, chain)
 
 
 # what must happen in one iteration of the outermost loop: plain numbers, there are many of them

@@ -59,16 +59,22 @@ class Explanation:
     refusals: tuple[tuple[str, str], ...]
 
 
-def explain(survey: Survey, plan: Plan, *, workers: Sequence[int] = (1, 2, 4, 8)) -> Explanation:
-    """Return what there is to know about a plan before it is run."""
+def explain(
+    survey: Survey, plan: Plan, *, workers: Sequence[int] = (1, 2, 4, 8), rerun: bool = False
+) -> Explanation:
+    """Return what there is to know about a plan before it is run; `rerun` as in `divide`."""
     startup = sum(work.startup.seconds for work in survey.work)
+    rerun_runs = {segment.run for segment in plan.segments if segment.rerun}
     restoring = sum(
         work.cost.restore(checkpoint)
         for work in survey.work
+        if work.facts.run not in rerun_runs
         for group in (work.cold_restores[:1] + work.going_restores[1:])
         for checkpoint in group
     )
-    total = sum(work.seconds for work in survey.work)
+    total = sum(
+        work.rerun if work.facts.run in rerun_runs else work.seconds for work in survey.work
+    )
     return Explanation(
         segments=plan.segments,
         seconds=plan.seconds,
@@ -81,14 +87,15 @@ def explain(survey: Survey, plan: Plan, *, workers: Sequence[int] = (1, 2, 4, 8)
         cells=sum(work.cells for work in survey.work),
         nbytes_written=sum(work.nbytes for work in survey.work),
         nbytes_read=sum(segment.nbytes for segment in plan.segments),
-        workers=tuple(_on(survey, count) for count in workers),
+        workers=tuple(_on(survey, count, rerun=rerun) for count in workers),
         cheaper=tuple(sorted(_cheaper(survey, total), key=lambda c: -c.saves)),
         refusals=plan.refusals,
     )
 
 
-def _on(survey: Survey, workers: int) -> OnWorkers:
-    seconds = [segment.seconds for segment in divide(survey, workers=workers).segments]
+def _on(survey: Survey, workers: int, *, rerun: bool) -> OnWorkers:
+    divided = divide(survey, workers=workers, rerun=rerun)
+    seconds = [segment.seconds for segment in divided.segments]
     taken = schedule(seconds, workers).seconds
     balance = min(1.0, least(survey, workers) / taken) if taken else 1.0
     return OnWorkers(workers, taken, len(seconds), balance)

@@ -235,6 +235,9 @@ class RunFacts:
     """Seconds from there to the outermost loop."""
     after: float = 0.0
     """Seconds from the end of the outermost loop to the end of the program."""
+    shareable: float = 0.0
+    """Seconds of `start` and `setup` that only the first process of several for this run computes: the
+    others are forked from one that has done the imports."""
     checkpoints: tuple[CheckpointFacts, ...] = ()
     finished: bool = True
     machine: Machine | None = None

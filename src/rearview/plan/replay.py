@@ -71,6 +71,8 @@ class Work:
     """The last atom is what follows the loop."""
     lead: float = 0.0
     """Seconds that run only to get to what is wanted."""
+    rerun: float = 0.0
+    """Predicted seconds of one process that restores nothing and runs up to the last that is wanted."""
     noise: float = 0.0
     """Variance per second of computing."""
     cells: int = 0
@@ -154,16 +156,19 @@ def work_of(question: RunQuestion, cost: CostModel) -> Work | str:
         _whole(work, axis, needs)
     else:
         _atoms(work, axis, needs)
-    _add_writing(work)
+    writing = _add_writing(work)
+    work.rerun += work.startup.seconds + writing
     return work
 
 
-def _add_writing(work: Work) -> None:
-    """Add what it costs to write the new values, spread evenly."""
+def _add_writing(work: Work) -> float:
+    """Add what it costs to write the new values, spread evenly; return the sum."""
     each = RECORD * work.cost.speed.compute * work.cells / max(1, len(work.going))
     if each > TINY:
         work.going = [seconds + each for seconds in work.going]
         work.cold = [seconds + each for seconds in work.cold]
+        return each * len(work.going)
+    return 0.0
 
 
 def _inner_loop(question: RunQuestion) -> str | None:
@@ -197,6 +202,7 @@ def _whole(work: Work, axis: Axis, needs: Needs) -> None:
     work.cuts.append(0)
     work.add([(k, RUN, axis.seconds[k], (), axis.edges[k + 1], ()) for k in range(last + 1)])
     work.lead = sum(axis.seconds[k] for k in range(last + 1) if k not in needs.by)
+    work.rerun = axis.edges[last + 1]
     if needs.after:
         work.tail = True
         _add_after(work, axis, axis.count << BITS, axis.edges[-1])
@@ -204,7 +210,7 @@ def _whole(work: Work, axis: Axis, needs: Needs) -> None:
 
 def _atoms(work: Work, axis: Axis, needs: Needs) -> None:
     edges, inner, seconds = axis.edges, axis.inner, axis.seconds
-    by, partial, restore = needs.by, axis.partial, work.cost.restore
+    by = needs.by
     place = 0
     position = lead = 0.0
     cuts = work.cuts
@@ -238,10 +244,6 @@ def _atoms(work: Work, axis: Axis, needs: Needs) -> None:
         if not rows:
             cuts.append(0)
         else:
-            if k in partial and place == here and need == TAIL:
-                skip = restore(partial[k]) + seconds[k] - inner[k]
-                if skip < going:
-                    going, going_from, paid = skip, (partial[k],), restore(partial[k])
             if end - position + extra <= going:
                 going, going_from, paid = end - position + extra, (), 0.0
             if cold_from and key >= place:
@@ -249,6 +251,7 @@ def _atoms(work: Work, axis: Axis, needs: Needs) -> None:
         lead += going - paid - extra - end + begin
         rows.append((k, need, going, going_from, cold, cold_from))
         place, position = then, end
+        work.rerun = end + extra
     work.add(rows)
     work.lead = max(0.0, lead)
     if needs.after:
@@ -278,6 +281,7 @@ def _add_after(work: Work, axis: Axis, place: int, position: float) -> None:
     if not work.iterations or (key >= place and cold_from):
         work.cuts.append(len(work.iterations))
     work.lead += max(0.0, going - own - paid)
+    work.rerun = end + own
     work.add([(axis.count, NONE, going, going_from, cold, cold_from)])
 
 

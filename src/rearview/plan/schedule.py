@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, bisect_right, insort
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
-from rearview.model import Plan, Segment
+from rearview.model import Operator, Plan, Segment
 from rearview.plan.cost import Prediction
 from rearview.plan.replay import Survey, Work, operator_of, quietly
 
@@ -134,7 +135,7 @@ def _exchange(
 
 Piece = tuple[tuple[int, int], ...]
 """Stretches of atoms `first <= i < last` that one process does, in order."""
-PER_WORKER = (1, 1.2, 1.5, 1.75, 2, 2.5, 3, 4, 6)
+PER_WORKER = (0.125, 0.25, 0.5, 1, 1.2, 1.5, 1.75, 2, 2.5, 3, 4, 6)
 """How many segments per worker are tried."""
 TRIES = 16
 """Lengths that are tried to find the one which fills all workers."""
@@ -142,8 +143,13 @@ SPARE = 0.01
 """Share of its time that a plan may be longer so that workers who come later find work."""
 LEAST = 0.005
 """Share of its time by which a plan that computes more must end sooner."""
-WORTH = 0.1
-"""Seconds that a plan must end sooner for each second of computing it adds per worker."""
+WORTH = 2 / 3
+"""Seconds that a plan must end sooner for each second of computing it adds per worker. On two workers, a
+run is divided if what it computes takes two thirds as long as the start that a second process repeats."""
+NOTICED = 0.5
+"""Seconds below which it is not worth dividing a run, or restoring checkpoints instead of running again."""
+RISK = 0.05
+"""Share of a rerun that restoring must save as well: a state that cannot be restored costs a rerun on top."""
 
 
 def least(survey: Survey, workers: int) -> float:
@@ -164,6 +170,7 @@ class _Cutter:
         self.work = work
         self.sums = list(accumulate(work.going, initial=0.0))
         self.start = work.startup.seconds
+        self.shareable = min(work.facts.shareable * work.cost.speed.compute, self.start)
         self.total = len(work.going)
         self.ends = [*work.cuts, self.total]
 
@@ -242,7 +249,12 @@ def _joined(stretches: list[tuple[int, int]]) -> Piece:
 
 @quietly()
 def divide(
-    survey: Survey, *, workers: int = 1, budget: float | None = None, growth: int = 1
+    survey: Survey,
+    *,
+    workers: int = 1,
+    budget: float | None = None,
+    growth: int = 1,
+    rerun: bool = False,
 ) -> Plan:
     """Return the plan that ends first on `workers`, keeping to the order of priorities.
 
@@ -250,7 +262,8 @@ def divide(
     segments balance better but each pays for its start, so several sizes are tried. With
     `budget`, only what ends within that many seconds is planned. With `growth`, there are
     segments for that many times the workers, so that some who come later find work, as far as
-    that costs next to nothing.
+    that costs next to nothing. With `rerun`, a run that restoring would not answer noticeably sooner
+    runs again from its start, in one process.
     """
     cutters = [_Cutter(work) for work in survey.work]
     best = _ordered(cutters, [[((0, cutter.total),)] for cutter in cutters])
@@ -258,18 +271,61 @@ def divide(
     for pieces in _ways(cutters, workers) if workers > 1 else ():
         tried = _ordered(cutters, pieces)
         took, computing = _weigh(cutters, tried, workers)
-        # many small segments must be worth the computing that they add
-        price = WORTH * (computing - total) / workers
-        if spent - took > (max(price, LEAST * spent) if price > 0 else price):
+        if spent - took > _least_gain(computing - total, spent, workers):
             best, spent, total = tried, took, computing
     if len(best) < growth * workers:
         best = _finer(cutters, best, workers, growth * workers)
-    segments = [_segment(cutters[i], piece) for i, piece in best]
+    counts = Counter(i for i, _ in best)
+    segments = [
+        _rerun(cutters[i])
+        if rerun and counts[i] == 1 and not _worth_restoring(cutters[i], piece)
+        else _segment(cutters[i], piece)
+        for i, piece in best
+    ]
     if budget is not None:
         ends = schedule([segment.seconds for segment in segments], workers).ends
         kept = next((i for i, end in enumerate(ends) if end > budget), len(segments))
         segments = segments[:kept]
     return Plan(tuple(segments), survey.refusals)
+
+
+def _least_gain(added: float, spent: float, workers: int) -> float:
+    """Return how many seconds sooner than `spent` a plan must end to be worth `added` computing.
+
+    >>> _least_gain(3.0, 5.0, workers=2), _least_gain(0.3, 5.0, workers=2), _least_gain(-3.0, 5.0, workers=2)
+    (1.0, 0.5, -1.0)
+    """
+    price = WORTH * added / workers
+    if added <= 0:
+        return price
+    return max(price, NOTICED, LEAST * spent)
+
+
+def _worth_restoring(cutter: _Cutter, piece: Piece) -> bool:
+    """Return True if a piece restores checkpoints and is noticeably sooner done than a rerun."""
+    work = cutter.work
+    saved = work.rerun - cutter.cost(piece)
+    return saved >= max(NOTICED, RISK * work.rerun) or not work.iterations
+
+
+def _rerun(cutter: _Cutter) -> Segment:
+    """Return a segment that restores nothing and does all that one run has to do."""
+    work = cutter.work
+    planned = _segment(cutter, ((0, cutter.total),))
+    seconds = work.rerun - cutter.start
+    own = Prediction(seconds, seconds * work.noise).times(1.0, share=work.cost.speed.share)
+    guess = work.cost.corrected(work.startup + own, Operator.FULL)
+    return replace(
+        planned,
+        operator=Operator.FULL,
+        start=None,
+        seconds=guess.seconds,
+        low=guess.low,
+        high=guess.high,
+        restores=(),
+        rerun=True,
+        nbytes=0,
+    )
 
 
 def _ways(cutters: list[_Cutter], workers: int) -> Iterator[list[list[Piece]]]:
@@ -322,9 +378,15 @@ def _finer(
 def _weigh(
     cutters: list[_Cutter], pieces: list[tuple[int, Piece]], workers: int
 ) -> tuple[float, float]:
-    """Return (when the pieces are done, seconds of computing)."""
+    """Return (when the pieces are done, seconds of computing).
+
+    Pieces of one run may wait for the same imports, which are computed once.
+    """
     seconds = [cutters[i].cost(piece) for i, piece in pieces]
-    return schedule(seconds, workers).seconds, sum(seconds)
+    shared = sum(
+        (count - 1) * cutters[i].shareable for i, count in Counter(i for i, _ in pieces).items()
+    )
+    return schedule(seconds, workers).seconds, sum(seconds) - shared
 
 
 def _ordered(cutters: list[_Cutter], pieces: list[list[Piece]]) -> list[tuple[int, Piece]]:

@@ -27,7 +27,7 @@ from rearview.runtime.sandbox.outputs import put_back
 from rearview.runtime.saving.dirty_pages import TRACK_FROM, Pages, PageWatch, address_of
 from rearview.runtime.session import Session
 from rearview.state.capture import capture
-from rearview.state.codecs.iterators import drawn
+from rearview.state.codecs.iterators import draw_items
 from rearview.state.compare import Difference, compare
 from rearview.state.restore import restore
 from rearview.store.checkpoints.checkpoints import Checkpoints, LoadedCheckpoint
@@ -206,7 +206,7 @@ class CheckpointIndex:
 
     def advance(self, source: Iterator[Any], count: int, frame: FrameType) -> None:
         """Draw and drop `count` items, then restore the pending checkpoint."""
-        deque(drawn(source, count), maxlen=0)
+        deque(draw_items(source, count), maxlen=0)
         assert self.pending is not None
         self.restore(self.pending, frame)
         self.pending = None

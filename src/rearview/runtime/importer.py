@@ -37,9 +37,9 @@ from rearview.runtime.sandbox.file_view import FileView, PathUse
 from rearview.source.cells import ENTER, cell_starts, mark_cells
 from rearview.source.instrument import HOOK, ITER, PARTS, WALK, instrument, without_targets
 from rearview.source.wrap_probes import CALM, SHIELD, TRACK, Places, shield_tree
-from rearview.state.anchors import letting_go
+from rearview.state.anchors import without_weak_references
 from rearview.state.codecs.data_loaders import watch_loaders
-from rearview.state.codecs.iterators import Walk
+from rearview.state.codecs.iterators import LoopIterator
 
 if TYPE_CHECKING:
     from rearview.runtime.session import Session
@@ -339,7 +339,7 @@ def install(compiler: Compiler) -> None:
     """Let imports of project files go through `compiler` from now on."""
     _hook(compiler.session, _never)
     install_builtins()
-    offer(WALK, Walk)
+    offer(WALK, LoopIterator)
     lend(ITER, iter)
     after_import("torch.utils", _let_swap)
     after_import("torch.utils.data.dataloader", watch_loaders)
@@ -377,7 +377,7 @@ def _let_swap(utils: ModuleType) -> None:
 
     @functools.wraps(swap)
     def swap_tensors(t1: Any, t2: Any) -> None:
-        with letting_go(t1, t2):
+        with without_weak_references(t1, t2):
             swap(t1, t2)
 
     vars(utils)["swap_tensors"] = swap_tensors

@@ -28,7 +28,7 @@ from rearview.model.wording import printable
 from rearview.runtime.frames import run_at_bottom
 from rearview.runtime.importer import furnish, retire
 from rearview.runtime.saving.background_threads import hide_background_threads
-from rearview.state.codecs.functions import Standin
+from rearview.state.codecs.functions import PatchedBuiltin
 
 if TYPE_CHECKING:
     from rearview.runtime.start_replay import SharedStart
@@ -120,7 +120,7 @@ def guard_exit(session: Any) -> None:
             session.finish(status)
         real(status)
 
-    standin: Any = Standin(leave, real)
+    standin: Any = PatchedBuiltin(leave, real)
     for home in {os, sys.modules[real.__module__]}:
         vars(home)["_exit"] = standin
 
@@ -137,6 +137,7 @@ def run(control: Control, session: Any, plain: frozenset[str] | None = None) -> 
         run_at_bottom(*program)
     except SystemExit as exc:
         session.code = exit_code(exc)
+        session.note_failure(exc)
         return exc.code  # Python handles any value
     except BaseException as exc:
         failure = exc  # shown when it is handled: a hook that fails has no context then

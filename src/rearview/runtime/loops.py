@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from rearview.model import LoopTotals, Step
 from rearview.runtime.frames import position
 from rearview.source.instrument import LoopSite
-from rearview.state.codecs.iterators import Walk, drawn
+from rearview.state.codecs.iterators import LoopIterator, draw_items
 
 SLICE = 0.002
 """Seconds that a slice of short iterations should take, if every boundary may be saved."""
@@ -89,7 +89,7 @@ class LoopEntry:
     """Whether `held` grows with each iteration."""
     source: Any = None
     """The iterator that the items come from."""
-    walk: Walk | None = None
+    walk: LoopIterator | None = None
     """The iterator of a loop in a generator, which counts its items itself."""
     ordinals: dict[str, int] = field(default_factory=dict)
     """Number of entries of inner loops in one iteration."""
@@ -280,13 +280,13 @@ def untouched(source: Any) -> Any:
 
     The iterators of Python itself are returned as they are: they are the fastest.
     """
-    if type(source).__flags__ & _PYTHON_CLASS and type(source) is not Walk:
-        return drawn(source)
+    if type(source).__flags__ & _PYTHON_CLASS and type(source) is not LoopIterator:
+        return draw_items(source)
     return source
 
 
 def suspended(
-    session: LoopSession, entry: LoopEntry, walk: Walk
+    session: LoopSession, entry: LoopEntry, walk: LoopIterator
 ) -> Generator[Iterable[Any], None, None]:
     """Yield a loop in a generator or coroutine as one slice; `walk` counts its items."""
     entry.walk = walk

@@ -521,7 +521,7 @@ class Recorder(Session):
             self.overhead.close()
             if self.outputs is not None:
                 self.outputs.ended(well=not final)
-            summary = self.summary()
+            summary = self.summary(final or 0)
             self.runs.end(self.run, final or 0, summary)
         except Exception as exc:
             self.fail(exc)
@@ -585,8 +585,8 @@ class Recorder(Session):
         traces = self.outputs.traces if self.outputs is not None else None
         return frozenset(traces.absent() if traces is not None else ())
 
-    def summary(self) -> RunEnd:
-        """Return what the run measured, for planning and for `rearview show`."""
+    def summary(self, code: int) -> RunEnd:
+        """Return what the run measured until it ended with `code`, for planning and `rearview show`."""
         files = {str(file) for _, one in self.modules if (file := getattr(one, "__file__", None))}
         if self.script and self.belongs(self.script):
             files.add(self.script)  # Python forgets its name
@@ -602,6 +602,7 @@ class Recorder(Session):
                 k: h.facts() for k, h in self.histories.items() if h.entries and not h.unwatched
             },
             files=sorted({os.path.relpath(file, self.root) for file in files}),
+            early=self.early_end(code),
             captured=self._captured_facts(),
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ import msgspec
 
 from rearview.checkpointer.signals import leave_at_once
 from rearview.errors import RearviewError
-from rearview.model import Checkpoint, Edge, LoopStep, Point, ReplayReport, SegmentFile
+from rearview.model import Checkpoint, EarlyEnd, Edge, LoopStep, Point, ReplayReport, SegmentFile
 from rearview.model.plan import ReplayFailure, may_hold
 from rearview.model.run import name_of
 from rearview.model.wording import plural
@@ -46,6 +47,10 @@ class Replayer(Session):
     """Library versions and thread counts of the run."""
     inputs: Mapping[str, list[Any]] = field(default_factory=dict)
     """Fingerprints of the files that the run read."""
+    run_code: int | None = None
+    """Exit code of the run; None if the run did not come to an end."""
+    run_early: EarlyEnd | None = None
+    """Where the run was when it failed."""
     created: Collection[str] = ()
     """Files that the run created."""
     recorded: Mapping[tuple[Any, ...], list[bytes]] = field(kw_only=True)
@@ -93,6 +98,7 @@ class Replayer(Session):
             self.report.setup = perf_counter() - self.began
         if outermost and self.segment.until == entry.site.id:
             self.leave_program()
+        self.stop_if_beyond_run(entry, index)
         try:
             self.checkpoint_index.anchor(entry, index, frame)
         except Exception as exc:
@@ -123,6 +129,24 @@ class Replayer(Session):
         self.worked = self.worked or not outermost
         return index
 
+    def is_beyond_run(self, entry: LoopEntry, index: int) -> bool:
+        """Return True if the run was interrupted before it came to iteration `index` of a loop."""
+        if self.run_early is None or not self.run_early.interrupted:
+            return False
+        for here, last in zip(self.path(entry, index), self.run_early.path, strict=False):
+            if (here.loop, here.ordinal) != tuple(last[:2]):
+                return False
+            if here.iteration != last[2]:
+                return here.iteration > last[2]
+        return False
+
+    def stop_if_beyond_run(self, entry: LoopEntry, index: int) -> None:
+        """End the replay if the run was interrupted before it came to iteration `index` of a loop."""
+        if self.is_beyond_run(entry, index):
+            while self.stack:  # counts what ran of each loop
+                self.leave(self.stack[-1], None, ended=True)
+            self.leave_program()
+
     def end_outer_iteration(self) -> bool:
         """Count the end of an iteration of the outermost loop; return True if a loop was skipped in it.
 
@@ -136,7 +160,9 @@ class Replayer(Session):
     def slice(self, entry: LoopEntry, size: int) -> int:
         """Stop before every iteration once inner loops are skipped, to compare what followed them."""
         skips = self.report.skipped > 0 and self.nest is not None and self.nest.entry is entry
-        return 1 if skips else super().slice(entry, size)
+        if skips or self.is_beyond_run(entry, entry.index + size):
+            return 1
+        return super().slice(entry, size)
 
     def learn(self, entry: LoopEntry) -> None:
         """Learn from a loop that has ended, unless it was skipped."""
@@ -180,9 +206,9 @@ class Replayer(Session):
     def should_compare(self) -> bool:
         """Return True if it is time for a comparison that a later one would cover as well.
 
-        A replay without jumps looks for the start of a difference: it compares wherever it can.
+        A thorough replay looks for the start of a difference: it compares wherever it can.
         """
-        return not self.segment.jump or perf_counter() - self.compared >= _SELDOM * self.proving
+        return self.segment.thorough or perf_counter() - self.compared >= _SELDOM * self.proving
 
     def end_uncompared(self) -> None:
         """Count loops that were executed and will not be compared."""
@@ -283,6 +309,7 @@ class Replayer(Session):
         outermost = self.nest.entry is entry
         if outermost:
             self.end_outer_iteration()
+        self.stop_if_beyond_run(entry, sys.maxsize)
         if outermost or self.should_compare():
             self.prove(self.checkpoint_index.to_compare(Edge.END, self.path(entry, index)), frame)
         if outermost and self.needs(entry) and not self.segment.after:
@@ -381,6 +408,7 @@ class Replayer(Session):
 
     def note_failure(self, exc: BaseException) -> None:
         """Keep what kind of failure ended the program."""
+        super().note_failure(exc)
         if caused_by_full_disk(exc):
             self.report.failure = ReplayFailure.DISK_FULL
 
@@ -405,6 +433,16 @@ class Replayer(Session):
         self.finish(0)
         leave_at_once(0)
 
+    def ended_as_run(self, code: int) -> bool:
+        """Return True if the run failed, and this replay has failed in the same way and iteration."""
+        if not code or code != self.run_code:
+            return False
+        then, now = self.run_early, self.early_end(code)
+        if then is None or now is None:
+            return then is None  # an old run, which kept its exit code only
+        # inner loops are not always watched, so only the outermost one is compared
+        return then.exception == now.exception and then.path[:1] == now.path[:1]
+
     def finish(self, code: int | None) -> None:
         """Write the report."""
         if self.closed or self.pid != os.getpid():
@@ -412,11 +450,12 @@ class Replayer(Session):
         self.closed = True
         self.end_uncompared()
         final = code if code is not None else self.code
+        as_run = not self.probe_error and not self.report.retry and self.ended_as_run(final or 0)
         if not self.report.finished:
-            self.report.finished = final == 0
+            self.report.finished = final == 0 or as_run
         if self.report.finished and not self.report.retry and self.report.error is None:
             self.report.lacking = self.lacking()
-        if final and self.report.error is None:
+        if final and not as_run and self.report.error is None:
             self.report.error = self.probe_error or f"the program ended with exit code {final}"
             if self.probe_error and self.report.failure is None:
                 self.report.failure = ReplayFailure.PROBE_RAISED

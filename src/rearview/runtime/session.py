@@ -5,21 +5,23 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, repeat
+from itertools import chain, repeat, takewhile
 from time import perf_counter
 from types import FrameType
 from typing import Any
 
 from rearview.config import Settings
-from rearview.model import LoopStep, Point, Step
+from rearview.model import EarlyEnd, LoopStep, Point, Step
 from rearview.model.run import CELL, NAMED
 from rearview.runtime.frames import (
     LOOPS,
     Modules,
     clear_library_references,
     library_roots,
+    position,
     project_frames,
     resolved,
     roots,
@@ -36,7 +38,7 @@ from rearview.runtime.loops import (
 from rearview.runtime.sandbox.file_view import FileView, PathUse
 from rearview.source.instrument import LoopSite
 from rearview.state.anchors import Anchors
-from rearview.state.codecs.iterators import Walk, feeding
+from rearview.state.codecs.iterators import LoopIterator, sources_of
 from rearview.store.project import FOLDER, Project
 
 SHORT = 0.0002
@@ -137,6 +139,10 @@ class Session:
     """Seconds between boundaries of short iterations."""
     shared: frozenset[str] = frozenset()
     """Files that other programs have written since the run stopped: they are left alone."""
+    early: EarlyEnd | None = None
+    """How an exception ended the program, once it has."""
+    left_early: tuple[tuple[int, tuple[str, int, int]], ...] = ()
+    """The loop that was left last without being used up, and those around it: frame and iteration."""
     cell: int = 0
     """Number of the notebook's cell being executed, from 1 on; 0 if none is."""
 
@@ -233,7 +239,7 @@ class Session:
         if history.site.loose:
             entry = LoopEntry(history, 0, id(frame))
             history.entries += 1
-            walk = items if type(items) is Walk else Walk(items)
+            walk = items if type(items) is LoopIterator else LoopIterator(items)
             return chain.from_iterable(suspended(self, entry, walk))
         return chain.from_iterable(self._entered(history, items, frame))
 
@@ -277,6 +283,8 @@ class Session:
             return
         if not ended and frame is not None and id(frame) == entry.frame:
             self.broken(entry, frame)
+            if position(frame) not in entry.site.breaks:
+                self._note_left_early(entry)
         while self.stack:
             last = self.stack.pop()
             if self.nest is not None and self.nest.entry is last:
@@ -284,6 +292,12 @@ class Session:
             if last is entry:
                 break
         self.learn(entry)
+
+    def _note_left_early(self, entry: LoopEntry) -> None:
+        around = takewhile(lambda other: other is not entry, self.stack)
+        path = tuple([(other.frame, _step(other)) for other in (*around, entry)])
+        if self.left_early[: len(path)] != path:  # else a loop inside it was left by the same cause
+            self.left_early = path
 
     def learn(self, entry: LoopEntry) -> None:
         """Add a loop that has ended to its history; stop watching it if it is short and logs nothing."""
@@ -359,7 +373,7 @@ class Session:
     def _sources(self, nest: LoopNest) -> dict[str, Any]:
         """Return the generators and data loaders that feed the outermost loop: they are state too."""
         if nest.feeds is None:
-            nest.feeds = feeding(nest.entry.source, self.is_project_module)
+            nest.feeds = sources_of(nest.entry.source, self.is_project_module)
         return {f"loop:{n}:{nest.entry.site.id}": one for n, one in enumerate(nest.feeds)}
 
     def anchor(
@@ -419,11 +433,24 @@ class Session:
         raise AssertionError
 
     def note_failure(self, exc: BaseException) -> None:
-        """Take note of the exception that ends the program."""
+        """Take note of the exception that ends the program, and of the loops that it was raised in."""
+        frames = {id(frame) for frame, _ in traceback.walk_tb(exc.__traceback__)}
+        path = takewhile(lambda left: left[0] in frames, self.left_early)
+        self.early = EarlyEnd(exception=type(exc).__name__, path=[step for _, step in path])
+
+    def early_end(self, code: int) -> EarlyEnd | None:
+        """Return where the program was when it ended with `code`; None if it ended well."""
+        if not code:
+            return None
+        return self.early or EarlyEnd(path=[_step(entry) for entry in self.stack])
 
     def finish(self, code: int | None) -> None:
         """End the run: everything is written when this returns."""
         raise AssertionError
+
+
+def _step(entry: LoopEntry) -> tuple[str, int, int]:
+    return (entry.site.id, entry.ordinal, entry.now)
 
 
 def _frames() -> Iterator[int]:

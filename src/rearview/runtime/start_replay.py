@@ -163,6 +163,8 @@ def replay(control: Control, shared: SharedStart | None = None) -> Replayer:
         recorded=recorded_values(folder),
         surroundings=run.end.surroundings,
         inputs=run.end.inputs,
+        run_code=run.exit_code,
+        run_early=run.end.early,
         created=created,
         put=checkpoints.objects.put,
     )

@@ -36,7 +36,7 @@ class Anchors:
 
     def __init__(self, project: Project, loop_modules: Collection[str] = ()) -> None:
         self.signature: list[str] = []
-        """A description of each anchor, in order: a replay must find the same."""
+        """A label of each anchor, in order; a replay must find the same labels."""
         self.kinds: list[Kind] = []
         self.types: list[type] = []
         self.ids: list[int] = []
@@ -47,7 +47,7 @@ class Anchors:
         """Keys of buffers in the last capture, by address."""
         self.rules = WalkRules(project, self._is_value, loop_modules)
         self.reducers: dict[type, Any] = {}
-        """How objects created after the walk are pickled, by type; filled by capture."""
+        """By type: the function that pickles objects created after the walk; filled by capture."""
         self.shares_arrays = False
         """Whether small arrays created after the walk were seen to share memory."""
         self._refs: list[Any] = []
@@ -59,12 +59,13 @@ class Anchors:
         """Numbers of anchors that no longer exist, as of the last `alive`."""
         self._living: dict[int, int] = {}
         """`index` as of the last `alive`."""
-        self.unheld: dict[int, tuple[int, Any]] = {}
-        """Arrays that own their memory, known by address and form only: NumPy refuses to resize an
-        array that has other references, even weak ones. If the array is freed and a similar one
-        takes its address, that one may take its number: nothing refers to the old one."""
+        self.by_address: dict[int, tuple[int, Any]] = {}
+        """Arrays that own their memory: number and form, by `id`. No reference to them is kept,
+        because NumPy refuses to resize an array that has other references, even weak ones. If such
+        an array is freed and a similar one gets its address, the new one takes its number; that is
+        safe, because nothing refers to the old one."""
         self.recipes: dict[tuple[Any, ...], Any] = {}
-        """How to build a set that iterates in a given order."""
+        """For an order of elements: a recipe for a set that iterates in that order."""
         self.set_orders: dict[int, list[Any]] = {}
         """Order of the elements of each set at the walk, by the `id` of the set."""
         self.classes: list[int] = []
@@ -89,10 +90,10 @@ class Anchors:
     ) -> Anchors:
         """Return the anchors reachable from `roots`, numbered breadth first.
 
-        `project` returns True for a module, or its name, that is the user's own: only there are
-        attributes of classes and functions part of the state. `loop_modules` are library modules
-        whose training loops are watched. On replay, `signature` is the recorded one; closure
-        variables that only a probe uses are then left out.
+        `project` returns True for a module, or the name of one, that belongs to the project: only
+        its classes and functions have attributes that are state. `loop_modules` are library modules
+        whose training loops are watched. On replay, `signature` is the recorded one; the walk then
+        leaves out closure variables that only a probe uses.
         """
         anchors = cls(project, loop_modules)
         with plain_access():
@@ -103,82 +104,82 @@ class Anchors:
         return len(self._refs)
 
     def _is_value(self, t: type, items: Iterable[object]) -> bool:
-        found = self._by_type.get(t)
-        if found is None:
-            found = self.kind(next(item for item in items if type(item) is t))
-        return found is VALUE
+        kind = self._by_type.get(t)
+        if kind is None:
+            kind = self.kind(next(item for item in items if type(item) is t))
+        return kind is VALUE
 
     def kind(self, obj: Any) -> Kind:
-        """Return the kind of any object, remembered by type."""
+        """Return the kind of an object; looked up once per type."""
         t = type(obj)
-        found = self._by_type.get(t)
-        if found is None:
-            found = kind_of(obj, self.rules.project)
+        kind = self._by_type.get(t)
+        if kind is None:
+            kind = kind_of(obj, self.rules.project)
             if not isinstance(obj, type):
-                self._by_type[t] = found
-        return found
+                self._by_type[t] = kind
+        return kind
 
     def _walk(self, roots: Mapping[str, object], signature: Sequence[str] | None) -> None:
         queue: deque[tuple[object, int, Kind]] = deque()
-        late: deque[tuple[object, int, Kind]] = deque()
+        postponed: deque[tuple[object, int, Kind]] = deque()
         through: dict[int, object] = {}
         by_type = self._by_type
         index = self.index
         rules = self.rules
 
-        places = self._steps
+        path_steps = self._steps
 
-        def meet(parent: int, step: PathStep) -> None:
+        def visit(parent: int, step: PathStep) -> None:
             style, key, child = step
             kind = by_type.get(type(child)) or self.kind(child)
             if kind is VALUE or kind is INLINE:
                 return
-            known = id(child)
-            if known in index or known in through:
+            child_id = id(child)
+            if child_id in index or child_id in through:
                 return
-            if kind.name == "enum" and not self._expects(kind.label(child), signature):
-                return  # recorded when enumerations were values
-            place = len(places)
+            if kind.name == "enum" and not self._is_expected(kind.label(child), signature):
+                return  # the run was recorded by a version that treated enumerations as values
+            place = len(path_steps)
             if key is not None and type(key) not in _LITERAL:
                 key = _Unnamed(type(key).__name__)
-            places.append((parent, style, key))
+            path_steps.append((parent, style, key))
             if kind is THROUGH:
-                through[known] = child
+                through[child_id] = child
             else:
                 self._add(child, kind, place)
             queue.append((child, place, kind))
 
         for name, value in roots.items():
-            meet(-1, PathStep("", name, value))
-        while queue or late:
-            obj, place, kind = queue.popleft() if queue else late.popleft()
+            visit(-1, PathStep("", name, value))
+        while queue or postponed:
+            obj, place, kind = queue.popleft() if queue else postponed.popleft()
             if kind is THROUGH:
                 children: Iterable[PathStep] = inside(obj, rules)
             elif kind.unordered and queue:
-                # sets may iterate in another order next time: walk everything else first
-                late.append((obj, place, kind))
+                # a set may iterate in another order on replay: walk everything else first
+                postponed.append((obj, place, kind))
                 continue
             else:
-                rules.recorded = self._recorded(obj, signature)
+                rules.recorded = self._recorded_names(obj, signature)
                 children = kind.children(obj, rules)
             try:
                 for step in children:
-                    meet(place, step)
+                    visit(place, step)
             except Exception:  # noqa: S112
                 # an object that fails here fails the same way on replay; capture reports it
                 continue
 
-    def _expects(self, label: str, signature: Sequence[str] | None) -> bool:
+    def _is_expected(self, label: str, signature: Sequence[str] | None) -> bool:
         """Return True if `label` comes next in the recorded signature, or there is none."""
         if signature is None:
             return True
         number = len(self._refs)
         return number < len(signature) and bare(signature[number]) == bare(label)
 
-    def _recorded(self, obj: object, signature: Sequence[str] | None) -> Sequence[str] | None:
-        """Return the names that a function, a class or a generator was recorded with.
+    def _recorded_names(self, obj: object, signature: Sequence[str] | None) -> Sequence[str] | None:
+        """Return the recorded closure variables of a function, functions of a class, or locals.
 
-        Of a class none, if it was recorded before its functions were walked.
+        The list is empty for a class that was recorded by a version that did not walk functions.
         """
         if signature is None or not isinstance(
             obj, type | types.FunctionType | types.GeneratorType
@@ -200,10 +201,10 @@ class Anchors:
         self._path_of.append(place)
         if isinstance(obj, type):
             self.classes.append(number)
-        if type(obj) is set and len(obj) > 1 and self.rules.boring(obj):
+        if type(obj) is set and len(obj) > 1 and self.rules.all_values(obj):
             self.set_orders[id(obj)] = list(obj)
         if kind.name == "array" and owns_memory(obj):
-            self.unheld[id(obj)] = (number, form_of(obj))
+            self.by_address[id(obj)] = (number, form_of(obj))
             if self._wanted is not None and id(obj) in self._wanted:
                 self._collected[self._wanted[id(obj)][0]] = obj
             self._refs.append(None)
@@ -228,28 +229,28 @@ class Anchors:
         return number if isinstance(ref, weakref.ref) and ref() is obj else None
 
     def alive(self, roots: Mapping[str, object] | None = None) -> list[Any]:
-        """Return all anchors by number, None for those that are gone; `index` follows.
+        """Return all anchors by number, None for those that no longer exist; update `index`.
 
-        Arrays known by address only are included when `roots` lead to them again.
+        The arrays of `by_address` are included only if `roots` is given and leads to them.
         """
         refs = self._refs
         for number in self._strong:
             if sys.getrefcount(refs[number]) <= _ALONE:
                 refs[number] = None
-        found = refs.copy()
+        live = refs.copy()
         for number in self._weak:
-            found[number] = refs[number]()
-        if roots is not None and self.unheld:
-            self._find_unheld(roots, found)
-        gone = [number for number, obj in enumerate(found) if obj is None]
+            live[number] = refs[number]()
+        if roots is not None and self.by_address:
+            self._find_by_address(roots, live)
+        gone = [number for number, obj in enumerate(live) if obj is None]
         if gone != self._gone or not self._living:
             # `id` calls audit hooks, so it is not called again
-            self._living = dict(zip(self.ids, range(len(found)), strict=True))
+            self._living = dict(zip(self.ids, range(len(live)), strict=True))
             for number in gone:
                 del self._living[self.ids[number]]
             self._gone = gone
         self.index = self._living.copy()
-        return found
+        return live
 
     def by_kind(self) -> list[tuple[Kind, list[int]]]:
         """Return the kinds of the anchors, each with its numbers, in order."""
@@ -258,10 +259,10 @@ class Anchors:
                 self._by_kind.setdefault(id(kind), (kind, []))[1].append(number)
         return list(self._by_kind.values())
 
-    def _find_unheld(self, roots: Mapping[str, object], found: list[Any]) -> None:
-        again = Anchors(self.rules.project, self.rules.loop_modules)
-        again._wanted, again._collected = self.unheld, found
-        again._walk(roots, self.signature)
+    def _find_by_address(self, roots: Mapping[str, object], live: list[Any]) -> None:
+        second_walk = Anchors(self.rules.project, self.rules.loop_modules)
+        second_walk._wanted, second_walk._collected = self.by_address, live
+        second_walk._walk(roots, self.signature)
 
     def same_graph(self, tensor: Any) -> bool:
         """Return True if a tensor has the autograd graph that it had when the loop was entered."""
@@ -269,21 +270,25 @@ class Anchors:
         return bool(self._graphs.get(number) == tensor._version)
 
     def check(self, signature: Sequence[str]) -> None:
-        """Raise if the recorded walk met other kinds of objects or another order."""
-        for number, (then, now) in enumerate(zip(signature, self.signature, strict=False)):
-            if bare(then) != bare(now):
+        """Raise StateError unless the recorded walk found the same kinds of objects in this order."""
+        for number, (recorded, current) in enumerate(zip(signature, self.signature, strict=False)):
+            if bare(recorded) != bare(current):
                 raise StateError(
-                    f"Set-up came out differently: {self.path(number)} was a {bare(then)} when the "
-                    f"run was recorded and is a {bare(now)} now. Replay from the start instead, or look at "
+                    f"The set-up differs: {self.path(number)} was a {bare(recorded)} when the run was "
+                    f"recorded and is a {bare(current)} now. Replay from the start instead, or look at "
                     "what the set-up reads from outside (files, time, environment).",
                     slug="state-anchors",
                 )
         if len(signature) != len(self.signature):
-            more = len(self.signature) > len(signature)
+            has_more = len(self.signature) > len(signature)
             number = min(len(signature), len(self.signature))
-            what = f"{self.path(number)} is new" if more else f"a {bare(signature[number])} is gone"
+            difference = (
+                f"{self.path(number)} is new"
+                if has_more
+                else f"a {bare(signature[number])} is gone"
+            )
             raise StateError(
-                f"Set-up came out differently: {what}; {len(signature)} objects when recorded, "
+                f"The set-up differs: {difference}; {len(signature)} objects when recorded, "
                 f"{len(self.signature)} now. Replay from the start instead.",
                 slug="state-anchors",
             )
@@ -305,23 +310,23 @@ _EVERY: weakref.WeakSet[Anchors] = weakref.WeakSet()
 
 
 @contextlib.contextmanager
-def letting_go(*objects: object) -> Iterator[None]:
-    """Hold none of `objects` weakly while the body runs: some operations forbid that.
+def without_weak_references(*objects: object) -> Iterator[None]:
+    """Drop all weak references to `objects` while the body runs: some operations forbid them.
 
-    What they do to an object, it stays the anchor that it was.
+    Afterwards each object is the same anchor as before, whatever the operation did to it.
     """
-    held = [
+    weak_anchors = [
         (anchors._refs, number, obj)
         for anchors in list(_EVERY)
         for obj in objects
         if (number := anchors.holds(obj)) is not None
     ]
-    for refs, number, obj in held:
+    for refs, number, obj in weak_anchors:
         refs[number] = lambda obj=obj: obj  # another thread may call it at this moment
     try:
         yield
     finally:
-        for refs, number, obj in held:
+        for refs, number, obj in weak_anchors:
             refs[number] = weakref.ref(obj)
 
 
@@ -337,13 +342,13 @@ def inside(obj: Any, rules: WalkRules) -> Iterable[PathStep]:
         yield PathStep(".", "__self__", obj.__self__)
         yield PathStep(".", "__func__", obj.__func__)
     elif isinstance(obj, weakref.ref):
-        # the target counts only if something else refers to it, and is met from there
+        # the target is state only if something else refers to it; the walk reaches it from there
         return
     elif isinstance(obj, slice):
         yield from steps(
             ".", zip(("start", "stop", "step"), (obj.start, obj.stop, obj.step), strict=True)
         )
-    elif not rules.boring(obj):
+    elif not rules.all_values(obj):
         style = "{" if isinstance(obj, frozenset) else "["
         yield from steps(style, enumerate(obj))
     if rules.is_local(type(obj)):
@@ -352,7 +357,7 @@ def inside(obj: Any, rules: WalkRules) -> Iterable[PathStep]:
 
 
 def spell(style: str, key: object) -> str:
-    """Return one step of a path."""
+    """Return one step of a path as text."""
     if style == "":
         scope, _, rest = str(key).partition(":")
         module, _, name = rest.rpartition(":")
@@ -365,7 +370,7 @@ def spell(style: str, key: object) -> str:
 
 
 def tidy(path: str) -> str:
-    """Return a path as people write it: without torch's inner dictionaries and our own names.
+    """Return a path as people write it: without torch's inner dictionaries and Rearview's names.
 
     >>> tidy("net._modules['layers']._modules['2']._parameters['weight']")
     'net.layers[2].weight'
@@ -381,7 +386,7 @@ class _Unnamed(str):
 
 
 def bare(label: str) -> str:
-    """Return the description of an object in a signature, without the names inside it.
+    """Return the label of an anchor without the names in parentheses.
 
     >>> bare("function train.step(total,velocity)")
     'function train.step'
@@ -399,10 +404,11 @@ _ALONE = _measure_alone()
 
 
 _LIMIT = 100_000
+"""Objects that `find_path` visits at most."""
 
 
-def find_path(anchors: Anchors, roots: Mapping[str, object], wanted: object) -> str | None:
-    """Return the path to `wanted` as people write it, or None if it is too far away."""
+def find_path(anchors: Anchors, roots: Mapping[str, object], target: object) -> str | None:
+    """Return the path to `target` as people write it, or None if the search gives up."""
     anchors.rules.recorded = None
     queue: deque[tuple[Any, str]] = deque()
     seen: set[int] = set()
@@ -410,7 +416,7 @@ def find_path(anchors: Anchors, roots: Mapping[str, object], wanted: object) -> 
         queue.append((value, spell("", name)))
     while queue and len(seen) < _LIMIT:
         obj, path = queue.popleft()
-        if obj is wanted:
+        if obj is target:
             return tidy(path)
         if id(obj) in seen:
             continue

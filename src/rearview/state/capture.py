@@ -1,7 +1,7 @@
-"""Capture the state of the live objects at a boundary: a skeleton and buffers.
+"""Capture the state of the live objects at a boundary: `capture` returns a skeleton and buffers.
 
-The skeleton holds everything small as a pickle in which anchors are referred to by number; the
-buffers are views of large memory, which is not copied here.
+The skeleton is a pickle of everything small; it refers to anchors by number. The buffers are views
+of large memory; the writer copies them later (`runtime/saving`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rearview.state.codecs.rng import read_global
 from rearview.state.codecs.tensors import PlainReader, plain_access, plain_reader
 from rearview.state.kinds import Kind
 from rearview.state.memory import SMALL, Blocks, extent
-from rearview.state.object_ids import Marked, marked, numbers_in
+from rearview.state.object_ids import MarkedContents, possible_ids, with_marked_ids
 from rearview.state.pickling import Unpicklable, reducer_for
 from rearview.state.rebuild import BUILDERS
 
@@ -33,7 +33,7 @@ _SET = b"\x8f\x94("
 """Opcodes at the start of a pickled set that is not empty."""
 _BUILDER_IDS = [id(builder) for builder in BUILDERS.values()]
 _MARGIN = 25
-"""Additional levels at which a value must be picklable, because it is part of a larger one."""
+"""Levels of nesting that are added when a value is tested alone: it is part of a deeper one."""
 PLAIN: Any = object()
 """Marks a type that the C pickler handles without help."""
 
@@ -41,8 +41,7 @@ PLAIN: Any = object()
 class StatePickler(pickle.Pickler):
     """Pickles objects created after the walk; anchors and builders become memo references.
 
-    The memo is filled beforehand, so that a reference to an anchor needs no Python call, and
-    neither do the numbers and strings in a long list.
+    The memo is filled before pickling, so that a reference to an anchor needs no Python call.
     """
 
     def __init__(self, out: io.BytesIO, capturing: Capture) -> None:
@@ -51,69 +50,72 @@ class StatePickler(pickle.Pickler):
         self.reducers = capturing.anchors.reducers
 
     def reducer_override(self, obj: Any) -> Any:
-        """Return how to rebuild an object that plain pickling would get wrong."""
+        """Return the reduced form of an object that plain pickling would get wrong."""
         t = type(obj)
-        how = self.reducers.get(t)
-        if how is None:
-            how = reducer_for(obj, self.capturing) or PLAIN
-            self.reducers[t] = how
-        if how is PLAIN:
+        reducer = self.reducers.get(t)
+        if reducer is None:
+            reducer = reducer_for(obj, self.capturing) or PLAIN
+            self.reducers[t] = reducer
+        if reducer is PLAIN:
             return NotImplemented
-        return how(obj, self.capturing)
+        return reducer(obj, self.capturing)
 
 
 class Capture:
-    """One capture under way: the memory met so far, and what could not be captured."""
+    """One running capture: the memory blocks seen so far, and what could not be captured."""
 
     def __init__(
-        self, anchors: Anchors, roots: Mapping[str, object], *, careful: bool = False
+        self, anchors: Anchors, roots: Mapping[str, object], *, check_sharing: bool = False
     ) -> None:
         self.anchors = anchors
-        self.careful = careful
+        self.check_sharing = check_sharing
         """Whether small arrays are checked for shared memory."""
-        self.loose: dict[int, Any] = {}
-        """Small arrays that are assumed not to share their memory."""
-        self.found: dict[int, Any] = {}
-        """Anchors that are known by address only, as they are met."""
+        self.presumed_unshared: dict[int, Any] = {}
+        """Small arrays, by `id`, that are assumed to share memory with nothing; see `shared`."""
+        self.met_by_address: dict[int, Any] = {}
+        """Arrays of `Anchors.by_address` that this capture has seen, by number."""
         self.viewed: set[int] = set()
         """`id` of arrays that have views."""
         self.roots = roots
         self.blocks = Blocks(anchors.block_keys)
         self.missing: list[MissingPart] = []
-        self.lost: dict[int, Any] = {}
-        self.oob: list[str] = []
+        self.reported: dict[int, Any] = {}
+        """Objects in `missing`, by `id`."""
+        self.out_of_band: list[str] = []
+        """Keys of the buffers that the objects' own pickling handed over, in order."""
         self.cells: list[types.CellType] = []
-        """Closure variables that were met and are not pickled yet."""
+        """Closure variables whose values are still to be pickled."""
         self.running: set[int] = set()
         """`id` of closure variables of functions on the stack."""
         self._locals: dict[str, list[tuple[str, Any]]] | None = None
         self.alive: list[Any] = anchors.alive()
         self._all_alive = len(anchors.index) == len(self.alive)
-        self.stand_ins: list[object] = []
+        self.placeholders: list[object] = []
+        """Objects that take the memo numbers of anchors that no longer exist."""
 
     @functools.cached_property
     def plain_tensor(self) -> PlainReader:
-        """The reader of plain tensors."""
+        """The function that reads plain tensors fast."""
         return plain_reader(self.blocks)
 
     def miss(self, obj: object, reason: str) -> None:
         """Report that `obj` cannot be captured: the capture is partial."""
-        if id(obj) not in self.lost:
-            self.lost[id(obj)] = obj
+        if id(obj) not in self.reported:
+            self.reported[id(obj)] = obj
             self.missing.append(MissingPart(self.path(obj), reason))
 
     def is_running(self, function: str, name: str, cell: types.CellType) -> bool:
         """Return True if the closure variable `name` of `function` belongs to a function on the stack.
 
-        Python does not tell. A variable of an earlier call that refers to the same object counts
-        too, which is the safe side.
+        Python cannot say this exactly. A variable of an earlier call that refers to the same object
+        counts as running too, which is the safe side.
         """
         if self._locals is None:
             self._locals = {}
             for key, value in self.roots.items():
                 if key.startswith("local:"):
-                    place, _, variable = key.rpartition(":")
-                    self._locals.setdefault(variable, []).append((place.split(":")[-1], value))
+                    scope, _, variable = key.rpartition(":")
+                    self._locals.setdefault(variable, []).append((scope.split(":")[-1], value))
         values = CellKind.values(cell)
         return any(
             function.startswith(f"{owner}.<locals>.") and values and values[0] is value
@@ -121,24 +123,24 @@ class Capture:
         )
 
     def path(self, obj: object) -> str:
-        """Return the path to an object, anchor or not, or its type if there is none."""
+        """Return the path to an object, or its type if no path is found."""
         number = self.anchors.index.get(id(obj))
         if number is not None:
             return self.anchors.path(number)
         return find_path(self.anchors, self.roots, obj) or f"a {type(obj).__name__}"
 
     def take_buffer(self, buffer: pickle.PickleBuffer) -> bool:
-        """Return True if a buffer from an object's own pickling stays in the skeleton."""
+        """Pickle's buffer callback: return True to keep a small buffer inside the skeleton."""
         raw = buffer.raw()
         if raw.nbytes <= SMALL:
             return True
-        self.oob.append(self.blocks.add_bytes(raw))
+        self.out_of_band.append(self.blocks.add_bytes(raw))
         return False
 
     def contents(self) -> list[tuple[str, list[int], list[Any]]]:
         """Return the shallow contents of all live anchors, grouped by kind."""
         alive = self.alive
-        found = []
+        groups = []
         for kind, numbers in self.anchors.by_kind():
             if not self._all_alive:
                 numbers = [number for number in numbers if alive[number] is not None]  # noqa: PLW2901
@@ -150,13 +152,13 @@ class Capture:
             except Exception:
                 numbers, content = self._one_by_one(kind, numbers, objs)  # noqa: PLW2901
             if content is not None:
-                found.append((kind.name, numbers, content))
-        return found
+                groups.append((kind.name, numbers, content))
+        return groups
 
     def _one_by_one(
         self, kind: Kind, numbers: list[int], objs: list[Any]
     ) -> tuple[list[int], list[Any]]:
-        """Read the objects of a group one by one, reporting those that fail."""
+        """Read the objects of a group one by one; report those that fail."""
         good: list[int] = []
         contents: list[Any] = []
         for number, obj in zip(numbers, objs, strict=True):
@@ -169,7 +171,7 @@ class Capture:
         return good, contents
 
     def prune(self, body: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the body without the parts that cannot be pickled; report each of them."""
+        """Return the body without the parts that cannot be pickled; report these parts."""
         roots, contents, *rest = body
         kept_roots = {
             name: value if self._can_dump(value) else Unpicklable(value)
@@ -197,99 +199,99 @@ class Capture:
 
     def changed_classes(self) -> list[tuple[int, type]]:
         """Return the anchors whose `__class__` was assigned since the walk."""
-        now = list(map(type, self.alive))
-        if now == self.anchors.types:
+        classes = list(map(type, self.alive))
+        if classes == self.anchors.types:
             return []
-        pairs = enumerate(zip(now, self.anchors.types, strict=True))
-        differ = [number for number, (found, then) in pairs if found is not then]
-        return [(number, now[number]) for number in differ if self.alive[number] is not None]
+        pairs = enumerate(zip(classes, self.anchors.types, strict=True))
+        changed = [number for number, (current, recorded) in pairs if current is not recorded]
+        return [(number, classes[number]) for number in changed if self.alive[number] is not None]
 
     def again(self) -> Capture:
-        """Return a new capture that remembers what was missing."""
-        fresh = Capture(self.anchors, self.roots, careful=True)
-        fresh.missing, fresh.lost = self.missing, self.lost
+        """Return a new capture that starts with the missing parts of this one."""
+        fresh = Capture(self.anchors, self.roots, check_sharing=True)
+        fresh.missing, fresh.reported = self.missing, self.reported
         return fresh
 
     def release(self) -> None:
-        """Drop references to the program's objects now, not at the next collection."""
-        self.alive, self.roots, self.stand_ins, self._locals = [], {}, [], None
-        for held in (self.loose, self.found, self.lost):
-            held.clear()
+        """Drop all references to the program's objects, without waiting for the garbage collector."""
+        self.alive, self.roots, self.placeholders, self._locals = [], {}, [], None
+        for container in (self.presumed_unshared, self.met_by_address, self.reported):
+            container.clear()
 
     def shared(self) -> bool:
-        """Return True if an array that was assumed not to share its memory does."""
-        if not self.loose:
+        """Return True if an array of `presumed_unshared` does share its memory."""
+        if not self.presumed_unshared:
             return False
-        if not self.loose.keys().isdisjoint(self.viewed):
+        if not self.presumed_unshared.keys().isdisjoint(self.viewed):
             return True
         sizes = {nbytes for _, nbytes in self.blocks.index}
         return any(
             extent(array)[:2] in self.blocks.index
-            for array in self.loose.values()
+            for array in self.presumed_unshared.values()
             if array.nbytes in sizes
         )
 
     def dump(self, body: object) -> tuple[bytes, bytes]:
-        """Return the pickle of `body`, and the pickles of what was met on the way, ended by None."""
+        """Return the pickle of `body`, and further pickles of objects seen meanwhile, ended by None."""
         out = io.BytesIO()
         pickler = StatePickler(out, self)
         pickler.memo = self._memo()
         pickler.dump(body)
-        kept: set[int] = set()
+        dumped: set[int] = set()
         while True:
             cells, self.cells = self.cells, []
-            arrays_met = {n: a for n, a in self.found.items() if n not in kept}
+            arrays_met = {n: a for n, a in self.met_by_address.items() if n not in dumped}
             if not cells and not arrays_met:
                 break
-            kept.update(arrays_met)
+            dumped.update(arrays_met)
             pickler.dump(("cells", [(cell, CellKind.values(cell)) for cell in cells]))
             pickler.dump(("contents", self._late_contents(arrays_met)))
-        # searching the memo takes time: first see whether there is anything to search for
+        # searching the memo is slow: skip it if the stream holds no number that may be an `id`
         stream = out.getvalue()
         # write the rest to the emptied buffer: appending to a stream in use would copy it
         out.seek(0)
         out.truncate()
-        numbers = numbers_in(stream)
-        found = marked(pickler.memo.copy(), numbers, self) if numbers else []
-        if found:
-            pickler.dump(("addresses", found))
-        sets = self._reordered(pickler, found) if _SET in stream else []
+        numbers = possible_ids(stream)
+        with_ids = with_marked_ids(pickler.memo.copy(), numbers, self) if numbers else []
+        if with_ids:
+            pickler.dump(("addresses", with_ids))
+        sets = self._reordered(pickler, with_ids) if _SET in stream else []
         if sets:
             pickler.dump(("sets", sets))
         pickler.dump(None)
         pickler.clear_memo()
         return stream, out.getvalue()
 
-    def _late_contents(self, found: dict[int, Any]) -> list[tuple[str, list[int], list[Any]]]:
-        numbers, objs = list(found), list(found.values())
-        self.anchors.index.update({id(obj): number for number, obj in found.items()})
+    def _late_contents(self, arrays: dict[int, Any]) -> list[tuple[str, list[int], list[Any]]]:
+        numbers, objs = list(arrays), list(arrays.values())
+        self.anchors.index.update({id(obj): number for number, obj in arrays.items()})
         content = self.anchors.kinds[numbers[0]].read(objs, self) if objs else None
         return [("array", numbers, content)] if content else []
 
-    def _reordered(self, pickler: StatePickler, marked: Marked) -> list[tuple[Any, Any]]:
-        """Return sets created after the walk that would be restored in another order, with a recipe."""
-        found = []
-        unordered = {id(obj) for obj, _ in marked}
+    def _reordered(self, pickler: StatePickler, with_ids: MarkedContents) -> list[tuple[Any, Any]]:
+        """Return the new sets that a restore would give another order, each with a recipe."""
+        reordered = []
+        with_id_numbers = {id(obj) for obj, _ in with_ids}
         for _, obj in pickler.memo.copy().values():
-            if type(obj) is not set or len(obj) < 2 or id(obj) in unordered:
+            if type(obj) is not set or len(obj) < 2 or id(obj) in with_id_numbers:
                 continue
             if id(obj) not in self.anchors.index:
                 recipe = set_recipe(obj, list(obj), self)
                 if recipe != list(obj):
-                    found.append((obj, recipe))
-        return found
+                    reordered.append((obj, recipe))
+        return reordered
 
     def _memo(self) -> dict[int, tuple[int, Any]]:
-        known = [*BUILDERS.values(), *self.alive]
+        objects = [*BUILDERS.values(), *self.alive]
         ids = [*_BUILDER_IDS, *self.anchors.ids]
         if not self._all_alive:
-            for place, obj in enumerate(known):
+            for number, obj in enumerate(objects):
                 if obj is None:
-                    # its number must not be given to another object
-                    known[place] = types.SimpleNamespace()
-                    self.stand_ins.append(known[place])
-                    ids[place] = id(known[place])
-        return dict(zip(ids, enumerate(known), strict=True))
+                    # no other object may get the memo number of an anchor that no longer exists
+                    objects[number] = types.SimpleNamespace()
+                    self.placeholders.append(objects[number])
+                    ids[number] = id(objects[number])
+        return dict(zip(ids, enumerate(objects), strict=True))
 
 
 MAGIC = b"RVSTATE1"
@@ -298,7 +300,7 @@ _LENGTH = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """State at a boundary: everything small in `skeleton`, large memory in `buffers`.
+    """State at a boundary: small parts in `skeleton`, large memory in `buffers`.
 
     The buffers are views of live memory: copy them before the program continues.
     """
@@ -308,21 +310,20 @@ class Captured:
     missing: list[MissingPart]
     """What could not be captured; empty if the capture is complete."""
     likely_unchanged: Collection[str] = ()
-    """Keys of buffers that are not likely to change."""
+    """Keys of buffers that will probably not change: frozen weights, data."""
     owners: Sequence[Any] = ()
-    """Owners of the memory below the buffers: kept alive as long as this."""
+    """Objects that own the memory of the buffers; this reference keeps them alive."""
 
 
 def capture(anchors: Anchors, roots: Mapping[str, object], *, rng: bool = True) -> Captured:
     """Return the state reachable from the anchors and the names in `roots`.
 
-    `roots` holds the names that are bound now; other names will be unbound after a restore. Nothing
-    in the program changes. An object that cannot be captured is listed in `missing`; the others are
-    captured.
+    `roots` holds the names that are bound now; a restore unbinds all others. The capture changes
+    nothing in the program. It lists an object that it cannot capture in `missing`, and captures
+    the rest.
     """
     collecting = gc.isenabled()
-    # thousands of short-lived tuples would start collections of the whole program; all of them are
-    # freed before it continues
+    # thousands of short-lived tuples would start garbage collections of the whole program
     gc.disable()
     try:
         with plain_access():
@@ -342,7 +343,7 @@ def _capture(anchors: Anchors, roots: Mapping[str, object], *, rng: bool) -> Cap
             "anchors": len(anchors),
             "classes": anchors.classes,
             "blocks": blocks.table,
-            "outside": capturing.oob,
+            "outside": capturing.out_of_band,
         },
         protocol=5,
     )
@@ -355,15 +356,15 @@ def _capture(anchors: Anchors, roots: Mapping[str, object], *, rng: bool) -> Cap
 def _read(
     anchors: Anchors, roots: Mapping[str, object], *, rng: bool
 ) -> tuple[Capture, tuple[bytes, bytes]]:
-    state = read_global() if rng else None
+    random_state = read_global() if rng else None
     while True:
-        capturing = Capture(anchors, roots, careful=anchors.shares_arrays)
-        body = (dict(roots), capturing.contents(), capturing.changed_classes(), state)
+        capturing = Capture(anchors, roots, check_sharing=anchors.shares_arrays)
+        body = (dict(roots), capturing.contents(), capturing.changed_classes(), random_state)
         try:
             stream = capturing.dump(body)
         except Exception:
             capturing = capturing.again()
-            body = (dict(roots), capturing.contents(), capturing.changed_classes(), state)
+            body = (dict(roots), capturing.contents(), capturing.changed_classes(), random_state)
             stream = capturing.dump(capturing.prune(body))
         if anchors.shares_arrays or not capturing.shared():
             return capturing, stream
@@ -371,13 +372,13 @@ def _read(
 
 
 def split(skeleton: bytes) -> tuple[dict[str, Any], memoryview]:
-    """Return the header of a skeleton and the stream behind it."""
+    """Return the header of a skeleton and the pickle stream after it."""
     view = memoryview(skeleton)
     start = len(MAGIC) + _LENGTH.size
     if bytes(view[: len(MAGIC)]) != MAGIC:
         raise StateError(
-            f"These bytes are not a state this Rearview can read (they begin with "
-            f"{bytes(view[:8])!r}). Use the version that recorded the run.",
+            f"This version of Rearview cannot read the state: it begins with {bytes(view[:8])!r}. "
+            "Use the version that recorded the run.",
             slug="state-format",
         )
     (length,) = _LENGTH.unpack(view[len(MAGIC) : start])
@@ -391,7 +392,7 @@ class _HeaderUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str, /) -> Any:
         """Refuse every name: a header has none, so this one may be an attack."""
         raise StateError(
-            f"The head of this state names {module}.{name}, which no Rearview writes: it is damaged, "
-            "or made to run something. Nothing was run. Do not trust this store.",
+            f"The header of this state names {module}.{name}. Rearview never writes such a name: the "
+            "state is damaged, or somebody made it to run code. Nothing was run. Do not trust this store.",
             slug="state-format",
         )

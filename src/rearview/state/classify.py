@@ -1,8 +1,8 @@
-"""Choose the codec (`Kind`) for an object.
+"""Choose the codec (`Kind`) for an object: `kind_of`, called by the walk and by capture.
 
-Besides the codecs there are four answers: a value (immutable, pickled wherever it occurs), an
-immutable object that leads to anchors, an object that only its own pickling can read, and an object
-that is kept by reference only.
+Four kinds have no codec: a value (`VALUE`), an immutable object that may lead to anchors (`THROUGH`),
+an object that only its own pickling can read (`INLINE`), and an object that is captured as a
+reference only (`REF`).
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from rearview.state.codecs.containers import (
 )
 from rearview.state.codecs.context import hidden_kind
 from rearview.state.codecs.data_loaders import LOADER, is_loader_iterator
-from rearview.state.codecs.functions import Standin, importable
-from rearview.state.codecs.iterators import GENERATOR, WALK, Walk
-from rearview.state.codecs.open_files import ARCHIVE, ROWS, THREAD, UNKEPT, stream_kind
+from rearview.state.codecs.functions import PatchedBuiltin, importable
+from rearview.state.codecs.iterators import GENERATOR, LOOP_ITERATOR, LoopIterator
+from rearview.state.codecs.open_files import CSV_WRITER, HDF5, OUTSIDE, THREAD, stream_kind
 from rearview.state.codecs.python_objects import (
     COMPILED,
     COMPILER,
@@ -48,7 +48,7 @@ from rearview.state.codecs.python_objects import (
 )
 from rearview.state.codecs.rng import random_kind
 from rearview.state.codecs.tensors import TensorKind
-from rearview.state.exclusions import BY_REFERENCE, unkept
+from rearview.state.exclusions import BY_REFERENCE, excluded_attributes
 from rearview.state.kinds import REF, Kind, layout_of
 from rearview.state.memory import is_array, is_tensor
 
@@ -71,7 +71,7 @@ _VALUES = (
     type(...),
     type(NotImplemented),
     types.BuiltinFunctionType,
-    Standin,
+    PatchedBuiltin,
     types.ModuleType,
     types.CodeType,
     types.GenericAlias,
@@ -91,12 +91,12 @@ _VALUE_BASES: tuple[type, ...] = (
     BaseException,
     random.SystemRandom,
 )
-# Immutable values of libraries that may or may not be loaded.
+# Immutable classes of libraries, looked up only if the library is loaded.
 _LIBRARY_VALUES = {
     "torch": ("dtype", "device", "layout", "memory_format", "Size", "finfo", "iinfo"),
     "numpy": ("dtype", "generic", "ufunc"),
 }
-# these serve the computation and are kept by reference too
+# objects of these libraries serve the computation and are not training state: captured by reference
 _BYSTANDERS = (
     *BY_REFERENCE,
     "asyncio.",
@@ -114,7 +114,7 @@ _BYSTANDERS = (
     "zmq.",
 )
 # Python objects whose own pickling leaves out caches and engines
-_KEEP_THEMSELVES = ("pandas.", "polars.")
+_PICKLE_THEMSELVES = ("pandas.", "polars.")
 _PYTHON_MADE = (types.FunctionType, types.MethodType, weakref.ref, tuple, io.IOBase)
 _IMMUTABLE_NATIVE = ("jaxlib.", "jax.", "pyarrow.", "tokenizers.")
 _LOCKS = (
@@ -131,7 +131,10 @@ _UNUSABLE = (
 
 
 def kind_of(obj: Any, project: Any) -> Kind:
-    """Return the kind of an object; it is the same for all objects of a type, except classes."""
+    """Return the kind of an object; all objects of a type have the same kind, except classes.
+
+    `project` returns True for the name of a module that belongs to the project.
+    """
     cls = type(obj)
     if cls in weakref.ProxyTypes:
         return REF
@@ -180,20 +183,20 @@ def _tensor_or_array(obj: Any) -> Kind | None:
 def _by_name(obj: Any) -> Kind | None:
     cls = type(obj)
     name = f"{cls.__module__}.{cls.__qualname__}"
-    if cls is Walk:
-        return WALK
+    if cls is LoopIterator:
+        return LOOP_ITERATOR
     if is_loader_iterator(obj):
         return LOADER
     if name.startswith(COMPILER):
         return COMPILED if cls.__name__ == "OptimizedModule" else REF
     if name.startswith(_UNUSABLE) or cls.__name__ == "_MultiProcessingDataLoaderIter":
-        return UNKEPT
+        return OUTSIDE
     if name.startswith(_BYSTANDERS) or name.startswith(_LOCKS):
         return REF
     if name == "_csv.writer":
-        return ROWS
+        return CSV_WRITER
     if name.startswith("h5py._hl."):
-        return ARCHIVE if hasattr(obj, "file") else REF
+        return HDF5 if hasattr(obj, "file") else REF
     if isinstance(obj, (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)):
         return GENERATOR
     if isinstance(obj, threading.Thread):
@@ -217,21 +220,21 @@ def _by_layout(obj: Any) -> Kind:
             return kind
     layout = layout_of(cls)
     if layout.plain or cls is types.SimpleNamespace:
-        return INLINE if keeps_itself(obj) else ObjectKind(layout, unkept(cls))
+        return INLINE if needs_own_pickling(obj) else ObjectKind(layout, excluded_attributes(cls))
     if layout.base in CONTAINERS and not layout.hidden:
         inner = CONTAINERS[layout.base]
-        attributed = layout.has_dict or layout.slots
-        return AttributedKind(inner, layout) if attributed else inner
+        has_attributes = layout.has_dict or layout.slots
+        return AttributedKind(inner, layout) if has_attributes else inner
     if isinstance(obj, io.IOBase):
-        return UNKEPT
+        return OUTSIDE
     return INLINE if can_pickle(obj) else REF
 
 
-def keeps_itself(obj: Any) -> bool:
+def needs_own_pickling(obj: Any) -> bool:
     """Return True if an object can only be captured by its class's own pickling.
 
-    A booster of XGBoost is a Python object around a pointer, a data frame of polars around a Rust
-    object: their attributes cannot be captured, but their own methods can pickle them.
+    Example: an XGBoost booster wraps a pointer and a polars data frame a Rust object. Their
+    attributes cannot be captured, but their own methods can pickle them.
     """
     cls = type(obj)
     reduce, reduce_ex = (getattr(cls, name) for name in ("__reduce__", "__reduce_ex__"))
@@ -242,7 +245,7 @@ def keeps_itself(obj: Any) -> bool:
     )
     if not custom:
         return False
-    if f"{cls.__module__}.".startswith(_KEEP_THEMSELVES):
+    if f"{cls.__module__}.".startswith(_PICKLE_THEMSELVES):
         return True
     return any(map(_is_handle, list(getattr(obj, "__dict__", {}).values())))
 

@@ -1,4 +1,4 @@
-"""Compare two states and describe where they differ.
+"""Compare the state of a replay with a recorded one and describe where they differ: the proof.
 
 States are equal if the program could not tell them apart: values bit by bit, identity where it can
 matter, memory where a tensor or array uses it.
@@ -15,33 +15,33 @@ from rearview.model import MissingPart
 from rearview.state.anchors import Anchors, spell, tidy
 from rearview.state.capture import Captured, split
 from rearview.state.codecs.open_files import UNKNOWN_POSITION
-from rearview.state.exclusions import holds_for_others, only_watches, uncompared
+from rearview.state.exclusions import belongs_to_program, is_never_compared, uncompared_attributes
 from rearview.state.skeleton import (
     CONTENT_FIELDS,
     EXTRAS,
     NODE_FIELDS,
     QUICK,
     ArrayBody,
-    MemoryPiece,
+    BlockNode,
     ObjectNode,
     OutsideKey,
     Ref,
     Skeleton,
     Span,
-    as_recorded,
-    as_suspended,
     class_of,
     compared_variables,
+    content_as_recorded,
     elements,
+    function_as_recorded,
+    generator_as_recorded,
     has_identity,
-    is_address,
     is_array,
     is_environment,
+    is_object_id,
     live_class,
-    matched,
     same_values,
     span_of,
-    with_closure_of,
+    without_matched_ids,
     without_operation,
 )
 
@@ -61,7 +61,7 @@ def short(value: Any, anchors: Anchors | None = None) -> str:
 def _text(value: Any, anchors: Anchors | None, depth: int) -> str:
     if isinstance(value, Ref):
         return f"the object at {anchors.path(value.number)}" if anchors else "an older object"
-    if isinstance(value, MemoryPiece):
+    if isinstance(value, BlockNode):
         return f"{value.block.nbytes} bytes"
     if isinstance(value, type):
         return str(getattr(value, "label", "") or value.__qualname__)
@@ -98,21 +98,26 @@ def canonical(value: Any, depth: int = 4) -> str:
     return f"{type(value).__name__} {value!r}"
 
 
-def memory_texts(then: Any, now: Any, spans: list[Span] | None = None) -> tuple[str, str] | None:
+def memory_texts(
+    recorded: Any, current: Any, spans: list[Span] | None = None
+) -> tuple[str, str] | None:
     """Return how two blocks of memory differ, or None if they are equal byte for byte.
 
     With `spans`, only those bytes count.
     """
     import numpy as np
 
-    left, right = np.frombuffer(then, np.uint8), np.frombuffer(now, np.uint8)
-    if left.nbytes != right.nbytes:
-        return f"{left.nbytes} bytes", f"{right.nbytes} bytes"
-    if np.array_equal(left, right):
+    recorded_bytes, current_bytes = (
+        np.frombuffer(recorded, np.uint8),
+        np.frombuffer(current, np.uint8),
+    )
+    if recorded_bytes.nbytes != current_bytes.nbytes:
+        return f"{recorded_bytes.nbytes} bytes", f"{current_bytes.nbytes} bytes"
+    if np.array_equal(recorded_bytes, current_bytes):
         return None
-    unequal = np.flatnonzero(left != right)
+    unequal = np.flatnonzero(recorded_bytes != current_bytes)
     if spans is not None:
-        inside: Any = np.zeros(left.nbytes, bool)
+        inside: Any = np.zeros(recorded_bytes.nbytes, bool)
         for first, shape, strides in spans:
             np.lib.stride_tricks.as_strided(inside[first:], shape, strides)[...] = True
         unequal = unequal[inside[unequal]]
@@ -120,17 +125,17 @@ def memory_texts(then: Any, now: Any, spans: list[Span] | None = None) -> tuple[
             return None
     first = int(unequal[0])
     return (
-        f"byte {first} is {int(left[first]):#04x}",
-        f"{int(right[first]):#04x} ({unequal.size} of {left.nbytes} bytes differ)",
+        f"byte {first} is {int(recorded_bytes[first]):#04x}",
+        f"{int(current_bytes[first]):#04x} ({unequal.size} of {recorded_bytes.nbytes} bytes differ)",
     )
 
 
 def render(path: tuple[Any, str]) -> str:
     """Return a path as people write it."""
     parts = []
-    here: Any = path
-    while here is not None:
-        here, text = here
+    step: Any = path
+    while step is not None:
+        step, text = step
         parts.append(text)
     return tidy("".join(reversed(parts)))
 
@@ -163,10 +168,10 @@ def compare(
 ) -> Difference | None:
     """Return the first difference between the state now and a recorded one, or None.
 
-    `missing_then` is what the recorded state lacks: a file whose position one of the two sides
-    could not tell does not count as a difference. `same(then, now)` may tell from hashes that two
-    buffers are equal, so that they need not be read. `ignore` returns True for paths that do not
-    count.
+    `missing_then` lists what the recorded state lacks: a file is no difference if its position is
+    unknown on one side and reported as missing there. `same(then, now)`, if given, returns True if
+    two buffers are known to be equal by their hashes, so that they need not be read. `ignore`
+    returns True for paths that are left out.
     """
     found = differences(
         anchors,
@@ -190,7 +195,7 @@ def differences(
     same: Callable[[str, str], bool] | None = None,
     ignore: Callable[[str], bool] | None = None,
 ) -> Iterator[Difference]:
-    """Yield every difference, outermost variables first; the arguments are those of `compare`."""
+    """Yield every difference, outermost variables first; arguments as in `compare`."""
     if _plainly_equal(captured_now, skeleton_then, buffers_then, same):
         return
     comparison = _Comparison(
@@ -214,7 +219,7 @@ def _plainly_equal(
     buffers_then: Callable[[str], Any],
     same: Callable[[str, str], bool] | None,
 ) -> bool:
-    """Return True if the bytes agree, as they mostly do; otherwise states may still be equal."""
+    """Return True if all bytes are equal, the usual case; if not, the states may still be equal."""
     head_then, stream_then = split(skeleton_then)
     head_now, stream_now = split(now.skeleton)
     if len(head_then["blocks"]) != len(head_now["blocks"]) or stream_then != stream_now:
@@ -222,15 +227,15 @@ def _plainly_equal(
     pairs = zip(head_then["outside"], head_now["outside"], strict=True)
     outside = [((a, 0, None), (b, 0, None)) for a, b in pairs]
     blocks = zip(head_then["blocks"], head_now["blocks"], strict=True)
-    for then, here in [*blocks, *outside]:
-        if then[1] != here[1] or (then[0] is None) != (here[0] is None):
+    for old, new in [*blocks, *outside]:
+        if old[1] != new[1] or (old[0] is None) != (new[0] is None):
             return False
-        if then[0] is None:
-            if then[2] != here[2]:
+        if old[0] is None:
+            if old[2] != new[2]:
                 return False
-        elif same is not None and same(then[0], here[0]):
+        elif same is not None and same(old[0], new[0]):
             continue
-        elif memory_texts(buffers_then(then[0]), now.buffers[here[0]]) is not None:
+        elif memory_texts(buffers_then(old[0]), now.buffers[new[0]]) is not None:
             return False
     return True
 
@@ -258,39 +263,39 @@ class _Comparison:
         self._back: dict[int, int] = {}
         self._entered: set[int] = set()
         self._kept: list[Any] = []
-        """Keeps objects alive that are known by their `id`."""
+        """References that keep objects alive while their `id` is in use."""
         self._stack: list[tuple[Any, Any, Path]] = []
         self._late: list[tuple[Any, Any, Path]] = []
-        """Sets that hold addresses: compared once all objects were met."""
-        self._memory: list[tuple[MemoryPiece, MemoryPiece, Path]] = []
+        """Sets that hold the `id` of objects: compared after all objects are paired."""
+        self._memory: list[tuple[BlockNode, BlockNode, Path]] = []
         self._shown: list[tuple[Skeleton, Any]] = []
-        """Objects that only displays hold, not yet searched for anchors."""
+        """Objects held by displays that are still to be searched for anchors."""
         self._shown_seen: dict[int, Any] = {}
         self._shown_anchors: set[int] = set()
         """Anchors that only displays hold: compared only if something else holds them too."""
-        self._covered: dict[int, list[Span]] = {}
+        self._spans: dict[int, list[Span]] = {}
 
     def run(self) -> Iterator[Difference]:
-        """Yield differences: of roots, of anchors that no root leads to, of the random state."""
+        """Yield the differences of roots, then of anchors that no root leads to, then of random state."""
         yield from self._names()
         shared = [name for name in self.then.roots if name in self.now.roots]
         for name in shared:
             path = (None, spell("", name))
-            yield from self._drain(self.then.roots[name], self.now.roots[name], path)
+            yield from self._compare_from(self.then.roots[name], self.now.roots[name], path)
         shared_anchors = self.then.contents.keys() & self.now.contents.keys()
         for number in sorted(shared_anchors - self.then.by_address - self.now.by_address):
             if number not in self._entered and self._only_shown(number):
                 continue
             path = (None, self.anchors.path(number))
-            yield from self._drain(Ref(number), Ref(number), path)
+            yield from self._compare_from(Ref(number), Ref(number), path)
         yield from self._addresses()
-        yield from self._memories()
+        yield from self._compare_memory()
         if self.then.rng is not None and self.now.rng is not None:
             # a probe may have imported a library with a random generator of its own
             for name in self.then.rng.keys() & self.now.rng.keys():
                 path = (None, f"<global state of {name}>")
-                yield from self._drain(self.then.rng[name], self.now.rng[name], path)
-            yield from self._memories()
+                yield from self._compare_from(self.then.rng[name], self.now.rng[name], path)
+            yield from self._compare_memory()
 
     def _names(self) -> Iterator[Difference]:
         for name in self.then.roots.keys() - self.now.roots.keys():
@@ -298,18 +303,18 @@ class _Comparison:
         for name in self.now.roots.keys() - self.then.roots.keys():
             yield Difference(spell("", name), "unbound", "bound")
 
-    def _drain(self, then: Any, now: Any, path: Path) -> Iterator[Difference]:
+    def _compare_from(self, then: Any, now: Any, path: Path) -> Iterator[Difference]:
         self._stack.append((then, now, path))
-        yield from self._down()
+        yield from self._work_off_stack()
 
-    def _down(self) -> Iterator[Difference]:
+    def _work_off_stack(self) -> Iterator[Difference]:
         while self._stack:
-            a, b, here = self._stack.pop()
+            a, b, path = self._stack.pop()
             before = len(self._stack)
-            found = self._pair(a, b, here)
-            if found is not None:
-                yield found
-            # Children were pushed in order; take them in order.
+            difference = self._pair(a, b, path)
+            if difference is not None:
+                yield difference
+            # the children were pushed in order: reverse them, so that they are popped in order
             self._stack[before:] = self._stack[before:][::-1]
 
     def _differ(self, path: Path, then: Any, now: Any) -> Difference:
@@ -320,15 +325,15 @@ class _Comparison:
             return self._differ(path, a, b)
         if isinstance(a, Ref):
             return self._refs(a, b, path)
-        if isinstance(a, MemoryPiece):
-            return self._pieces(a, b, path)
+        if isinstance(a, BlockNode):
+            return self._compare_blocks(a, b, path)
         if isinstance(a, type):
             return None if a is b else self._differ(path, a, b)
         if isinstance(a, float):
             return None if struct.pack("d", a) == struct.pack("d", b) else self._differ(path, a, b)
         if isinstance(a, complex):
-            both = struct.pack("2d", a.real, a.imag) == struct.pack("2d", b.real, b.imag)
-            return None if both else self._differ(path, a, b)
+            equal = struct.pack("2d", a.real, a.imag) == struct.pack("2d", b.real, b.imag)
+            return None if equal else self._differ(path, a, b)
         if isinstance(a, (OutsideKey, memoryview)):
             return self._outside(a, b, path)
         if isinstance(a, (list, tuple, dict, set, frozenset, ObjectNode)):
@@ -336,12 +341,12 @@ class _Comparison:
         return None if a == b else self._differ(path, a, b)
 
     def _compound(self, a: Any, b: Any, path: Path) -> Difference | None:
-        met = self._partner.get(id(a))
-        if met == id(b):
+        partner = self._partner.get(id(a))
+        if partner == id(b):
             return None
-        if has_identity(a) and (met is not None or id(b) in self._back):
+        if has_identity(a) and (partner is not None or id(b) in self._back):
             return Difference(render(path), "one object", "another object that is merely equal")
-        self._marry(a, b)
+        self._pair_up(a, b)
         if isinstance(a, dict):
             return self._dicts(a, b, path)
         if isinstance(a, (list, tuple)):
@@ -350,7 +355,7 @@ class _Comparison:
             return self._sets(a, b, path)
         return self._nodes(a, b, path)
 
-    def _marry(self, a: Any, b: Any) -> None:
+    def _pair_up(self, a: Any, b: Any) -> None:
         self._partner[id(a)], self._back[id(b)] = id(b), id(a)
         self._kept.append((a, b))
 
@@ -365,7 +370,7 @@ class _Comparison:
 
     def _sequences(self, a: Any, b: Any, path: Path, style: str = "[") -> Difference | None:
         if isinstance(a, ArrayBody):
-            self._cover(a)
+            self._note_span(a)
             return self._fields(a, b, path, ArrayBody.FIELDS[: len(a)])
         if len(a) != len(b):
             return Difference(render(path), f"{len(a)} items", f"{len(b)} items")
@@ -407,38 +412,41 @@ class _Comparison:
     def _sets(self, a: Any, b: Any, path: Path) -> Difference | None:
         if set(map(type, a)) <= QUICK:
             return None if a == b else self._differ(path, a - b, b - a)
-        if any(map(is_address, a)) and len(a) == len(b):
+        if any(map(is_object_id, a)) and len(a) == len(b):
             self._late.append((a, b, path))
             return None
-        return self._in_some_order(a, b, path)
+        return self._ignoring_order(a, b, path)
 
     def _addresses(self) -> Iterator[Difference]:
         while self._late:
             a, b, path = self._late.pop(0)
-            left, right = matched(a, b, self._partner)
-            found = self._in_some_order(left, right, path)
-            if found is not None:
-                yield found
-            yield from self._down()
+            left, right = without_matched_ids(a, b, self._partner)
+            difference = self._ignoring_order(left, right, path)
+            if difference is not None:
+                yield difference
+            yield from self._work_off_stack()
 
-    def _in_some_order(self, a: Any, b: Any, path: Path) -> Difference | None:
-        order_a, order_b = sorted(a, key=canonical), sorted(b, key=canonical)
-        return self._sequences(order_a, order_b, path, "{")
+    def _ignoring_order(self, a: Any, b: Any, path: Path) -> Difference | None:
+        sorted_a, sorted_b = sorted(a, key=canonical), sorted(b, key=canonical)
+        return self._sequences(sorted_a, sorted_b, path, "{")
 
     def _nodes(self, a: ObjectNode, b: ObjectNode, path: Path) -> Difference | None:
         name = class_of(a, self.anchors)
-        if only_watches(name) and name == class_of(b, self.anchors):
+        if is_never_compared(name) and name == class_of(b, self.anchors):
             return None
-        if is_address(a) and not has_identity(a.args[0]):
+        if is_object_id(a) and not has_identity(a.args[0]):
             return self._differ(path, a, b)
         parts_a, parts_b = self.then.parts(a), self.now.parts(b)
         if a.label == b.label == "build function":
-            parts_a, parts_b = as_recorded(parts_a, parts_a), as_recorded(parts_b, parts_a)
+            parts_a, parts_b = (
+                function_as_recorded(parts_a, parts_a),
+                function_as_recorded(parts_b, parts_a),
+            )
         if a.label == b.label == "build live_generator" and isinstance(b.state, dict):
             recorded = a.state or {}
             self._stack.append((parts_a, parts_b, path))
-            held = {name: one for name, one in b.state.items() if name in recorded}
-            return self._dicts(recorded, held, path)
+            current = {name: value for name, value in b.state.items() if name in recorded}
+            return self._dicts(recorded, current, path)
         if a.label == b.label == "build file":
             if self._unknown_position(parts_a[0], parts_b[0], path):
                 return None
@@ -453,30 +461,37 @@ class _Comparison:
     def _attributes(self, cls: type | None, a: Any, b: Any, path: Path) -> Difference | None:
         """Compare the attributes of two instances of a class that are training state.
 
-        They come as a dict, or as a dict and the slots; anything else is compared as it is.
+        `a` and `b` are dicts, or pairs of a dict and slots; anything else is compared as it is.
         """
         if isinstance(a, dict) and isinstance(b, dict):
-            (a, shown_a), (b, shown_b) = uncompared(cls).split(a), uncompared(cls).split(b)
-            for tree, mine, others in (
+            (a, shown_a), (b, shown_b) = (
+                uncompared_attributes(cls).split(a),
+                uncompared_attributes(cls).split(b),
+            )
+            for tree, shown, shown_by_other in (
                 (self.then, shown_a, shown_b),
                 (self.now, shown_b, shown_a),
             ):
-                for key, value in mine.items():
-                    if key not in others or not self._for_others(value, others[key]):
+                for key, value in shown.items():
+                    if key not in shown_by_other or not self._belongs_to_program(
+                        value, shown_by_other[key]
+                    ):
                         self._shown.append((tree, value))
                     elif tree is self.then:
-                        self._stack.append((value, others[key], (path, spell(".", key))))
+                        self._stack.append((value, shown_by_other[key], (path, spell(".", key))))
             return self._dicts(a, b, path, ".")
         if _with_slots(a) and _with_slots(b):
-            found = self._attributes(cls, a[0] or {}, b[0] or {}, path)
-            return found or self._attributes(cls, a[1], b[1], path)
+            difference = self._attributes(cls, a[0] or {}, b[0] or {}, path)
+            return difference or self._attributes(cls, a[1], b[1], path)
         self._stack.append((a, b, path))
         return None
 
-    def _for_others(self, a: Any, b: Any) -> bool:
+    def _belongs_to_program(self, a: Any, b: Any) -> bool:
         """Return True if an attribute of a display belongs to the program and has to be compared."""
-        classes = [self._class(one) for one in (a, b)]
-        return classes[0] is classes[1] and classes[0] is not None and holds_for_others(classes[0])
+        classes = [self._class(value) for value in (a, b)]
+        return (
+            classes[0] is classes[1] and classes[0] is not None and belongs_to_program(classes[0])
+        )
 
     def _class(self, value: Any) -> type | None:
         """Return the class of an anchor or of an object created in the loop."""
@@ -495,7 +510,7 @@ class _Comparison:
             elif isinstance(value, (list, tuple, set, frozenset, dict, ObjectNode)):
                 if id(value) not in self._shown_seen:
                     self._shown_seen[id(value)] = value
-                    self._shown += [(tree, one) for one in _inside(value)]
+                    self._shown += [(tree, part) for part in _inside(value)]
         return number in self._shown_anchors
 
     def _refs(self, a: Ref, b: Ref, path: Path) -> Difference | None:
@@ -505,18 +520,18 @@ class _Comparison:
             return None
         self._entered.add(a.number)
         kind, left = self.then.contents.get(a.number, ("", None))
-        other, right = self.now.contents.get(a.number, ("", None))
-        if kind != other:
-            return Difference(render(path), kind or "gone", other or "gone")
+        kind_now, right = self.now.contents.get(a.number, ("", None))
+        if kind != kind_now:
+            return Difference(render(path), kind or "gone", kind_now or "gone")
         path = (None, self.anchors.path(a.number))
         if kind == "object":
             return self._attributes(self._class(a), left, right, path)
         if kind in {"set", "weak set"}:
             return self._sets(elements(left), elements(right), path)
         if kind == "function":
-            right = with_closure_of(left, right)
+            right = content_as_recorded(left, right)
         if kind == "generator":
-            right = as_suspended(left, right)
+            right = generator_as_recorded(left, right)
         if kind == "file" and self._unknown_position(left, right, path):
             return None
         if left is not None and right is not None and kind in CONTENT_FIELDS:
@@ -525,11 +540,10 @@ class _Comparison:
         return None
 
     def _unknown_position(self, then: Any, now: Any, path: Path) -> bool:
-        """Return True if one side could not tell the position of an open file, and said so.
+        """Return True if the position of an open file is unknown on one side and reported missing.
 
-        A text file cannot tell its position while it is iterated over, and can once it is
-        exhausted; whether a boundary lies before or after that depends on how many iterations are
-        drawn at once.
+        The position of a text file is unknown while the program iterates over it. Whether a boundary
+        lies before or after the end depends on how many iterations are drawn at once.
         """
         if then is None or now is None:  # closed on one side
             return False
@@ -538,40 +552,40 @@ class _Comparison:
             now == UNKNOWN_POSITION and where in self.missing_now
         )
 
-    def _pieces(self, a: MemoryPiece, b: MemoryPiece, path: Path) -> Difference | None:
-        met = self._partner.get(id(a))
-        if met == id(b):
+    def _compare_blocks(self, a: BlockNode, b: BlockNode, path: Path) -> Difference | None:
+        partner = self._partner.get(id(a))
+        if partner == id(b):
             return None
-        if met is not None or id(b) in self._back:
+        if partner is not None or id(b) in self._back:
             return Difference(render(path), "memory of its own or shared", "shared otherwise")
-        self._marry(a, b)
+        self._pair_up(a, b)
         if a.block.nbytes != b.block.nbytes or a.block.device != b.block.device:
             sizes = [f"{p.block.nbytes} bytes on {p.block.device}" for p in (a, b)]
             return Difference(render(path), *sizes)
-        known = self.same is not None and a.block.key and b.block.key
-        if known and self.same and self.same(a.block.key or "", b.block.key or ""):
+        both_have_keys = self.same is not None and a.block.key and b.block.key
+        if both_have_keys and self.same and self.same(a.block.key or "", b.block.key or ""):
             return None
         self._memory.append((a, b, path))
         return None
 
-    def _memories(self) -> Iterator[Difference]:
-        """Compare memory, after it is known which bytes are used by tensors and arrays."""
+    def _compare_memory(self) -> Iterator[Difference]:
+        """Yield differences of memory blocks, after all tensors and arrays have noted their bytes."""
         for a, b, path in self._memory:
             left, right = self._data(a, self.buffers_then), self._data(b, self.buffers_now)
-            texts = memory_texts(left, right, self._covered.get(id(a)))
+            texts = memory_texts(left, right, self._spans.get(id(a)))
             if texts is not None:
                 yield Difference(render(path), *texts)
         self._memory = []
 
-    def _cover(self, body: ArrayBody) -> None:
-        """Remember which bytes a tensor uses; the others may never have been written."""
+    def _note_span(self, body: ArrayBody) -> None:
+        """Note which bytes of its block a tensor uses; the others may be uninitialised."""
         span = span_of(body)
         whole = (0, (body[0].block.nbytes,), (1,))
-        self._covered.setdefault(id(body[0]), []).append(whole if span is None else span)
+        self._spans.setdefault(id(body[0]), []).append(whole if span is None else span)
 
     @staticmethod
-    def _data(piece: MemoryPiece, buffers: Callable[[str], Any]) -> Any:
-        block = piece.block
+    def _data(node: BlockNode, buffers: Callable[[str], Any]) -> Any:
+        block = node.block
         return block.data if block.key is None else buffers(block.key)
 
     def _outside(self, a: Any, b: Any, path: Path) -> Difference | None:
@@ -586,7 +600,7 @@ class _Comparison:
 
 
 def _with_slots(state: Any) -> bool:
-    """Return True for a pair of attributes and slots, as pickle and our kinds write them."""
+    """Return True for a pair of attributes and slots, as pickle and our codecs write them."""
     return (
         type(state) is tuple
         and len(state) == 2

@@ -1,19 +1,18 @@
-"""Which objects and attributes are not training state: the one place that decides it.
+"""Decide which objects and attributes are not training state.
 
 Training state is everything that the program can reach and that may change what it computes or
-logs later. Not training state is what only shows the computation, sends it away or measures it.
+logs later. Objects that only display the computation, send it away or measure it are not.
 The class of an object decides, not the name that leads to it:
 
 1. A *bystander* is an instance of a class that one of the libraries in `DISPLAYS` or `TRACKERS`
    defines, or of a class derived from one.
 2. What the library's own code keeps in a bystander (times, caches, widths, texts) is not state.
-3. What somebody else keeps there is state: attributes that the code of a derived class assigns,
-   attributes that nothing in the library names, and objects of the program or of other libraries
-   that the bystander holds.
-4. How far a progress bar has come is state (`COUNTED`): programs read `bar.n`.
+3. What other code keeps in a bystander is state: attributes that a derived class assigns, attributes
+   that nothing in the library names, and objects of the program or of other libraries.
+4. The position of a progress bar is state (`COUNTED`): programs read `bar.n`.
 
-Attributes that hold addresses, the time of day or tasks of threads in other classes of libraries
-are not state either (`_NO_STATE`).
+Some attributes of other library classes are not state either: addresses, times, tasks of threads
+(`_NO_STATE`). `capture` skips these; `compare` skips all of the above.
 """
 
 from __future__ import annotations
@@ -41,9 +40,9 @@ TRACKERS = (
     "torch.utils.tensorboard.",
     "wandb.",
 )
-"""Libraries that keep or send away what is computed, or measure how long it took."""
+"""Libraries that store or upload results, or measure time."""
 _LIVE = ("IPython.", "logging.", "loguru.", "rich.")
-"""Displays that are never entered, as trackers: their own objects go by reference."""
+"""Displays that are captured by reference, like trackers."""
 BARS = (
     "alive_progress.",
     "enlighten.",
@@ -65,20 +64,20 @@ BARS = (
     "transformers.trainer_callback.ProgressCallback",
     "transformers.utils.notebook.",
 )
-"""Progress bars: how often they look at the clock, and what they see, is not the program's either."""
+"""Progress bars. Replays do not reproduce the times that they read from the clock, either."""
 DISPLAYS = (*_LIVE, *BARS)
 """Progress bars, live displays, loggers and their handlers and formatters."""
 BY_REFERENCE = (*TRACKERS, *_LIVE)
-"""Of these libraries, the inside of an object is neither kept nor compared."""
+"""Objects of these libraries are captured by reference; their content is never compared."""
 COUNTED: Mapping[str, frozenset[str]] = {
     "keras.src.utils.progbar.": frozenset({"_seen_so_far", "target"}),
     "progressbar.": frozenset({"max_value", "value"}),
     "tqdm.": frozenset({"iterable", "n", "total"}),
 }
-"""What programs read from a progress bar: how far it has come, and what it goes through.
+"""Attributes of progress bars that programs read: the position, the total, the iterable.
 
-The iterator inside progressbar2's bar is not among them: its generator draws from an iterator of its
-own, which a restore does not exchange.
+The iterator inside progressbar2's bar is not listed: its generator draws from an iterator that a
+restore cannot replace.
 """
 _NO_STATE = {
     "absl.flags._flagvalues.FlagValues": frozenset({"__flags_by_module_id"}),
@@ -91,14 +90,14 @@ _NO_STATE = {
 }
 
 
-def unkept(cls: type) -> frozenset[str]:
-    """Return the attributes of instances of a class that are neither kept nor compared."""
+def excluded_attributes(cls: type) -> frozenset[str]:
+    """Return the attributes of a class's instances that are neither captured nor compared."""
     names = map(_full_name, cls.__mro__)
     return frozenset().union(*(_NO_STATE.get(name, ()) for name in names))
 
 
-def only_watches(name: str) -> bool:
-    """Return True if nothing inside an instance of the class so named is compared.
+def is_never_compared(name: str) -> bool:
+    """Return True if the content of instances of the named class is never compared.
 
     >>> only_watches("rich.progress.Task"), only_watches("tqdm.std.tqdm")
     (True, False)
@@ -107,60 +106,62 @@ def only_watches(name: str) -> bool:
 
 
 @functools.lru_cache(maxsize=1000)
-def uncompared(cls: type | None) -> Uncompared:
-    """Return which attributes of instances of a class are not compared."""
+def uncompared_attributes(cls: type | None) -> UncomparedAttributes:
+    """Return the attributes of a class's instances that are not compared."""
     if cls is None:
-        return Uncompared(frozenset(), None)
-    libraries = _libraries(cls)
+        return UncomparedAttributes(frozenset(), None)
+    libraries = _display_bases(cls)
     if not libraries:
-        return Uncompared(unkept(cls), None)
-    own: set[str] = set()
+        return UncomparedAttributes(excluded_attributes(cls), None)
+    kept_for_program: set[str] = set()
     for base in cls.__mro__[:-1]:
         if _full_name(base).startswith(_ALL):
             for prefix, counted in COUNTED.items():
-                own |= counted if _full_name(base).startswith(prefix) else set()
+                kept_for_program |= counted if _full_name(base).startswith(prefix) else set()
         else:
-            own |= set(_assigned(_codes(vars(base).values(), base.__module__)))
+            kept_for_program |= set(_assigned(_codes(vars(base).values(), base.__module__)))
     modules = {base.__module__: sys.modules.get(base.__module__) for base in libraries}
-    known: set[str] = set()
+    names_in_library: set[str] = set()
     for module_name, module in modules.items():
         for code in _codes(vars(module).values() if module else (), module_name):
-            known.update(code.co_names, code.co_varnames)
-            known.update(text for text in code.co_consts if isinstance(text, str))
+            names_in_library.update(code.co_names, code.co_varnames)
+            names_in_library.update(text for text in code.co_consts if isinstance(text, str))
     for base in libraries:
-        known |= vars(base).keys() | getattr(base, "__annotations__", {}).keys()
-    return Uncompared(unkept(cls), frozenset(known - own))
+        names_in_library |= vars(base).keys() | getattr(base, "__annotations__", {}).keys()
+    return UncomparedAttributes(
+        excluded_attributes(cls), frozenset(names_in_library - kept_for_program)
+    )
 
 
-class Uncompared:
-    """The attributes of a class that comparing two states leaves out."""
+class UncomparedAttributes:
+    """The attributes of a class that a comparison of two states leaves out."""
 
     def __init__(self, always: frozenset[str], shown: frozenset[str] | None) -> None:
         self.always = always
-        """Addresses, times and tasks, whatever they hold."""
+        """Addresses, times and tasks: never compared."""
         self.shown = shown
-        """What a display keeps for itself; None if the class is no bystander."""
+        """Attributes that the display's own code uses; None if the class is no bystander."""
 
     def split(self, attributes: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
-        """Return the attributes that are compared, and those that a display keeps for itself."""
+        """Return the attributes that are compared, and those that only the display's code uses."""
         if not self.always and self.shown is None:
             return attributes, {}
         shown = self.shown or frozenset()
-        rest = {k: v for k, v in attributes.items() if k not in self.always}
+        candidates = {k: v for k, v in attributes.items() if k not in self.always}
         return (
-            {k: v for k, v in rest.items() if k not in shown},
-            {k: v for k, v in rest.items() if k in shown},
+            {k: v for k, v in candidates.items() if k not in shown},
+            {k: v for k, v in candidates.items() if k in shown},
         )
 
 
-def holds_for_others(cls: type) -> bool:
-    """Return True if an instance in the hands of a display is somebody else's, by its class.
+def belongs_to_program(cls: type) -> bool:
+    """Return True if a display that holds an instance of this class holds an object of the program.
 
     >>> import collections, logging
     >>> holds_for_others(collections.OrderedDict), holds_for_others(logging.Formatter)
     (False, False)
     """
-    if _libraries(cls):
+    if _display_bases(cls):
         return False
     return cls.__module__.partition(".")[0] not in sys.stdlib_module_names
 
@@ -168,8 +169,8 @@ def holds_for_others(cls: type) -> bool:
 _ALL = (*TRACKERS, *DISPLAYS)
 
 
-def _libraries(cls: type) -> list[type]:
-    """Return the classes that a class is made from and that a display or tracker defines."""
+def _display_bases(cls: type) -> list[type]:
+    """Return the base classes that a display or tracker library defines."""
     return [base for base in cls.__mro__ if _full_name(base).startswith(_ALL)]
 
 
@@ -179,35 +180,35 @@ def _full_name(cls: type) -> str:
 
 @functools.lru_cache(maxsize=1000)
 def class_named(name: str) -> type | None:
-    """Return the class of that full name, if its module is loaded."""
+    """Return the class with that full name, or None if its module is not loaded."""
     parts = name.split(".")
     for n in range(len(parts) - 1, 0, -1):
-        found: Any = sys.modules.get(".".join(parts[:n]))
+        value: Any = sys.modules.get(".".join(parts[:n]))
         for part in parts[n:]:
-            found = vars(found).get(part) if hasattr(found, "__dict__") else None
-        if isinstance(found, type):
-            return found
+            value = vars(value).get(part) if hasattr(value, "__dict__") else None
+        if isinstance(value, type):
+            return value
     return None
 
 
 def _codes(values: Iterable[Any], module: str) -> Iterator[types.CodeType]:
-    """Yield the code of functions and of classes of a module, with the code inside."""
+    """Yield the code objects of functions and of a module's classes, nested ones included."""
     waiting = list(values)
     seen: set[int] = set()
     while waiting:
-        one = waiting.pop()
-        if id(one) in seen:
+        value = waiting.pop()
+        if id(value) in seen:
             continue
-        seen.add(id(one))
-        if isinstance(one, types.CodeType):
-            yield one
-            waiting += [part for part in one.co_consts if isinstance(part, types.CodeType)]
-        elif isinstance(one, type):
-            waiting += vars(one).values() if one.__module__ == module else ()
-        elif isinstance(one, property):
-            waiting += [one.fget, one.fset, one.fdel]
+        seen.add(id(value))
+        if isinstance(value, types.CodeType):
+            yield value
+            waiting += [part for part in value.co_consts if isinstance(part, types.CodeType)]
+        elif isinstance(value, type):
+            waiting += vars(value).values() if value.__module__ == module else ()
+        elif isinstance(value, property):
+            waiting += [value.fget, value.fset, value.fdel]
         else:
-            function = getattr(one, "__wrapped__", None) or getattr(one, "__func__", one)
+            function = getattr(value, "__wrapped__", None) or getattr(value, "__func__", value)
             if isinstance(function, types.FunctionType):
                 waiting.append(function.__code__)
 

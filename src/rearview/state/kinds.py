@@ -1,9 +1,8 @@
-"""The contract of a codec: how one kind of object is walked, captured and restored in place.
+"""The base class of codecs: `Kind`, which walks, captures and restores one kind of object in place.
 
-A `Kind` is a codec. While it works it may ask the capture or restore under way for what is in the
-protocols `Capturing` and `Restoring`, and the walk for its `WalkRules`. `layout_of` tells where the
-instances of a class keep their state: attributes, slots, a builtin base, or memory that only C code
-can read.
+A codec is given the capture or restore that is running as `Capturing` or `Restoring`, and the walk's
+`WalkRules`. `layout_of` returns where the instances of a class keep their state: attributes, slots, a
+builtin base, or memory that only C code can read.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 from rearview.errors import StateError
 from rearview.state.codecs.functions import importable
-from rearview.state.memory import Blocks, Memory
+from rearview.state.memory import Blocks, RestoredMemory
 
 _HEAP_TYPE = 1 << 9
 _POINTER = 8
@@ -24,25 +23,25 @@ _MANAGED_DICT = -1  # kept before the object, so it takes no room in `__basicsiz
 
 
 class PathStep(NamedTuple):
-    """One step from an object to what it holds; `style` and `key` make the path people read."""
+    """One step from an object to an object that it holds; `style` and `key` are shown in messages."""
 
     style: str
-    """`.` attribute, `[` item, `{` element, `<` something without a spelling of its own."""
+    """`.` attribute, `[` item, `{` element, `<` anything else."""
     key: object
     child: object
 
 
 class Kind:
-    """How one kind of anchor is walked, captured and restored; this base keeps a reference only."""
+    """A codec: walks, captures and restores one kind of anchor. This base class captures nothing."""
 
     name = "ref"
     late = False
-    """Whether it depends on the hashes of other objects: restored after them."""
+    """Whether objects of this kind depend on the hashes of others, and are restored after them."""
     unordered = False
-    """Whether its order may differ in the next process: walked after everything else."""
+    """Whether the order of the children may differ in the next process: walked after the others."""
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the objects that it holds, always in the same order."""
+        """Yield the objects that `obj` holds, always in the same order."""
         return ()
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any] | None:
@@ -50,8 +49,11 @@ class Kind:
         return None
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Give the live object that content, in place."""
-        raise StateError(f"A {self.name} of {type_name(type(obj))} has nothing to be set to.")
+        """Set the content of a live object, in place."""
+        raise StateError(
+            f"A {type_name(type(obj))} is captured as a reference only ({self.name}), but the "
+            "checkpoint holds content for it. Replay from the start of the loop."
+        )
 
     def label(self, obj: Any) -> str:
         """Return the text that describes the object in a signature."""
@@ -72,41 +74,41 @@ class WalkRules:
         self.loop_modules = loop_modules
         """Modules of libraries whose training loops are watched."""
         self.recorded: Sequence[str] | None = None
-        """On replay: the closure variables of a function, or the functions of a class, that existed
-        in the recording."""
+        """On replay: names of the recorded closure variables of the function that is being walked,
+        or of the recorded functions of the class."""
         self._local: dict[type, bool] = {}
 
     def is_local(self, cls: type) -> bool:
-        """Return True if a class is the user's own, or cannot be imported by its name."""
+        """Return True if a class belongs to the project, or cannot be imported by its name."""
         local = self._local.get(cls)
         if local is None:
             local = bool(self.project(cls.__module__ or "")) or not importable(cls)
             self._local[cls] = local
         return local
 
-    def boring(self, items: Collection[object]) -> bool:
-        """Return True if all items are values; makes no Python call for each item."""
+    def all_values(self, items: Collection[object]) -> bool:
+        """Return True if all items are immutable values; fast: no Python call per item."""
         types = set(map(type, items))
         if tuple in types:
             types.discard(tuple)
             inner = list(chain.from_iterable(item for item in items if type(item) is tuple))
-            if not self.boring(inner):
+            if not self.all_values(inner):
                 return False
         return all(self.is_atom(t, items) for t in types)
 
 
 class AnchorTable(Protocol):
-    """What codecs may ask of the anchors: the numbered objects of the walk."""
+    """The anchors as codecs see them: the objects that the walk numbered."""
 
     index: dict[int, int]
     """Number of an anchor, by its `id`."""
     rules: WalkRules
     recipes: dict[tuple[Any, ...], Any]
-    """How to build a set that iterates in a given order."""
+    """For an order of elements: a recipe for a set that iterates in that order."""
     set_orders: dict[int, list[Any]]
     """Order of a set at the walk, by its `id`."""
-    unheld: dict[int, tuple[int, Any]]
-    """Anchors that are known by their address only: number and form."""
+    by_address: dict[int, tuple[int, Any]]
+    """Arrays that are anchors without a reference: number and form, by their `id`."""
 
     def __len__(self) -> int:
         """Return the number of anchors."""
@@ -115,20 +117,20 @@ class AnchorTable(Protocol):
         """Return the kind of an object."""
 
     def same_graph(self, tensor: Any) -> bool:
-        """Return True if the autograd graph of an anchor is the one it had at the walk."""
+        """Return True if a tensor has the autograd graph that it had at the walk."""
 
 
 class Capturing(Protocol):
-    """What codecs may ask of the capture under way."""
+    """The running capture as codecs see it; the attributes are described in `capture.Capture`."""
 
-    careful: bool
+    check_sharing: bool
     alive: list[Any]
     blocks: Blocks
     cells: list[types.CellType]
-    found: dict[int, Any]
-    loose: dict[int, Any]
+    met_by_address: dict[int, Any]
+    presumed_unshared: dict[int, Any]
     running: set[int]
-    stand_ins: list[object]
+    placeholders: list[object]
     viewed: set[int]
 
     @property
@@ -137,7 +139,7 @@ class Capturing(Protocol):
 
     @property
     def plain_tensor(self) -> Any:
-        """The reader of plain tensors."""
+        """The function that reads plain tensors fast."""
 
     def miss(self, obj: object, reason: str) -> None:
         """Report that `obj` cannot be captured: the capture is partial."""
@@ -147,18 +149,18 @@ class Capturing(Protocol):
 
 
 class Restoring(Protocol):
-    """What codecs may ask of the restore under way."""
+    """The running restore as codecs see it."""
 
-    memory: Memory
+    memory: RestoredMemory
     afterwards: list[Callable[[], None]]
-    """Actions that need all objects to exist."""
+    """Actions that run when all objects exist."""
     generators: list[tuple[Any, Sequence[Any], dict[str, Any]]]
     """Generators with the yield they were suspended at and their locals."""
     loaders: list[tuple[Any, Any]]
-    """Iterators of data loaders with what their samplers had drawn."""
+    """Iterators of data loaders, each with its recorded state (`data_loaders.loader_state`)."""
 
     def path(self, obj: object) -> str:
-        """Return how the program reaches an anchor."""
+        """Return the path to an anchor, for messages."""
 
 
 def steps(style: str, pairs: Iterable[tuple[object, object]]) -> Iterator[PathStep]:
@@ -168,7 +170,7 @@ def steps(style: str, pairs: Iterable[tuple[object, object]]) -> Iterator[PathSt
 
 
 def type_name(cls: type) -> str:
-    """Return a name of the class that is the same in the next process."""
+    """Return the full name of a class."""
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
@@ -186,11 +188,11 @@ class Layout:
     """
 
     base: type
-    """The nearest class that is not written in Python."""
+    """The nearest base class that is written in C."""
     has_dict: bool
     slots: tuple[types.MemberDescriptorType, ...]
     hidden: bool
-    """Whether some class on the way to `base` holds memory that only C code can read."""
+    """Whether a class between this one and `base` holds memory that only C code can read."""
 
     @property
     def plain(self) -> bool:
@@ -199,23 +201,23 @@ class Layout:
 
 
 def layout_of(cls: type) -> Layout:
-    """Return the layout of `cls`, worked out from the sizes the interpreter keeps."""
+    """Return the layout of `cls`, computed from the sizes that the interpreter keeps."""
     slots: list[types.MemberDescriptorType] = []
     hidden = False
-    here: type = cls
-    while here.__flags__ & _HEAP_TYPE:
-        below = here.__base__
-        if below is None:
+    base: type = cls
+    while base.__flags__ & _HEAP_TYPE:
+        parent = base.__base__
+        if parent is None:
             break
-        own = [d for d in vars(here).values() if isinstance(d, types.MemberDescriptorType)]
-        extra = here.__basicsize__ - below.__basicsize__ - _POINTER * len(own)
-        if here.__weakrefoffset__ > 0 and below.__weakrefoffset__ == 0:
+        own = [d for d in vars(base).values() if isinstance(d, types.MemberDescriptorType)]
+        extra = base.__basicsize__ - parent.__basicsize__ - _POINTER * len(own)
+        if base.__weakrefoffset__ > 0 and parent.__weakrefoffset__ == 0:
             extra -= _POINTER
-        if here.__dictoffset__ not in {0, _MANAGED_DICT} and below.__dictoffset__ == 0:
+        if base.__dictoffset__ not in {0, _MANAGED_DICT} and parent.__dictoffset__ == 0:
             extra -= _POINTER
-        made_in_c = isinstance(vars(here).get("__new__"), types.BuiltinFunctionType)
-        hidden = hidden or extra > 0 or made_in_c
+        created_in_c = isinstance(vars(base).get("__new__"), types.BuiltinFunctionType)
+        hidden = hidden or extra > 0 or created_in_c
         slots.extend(own)
-        here = below
+        base = parent
     has_dict = cls.__dictoffset__ != 0
-    return Layout(here, has_dict, tuple(slots), hidden)
+    return Layout(base, has_dict, tuple(slots), hidden)

@@ -1,6 +1,6 @@
-"""Memory below arrays and tensors: each block once, however many views it has.
+"""Memory blocks of arrays and tensors: each block is stored once, however many views it has.
 
-`Blocks` collects the blocks of one capture, `Memory` provides them to one restore.
+`Blocks` collects the blocks of one capture, `RestoredMemory` provides them to one restore.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ SMALL = 4096
 """Blocks of at most this many bytes are stored inside the skeleton."""
 
 
-MEMORY: Any = (ctypes.c_char * sys.maxsize).from_address(0)
-"""All memory of this process: a slice of it is a copy, made in a quarter of the time that
-`ctypes.string_at` takes, and no audit hook is told of each of a thousand."""
+PROCESS_MEMORY: Any = (ctypes.c_char * sys.maxsize).from_address(0)
+"""All memory of this process. A slice of it is a copy, four times as fast as `ctypes.string_at` and
+without its audit event."""
 
 
 @functools.cache
-def _memory() -> Any:
+def _memory_as_array() -> Any:
     import numpy as np
 
-    # not from the very first byte: NumPy takes the address 0 for none
+    # begins at address 1: NumPy takes address 0 for a missing buffer
     return np.frombuffer((ctypes.c_ubyte * (sys.maxsize - 1)).from_address(1), np.uint8)
 
 
 def view_of(address: int, nbytes: int) -> Any:
     """Return live memory as an array of bytes; the caller keeps it alive."""
-    return _memory()[address - 1 : address - 1 + nbytes]
+    return _memory_as_array()[address - 1 : address - 1 + nbytes]
 
 
 def is_tensor(obj: object) -> bool:
-    """Return True if it is a tensor, without importing torch."""
+    """Return True if `obj` is a tensor, without importing torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(obj, torch.Tensor)
 
 
 def is_array(obj: object) -> bool:
-    """Return True if it is an array, without importing NumPy."""
+    """Return True if `obj` is an array, without importing NumPy."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(obj, numpy.ndarray)
 
@@ -78,7 +78,7 @@ def extent(array: Any) -> tuple[int, int, Any]:
 
 
 def bytes_at(address: int, nbytes: int, owner: object) -> Any:
-    """Return live memory as an array of bytes; `owner` is kept alive by it."""
+    """Return live memory as an array of bytes, which keeps `owner` alive."""
     import numpy as np
 
     raw = (ctypes.c_ubyte * nbytes).from_address(address)
@@ -90,7 +90,7 @@ class Block(NamedTuple):
     """One block of memory in a skeleton."""
 
     key: str | None
-    """Name of its buffer, or None when `data` holds the bytes."""
+    """Key of its buffer, or None if `data` holds the bytes."""
     nbytes: int
     data: bytes | None
     home: int
@@ -102,25 +102,25 @@ Row = tuple[str | None, int, bytes | None, int, str]
 
 
 class Blocks:
-    """The pieces of memory met during one capture.
+    """The memory blocks of one capture.
 
-    `keys` maps an address to the key it had in the checkpoint before, so that memory which stays
-    where it is keeps its name, and the caller can see that it did not change.
+    `keys` maps (address, size) to the key in the previous capture: a block that stays in place keeps
+    its key, so that the writer can find out whether it changed.
     """
 
     def __init__(self, keys: dict[tuple[int, int], str]) -> None:
         self.table: list[Row] = []
-        """The fields of a Block each; plain tuples, since there are thousands."""
+        """The fields of each Block, as plain tuples for speed."""
         self.buffers: dict[str, Any] = {}
         self.likely_unchanged: set[str] = set()
-        """Keys of memory that is not likely to change: frozen weights, data."""
+        """Keys of blocks that will probably not change: frozen weights, data."""
         self.owners: list[Any] = []
-        """What keeps memory alive of which a buffer is only a view."""
+        """Objects that own the memory of the buffers; this reference keeps them alive."""
         self.keys: dict[tuple[int, int], str] = {}
         self.index: dict[tuple[int, int], int] = {}
-        """Address and size to the number of a piece already met."""
+        """Number of a block by (address, size)."""
         self.shapes: dict[tuple[int, ...], tuple[int, ...]] = {}
-        """Shapes and strides met, one object each."""
+        """Shapes and strides: equal ones become one tuple, which pickle writes once."""
         self._earlier = keys
         self._taken = set(keys.values())
 
@@ -134,44 +134,46 @@ class Blocks:
         device: str = "cpu",
         likely_unchanged: bool = False,
     ) -> int:
-        """Return the number of a new piece; `view` gives its bytes as a buffer when it is big."""
+        """Add a block and return its number; `view` returns its bytes as a buffer if it is big."""
         number = len(self.table)
         if nbytes == 0 or device == "meta":
             self.table.append((None, nbytes, b"", home, device))
             return number
-        place = (address, nbytes)
-        self.index[place] = number
+        location = (address, nbytes)
+        self.index[location] = number
         if nbytes <= SMALL and device == "cpu":
-            self.table.append((None, nbytes, MEMORY[address : address + nbytes], home, device))
+            self.table.append(
+                (None, nbytes, PROCESS_MEMORY[address : address + nbytes], home, device)
+            )
             return number
-        self._name(place, number, view(), home, device)
+        self._name(location, number, view(), home, device)
         if likely_unchanged:
-            self.likely_unchanged.add(self.keys[place])
+            self.likely_unchanged.add(self.keys[location])
         return number
 
     def add_host(
-        self, place: tuple[int, int], owner: object, home: int, *, likely_unchanged: bool
+        self, location: tuple[int, int], owner: object, home: int, *, likely_unchanged: bool
     ) -> int:
-        """Return the number of a new big piece of host memory that lives as long as `owner`."""
-        number = self.index[place] = len(self.table)
-        self._name(place, number, view_of(*place), home, "cpu")
+        """Add a big block of CPU memory that lives as long as `owner`; return its number."""
+        number = self.index[location] = len(self.table)
+        self._name(location, number, view_of(*location), home, "cpu")
         self.owners.append(owner)
         if likely_unchanged:
-            self.likely_unchanged.add(self.keys[place])
+            self.likely_unchanged.add(self.keys[location])
         return number
 
     def _name(
-        self, place: tuple[int, int], number: int, view: object, home: int, device: str
+        self, location: tuple[int, int], number: int, view: object, home: int, device: str
     ) -> None:
-        key = self._earlier.get(place) if home < 0 else f"a{home}"
+        key = self._earlier.get(location) if home < 0 else f"a{home}"
         if key is None or key in self.buffers:
             key = self._fresh(number)
-        self.keys[place] = key
+        self.keys[location] = key
         self.buffers[key] = view
-        self.table.append((key, place[1], None, home, device))
+        self.table.append((key, location[1], None, home, device))
 
     def add_bytes(self, buffer: Any) -> str:
-        """Return the key of bytes handed over by an object's own pickling."""
+        """Add the bytes that an object's own pickling handed over; return their key."""
         key = self._fresh(len(self.table))
         self.buffers[key] = buffer
         return key
@@ -185,8 +187,8 @@ class Blocks:
         return key
 
 
-class Memory:
-    """The same pieces on the way back: live memory where an anchor has it, else allocated."""
+class RestoredMemory:
+    """The memory blocks of one restore: an anchor's live memory where possible, else allocated."""
 
     def __init__(
         self,
@@ -196,7 +198,7 @@ class Memory:
         path: Callable[[int], str],
         into: Callable[[str, Any], None] | None = None,
     ) -> None:
-        """Take pieces from `buffers` by key; `into` reads one straight into memory, where given."""
+        """`buffers` returns the bytes of a key; `into`, if given, reads them into memory directly."""
         self.table = table
         self._buffers = buffers
         self._into = into
@@ -207,10 +209,9 @@ class Memory:
         self._claimed: set[int] = set()
 
     def claim(self) -> None:
-        """Match pieces to the live memory of their anchors, each at most once, and fill it.
+        """Fill the live memory of the anchors with the blocks that belong to it, each at most once.
 
-        It is filled before anything is built on it: an object's own way of coming back may copy
-        the numbers out of an array at once.
+        This comes before any object is built: the unpickling of some classes reads an array at once.
         """
         for number, block in enumerate(self.table):
             if block.home >= 0:
@@ -235,7 +236,7 @@ class Memory:
                 self._arrays[number] = bytes_at(address, nbytes, anchor)
 
     def storage(self, number: int) -> Any:
-        """Return the piece as a torch storage."""
+        """Return a block as a torch storage."""
         import torch
 
         if number not in self._storages:
@@ -248,7 +249,7 @@ class Memory:
         return self._storages[number]
 
     def array(self, number: int) -> Any:
-        """Return the piece as a NumPy array of bytes."""
+        """Return a block as a NumPy array of bytes."""
         import numpy as np
 
         if number not in self._arrays:
@@ -269,7 +270,7 @@ class Memory:
             self._into(block.key, self.array(number))
             return
         if block.data is not None and block.device == "cpu" and number in self._storages:
-            # most pieces are small: no array is made for one that only a tensor stands on
+            # fast path for the many small blocks that only tensors use
             if len(block.data) == block.nbytes:
                 ctypes.memmove(self._storages[number].data_ptr(), block.data, block.nbytes)
                 return
@@ -277,8 +278,8 @@ class Memory:
         source = np.frombuffer(data, np.uint8)
         if source.nbytes != block.nbytes:
             raise StateError(
-                f"Memory {block.key} of {self._path(block.home)} has {source.nbytes} bytes, "
-                f"not {block.nbytes}: the checkpoint is damaged. Replay from an earlier one.",
+                f"Memory block {block.key} of {self._path(block.home)} has {source.nbytes} bytes "
+                f"instead of {block.nbytes}: the checkpoint is damaged. Replay from an earlier one.",
                 slug="state-buffer",
             )
         if block.device == "cpu":

@@ -1,7 +1,7 @@
-"""Builders: names in a skeleton for the functions that rebuild objects on restore.
+"""Names of the builders: a skeleton names them, and `restore` has a function for each.
 
-A skeleton refers to builders by name, never to our functions. `refuse` raises if a restored program
-uses something that could not be restored; registered handlers may recover first.
+A skeleton never names a function of Rearview directly, so functions can be renamed. `Lost` takes
+the place of an object that could not be captured: a restored program that uses it fails by `refuse`.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ NAMES = (
 
 
 LOST_CLASS = "the class was made inside a function after the loop began"
-"""Why a class is lost; ends what stands for it."""
+"""Reason of a lost class; the reader of a skeleton recognises such a class by this ending."""
 
 
 class Builder:
-    """Stands for a builder in the stream: pickle insists on something callable."""
+    """Represents a builder in a pickle stream: pickle requires a callable there."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def __call__(self, *_args: object) -> object:
-        """Refuse: it is never called, only named."""
+        """Raise TypeError: a builder is only named in a stream, never called."""
         raise TypeError(f"the builder {self.name} is named in a stream, never called")
 
 
@@ -74,18 +74,18 @@ def prelude(count: int) -> bytes:
 
 
 REFUSAL_HANDLERS: list[Callable[[StateError], None]] = []
-"""Called before something is refused."""
+"""Called by `refuse` with the error; a handler may start the program again instead of returning."""
 
 
 def refuse(error: StateError) -> NoReturn:
-    """Raise the error, unless somebody begins the program anew instead."""
-    for act in REFUSAL_HANDLERS:
-        act(error)
+    """Call the handlers, then raise the error."""
+    for handler in REFUSAL_HANDLERS:
+        handler(error)
     raise error
 
 
 class Lost:
-    """Stands where an object could not be kept; any use of it is an error, never a guess."""
+    """Takes the place of an object that was not captured; every use of it raises StateError."""
 
     def __init__(self, reason: str) -> None:
         object.__setattr__(self, "_reason", reason)
@@ -112,5 +112,5 @@ class Lost:
 
 
 def reason_of(lost: Lost) -> str:
-    """Return why an object was not kept."""
+    """Return why an object was not captured."""
     return str(object.__getattribute__(lost, "_reason"))

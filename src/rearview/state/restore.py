@@ -1,7 +1,7 @@
-"""Restore a recorded state into the live objects, in place.
+"""Restore a recorded state into the live objects, in place: `restore`.
 
-A skeleton is unpickled with the anchors in place of their numbers; `Restoration` has a method for
-each builder that a skeleton may name, and the work that has to wait until all objects exist.
+The skeleton is unpickled with the live anchors in place of their numbers. `Restoration` has a method
+for each builder that a skeleton may name, and collects the actions that need all objects to exist.
 """
 
 from __future__ import annotations
@@ -29,31 +29,33 @@ from rearview.state.codecs.python_objects import AttributedKind, ObjectKind
 from rearview.state.codecs.rng import write_global
 from rearview.state.codecs.tensors import plain_access
 from rearview.state.kinds import layout_of
-from rearview.state.memory import Block, Memory
-from rearview.state.object_ids import put
+from rearview.state.memory import Block, RestoredMemory
+from rearview.state.object_ids import set_content
 from rearview.state.rebuild import NAMES, Lost, prelude
 
 
 class Restoration:
-    """One restore under way; a `build_…` method for each builder that a skeleton may name."""
+    """One running restore; it has a `build_…` method for each builder that a skeleton may name."""
 
-    def __init__(self, anchors: Anchors, alive: Sequence[Any], memory: Memory) -> None:
+    def __init__(self, anchors: Anchors, alive: Sequence[Any], memory: RestoredMemory) -> None:
         self.anchors = anchors
         self.alive = alive
         self.memory = memory
         self.afterwards: list[Callable[[], None]] = []
-        """Actions that need all objects to exist."""
+        """Actions that run when all objects exist."""
         self.cells: list[types.CellType] = []
         self.generators: list[tuple[Any, Sequence[Any], dict[str, Any]]] = []
         """Generators with the yield they were suspended at and their locals."""
         self.loaders: list[tuple[Any, Any]] = []
-        """Iterators of data loaders with what their samplers had drawn."""
-        self.made: list[Any] = []
+        """Iterators of data loaders, each with its recorded state (`data_loaders.loader_state`)."""
+        self.new_generators: list[Any] = []
+        """Generators that this pass created."""
         self.addressed: dict[int, Any] = {}
-        """Objects that must be the ones read first, because their `id` is part of the state."""
+        """Objects whose `id` is part of the state, by `id`: no equal object may replace them."""
         self.driven: list[Any] = []
         """Generators that the first pass over the same state created and drove."""
         self.heads: dict[int, Sequence[Any]] = {}
+        """State and yield number of new generators, by `id`."""
 
     def path(self, obj: object) -> str:
         """Return the path to an anchor."""
@@ -61,13 +63,13 @@ class Restoration:
         return "an object created in the loop" if number is None else self.anchors.path(number)
 
     def build_anchor(self, number: int) -> Any:
-        """Return an anchor that was known at capture by its address only."""
+        """Return an anchor that capture knew by its `id` only."""
         return self.alive[number]
 
     def build_tensor(self, cls: type, *rest: Any) -> Any:
-        """Return a tensor on its memory."""
+        """Return a tensor on its block of memory."""
         *body, requires_grad, grad, extra = rest
-        return self._dress(cls, tensors.over(self.memory, body), requires_grad, grad, extra)
+        return self._dress(cls, tensors.tensor_on(self.memory, body), requires_grad, grad, extra)
 
     def build_special_tensor(
         self, cls: type, form: Sequence[Any], requires_grad: bool, grad: Any, extra: Any
@@ -82,39 +84,45 @@ class Restoration:
     def _dress(self, cls: type, tensor: Any, requires_grad: bool, grad: Any, extra: Any) -> Any:
         import torch
 
-        attrs, hooks, late_hooks, carried, flags = extra or ({}, None, None, False, (False, False))
+        attrs, hooks, late_hooks, lost_graph, flags = extra or (
+            {},
+            None,
+            None,
+            False,
+            (False, False),
+        )
         if cls is not torch.Tensor:
-            tensor = torch.Tensor._make_subclass(cls, tensor, requires_grad and not carried)
+            tensor = torch.Tensor._make_subclass(cls, tensor, requires_grad and not lost_graph)
         if flags[0]:
             torch._C._set_conj(tensor, True)
         if flags[1]:
             torch._C._set_neg(tensor, True)
-        if carried:
-            tensor = tensors.severed(tensor, carried)
+        if lost_graph:
+            tensor = tensors.with_lost_graph(tensor, lost_graph)
         elif requires_grad:
             tensor.requires_grad_(True)
         if grad is not None:
             self.afterwards.append(lambda: setattr(tensor, "grad", grad))
         if attrs:
             tensor.__dict__.update(attrs)
-        if hooks is not None and not carried:
+        if hooks is not None and not lost_graph:
             tensor._backward_hooks = hooks
         if late_hooks is not None:
             tensor._post_accumulate_grad_hooks = late_hooks
         return tensor
 
     def build_array(self, *body: Any) -> Any:
-        """Return an array on its memory."""
-        return arrays.over(self.memory, body)
+        """Return an array on its block of memory."""
+        return arrays.array_on(self.memory, body)
 
     def build_small_array(self, *form: Any) -> Any:
-        """Return an array that nothing else shares."""
-        return arrays.small(*form)
+        """Return an array that shares its memory with nothing."""
+        return arrays.small_array(*form)
 
     def build_function(
-        self, place: functions.Place, names: Sequence[str], cells: Sequence[Any], *own: Any
+        self, place: functions.CodeLocation, names: Sequence[str], cells: Sequence[Any], *own: Any
     ) -> Any:
-        """Return a nested function: the live program's code with the recorded closure."""
+        """Return a nested function: code of the live program with the recorded closure."""
         defaults, kwdefaults, attrs = own
         code = functions.code_at(place)
         by_name = dict(zip(names, cells, strict=True))
@@ -126,9 +134,10 @@ class Restoration:
         return function
 
     def build_cell(self, running: bool = False) -> types.CellType:
-        """Return a closure variable, filled at the end.
+        """Return an empty closure variable; `_pass` fills it at the end.
 
-        That of a function which is `running` cannot be had: a stand-in would not change with it.
+        If its function was `running`, it is lost: a new cell would not follow the variable of the
+        running function.
         """
         if running:
             return types.CellType(
@@ -141,7 +150,7 @@ class Restoration:
         return types.MethodType(function, owner)
 
     def build_weakref(self, target: Any) -> Any:
-        """Return a weak reference; a method has one only as a method, for it dies at once."""
+        """Return a weak reference; for a bound method a WeakMethod, as the method itself is temporary."""
         if isinstance(target, types.MethodType):
             return weakref.WeakMethod(target)
         return weakref.ref(_Nothing() if target is None else target)
@@ -151,7 +160,7 @@ class Restoration:
         return weakref.proxy(target)
 
     def build_address(self, target: Any) -> int:
-        """Return the `id` that an object has now."""
+        """Return the `id` that an object has in this process."""
         self.addressed[id(target)] = target
         return id(target)
 
@@ -165,18 +174,18 @@ class Restoration:
         kind.write(obj, content, self)
 
     def build_instance(self, cls: type, shared: str = "") -> Any:
-        """Return an instance without attributes or items, or one that shares those of its class.
+        """Return an instance without attributes or items.
 
-        `shared` names the dictionary in the class that all its instances have as `__dict__`.
+        `shared`, if given, names the class attribute that is the `__dict__` of all instances.
         """
         base: Any = layout_of(cls).base
-        made = base.__new__(cls)
+        instance = base.__new__(cls)
         if shared:
-            made.__dict__ = getattr(cls, shared)
-        return made
+            instance.__dict__ = getattr(cls, shared)
+        return instance
 
     def build_fill(self, obj: Any, content: Any) -> None:
-        """Give the object its attributes."""
+        """Set the attributes of an instance."""
         layout = layout_of(type(obj))
         inner = CONTAINERS.get(layout.base)
         kind = ObjectKind(layout) if inner is None else AttributedKind(inner, layout)
@@ -187,7 +196,7 @@ class Restoration:
         if state is None:
             import io
 
-            closed = io.TextIOWrapper(io.BytesIO())  # compared at the next boundary as a file
+            closed = io.TextIOWrapper(io.BytesIO())  # the next capture must see a closed file
             closed.close()
             return closed
         return open_files.reopen(state)
@@ -202,13 +211,13 @@ class Restoration:
 
     def build_named(self, module: str, name: str) -> Any:
         """Return the attribute of a module under a dotted name."""
-        found: Any = importlib.import_module(module)
+        value: Any = importlib.import_module(module)
         for part in name.split("."):
-            found = getattr(found, part)
-        return found
+            value = getattr(value, part)
+        return value
 
     def build_view(self, mapping: dict[Any, Any], name: str) -> Any:
-        """Return a view of a dict: its keys, values or items, or all of it to be read only."""
+        """Return a view of a dict: its keys, values or items, or a read-only proxy of it."""
         return types.MappingProxyType(mapping) if name == READ_ONLY else getattr(mapping, name)()
 
     def build_torch_generator(self, device: str, state: bytes) -> Any:
@@ -221,9 +230,9 @@ class Restoration:
 
     def build_generator(self) -> Iterator[None]:
         """Return a generator that has ended."""
-        made = (None for _ in ())
-        next(made, None)  # a generator that never started would be captured as a new one
-        return made
+        generator = (None for _ in ())
+        next(generator, None)  # a generator that never started would be captured as a new one
+        return generator
 
     def build_live_generator(
         self,
@@ -232,36 +241,38 @@ class Restoration:
         count: int,
         state: Sequence[Any],
     ) -> Any:
-        """Return a generator of that function, or the one that the first pass has driven."""
+        """Return a generator of that function; in the second pass, the one of the first pass."""
         driven = self.driven
-        made = driven.pop(0) if driven else iterators.make(function, arguments, count)
-        self.made.append(made)
-        self.heads[id(made)] = state
-        return made
+        generator = (
+            driven.pop(0) if driven else iterators.make_generator(function, arguments, count)
+        )
+        self.new_generators.append(generator)
+        self.heads[id(generator)] = state
+        return generator
 
     def build_fill_generator(self, obj: Any, values: dict[str, Any]) -> None:
         """Remember the local variables of the generator."""
         self.generators.append((obj, self.heads[id(obj)], values))
 
-    def build_walk(self) -> iterators.Walk:
-        """Return the iterator of a loop in a generator."""
-        return iterators.Walk(None)
+    def build_walk(self) -> iterators.LoopIterator:
+        """Return the iterator of a loop in a generator, without its source."""
+        return iterators.LoopIterator(None)
 
-    def build_fill_walk(self, obj: iterators.Walk, content: Sequence[Any]) -> None:
-        """Give the iterator its source."""
+    def build_fill_walk(self, obj: iterators.LoopIterator, content: Sequence[Any]) -> None:
+        """Set the source of the iterator and the number of items already drawn."""
         source, count = content
-        obj.go_on(source, count)
+        obj.continue_with(source, count)
 
     def build_loader(self, cls: type) -> Any:
-        """Return an iterator of a loader without attributes."""
+        """Return the iterator of a data loader without its attributes."""
         return object.__new__(cls)
 
     def build_fill_loader(self, obj: Any, content: Sequence[Any]) -> None:
-        """Give the object its attributes."""
+        """Set the attributes of a data loader's iterator."""
         data_loaders.LOADER.write(obj, content, self)
 
     def build_lost(self, reason: str) -> Lost:
-        """Return the mark of an object that was not captured."""
+        """Return the marker of an object that was not captured."""
         return Lost(reason)
 
 
@@ -280,7 +291,7 @@ class StateUnpickler(pickle.Unpickler):
         self._objects: Sequence[Any] = objects
 
     def forget(self) -> None:
-        """Drop all references: newer Pythons keep an unpickler until the next collection."""
+        """Drop all references: newer Pythons keep an unpickler until the next garbage collection."""
         self._objects = ()
         self.memo.clear()
 
@@ -298,17 +309,17 @@ def restore(
 ) -> dict[str, object]:
     """Write the state into the live anchors and return the values of the roots, by name.
 
-    `roots` are the names as they are bound now, those of the walk. `buffers` returns the bytes of a
-    part; `into`, where given, reads them straight into memory.
+    `roots` are the names that are bound now, as in the walk. `buffers` returns the bytes of a
+    buffer; `into`, if given, reads them directly into memory.
 
-    Names that were unbound at capture are absent. After a StateError the live objects are neither
-    here nor there: start the program again.
+    The result lacks the names that were unbound at capture. After a StateError the live objects are
+    partly restored: start the program again.
     """
     header, stream = split(skeleton)
     if header["anchors"] != len(anchors):
         raise StateError(
-            f"The checkpoint was taken over {header['anchors']} objects and {len(anchors)} exist "
-            "now: set-up came out differently. Replay from the start instead.",
+            f"The checkpoint was taken of {header['anchors']} objects, and {len(anchors)} exist now: "
+            "the set-up differs. Replay from the start instead.",
             slug="state-anchors",
         )
     with plain_access():
@@ -322,20 +333,20 @@ def _restore(
     stream: memoryview,
     parts: Parts,
 ) -> dict[str, object]:
-    values, first = _pass(anchors, roots, header, stream, parts)
-    if not first.generators and not first.loaders:
+    values, first_pass = _pass(anchors, roots, header, stream, parts)
+    if not first_pass.generators and not first_pass.loaders:
         return values
-    # driving generators runs the program's code, so everything is restored once more
-    for obj, state, _ in first.generators:
-        iterators.drive(obj, state, getattr(obj, "__qualname__", "?"))
-    for obj, drawn in first.loaders:
+    # driving generators to their yields runs the program's code: restore everything a second time
+    for obj, state, _ in first_pass.generators:
+        iterators.drive_to_yield(obj, state, getattr(obj, "__qualname__", "?"))
+    for obj, drawn in first_pass.loaders:
         data_loaders.draw(obj, drawn)
-    values, second = _pass(anchors, roots, header, stream, parts, first)
-    for (old, _), (new, drawn) in zip(first.loaders, second.loaders, strict=True):
-        data_loaders.carry_over(old, new, drawn)
-    for obj, state, held in second.generators:
+    values, second_pass = _pass(anchors, roots, header, stream, parts, first_pass)
+    for (old, _), (new, drawn) in zip(first_pass.loaders, second_pass.loaders, strict=True):
+        data_loaders.hand_over(old, new, drawn)
+    for obj, state, local_values in second_pass.generators:
         if state[0] == "suspended":
-            iterators.give_locals(obj, held)
+            iterators.set_locals(obj, local_values)
     return values
 
 
@@ -345,16 +356,16 @@ def _pass(
     header: dict[str, Any],
     stream: memoryview,
     parts: Parts,
-    before: Restoration | None = None,
+    first_pass: Restoration | None = None,
 ) -> tuple[dict[str, object], Restoration]:
     """Unpickle the state and write it into the live objects, once."""
     alive = anchors.alive(roots)
     table = [Block(*row) for row in header["blocks"]]
     buffers, into = parts
-    memory = Memory(table, buffers, lambda number: alive[number], anchors.path, into)
+    memory = RestoredMemory(table, buffers, lambda number: alive[number], anchors.path, into)
     restoring = Restoration(anchors, alive, memory)
-    if before is not None:
-        restoring.driven = list(before.made)
+    if first_pass is not None:
+        restoring.driven = list(first_pass.new_generators)
     memory.claim()
     try:
         values, contents, classes, rng, cells = _read(header, stream, alive, restoring, buffers)
@@ -402,7 +413,7 @@ def _read(
     while (batch := unpickler.load()) is not None:
         late[batch[0]].extend(batch[1])
     for live, content in addresses:
-        if not put(live, content):
+        if not set_content(live, content):
             restoring.build_fill(live, content)
     for live, recipe in sets:
         fill_set(live, recipe)
@@ -414,18 +425,16 @@ def _read(
 def _keep_texts(
     alive: Sequence[Any], contents: Sequence[Any], addressed: Mapping[int, Any]
 ) -> None:
-    """Exchange recorded texts for the live ones that they equal, wherever they are held.
+    """Replace recorded texts by equal live ones, except those in `addressed`: their `id` is state.
 
-    Those `addressed` stay: their `id` is kept somewhere.
-
-    Pickle stores a text once for all who hold the same one. A name that the program holds as a key
-    and in a list would be two texts after a restore, since live keys stay, and a file that the
-    program pickles would have other bytes than without a stop.
+    Example: the program holds the same text as a dict key and in a list. The live key stays on
+    restore; with another text in the list, pickle would store the text twice, and a file that the
+    program pickles would differ from one written without an interruption.
     """
-    kept: dict[int, str] = {}
-    held_by = []
+    live_texts: dict[int, str] = {}
+    holders = []
     for _, numbers, group in contents:
-        for place, (number, content) in enumerate(zip(numbers, group, strict=True)):
+        for position, (number, content) in enumerate(zip(numbers, group, strict=True)):
             live = alive[number]
             if type(content) is list and type(live) is list:
                 pairs: Iterable[tuple[Any, Any]] = zip(content, live, strict=False)
@@ -439,19 +448,20 @@ def _keep_texts(
                 ]
             else:
                 continue
-            held_by.append((group, place))
+            holders.append((group, position))
             for new, old in pairs:
                 if type(new) is str and type(old) is str and new is not old and new == old:
-                    kept.setdefault(id(new), old)
+                    live_texts.setdefault(id(new), old)
     for number in addressed:
-        kept.pop(number, None)
-    for group, place in held_by if kept else ():
-        content = group[place]
+        live_texts.pop(number, None)
+    for group, position in holders if live_texts else ():
+        content = group[position]
         if type(content) is list:
-            content[:] = [kept.get(id(item), item) for item in content]
+            content[:] = [live_texts.get(id(item), item) for item in content]
         else:
-            group[place] = {
-                kept.get(id(key), key): kept.get(id(item), item) for key, item in content.items()
+            group[position] = {
+                live_texts.get(id(key), key): live_texts.get(id(item), item)
+                for key, item in content.items()
             }
 
 

@@ -1,7 +1,7 @@
-"""Read a skeleton as a tree of plain nodes, without running any of the program's code.
+"""Read a skeleton as a tree of nodes, without running any of the program's code.
 
-The functions at the end are the rules of comparison: which identities count, which values are equal,
-which attributes do not matter.
+`compare` and `variables` use it. The functions at the end are rules of comparison: which identities
+count, which values are equal, which parts are left out.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rearview.state.capture import split
 from rearview.state.codecs.containers import SAME
 from rearview.state.exclusions import class_named
 from rearview.state.memory import Block
-from rearview.state.object_ids import put
+from rearview.state.object_ids import set_content
 from rearview.state.rebuild import LOST_CLASS, NAMES, prelude
 
 
@@ -35,8 +35,8 @@ class Ref:
         return node_class("call")(self, *args)
 
 
-class MemoryPiece:
-    """A block of memory in a skeleton."""
+class BlockNode:
+    """A memory block in a skeleton; its identity shows which tensors share it."""
 
     __slots__ = ("block",)
 
@@ -45,7 +45,7 @@ class MemoryPiece:
 
 
 class ArrayBody(tuple[Any, ...]):
-    """How a tensor or array uses its block of memory."""
+    """A tensor or array as its memory block, dtype, shape and position in the block."""
 
     __slots__ = ()
     FIELDS = ("", ".dtype", ".shape", ".stride", ".offset", ".writeable")
@@ -80,15 +80,15 @@ class OutsideKey(bytes):
 
 
 Span = tuple[int, tuple[int, ...], tuple[int, ...]]
-"""Bytes that a tensor uses: offset of the first, size and stride of each dimension."""
+"""The bytes of a block that a tensor uses: first offset, size and stride of each dimension."""
 
 
 def span_of(body: ArrayBody) -> Span | None:
-    """Return which bytes of its memory a tensor uses; None if unknown, which means all."""
+    """Return the bytes of its block that a tensor uses, or None if unknown (then all count)."""
     import sys
 
-    kind = getattr(body[1], "label", "")
-    library, _, name = kind.rpartition(".")
+    label = getattr(body[1], "label", "")
+    library, _, name = label.rpartition(".")
     torch = sys.modules.get("torch")
     dtype = getattr(torch, name, None) if library == "torch" else None
     if len(body) != len(ArrayBody.FIELDS) - 1 or dtype is None:
@@ -99,7 +99,7 @@ def span_of(body: ArrayBody) -> Span | None:
 
 
 class ObjectNode:
-    """Any other object: the function that creates it, and everything passed to that."""
+    """Any other object: the function that creates it, its arguments, and its content."""
 
     label: ClassVar[str] = ""
     items: list[Any]
@@ -160,10 +160,10 @@ class NamedNode(ObjectNode):
 
 
 class LostNode(ObjectNode):
-    """Mark of an object that was not captured; a class if the object was one."""
+    """Marker of an object that was not captured; a class, if the object was a class."""
 
     def __new__(cls, *args: Any, **_kwargs: Any) -> Any:
-        """Return a class if a class was lost: pickle creates instances of nothing else."""
+        """Return a class if a class was lost: pickle can create instances of classes only."""
         reason = str(args[0]) if args else ""
         if reason.endswith(LOST_CLASS):
             return node_class(f"lost {reason}")
@@ -210,25 +210,25 @@ class Skeleton:
 
     def __init__(self, skeleton: bytes) -> None:
         header, stream = split(skeleton)
-        self.pieces = [MemoryPiece(Block(*row)) for row in header["blocks"]]
+        self.blocks = [BlockNode(Block(*row)) for row in header["blocks"]]
         outside = iter([OutsideKey(key.encode()) for key in header["outside"]])
         data = prelude(len(NAMES) + header["anchors"]) + bytes(stream)
         unpickler = TreeUnpickler(io.BytesIO(data), outside, header["classes"])
         self.roots, contents, self.classes, self.rng = unpickler.load()
         self.contents: dict[int, tuple[str, Any]] = {}
         self.by_address: set[int] = set()
-        """Anchors that were known by their address only."""
+        """Numbers of the anchors that capture knew by their `id` only."""
         while (batch := unpickler.load()) is not None:
-            name, found = batch
+            name, groups = batch
             if name == "contents":
-                contents.extend(found)
-                self.by_address.update(n for _, numbers, _ in found for n in numbers)
+                contents.extend(groups)
+                self.by_address.update(n for _, numbers, _ in groups for n in numbers)
             elif name == "cells":
-                for cell, held in found:
-                    cell.state = held
+                for cell, values in groups:
+                    cell.state = values
             elif name == "addresses":
-                for obj, content in found:
-                    if not put(obj, content):
+                for obj, content in groups:
+                    if not set_content(obj, content):
                         obj.state = content
         for kind, numbers, group in contents:
             for number, content in zip(numbers, group, strict=True):
@@ -243,7 +243,7 @@ class Skeleton:
 
     def body(self, body: Sequence[Any]) -> ArrayBody:
         """Return the description of a tensor or array with its block of memory."""
-        return ArrayBody((self.pieces[body[0]], *body[1:]))
+        return ArrayBody((self.blocks[body[0]], *body[1:]))
 
     def parts(self, node: ObjectNode) -> tuple[Any, ...]:
         """Return the arguments of a node, with memory blocks in place of their numbers."""
@@ -252,30 +252,32 @@ class Skeleton:
         if node.label == "build array":
             return (self.body(node.args),)
         if node.label == "build anchor":
-            # known by its address, so it may be the old array or a similar one: the content counts
+            # capture knew it by its `id` only, so it may be a similar new array: the content counts
             return (self.contents[node.args[0]][1][1],)
         if node.label == "build small_array":
             data, dtype, shape, strides, writeable = node.args
-            piece = MemoryPiece(Block(None, len(data), data, -1, "cpu"))
-            return (ArrayBody((piece, dtype, shape, strides, 0, writeable)),)
+            block = BlockNode(Block(None, len(data), data, -1, "cpu"))
+            return (ArrayBody((block, dtype, shape, strides, 0, writeable)),)
         return node.args
 
 
-def as_recorded(parts: Any, recorded: Any) -> tuple[Any, ...]:
+def function_as_recorded(parts: Any, recorded: Any) -> tuple[Any, ...]:
     """Return the parts of a function with the recorded closure variables, without its code.
 
-    A probe changes the code and may add closure variables; that it is only a probe was checked
-    before the replay.
+    A probe changes the code and may add closure variables. The source was checked before the
+    replay: nothing but probes was added.
     """
     place, names, cells, *own = parts
-    wanted = set(recorded[1])
-    closure = {name: cell for name, cell in zip(names, cells, strict=True) if name in wanted}
+    recorded_names = set(recorded[1])
+    closure = {
+        name: cell for name, cell in zip(names, cells, strict=True) if name in recorded_names
+    }
     return (place[:3], closure, *own)
 
 
 QUICK = {int, str, bytes, bool, type(None)}
 """Types whose values `==` compares exactly."""
-# created whenever they are requested, so identity means nothing
+# objects that Python creates at every access, so that their identity means nothing
 _VALUE_LABELS = ("build method", "build weakref", "build module", "build lock", "build view")
 _VALUE_MODULES = ("numpy.", "torch.", "datetime.", "pathlib", "decimal.", "fractions.", "uuid.")
 _ARRAYS = {"build array", "build small_array", "build anchor"}
@@ -289,7 +291,7 @@ def elements(recipe: Any) -> frozenset[Any]:
 
 
 def same_values(a: Any, b: Any) -> bool:
-    """Return True if two sequences hold the same values; makes no Python call per item."""
+    """Return True if two sequences hold equal plain values; fast: no Python call per item."""
     kinds = list(map(type, a))
     unique = set(kinds)
     if not unique <= QUICK | {float} or kinds != list(map(type, b)):
@@ -298,8 +300,8 @@ def same_values(a: Any, b: Any) -> bool:
         return bool(a == b)
     # floats are compared by their bits: -0.0 == 0.0, and NaN != NaN
     bits = [array("d", [x for x in side if type(x) is float]).tobytes() for side in (a, b)]
-    rest = [[x for x in side if type(x) is not float] for side in (a, b)]
-    return bits[0] == bits[1] and rest[0] == rest[1]
+    others = [[x for x in side if type(x) is not float] for side in (a, b)]
+    return bits[0] == bits[1] and others[0] == others[1]
 
 
 def is_array(value: Any) -> bool:
@@ -307,7 +309,7 @@ def is_array(value: Any) -> bool:
     return isinstance(value, ObjectNode) and value.label in _ARRAYS
 
 
-def is_address(value: Any) -> bool:
+def is_object_id(value: Any) -> bool:
     """Return True if a node stands for the `id` of an object."""
     return isinstance(value, ObjectNode) and value.label == "build address"
 
@@ -322,7 +324,7 @@ def has_identity(value: Any) -> bool:
 
 
 def class_of(node: ObjectNode, anchors: Anchors) -> str:
-    """Return the name of the class that an object is of."""
+    """Return the name of the class of an object."""
     label = node.label
     if label == "build instance":
         label = str(getattr(node.args[0], "label", ""))
@@ -333,46 +335,48 @@ def class_of(node: ObjectNode, anchors: Anchors) -> str:
 
 def live_class(node: ObjectNode, anchors: Anchors) -> type | None:
     """Return the class of an object in the live program, None if it does not exist there."""
-    made = node.args[0] if node.label == "build instance" else node
-    label = str(getattr(made, "label", ""))
+    source = node.args[0] if node.label == "build instance" else node
+    label = str(getattr(source, "label", ""))
     if not label.startswith("class "):
         return class_named(label)
-    found = anchors.alive()[int(label[len("class ") :])]
-    return found if isinstance(found, type) else None
+    cls = anchors.alive()[int(label[len("class ") :])]
+    return cls if isinstance(cls, type) else None
 
 
-def with_closure_of(recorded: Any, content: Any) -> Any:
+def content_as_recorded(recorded: Any, content: Any) -> Any:
     """Return the content of a function without the closure variables that only a probe reads.
 
-    Variables that it shares with other functions are compared there.
+    Variables that it shares with other functions are compared with those.
     """
     closure, own = content
     return {name: cell for name, cell in closure.items() if name in recorded[0]}, own
 
 
-def as_suspended(recorded: Any, content: Any) -> Any:
+def generator_as_recorded(recorded: Any, content: Any) -> Any:
     """Return the content of a generator without the local variables that only a probe binds."""
     if not isinstance(content, tuple) or len(content) < 3 or len(recorded or ()) < 3:
         return content
     state, number, held = content
-    return state, number, {name: one for name, one in held.items() if name in recorded[2]}
+    return state, number, {name: value for name, value in held.items() if name in recorded[2]}
 
 
-def matched(
+def without_matched_ids(
     then: Iterable[Any], now: Iterable[Any], partner: Mapping[int, int]
 ) -> tuple[list[Any], list[Any]]:
-    """Return the elements of two sets without the addresses of objects that are a pair."""
-    here = {_key(one.args[0]): one for one in now if is_address(one)}
-    rest = []
-    for one in then:
-        known = _key(one.args[0], partner) if is_address(one) else None
-        if known is None or here.pop(known, None) is None:
-            rest.append(one)
-    return rest, [one for one in now if not is_address(one)] + list(here.values())
+    """Return the elements of two sets without each `id` whose object has a partner in both."""
+    current = {_key(element.args[0]): element for element in now if is_object_id(element)}
+    unmatched = []
+    for element in then:
+        key = _key(element.args[0], partner) if is_object_id(element) else None
+        if key is None or current.pop(key, None) is None:
+            unmatched.append(element)
+    return unmatched, [element for element in now if not is_object_id(element)] + list(
+        current.values()
+    )
 
 
 def _key(target: Any, partner: Mapping[int, int] | None = None) -> Any:
-    """Return a key for the object of an address, None if it was not met."""
+    """Return a key for the object of an `id`, None if the comparison has not seen it."""
     if isinstance(target, Ref):
         return "anchor", target.number
     if isinstance(target, type):
@@ -383,7 +387,7 @@ def _key(target: Any, partner: Mapping[int, int] | None = None) -> Any:
 def is_environment(items: dict[Any, Any]) -> bool:
     """Return True for a copy of the environment, or the table inside `os.environ`.
 
-    Rearview's own variables tell: nothing else has them.
+    It is recognised by Rearview's own variables.
     """
     return any(name in items for name in _OWN_VARIABLES)
 
@@ -391,8 +395,7 @@ def is_environment(items: dict[Any, Any]) -> bool:
 def compared_variables(items: dict[Any, Any]) -> dict[Any, Any]:
     """Return the environment variables that must equal the recorded ones, in order.
 
-    Variables that are not restored, or that a replay sets itself, do not count; see
-    docs/environment.md.
+    Variables that are not restored, or that a replay sets, are left out; see docs/environment.md.
     """
     names = {key: key.decode(errors="replace") if type(key) is bytes else str(key) for key in items}
     kept = [key for key, name in names.items() if is_restored(name) and name not in SET_IN_REPLAYS]

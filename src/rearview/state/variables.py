@@ -1,8 +1,8 @@
 """Read the variables of a checkpoint as plain values, without running any of the program's code.
 
-The skeleton is read as a tree of nodes in which every class and function is only a name. What can be
-built from names, numbers and memory is built: Python's own values, tensors, arrays, the `state_dict`
-of a torch module or optimizer. Everything else is a `NotGiven` with the reason.
+`rearview.history()` uses it to show a checkpoint. It builds Python's own values, tensors, arrays and
+the `state_dict` of torch modules and optimizers from the tree of nodes in `skeleton`. Every other
+object becomes a `NotGiven` with the reason.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rearview.errors import RearviewError, StateError
 from rearview.state.anchors import bare
 from rearview.state.codecs.containers import READ_ONLY, SAME
 from rearview.state.codecs.tensors import from_special
-from rearview.state.skeleton import ArrayBody, MemoryPiece, ObjectNode, OutsideKey, Ref, Skeleton
+from rearview.state.skeleton import ArrayBody, BlockNode, ObjectNode, OutsideKey, Ref, Skeleton
 
 _MODULE = {"_parameters", "_buffers", "_modules"}
 _OPTIMIZER = {"param_groups", "state", "defaults"}
@@ -42,7 +42,7 @@ _REASONS = {
     "loader": "the iterator of a data loader",
 }
 _LARGE = {"object", "dict", "defaultdict", "list", "build instance"}
-"""What may hold much and is given in any case."""
+"""Kinds that may be large and can always be given."""
 _BUILTINS = {"set", "frozenset", "complex", "range", "slice", "bytearray"}
 _CONSTRUCTORS: dict[str, Callable[..., Any]] = {
     "collections.Counter": collections.Counter,
@@ -57,11 +57,11 @@ _CONSTRUCTORS: dict[str, Callable[..., Any]] = {
         for name in ("PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath")
     },
 }
-"""What values of Python's own classes are made with; none of these runs code of others."""
+"""Constructors of Python's own classes; none of them runs code of the program or of libraries."""
 
 
 def variable_name(root: str) -> str:
-    """Return how people name a variable.
+    """Return the name of a variable for people, given the name of its root.
 
     >>> variable_name("local:0:main:model"), variable_name("global:__main__:lr")
     ('main.model', 'lr')
@@ -76,7 +76,7 @@ def variable_name(root: str) -> str:
 
 
 class NotGiven:
-    """Stands for what cannot be had without running the program, and says why."""
+    """Takes the place of a value that cannot be built without running the program; has the reason."""
 
     __slots__ = ("reason",)
 
@@ -99,9 +99,9 @@ class ObjectState(dict[str, Any]):
 
 
 class ModuleState(collections.OrderedDict[str, Any]):
-    """What `state_dict()` of a torch module held: tensors by name, ready for `load_state_dict`.
+    """The `state_dict()` of a torch module: tensors by name, ready for `load_state_dict`.
 
-    `type` is the name of its class, `training` its mode, `attributes` what else the module holds.
+    `type` is the name of its class, `training` its mode, `attributes` its other attributes.
     """
 
     def __init__(
@@ -129,10 +129,10 @@ class ModuleState(collections.OrderedDict[str, Any]):
 
 
 class Variables:
-    """The variables of one checkpoint, each made when it is asked for.
+    """The variables of one checkpoint; each value is built on first access.
 
-    `signature` names the class of each anchor; `buffers` returns the bytes of a part. Variables that
-    shared memory in the run share it here.
+    `signature` holds the labels of the anchors; `buffers` returns the bytes of a buffer. Variables
+    that shared memory in the run share it here.
     """
 
     def __init__(
@@ -144,8 +144,8 @@ class Variables:
             raise
         except Exception as exc:
             raise StateError(
-                f"The state cannot be read ({type(exc).__name__}: {exc}). `rearview verify` tells "
-                "whether it is damaged; an earlier checkpoint may be whole.",
+                f"The state cannot be read ({type(exc).__name__}: {exc}). `rearview verify` shows "
+                "whether it is damaged; an earlier checkpoint may be intact.",
                 slug="state-read",
             ) from exc
         self._signature = signature
@@ -154,13 +154,13 @@ class Variables:
         self._made: dict[Any, Any] = {}
         self._kept: list[Any] = []
         self.roots: dict[str, str] = {}
-        """By the name that people use, how the checkpoint names each variable."""
+        """The name of each variable's root in the checkpoint, by its name for people."""
         for root in self._tree.roots:
             if not root.startswith("declared:"):
                 self.roots[self._free(variable_name(root))] = root
 
     def _free(self, name: str) -> str:
-        """Return a name of its own for the variable of a function that called itself."""
+        """Return `name`, with a number if it is taken (a function that called itself)."""
         n, free = 1, name
         while free in self.roots:
             n += 1
@@ -177,7 +177,7 @@ class Variables:
             return NotGiven(f"its state cannot be read ({type(exc).__name__}: {exc})")
 
     def reason(self, name: str) -> str | None:
-        """Return why a variable cannot be given, or None; no large memory is read for that."""
+        """Return why a variable cannot be given, or None, without reading large memory."""
         held = self._tree.roots[self.roots[name]]
         kind, content = "", None
         if isinstance(held, Ref):
@@ -211,7 +211,7 @@ class Variables:
         return held
 
     def _once(self, key: Any, held: Any, make: Callable[[Any, Any], Any]) -> Any:
-        """Return what was made of an object before; the same object is the same value again."""
+        """Return the value of an object, built once: the same object is always the same value."""
         if key not in self._made:
             self._kept.append(held)  # so that its id stays its own
             self._made[key] = NotGiven("an object that contains itself")
@@ -219,7 +219,7 @@ class Variables:
         return self._made[key]
 
     def _begin(self, key: Any, value: Any) -> Any:
-        """Make a container known before what it holds is made: that may lead back to it."""
+        """Register a container before its items are built: they may refer back to it."""
         self._made[key] = value
         return value
 
@@ -242,7 +242,7 @@ class Variables:
         return into
 
     def _key(self, held: Any) -> Any:
-        """Return a key or an element; by its text, if it cannot be hashed as a plain value."""
+        """Return a dict key or set element; its `repr` if the value cannot be hashed."""
         value = self._value(held)
         try:
             hash(value)
@@ -251,7 +251,7 @@ class Variables:
         return value
 
     def _class(self, held: Any) -> Any:
-        """Return a constant of torch that is named, or say what class or function it is."""
+        """Return a torch constant by name, or a NotGiven with the name of the class or function."""
         label = getattr(held, "label", "")
         if label.startswith("class "):
             number = int(label[len("class ") :])
@@ -274,11 +274,11 @@ class Variables:
             return self._array(content)
         if kind == "cell":
             return self._value(content[0]) if content else NotGiven("a variable that is not bound")
-        found = self._container(kind, name, content, key)
-        return self._unknown(held.number, kind) if found is None else found
+        container = self._container(kind, name, content, key)
+        return self._unknown(held.number, kind) if container is None else container
 
     def _container(self, kind: str, name: str, content: Any, key: Any) -> Any:
-        """Return a builtin container, or None if it is something else."""
+        """Return a builtin container, or None for any other kind."""
         if kind in {"dict", "list", "deque", "set"} and isinstance(content, tuple):
             if not (kind == "set" and content[:1] == (SAME,)):
                 content = content[0]  # items and attributes of a subclass
@@ -293,7 +293,7 @@ class Variables:
             return collections.deque(map(self._value, content))
         if kind == "set":
             as_set_up = isinstance(content, tuple) and content[:1] == (SAME,)
-            return {self._key(one) for one in (content[1] if as_set_up else content)}
+            return {self._key(element) for element in (content[1] if as_set_up else content)}
         if kind == "bytes":
             return bytearray(content)
         if kind == "typed array":
@@ -339,7 +339,7 @@ class Variables:
         return label
 
     def _library(self, node: ObjectNode, key: Any) -> Any:
-        """Return an object that was written in the way its own class has."""
+        """Return an object that its own class has pickled."""
         label = self._named(node)
         if label == "collections.OrderedDict":
             return self._dict(dict(node.pairs), key, collections.OrderedDict())
@@ -354,9 +354,9 @@ class Variables:
             args = tuple(map(self._value, node.args))
             return tuple(args[0]) if label == "torch.Size" else ":".join(map(str, args))
         if label.startswith("numpy."):
-            found = self._numpy(label, node)
-            if found is not None:
-                return found
+            value = self._numpy(label, node)
+            if value is not None:
+                return value
         if isinstance(node.state, (dict, tuple)) or not (node.args or node.items or node.pairs):
             state = _attributes(node.state)
             if state is not None:
@@ -364,7 +364,7 @@ class Variables:
         return NotGiven(f"{label}: only its own code can make it")
 
     def _object(self, name: str, attributes: Mapping[str, Any] | None, key: Any) -> Any:
-        """Return the state of an object; of torch's modules and optimizers as they would save it."""
+        """Return the attributes of an object; for a torch module or optimizer, its `state_dict`."""
         if attributes is None:
             return NotGiven(f"{name}: only its own code can make it")
         if attributes.keys() >= _MODULE:
@@ -399,11 +399,11 @@ class Variables:
                 yield from self._module_tensors(f"{prefix}{name}.", inner, {*above, id(inner)})
 
     def _items(self, held: Any) -> set[Any]:
-        made = self._value(held)
-        return made if isinstance(made, set) else set()
+        value = self._value(held)
+        return value if isinstance(value, set) else set()
 
     def _plain(self, held: Any) -> Any:
-        """Return the items or attributes of a dict, list or object, not yet made into values."""
+        """Return the items or attributes of a dict, list or object as nodes."""
         if isinstance(held, Ref):
             kind, content = self._tree.contents.get(held.number, ("", None))
             if kind == "object":
@@ -416,16 +416,16 @@ class Variables:
         return held
 
     def _optimizer(self, name: str, attributes: Mapping[str, Any]) -> Any:
-        """Return what `state_dict()` of a torch optimizer returns: parameters are numbers in it."""
+        """Return the `state_dict()` of a torch optimizer, in which parameters are numbers."""
         numbers: dict[Any, int] = {}
         groups = []
         for group in self._plain(attributes["param_groups"]) or []:
             held = self._plain(group)
             params = self._plain(held["params"])
-            for each in params:
-                numbers.setdefault(_identity(each), len(numbers))
+            for param in params:
+                numbers.setdefault(_identity(param), len(numbers))
             settings = {k: self._value(v) for k, v in held.items() if k != "params"}
-            groups.append({**settings, "params": [numbers[_identity(each)] for each in params]})
+            groups.append({**settings, "params": [numbers[_identity(param)] for param in params]})
         state = self._plain(attributes["state"]) or {}
         return ObjectState(
             name,
@@ -441,7 +441,7 @@ class Variables:
     def _tensor(self, body: Any, extra: Any) -> Any:
         if not isinstance(body, ArrayBody):
             return self._special(body)
-        piece, dtype, shape, stride, offset = body
+        memory_node, dtype, shape, stride, offset = body
         label = str(getattr(dtype, "label", ""))
         try:
             import torch
@@ -450,20 +450,20 @@ class Variables:
         constant = _torch_constant(label)
         if not isinstance(constant, torch.dtype):
             return NotGiven(f"a tensor of the unknown dtype {label}")
-        if piece.block.device == "meta":
+        if memory_node.block.device == "meta":
             return torch.empty_strided(shape, stride, dtype=constant, device="meta")
         reach = offset + 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
-        room = piece.block.nbytes // constant.itemsize
+        room = memory_node.block.nbytes // constant.itemsize
         if min((offset, *shape, *stride), default=0) < 0 or (0 not in shape and reach > room):
             raise StateError(
-                f"A tensor {label}{list(shape)} does not fit into its memory of {piece.block.nbytes} "
-                "bytes: the checkpoint is damaged. `rearview verify` tells more.",
+                f"A tensor {label}{list(shape)} does not fit into its memory of {memory_node.block.nbytes} "
+                "bytes: the checkpoint is damaged. `rearview verify` shows which files.",
                 slug="state-buffer",
             )
         tensor = torch.empty(0, dtype=constant)
         if 0 in shape:
             return tensor.reshape(shape)
-        tensor.set_(self._bytes(piece).untyped_storage(), offset, shape, stride)
+        tensor.set_(self._bytes(memory_node).untyped_storage(), offset, shape, stride)
         conjugate, negative = extra[4] if extra else (False, False)
         tensor = tensor.conj() if conjugate else tensor
         return -tensor if negative else tensor
@@ -474,21 +474,23 @@ class Variables:
             return NotGiven("a tensor of a class whose own code makes it from its parts")
         return from_special(tuple(self._value(part) for part in form))
 
-    def _bytes(self, piece: MemoryPiece) -> Any:
-        """Return a piece of memory as a tensor of bytes, the same one each time."""
+    def _bytes(self, memory_node: BlockNode) -> Any:
+        """Return a memory block as a tensor of bytes, the same one each time."""
         import torch
 
-        if id(piece) not in self._memory:
-            self._memory[id(piece)] = torch.frombuffer(self._data(piece), dtype=torch.uint8)
-        return self._memory[id(piece)]
+        if id(memory_node) not in self._memory:
+            self._memory[id(memory_node)] = torch.frombuffer(
+                self._data(memory_node), dtype=torch.uint8
+            )
+        return self._memory[id(memory_node)]
 
-    def _data(self, piece: MemoryPiece) -> bytearray:
-        block = piece.block
+    def _data(self, memory_node: BlockNode) -> bytearray:
+        block = memory_node.block
         data = block.data if block.key is None else self._buffers(block.key)
         if data is None or len(data) != block.nbytes:
             raise StateError(
                 f"Memory {block.key} has {0 if data is None else len(data)} bytes, not "
-                f"{block.nbytes}: the checkpoint is damaged. `rearview verify` tells more.",
+                f"{block.nbytes}: the checkpoint is damaged. `rearview verify` shows which files.",
                 slug="state-buffer",
             )
         return bytearray(data)
@@ -504,18 +506,18 @@ class Variables:
             out: Any = np.empty(len(content[1]), dtype=object)
             out[:] = [self._value(item) for item in content[1]]
             return out.reshape(content[2])
-        piece, dtype, shape, strides, offset, _ = content[1]
+        memory_node, dtype, shape, strides, offset, _ = content[1]
         dtype = self._value(dtype)
         if not isinstance(dtype, np.dtype) or dtype.hasobject:
             return NotGiven(f"an array of {dtype!r}")
-        if id(piece) not in self._memory:
-            self._memory[id(piece)] = self._data(piece)
-        memory = self._memory[id(piece)]
+        if id(memory_node) not in self._memory:
+            self._memory[id(memory_node)] = self._data(memory_node)
+        memory = self._memory[id(memory_node)]
         memory = memory if isinstance(memory, bytearray) else memory.numpy()
         return np.ndarray(shape, dtype, memory, offset, strides)
 
     def _numpy(self, label: str, node: ObjectNode) -> Any:
-        """Return what NumPy's own pickling describes, or None if it is something else."""
+        """Return the NumPy value that was pickled by NumPy itself, or None for anything else."""
         import numpy as np
 
         name = label.rpartition(".")[2]
@@ -544,11 +546,11 @@ def _dtype(node: ObjectNode, value: Callable[[Any], Any]) -> Any:
     dtype = np.dtype(value(node.args[0]))
     if not isinstance(node.state, tuple) or len(node.state) < 5:
         return dtype
-    _, order, _, names, fields, *rest = map(value, node.state)
+    _, order, _, names, fields, *remaining = map(value, node.state)
     if names:
-        kinds, offsets = zip(*((fields[name][0], fields[name][1]) for name in names), strict=True)
-        about = {"names": names, "formats": kinds, "offsets": offsets, "itemsize": rest[0]}
-        return np.dtype(about)
+        formats, offsets = zip(*((fields[name][0], fields[name][1]) for name in names), strict=True)
+        spec = {"names": names, "formats": formats, "offsets": offsets, "itemsize": remaining[0]}
+        return np.dtype(spec)
     return dtype.newbyteorder(order) if order in {"<", ">"} else dtype
 
 
@@ -566,13 +568,13 @@ def _torch_constant(label: str) -> Any:
         import torch
     except ImportError:
         return None
-    found = getattr(torch, label.rpartition(".")[2], None) if label.count(".") == 1 else None
+    constant = getattr(torch, label.rpartition(".")[2], None) if label.count(".") == 1 else None
     kinds = (torch.dtype, torch.layout, torch.memory_format, torch.qscheme)
-    return found if isinstance(found, kinds) else None
+    return constant if isinstance(constant, kinds) else None
 
 
 def _attributes(state: Any) -> Mapping[str, Any] | None:
-    """Return attributes and slots as one mapping, or None if the state is of another form."""
+    """Return attributes and slots as one mapping, or None if the state has another form."""
     if isinstance(state, tuple) and state and all(isinstance(p, (dict, type(None))) for p in state):
         return {k: v for part in state for k, v in (part or {}).items()}
     if state is None:

@@ -175,7 +175,7 @@ def command_of(ask: Ask, *, shown: bool = False) -> list[str]:
 
 
 @dataclass
-class Job:
+class PageBackfill:
     """A backfill that the page started, with what it said so far."""
 
     id: str
@@ -210,26 +210,26 @@ class Job:
         return about
 
 
-class Jobs:
+class PageBackfills:
     """The backfills that this page started."""
 
     def __init__(self, root: str, tell: Callable[[dict[str, Any]], None]) -> None:
         self._root, self._tell = root, tell
-        self._jobs: OrderedDict[str, Job] = OrderedDict()
+        self._jobs: OrderedDict[str, PageBackfill] = OrderedDict()
         self._lock = threading.Lock()
 
-    def all(self) -> list[Job]:
+    def all(self) -> list[PageBackfill]:
         """Return them, newest first."""
         return list(reversed(self._jobs.values()))
 
-    def get(self, job: str) -> Job:
+    def get(self, job: str) -> PageBackfill:
         """Return one of them by its id."""
         found = self._jobs.get(job)
         if found is None:
             raise UsageError(f"This page has started no backfill {job!r}.", slug="page-question")
         return found
 
-    def start(self, ask: Ask, plan: dict[str, Any]) -> Job:
+    def start(self, ask: Ask, plan: dict[str, Any]) -> PageBackfill:
         """Start filling the cells; what it says arrives as events."""
         with self._lock:
             busy = [job for job in self._jobs.values() if job.ended is None]
@@ -250,7 +250,7 @@ class Jobs:
                 errors="replace",
                 start_new_session=True,  # Ctrl-C in the terminal is told to it by `close`
             )
-            job = Job(f"{int(time.time() * 1000):x}", ask, plan, time.time(), process)
+            job = PageBackfill(f"{int(time.time() * 1000):x}", ask, plan, time.time(), process)
             self._jobs[job.id] = job
             for old in list(self._jobs)[:-KEPT_JOBS]:
                 if self._jobs[old].ended is not None:
@@ -258,7 +258,7 @@ class Jobs:
         threading.Thread(target=self._follow, args=(job,), daemon=True).start()
         return job
 
-    def _follow(self, job: Job) -> None:
+    def _follow(self, job: PageBackfill) -> None:
         """Read what a backfill says until it ends."""
         assert job.process.stdout is not None
         assert job.process.stderr is not None
@@ -287,7 +287,7 @@ class Jobs:
         job.ended = time.time()
         self._tell({"type": "replay", "job": job.id, "event": {"event": "ended", **job.told()}})
 
-    def stop(self, job: str) -> Job:
+    def stop(self, job: str) -> PageBackfill:
         """Interrupt a backfill; what it has filled stays."""
         found = self.get(job)
         if found.ended is None:

@@ -24,7 +24,7 @@ from rearview.web import details, rows
 from rearview.web.guard import App, Guard
 from rearview.web.index import Index
 from rearview.web.live import Live
-from rearview.web.replays import Ask, Jobs, Prices
+from rearview.web.replays import Ask, PageBackfills, Prices
 from rearview.web.series import Chart, Media, Series
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class Page:
         self.live = Live(self.index)
         self.lock = threading.Lock()
         """Held while the history is asked; plans ask one of their own."""
-        self.jobs = Jobs(str(self.history.project.root), self._heard)
+        self.jobs = PageBackfills(str(self.history.project.root), self._heard)
         self._columns: tuple[int, rows.Columns] = (-1, rows.Columns())
 
     def _heard(self, event: dict[str, Any]) -> None:

@@ -31,7 +31,7 @@ from rearview.runtime.sandbox.entropy import (
     is_standard,
     library_being_loaded,
 )
-from rearview.state.codecs.functions import Standin
+from rearview.state.codecs.functions import PatchedBuiltin
 from rearview.state.exclusions import BARS
 from rearview.store import recorded_inputs
 from rearview.store.files import open_file
@@ -169,7 +169,7 @@ class Clock:
                     self.flush()
             return now
 
-        return Standin(read, real)
+        return PatchedBuiltin(read, real)
 
     def flush(self) -> None:
         """Write the readings that are not on disk yet."""
@@ -234,7 +234,7 @@ def _broken_down(real: Any, before: int, now: Callable[[], float], local: Any) -
 
     parts = real.__name__ in {"strftime", "asctime"}
 
-    return Standin(read, real)
+    return PatchedBuiltin(read, real)
 
 
 def tell_dates(now: Callable[[], int]) -> bool:

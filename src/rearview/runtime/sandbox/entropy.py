@@ -22,7 +22,7 @@ from importlib.machinery import ModuleSpec
 from types import FrameType, ModuleType
 from typing import Any
 
-from rearview.state.codecs.functions import Standin
+from rearview.state.codecs.functions import PatchedBuiltin
 
 ROOT = "$chance"
 """Root of the state under which the position in the random stream is stored."""
@@ -130,7 +130,7 @@ def install(key: bytes) -> Randomness:
         "torch": functools.partial(_seed_torch, stream=stream),
         "numpy.random": functools.partial(_seed_numpy, stream=stream, read_bits=read_bits),
     }
-    chance = Randomness(stream, loaded, acts, Standin(read, _real_urandom))
+    chance = Randomness(stream, loaded, acts, PatchedBuiltin(read, _real_urandom))
     os.register_at_fork(after_in_child=remove)
     watch_trackers()
     chance.begin()

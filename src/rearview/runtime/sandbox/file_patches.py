@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from rearview.runtime.sandbox.file_log import listen
 from rearview.runtime.sandbox.file_view import FileView, PathUse
-from rearview.state.codecs.functions import Standin
+from rearview.state.codecs.functions import PatchedBuiltin
 
 _USES = {
     PathUse.READ: ("stat", "lstat", "access", "readlink", "chdir", "statvfs"),
@@ -52,7 +52,7 @@ def exchange(module: Any, name: str, make: Callable[[Any], Callable[..., Any]]) 
     real = getattr(module, name, None)
     if real is None:
         return
-    standin = Standin(make(real), real)
+    standin = PatchedBuiltin(make(real), real)
     for able in (os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
         if real in able:
             able.add(standin)  # as those ask who copy a file with its times, say

@@ -1,4 +1,4 @@
-"""NumPy arrays, captured as the memory below them, so that views keep sharing it."""
+"""Codec of NumPy arrays: captures the memory block of an array, so that views keep sharing it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from rearview.errors import StateError
 from rearview.state.kinds import Capturing, Kind, PathStep, Restoring, WalkRules, steps
-from rearview.state.memory import Blocks, Memory, bytes_at, extent, is_array
+from rearview.state.memory import Blocks, RestoredMemory, bytes_at, extent, is_array
 
 
 def owns_memory(array: Any) -> bool:
@@ -19,7 +19,7 @@ def owns_memory(array: Any) -> bool:
 
 
 def form_of(array: Any) -> Any:
-    """Return what must be the same for one array to be written into another."""
+    """Return what two arrays must have in common for one to be copied into the other."""
     return array.dtype.str, array.shape, array.strides
 
 
@@ -35,8 +35,8 @@ def describe(array: Any, blocks: Blocks, home: int) -> tuple[Any, ...]:
     return block, array.dtype, array.shape, array.strides, offset, array.flags.writeable
 
 
-def over(memory: Memory, body: Sequence[Any]) -> Any:
-    """Return a new array on the memory that `describe` named."""
+def array_on(memory: RestoredMemory, body: Sequence[Any]) -> Any:
+    """Return a new array on the memory block that `describe` returned."""
     import numpy as np
 
     block, dtype, shape, strides, offset, writeable = body
@@ -45,8 +45,8 @@ def over(memory: Memory, body: Sequence[Any]) -> Any:
     return array
 
 
-def small(data: bytes, dtype: Any, shape: Any, strides: Any, writeable: bool) -> Any:
-    """Return a new array that shares its memory with nobody."""
+def small_array(data: bytes, dtype: Any, shape: Any, strides: Any, writeable: bool) -> Any:
+    """Return a new array that shares its memory with nothing."""
     import numpy as np
 
     array = np.ndarray(shape, dtype, data, 0, strides).copy("K")
@@ -60,19 +60,19 @@ class ArrayKind(Kind):
     name = "array"
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the array it is a view of, objects in it, attributes and class of a subclass."""
+        """Yield the array that it views, the objects in it, its attributes and its local class."""
         if obj.base is not None:
             yield PathStep(".", "base", obj.base)
         if obj.dtype.hasobject:
             items = obj.ravel().tolist()
-            if not rules.boring(items):
+            if not rules.all_values(items):
                 yield from steps("[", enumerate(items))
         yield from steps(".", list(getattr(obj, "__dict__", {}).items()))
         if rules.is_local(type(obj)):
             yield PathStep("<", "class", type(obj))
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
-        """Return where each stands, or its items when they are objects."""
+        """Return the memory block of each array, or its items if they are objects."""
         return [self._read(obj, capturing) for obj in objs]
 
     @staticmethod
@@ -80,13 +80,13 @@ class ArrayKind(Kind):
         attrs = dict(getattr(obj, "__dict__", {}))
         if obj.dtype.hasobject:
             return "items", obj.ravel().tolist(), obj.shape, attrs
-        if constant(obj):
+        if is_constant(obj):
             return ("constant",)
         home = capturing.anchors.index[id(obj)]
         return "memory", describe(obj, capturing.blocks, home), obj.shape, attrs
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Put back items; memory is filled with all the rest of it."""
+        """Restore shape, items and attributes; `RestoredMemory` fills the memory blocks."""
         if content[0] == "constant":
             return
         form, body, shape, attrs = content
@@ -94,8 +94,8 @@ class ArrayKind(Kind):
             _reshape(obj, shape, restoring)
         if form == "items":
             flat = obj.reshape(-1)
-            for place, item in enumerate(body):
-                flat[place] = item
+            for position, item in enumerate(body):
+                flat[position] = item
             if flat.base is not obj and not (obj.base is not None and flat.base is obj.base):
                 obj[...] = flat.reshape(obj.shape)
         else:
@@ -106,22 +106,22 @@ class ArrayKind(Kind):
 
     @staticmethod
     def _memory(obj: Any, body: Sequence[Any], restoring: Restoring) -> None:
-        live = over(restoring.memory, body)
+        live = array_on(restoring.memory, body)
         same = obj.__array_interface__["data"][0] == live.__array_interface__["data"][0]
         if not same or obj.strides != live.strides or obj.dtype != live.dtype:
-            # Its memory was claimed through another view or moved: only the values come back.
-            restoring.afterwards.append(lambda: _copy(obj, live))
+            # the block belongs to another view, or the array has moved: copy the values only
+            restoring.afterwards.append(lambda: _copy_values(obj, live))
         if obj.flags.writeable != body[5]:
             restoring.afterwards.append(lambda: obj.setflags(write=body[5]))
 
 
-def constant(array: Any) -> bool:
-    """Return True if nobody can write to the memory of an array: a file mapped for reading."""
+def is_constant(array: Any) -> bool:
+    """Return True if the memory of an array cannot be written to: a file mapped for reading."""
     while True:
         if array.flags.writeable:
             return False
         if array.base is None:
-            # A flag that was cleared can be set again by whoever owns the memory.
+            # the owner of the memory can set the flag again
             return False
         base = array.base
         if not is_array(base):
@@ -129,7 +129,7 @@ def constant(array: Any) -> bool:
         array = base
 
 
-def _copy(array: Any, values: Any) -> None:
+def _copy_values(array: Any, values: Any) -> None:
     writeable = array.flags.writeable
     if not writeable:
         array.setflags(write=True)
@@ -140,7 +140,7 @@ def _copy(array: Any, values: Any) -> None:
 def _reshape(array: Any, shape: tuple[int, ...], restoring: Restoring) -> None:
     try:
         if array.size == _count(shape):
-            _turn(array, shape)
+            _set_shape(array, shape)
         else:
             array.resize(shape, refcheck=False)
     except (ValueError, AttributeError) as exc:
@@ -151,8 +151,8 @@ def _reshape(array: Any, shape: tuple[int, ...], restoring: Restoring) -> None:
         ) from exc
 
 
-def _turn(array: Any, shape: tuple[int, ...]) -> None:
-    """Give the array itself another shape; from NumPy 2.5 on, setting the attribute warns."""
+def _set_shape(array: Any, shape: tuple[int, ...]) -> None:
+    """Set the shape of the array itself; since NumPy 2.5, assigning to `shape` warns."""
     if hasattr(array, "_set_shape"):
         array._set_shape(shape)
     else:

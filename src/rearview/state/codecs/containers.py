@@ -1,7 +1,7 @@
-"""Builtin containers: dict, list, set, deque and so on, with their iteration order.
+"""Codecs of builtin containers: dict, list, set, deque and so on, with their iteration order.
 
-They are restored without breaking live iterators. The order in which a set iterates depends on how
-it was filled; `set_recipe` finds insertions that give the same order again.
+They restore a container without breaking live iterators over it. The iteration order of a set
+depends on how it was filled; `set_recipe` finds insertions that give the same order again.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ _LONG = 200
 _ATOMS = (str, int, float, bytes, bool, type(None))
 
 
-def is_steady(key: Any) -> bool:
-    """Return True if a key hashes the same whatever is restored."""
+def has_stable_hash(key: Any) -> bool:
+    """Return True if a restore of other objects cannot change the hash of a key."""
     cls = type(key)
     by_identity = getattr(cls, "__hash__") is getattr(object, "__hash__")  # noqa: B009
     if cls in _ATOMS or by_identity or is_tensor(key):
         return True
-    return cls is tuple and all(is_steady(part) for part in key)
+    return cls is tuple and all(has_stable_hash(part) for part in key)
 
 
 def build_set(recipe: Sequence[Any]) -> set[Any]:
-    """Return the set that a recipe makes: a list is added one by one, a tuple is copied over."""
+    """Return the set of a recipe: a list is inserted in order; a tuple too, and the set then copied."""
     if isinstance(recipe, list):
         return set(recipe)
     grown = set(recipe)
@@ -40,63 +40,69 @@ def build_set(recipe: Sequence[Any]) -> set[Any]:
 
 
 def recipe_for(items: list[Any]) -> Sequence[Any] | None:
-    """Return how to make a set that iterates as `items`, or None if no way was found.
+    """Return a recipe for a set that iterates as `items`, or None if none was found.
 
-    A set iterates by the places in its table, which depend on the order of insertion where two
-    hashes meet, and on the size of the table, which is another when a set is made from a set. So
-    orders of insertion are tried and repaired until one fits.
+    A set iterates over the slots of its hash table. An element's slot depends on the order of
+    insertion if hashes collide, and on the size of the table, which differs when a set is copied.
+    So this function tries and repairs orders of insertion until one fits.
 
     >>> recipe_for([8, 0]), recipe_for([0, 8])
     ([8, 0], [0, 8])
     """
-    chance = random.Random(0)  # noqa: S311
+    generator = random.Random(0)  # noqa: S311
     starts = _STARTS if len(items) <= _LONG else 4
     for form in (list, tuple):
         for start in range(starts):
             order = items[::-1] if start == 1 else list(items)
             if start > 1:
-                chance.shuffle(order)
+                generator.shuffle(order)
             for _ in range(_REPAIRS):
-                got = list(build_set(form(order)))
-                wrong = next((i for i, item in enumerate(got) if item != items[i]), None)
+                produced = list(build_set(form(order)))
+                wrong = next((i for i, item in enumerate(produced) if item != items[i]), None)
                 if wrong is None:
                     return form(order)
                 _repair(
-                    order, early=got[wrong], late=items[wrong], chance=chance, last=start % 2 == 1
+                    order,
+                    early=produced[wrong],
+                    late=items[wrong],
+                    generator=generator,
+                    move_last=start % 2 == 1,
                 )
     return None
 
 
-def _repair(order: list[Any], *, early: Any, late: Any, chance: random.Random, last: bool) -> None:
-    """Let what took a place too early come last, or what belongs there come sooner."""
-    if last:
+def _repair(
+    order: list[Any], *, early: Any, late: Any, generator: random.Random, move_last: bool
+) -> None:
+    """Move the element that came too early to the end, or insert the one that came too late before."""
+    if move_last:
         order.remove(early)
         order.append(early)
     else:
         order.remove(late)
-        order.insert(chance.randrange(order.index(early) + 1), late)
+        order.insert(generator.randrange(order.index(early) + 1), late)
 
 
 def set_recipe(obj: Any, items: list[Any], capturing: Capturing) -> Sequence[Any]:
-    """Return how to make a set again, order included; report it when that is not known."""
-    if len(items) < 2 or not capturing.anchors.rules.boring(items) or list(set(items)) == items:
+    """Return a recipe for a set; report the set as missing if its order cannot be reproduced."""
+    if len(items) < 2 or not capturing.anchors.rules.all_values(items) or list(set(items)) == items:
         return items
-    known = capturing.anchors.recipes
+    recipes = capturing.anchors.recipes
     key = tuple(items)
-    if key not in known:
-        if len(known) >= _LONG:
-            known.clear()
-        known[key] = recipe_for(items)
-    recipe = known[key]
+    if key not in recipes:
+        if len(recipes) >= _LONG:
+            recipes.clear()
+        recipes[key] = recipe_for(items)
+    recipe = recipes[key]
     if recipe is None:
         capturing.miss(obj, "the order of this set comes from deleted elements")
     return recipe or items
 
 
 def fill_set(obj: Any, recipe: Sequence[Any]) -> None:
-    """Give a live set the elements of a recipe, in its order."""
-    wanted = build_set(recipe)
-    if all(map(is_steady, recipe)) and list(obj) == list(wanted):
+    """Replace the elements of a live set by those of a recipe, in its order."""
+    target = build_set(recipe)
+    if all(map(has_stable_hash, recipe)) and list(obj) == list(target):
         return
     set.clear(obj)
     set.update(obj, recipe if isinstance(recipe, list) else set(recipe))
@@ -106,14 +112,14 @@ _LOWEST_ADDRESS = 1 << 24
 
 
 def fill_dict(live: dict[Any, Any], content: Mapping[Any, Any], base: type = dict) -> None:
-    """Give `live` those items in that order; untouched keys keep their place.
+    """Replace the items of `live` by `content`, in its order; equal keys stay where they are.
 
-    A loop of the program may be iterating over `live`, so keys are only taken out and put back
-    when they differ. Keys are hashed anew: a key may be an anchor that was itself restored.
+    The program may be iterating over `live`, so keys are removed and inserted only if they differ.
+    They are then hashed again: a key may be an anchor that was itself restored.
     """
     write: Any = getattr(base, "__setitem__")  # noqa: B009
     if len(live) == len(content) and all(
-        (type(a) is str and a == b) or (a is b and is_steady(a))
+        (type(a) is str and a == b) or (a is b and has_stable_hash(a))
         for a, b in zip(live, content, strict=True)
     ):
         for key, value in content.items():
@@ -133,12 +139,12 @@ class DictKind(Kind):
     base: type = dict
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield values under their keys, then keys that are objects themselves."""
+        """Yield the values by key, then the keys that are not plain values."""
         values = self.base.values(obj)  # type: ignore[attr-defined]
-        if not rules.boring(values):
+        if not rules.all_values(values):
             yield from steps("[", self.base.items(obj))  # type: ignore[attr-defined]
         keys = list(self.base.keys(obj))  # type: ignore[attr-defined]
-        if not rules.boring(keys):
+        if not rules.all_values(keys):
             yield from steps("{", ((None, key) for key in keys))
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
@@ -149,12 +155,12 @@ class DictKind(Kind):
         return [plain_copy(dict(items(o)), capturing) if length(o) else {} for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Put the items back in order."""
+        """Set the items, in order."""
         fill_dict(obj, content, self.base)
 
 
-class Address:
-    """Stands for the `id` of an anchor, which is another in the next process."""
+class ObjectId:
+    """Represents the `id` of an object in a content; the number differs in the next process."""
 
     __slots__ = ("target",)
 
@@ -163,15 +169,15 @@ class Address:
 
 
 def plain_copy(copy: dict[Any, Any], capturing: Capturing) -> dict[Any, Any]:
-    """Return the copy of a dict, its keys marked where they are `id`s."""
-    keys = with_addresses(copy, capturing) if copy else None
+    """Return the copy of a dict, with an `ObjectId` for each key that is the `id` of an anchor."""
+    keys = with_marked_keys(copy, capturing) if copy else None
     return copy if keys is None else dict(zip(keys, copy.values(), strict=True))
 
 
-def with_addresses(keys: Any, capturing: Capturing) -> list[Any] | None:
-    """Return the keys with `id`s of anchors marked as such, or None when there are none.
+def with_marked_keys(keys: Any, capturing: Capturing) -> list[Any] | None:
+    """Return the keys with an `ObjectId` for each `id` of an anchor, or None if there is none.
 
-    Keras keeps the `id`s of its variables in a set; so do many dicts of parameters.
+    Keras keeps the `id` of each of its variables in a set; many dicts of parameters do the same.
     """
     first = next(iter(keys), None)
     if type(first) is not int or first < _LOWEST_ADDRESS:
@@ -179,11 +185,11 @@ def with_addresses(keys: Any, capturing: Capturing) -> list[Any] | None:
     index, alive = capturing.anchors.index, capturing.alive
     if index.keys().isdisjoint(keys):
         return None
-    return [Address(alive[index[key]]) if key in index else key for key in keys]
+    return [ObjectId(alive[index[key]]) if key in index else key for key in keys]
 
 
 class PlainDictKind(DictKind):
-    """Exactly a dict, so that copying it is one call."""
+    """A dict of exactly that class: copied by one call."""
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
         """Return a shallow copy of each."""
@@ -191,7 +197,7 @@ class PlainDictKind(DictKind):
 
 
 class OrderedDictKind(DictKind):
-    """An OrderedDict, which keeps its own order beside the dict's."""
+    """An OrderedDict, which keeps an order of its own in addition to the dict's."""
 
     base = OrderedDict
 
@@ -224,25 +230,25 @@ class ListKind(Kind):
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
         """Yield the items."""
-        return () if rules.boring(obj) else steps("[", enumerate(list.copy(obj)))
+        return () if rules.all_values(obj) else steps("[", enumerate(list.copy(obj)))
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
         """Return a copy of each."""
         return [list.copy(o) for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Replace the items; iterators over the list go on by index."""
+        """Replace the items; iterators over the list continue at their index."""
         list.__setitem__(obj, slice(None), content)
 
 
 class DequeKind(Kind):
-    """A deque; its bound is fixed when it is made."""
+    """A deque; its maximal length is fixed at creation."""
 
     name = "deque"
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
         """Yield the items."""
-        return () if rules.boring(obj) else steps("[", enumerate(list(obj)))
+        return () if rules.all_values(obj) else steps("[", enumerate(list(obj)))
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
         """Return the items of each."""
@@ -257,7 +263,7 @@ class DequeKind(Kind):
 
 
 class SetKind(Kind):
-    """A set; its order of iteration is kept for values, whose hashes are the same next time."""
+    """A set. The iteration order is kept for values, whose hashes are the same in every process."""
 
     name = "set"
     late = True
@@ -265,34 +271,35 @@ class SetKind(Kind):
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
         """Yield the elements."""
-        return () if rules.boring(obj) else steps("{", ((None, item) for item in list(obj)))
+        return () if rules.all_values(obj) else steps("{", ((None, item) for item in list(obj)))
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
-        """Return how to make each of them again."""
+        """Return a recipe for each."""
         # most are empty: every torch module has one
         return [self._read(obj, capturing) if set.__len__(obj) else [] for obj in objs]
 
     @staticmethod
     def _read(obj: Any, capturing: Capturing) -> Any:
         items = list(set.__iter__(obj))
-        marked = with_addresses(items, capturing)
+        marked = with_marked_keys(items, capturing)
         if marked is not None:
             return marked
         if capturing.anchors.set_orders.get(id(obj)) == items:
-            # The set-up makes it again, in whatever order that is.
+            # unchanged since set-up: the set-up of a replay fills it in the same way
             return SAME, items
         return set_recipe(obj, items, capturing)
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
         """Replace the elements."""
         if isinstance(content, tuple) and content and content[0] == SAME:
-            if set(content[1]) == obj and all(map(is_steady, content[1])):
+            if set(content[1]) == obj and all(map(has_stable_hash, content[1])):
                 return
             content = content[1]
         fill_set(obj, content)
 
 
 SAME = "<as set up>"
+"""First item of the content of a set that is as the set-up filled it."""
 
 
 class BytesKind(Kind):
@@ -324,7 +331,7 @@ class TypedArrayKind(Kind):
 
 
 class WeakDictKind(Kind):
-    """A WeakKeyDictionary or WeakValueDictionary: the pairs still alive."""
+    """A WeakKeyDictionary or WeakValueDictionary: the pairs that are alive."""
 
     name = "weak dict"
     late = True
@@ -341,14 +348,14 @@ class WeakDictKind(Kind):
         return [list(o.items()) for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Put back the pairs; what nobody else holds is gone again, as it would have been."""
+        """Set the pairs; those that nothing else refers to disappear again, as they should."""
         obj.clear()
         for key, value in content:
             obj[key] = value
 
 
 class WeakSetKind(Kind):
-    """A WeakSet: the elements still alive."""
+    """A WeakSet: the elements that are alive."""
 
     name = "weak set"
     late = True
@@ -363,24 +370,24 @@ class WeakSetKind(Kind):
         return [list(o) for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Put back the elements."""
+        """Replace the elements."""
         obj.clear()
         obj.update(content)
 
 
 class ProxyKind(Kind):
-    """A read-only view of a mapping: a reference that leads to what it shows."""
+    """A read-only view of a mapping: captured as a reference; its values are walked."""
 
     name = "proxy"
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the values; the mapping itself is not to be had."""
+        """Yield the values: Python gives no access to the mapping itself."""
         return steps("[", dict(obj).items())
 
 
 PROXY = ProxyKind()
 READ_ONLY = "read-only"
-"""Names, in a skeleton, a read-only view that was made in the loop."""
+"""Name in a skeleton for a read-only view that was created in the loop."""
 CONTAINERS: dict[type, Kind] = {
     list: ListKind(),
     dict: DictKind(),

@@ -1,4 +1,7 @@
-"""Values that are not attributes: of context variables, of thread-locals, in shared memory."""
+"""Codecs of values that are not attributes: context variables, thread-locals, shared memory.
+
+Processes and queues of `multiprocessing` are here too: they cannot be captured, only reported.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +22,14 @@ _CHILDREN = "multiprocessing.process"
 
 
 class VariableKind(Kind):
-    """A context variable: the value that it has here."""
+    """A context variable: its value in the current context."""
 
     name = "variable"
 
     @staticmethod
     def values(variable: ContextVar[Any]) -> tuple[Any, ...]:
-        """Return the value as a tuple of one, or an empty tuple when only its default is there."""
-        # not `get()`: that gives the default, which set-up makes again
+        """Return the value as a tuple of one, or an empty tuple if the variable was never set."""
+        # not `get()`: that would return the default, which the set-up creates again
         value = variable.get(_UNSET)
         return () if value is _UNSET else (value,)
 
@@ -39,7 +42,7 @@ class VariableKind(Kind):
         return [self.values(obj) for obj in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Set it; a value cannot be taken away again."""
+        """Set the value; raise if the variable must be unset, which Python does not offer."""
         if content:
             obj.set(content[0])
         elif self.values(obj):
@@ -51,7 +54,7 @@ class VariableKind(Kind):
 
 
 class LocalKind(Kind):
-    """A `threading.local`: the attributes that the thread which trains has set."""
+    """A `threading.local`: the attributes of the training thread."""
 
     name = "local"
 
@@ -78,12 +81,12 @@ class NumberKind(Kind):
         return [bytes(obj) for obj in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Put the bytes where they were; other processes see them too."""
+        """Copy the bytes into place; other processes see them too."""
         ctypes.memmove(ctypes.addressof(obj), content, ctypes.sizeof(obj))
 
 
 class SharedKind(Kind):
-    """What `multiprocessing.Value` and `Array` return: a lock around a number."""
+    """A `multiprocessing.Value` or `Array`: a lock around a number."""
 
     name = "shared"
 
@@ -93,25 +96,25 @@ class SharedKind(Kind):
 
 
 class ChildKind(Kind):
-    """A process that the program started: while it runs, its state lies outside this one."""
+    """A child process of the program: while it runs, its state is outside this process."""
 
     name = "child"
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any] | None:
-        """Report those that are running."""
+        """Report the children that are running."""
         for obj in objs:
-            if runs(obj):
+            if is_running(obj):
                 capturing.miss(obj, f"the process {obj.name} is running")
         return None
 
 
 class QueueKind(Kind):
-    """A queue between processes: what is in it cannot be looked at."""
+    """A queue between processes, whose content cannot be read without taking it out."""
 
     name = "queue"
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any] | None:
-        """Report those that are not empty."""
+        """Report the queues that are not empty."""
         for obj in objs:
             try:
                 empty = obj.empty()
@@ -130,7 +133,7 @@ _QUEUE = QueueKind()
 
 
 def hidden_kind(obj: Any) -> Kind | None:
-    """Return the kind of an object whose value stands in none of its attributes, or None."""
+    """Return the kind of an object whose value is not in its attributes, or None."""
     for base, kind in _KINDS:
         if isinstance(obj, base):
             return kind
@@ -147,7 +150,7 @@ def hidden_kind(obj: Any) -> Kind | None:
 
 
 def is_number(cls: Any) -> bool:
-    """Return True if a type of ctypes holds numbers only, no addresses.
+    """Return True if a ctypes type holds numbers only, no addresses.
 
     >>> is_number(ctypes.c_int), is_number(ctypes.c_double * 3), is_number(ctypes.c_void_p)
     (True, True, False)
@@ -164,13 +167,13 @@ def is_number(cls: Any) -> bool:
 
 
 def is_child(obj: Any) -> bool:
-    """Return True if it is a process of `multiprocessing`."""
+    """Return True if `obj` is a process of `multiprocessing`."""
     module = sys.modules.get(_CHILDREN)
     return module is not None and isinstance(obj, module.BaseProcess)
 
 
-def runs(child: Any) -> bool:
-    """Return True if a process is alive; one of somebody else is not ours to wait for."""
+def is_running(child: Any) -> bool:
+    """Return True if a process is alive; False for one that another process started."""
     try:
         return bool(child.is_alive())
     except (AssertionError, ValueError):

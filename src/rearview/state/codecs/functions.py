@@ -1,4 +1,7 @@
-"""Functions and classes by name: which can be imported, and where the code of nested ones is."""
+"""Find functions and classes by name: which can be imported, and where the code of nested ones is.
+
+`PatchedBuiltin` is the class of the objects by which Rearview replaces builtin functions.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +14,21 @@ from typing import Any, Self
 
 from rearview.errors import StateError
 
-Place = tuple[str, str, int, str]
-"""Module, qualified name, number among those of that name, digest of the code."""
+CodeLocation = tuple[str, str, int, str]
+"""Module, qualified name, number among the functions of that name, digest of the code."""
 
 
-class Standin(functools.partial[Any]):
-    """What was put in the place of a builtin function: kept by name, as that function would be.
+class PatchedBuiltin(functools.partial[Any]):
+    """Replaces a builtin function; pickled by name, like the builtin.
 
-    Being no Python function, it is no method of a class that holds it, either. Calling it adds no frame.
+    It is no Python function, so it does not become a method in a class, and a call adds no frame.
     """
 
     def __new__(cls, call: Callable[..., Any], real: Any) -> Self:
-        """Return what calls `call` and looks like the builtin function `real`."""
-        made = super().__new__(cls, call)
-        functools.update_wrapper(made, real)
-        return made
+        """Return an object that calls `call` and looks like the builtin function `real`."""
+        replacement = super().__new__(cls, call)
+        functools.update_wrapper(replacement, real)
+        return replacement
 
     def __get__(self, instance: object, owner: type | None = None) -> Self:
         return self
@@ -38,21 +41,21 @@ class Standin(functools.partial[Any]):
 
 
 def importable(obj: Any) -> bool:
-    """Return True if module and qualified name lead back to this very object."""
+    """Return True if the module and qualified name of `obj` lead to `obj` itself."""
     module = sys.modules.get(obj.__module__ or "")
-    found: Any = module
+    value: Any = module
     for part in obj.__qualname__.split("."):
-        found = getattr(found, part, None)
-        if found is None:
+        value = getattr(value, part, None)
+        if value is None:
             return False
-    return found is obj
+    return value is obj
 
 
-def named(obj: Any, module_name: str) -> str | None:
-    """Return the dotted name under which a module, or a class in it, holds this very object."""
+def name_in_module(obj: Any, module_name: str) -> str | None:
+    """Return the dotted name by which a module, or a class in it, holds `obj` itself, or None."""
     module = sys.modules.get(module_name)
-    held = dict(vars(module)) if module is not None else {}
-    for name, value in held.items():
+    attributes = dict(vars(module)) if module is not None else {}
+    for name, value in attributes.items():
         if value is obj:
             return name
         if isinstance(value, type) and value.__module__ == module_name:
@@ -62,8 +65,8 @@ def named(obj: Any, module_name: str) -> str | None:
     return None
 
 
-def locate(function: types.FunctionType) -> Place | None:
-    """Return where the code of a nested function stands in its module, or None."""
+def locate(function: types.FunctionType) -> CodeLocation | None:
+    """Return the location of a nested function's code in its module, or None."""
     code = function.__code__
     same = [c for c in codes(function.__module__) if c.co_qualname == code.co_qualname]
     for number, candidate in enumerate(same):
@@ -72,39 +75,41 @@ def locate(function: types.FunctionType) -> Place | None:
     return None
 
 
-def code_at(place: Place) -> types.CodeType:
-    """Return the code that stands at a place, by what it does before where it stands.
+def code_at(location: CodeLocation) -> types.CodeType:
+    """Return the code at a location: first by its digest, else by its number.
 
-    Probes add lines and perhaps functions, so line numbers say nothing.
+    Line numbers are not used: probes add lines, and perhaps functions.
     """
-    module, qualname, number, wanted = place
+    module, qualname, number, recorded_digest = location
     same = [c for c in codes(module) if c.co_qualname == qualname]
     for candidate in same:
-        if digest(candidate) == wanted:
+        if digest(candidate) == recorded_digest:
             return candidate
     if number < len(same):
         return same[number]
     raise StateError(
-        f"The function {qualname} is not in {module} any more. "
-        "Replay with the source that was recorded plus probes only.",
+        f"The function {qualname} no longer exists in {module}. "
+        "Replay with the recorded source plus probes only.",
         slug="state-function",
     )
 
 
 def digest(code: types.CodeType) -> str:
-    """Return a hash of what a function does, the same wherever its lines have moved."""
-    seen = hashlib.sha256(code.co_code)
+    """Return a hash of a function's code that does not depend on line numbers."""
+    hasher = hashlib.sha256(code.co_code)
     for part in (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars):
-        seen.update(repr(part).encode())
+        hasher.update(repr(part).encode())
     for const in code.co_consts:
-        seen.update((digest(const) if isinstance(const, types.CodeType) else repr(const)).encode())
-    return seen.hexdigest()[:16]
+        hasher.update(
+            (digest(const) if isinstance(const, types.CodeType) else repr(const)).encode()
+        )
+    return hasher.hexdigest()[:16]
 
 
 def codes(module_name: str) -> Iterator[types.CodeType]:
-    """Yield every code object of a module that can be found, parents before children."""
+    """Yield every code object of a module that can be reached, outer before nested ones."""
     seen: set[int] = set()
-    for top in _tops(module_name):
+    for top in _outer_codes(module_name):
         stack = [top]
         while stack:
             code = stack.pop()
@@ -116,21 +121,21 @@ def codes(module_name: str) -> Iterator[types.CodeType]:
             stack.extend(reversed(inner))
 
 
-def _tops(module_name: str) -> Iterator[types.CodeType]:
+def _outer_codes(module_name: str) -> Iterator[types.CodeType]:
     module = sys.modules.get(module_name)
     if module is None:
         return
-    # The module's own code runs now, or is gone; running, it holds all the others.
+    # the code of the module itself exists only while it runs; it then contains all others
     for frame in sys._current_frames().values():
-        here: types.FrameType | None = frame
-        while here is not None:
-            if here.f_globals is vars(module):
-                yield here.f_code
-            here = here.f_back
-    yield from _held(vars(module), module_name, set())
+        caller: types.FrameType | None = frame
+        while caller is not None:
+            if caller.f_globals is vars(module):
+                yield caller.f_code
+            caller = caller.f_back
+    yield from _codes_in(vars(module), module_name, set())
 
 
-def _held(names: Any, module_name: str, seen: set[int]) -> Iterator[types.CodeType]:
+def _codes_in(names: Any, module_name: str, seen: set[int]) -> Iterator[types.CodeType]:
     for value in list(names.values()):
         target = getattr(value, "__func__", None) or getattr(value, "fget", None) or value
         while target is not None and id(target) not in seen:
@@ -138,11 +143,11 @@ def _held(names: Any, module_name: str, seen: set[int]) -> Iterator[types.CodeTy
             if isinstance(target, types.FunctionType):
                 yield target.__code__
                 for cell in target.__closure__ or ():
-                    held = getattr(cell, "cell_contents", None) if _bound(cell) else None
-                    if isinstance(held, types.FunctionType):
-                        yield from _held({"": held}, module_name, seen)
+                    inner = getattr(cell, "cell_contents", None) if _bound(cell) else None
+                    if isinstance(inner, types.FunctionType):
+                        yield from _codes_in({"": inner}, module_name, seen)
             elif isinstance(target, type) and target.__module__ == module_name:
-                yield from _held(vars(target), module_name, seen)
+                yield from _codes_in(vars(target), module_name, seen)
             target = getattr(target, "__wrapped__", None)
 
 

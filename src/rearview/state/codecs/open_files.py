@@ -1,4 +1,7 @@
-"""Open files, restored to their position, and objects that cannot be captured, such as sockets."""
+"""Codecs of open files, restored to their position, and of objects whose state is outside the process.
+
+Sockets, running threads, HDF5 files that are being written: they are reported as missing.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from rearview.errors import StateError
 from rearview.state.kinds import Capturing, Kind, PathStep, Restoring, WalkRules
 
 UNKNOWN_POSITION = (None, None, None, None, None)
-"""State of an open file whose position cannot be told, or need not be: a standard stream."""
+"""State of an open file whose position is unknown, or not needed (a standard stream)."""
 _PLAIN = (io.BufferedWriter, io.BufferedRandom, io.BufferedReader, io.FileIO, io.BytesIO)
 
 
@@ -24,7 +27,7 @@ class BufferKind(Kind):
     name = "buffer"
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
-        """Return content and position of each, or None once closed."""
+        """Return content and position of each, or None if it is closed."""
         return [None if o.closed else (o.getvalue(), o.tell()) for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
@@ -44,18 +47,18 @@ class FileKind(Kind):
     name = "file"
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
-        """Return the position of each, or None once closed."""
+        """Return the position of each, or None if it is closed."""
         return [file_state(o, capturing) for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Seek to the position; truncate a file that is being written there."""
+        """Seek to the position; truncate a file there if it is open for writing."""
         if content is None:
             obj.close()
         elif content[0] is not None:
             seek(obj, content[0])
 
 
-class RowsKind(Kind):
+class CsvWriterKind(Kind):
     """A CSV writer, which may hold the only reference to its file."""
 
     name = "rows"
@@ -68,7 +71,7 @@ class RowsKind(Kind):
                 yield PathStep(".", "file", file)
 
 
-ROWS = RowsKind()
+CSV_WRITER = CsvWriterKind()
 
 
 def file_state(file: Any, capturing: Capturing) -> tuple[Any, ...] | None:
@@ -80,13 +83,13 @@ def file_state(file: Any, capturing: Capturing) -> tuple[Any, ...] | None:
     try:
         if not _is_regular(file):
             if not file.writable():
-                capturing.miss(file, "this is a pipe or device, which cannot be set back")
+                capturing.miss(file, "this is a pipe or device, which cannot be rewound")
             return UNKNOWN_POSITION
         if file.writable() and transforms(file):
             capturing.miss(file, "this file is being compressed while it is written")
             return UNKNOWN_POSITION
         if file.writable():
-            file.flush()  # the content on disk is saved up to the position
+            file.flush()  # the checkpoint stores the content on disk up to the position
         position = file.tell()
     except (OSError, ValueError) as exc:
         capturing.miss(file, f"the position in this file is not known ({exc})")
@@ -97,9 +100,9 @@ def file_state(file: Any, capturing: Capturing) -> tuple[Any, ...] | None:
 
 
 def transforms(file: Any) -> bool:
-    """Return True for a file that transforms what it writes, such as gzip.
+    """Return True for a file that transforms what is written to it, such as gzip.
 
-    Flushing it changes what it writes, and its internal buffer cannot be captured.
+    A flush would change its output, and its internal buffer cannot be captured.
     """
     while isinstance(file, io.TextIOWrapper):
         file = file.buffer
@@ -110,12 +113,12 @@ def _is_regular(file: Any) -> bool:
     try:
         return stat.S_ISREG(os.fstat(file.fileno()).st_mode)
     except OSError:
-        # a buffer or an archive member counts as a file if it can seek
+        # an in-memory buffer or a member of an archive: a regular file if it can seek
         return bool(file.seekable())
 
 
 def is_standard(file: object) -> bool:
-    """Return True if it is one of the standard streams of the process."""
+    """Return True if `file` is one of the standard streams of the process."""
     return any(
         file is stream or file is getattr(stream, "buffer", None)
         for stream in (
@@ -130,7 +133,7 @@ def is_standard(file: object) -> bool:
 
 
 def seek(file: Any, position: int) -> None:
-    """Set a file to a position as if everything before it had been written."""
+    """Move a file to a position; truncate it there if it is open for writing."""
     if file.writable():
         file.flush()
         if "a" not in str(getattr(file, "mode", "")):
@@ -151,9 +154,9 @@ def reopen(state: Sequence[Any]) -> Any:
             "Replay from the start of the loop.",
             slug="state-file",
         )
-    again = str(mode).replace("w", "r+").replace("x", "r+").replace("++", "+")
+    reopen_mode = str(mode).replace("w", "r+").replace("x", "r+").replace("++", "+")
     try:
-        file = open(path, again, encoding=encoding, errors=errors)  # noqa: PTH123, SIM115
+        file = open(path, reopen_mode, encoding=encoding, errors=errors)  # noqa: PTH123, SIM115
     except FileNotFoundError:
         if "r" in str(mode):
             raise
@@ -162,44 +165,44 @@ def reopen(state: Sequence[Any]) -> Any:
     return file
 
 
-def unkept_reason(obj: Any) -> str:
-    """Return why an object cannot be captured."""
-    return f"the state of a {type(obj).__name__} lies outside this process"
+def outside_reason(obj: Any) -> str:
+    """Return why an object with state outside the process cannot be captured."""
+    return f"the state of a {type(obj).__name__} is outside this process"
 
 
-class UnkeptKind(Kind):
-    """An object whose state is outside of the process: a socket, a database, a child process."""
+class OutsideKind(Kind):
+    """An object whose state is outside the process: a socket, a database connection."""
 
     name = "unkept"
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any] | None:
-        """Report each."""
+        """Report every object."""
         for obj in objs:
-            capturing.miss(obj, unkept_reason(obj))
+            capturing.miss(obj, outside_reason(obj))
         return None
 
 
-class ArchiveKind(Kind):
+class Hdf5Kind(Kind):
     """An HDF5 file or an object in it: an input if it is only read, else not captured."""
 
     name = "archive"
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any] | None:
-        """Report those that are being written."""
+        """Report the files that are open for writing."""
         for obj in objs:
-            # once closed it is false, and has no file any more
+            # a closed one is false, and has no file
             if obj and getattr(obj.file, "mode", "") != "r":
                 capturing.miss(obj, "this HDF5 file is being written")
         return None
 
 
 class ThreadKind(Kind):
-    """A thread, which may change the state at any time if it runs the user's own code."""
+    """A thread: if it runs code of the project, it may change the state at any time."""
 
     name = "thread"
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any] | None:
-        """Report those that are alive and run code of the project."""
+        """Report the threads that are alive and run code of the project."""
         for obj in objs:
             target = getattr(obj, "_target", None) or type(obj).run
             module = getattr(target, "__module__", None) or type(obj).__module__
@@ -208,9 +211,9 @@ class ThreadKind(Kind):
         return None
 
 
-ARCHIVE = ArchiveKind()
+HDF5 = Hdf5Kind()
 THREAD = ThreadKind()
-UNKEPT = UnkeptKind()
+OUTSIDE = OutsideKind()
 
 
 def stream_kind(obj: object) -> Kind | None:

@@ -1,4 +1,4 @@
-"""Objects written in Python: attributes, slots, closure cells, functions and classes."""
+"""Codecs of objects written in Python: instances, closure variables, functions and classes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rearview.state.codecs.containers import fill_dict
-from rearview.state.codecs.functions import Standin
+from rearview.state.codecs.functions import PatchedBuiltin
 from rearview.state.kinds import (
     Capturing,
     Kind,
@@ -27,24 +27,24 @@ COMPILER = (
     *("torch._dynamo", "torch._inductor", "torch._functorch", "torch._guards"),
     *("numba.core.dispatcher", "numba.core.registry", "numba.np.ufunc"),
 )
-"""What a compiler made of the program is a cache; what it was made from is state."""
+"""Modules of compilers. Compiled code is a cache; the objects that were compiled are state."""
 
 
 def is_compiled(function: types.FunctionType) -> bool:
-    """Return True if a function is what `torch.compile` returned for one of the program."""
+    """Return True if a function was returned by a compiler such as `torch.compile`."""
     return str(function.__globals__.get("__name__") or "").startswith(COMPILER)
 
 
 def is_ours(function: types.FunctionType) -> bool:
-    """Return True if a function is what we put in the place of one, such as `time.time`.
+    """Return True if a function is Rearview's replacement of another, such as `time.time`.
 
-    What it holds is not the program's: the real clock would come back as the one that asks it.
+    Its closure is not state: a restore would replace the real clock in it by the replacement.
     """
     return function.__code__.co_filename.startswith(_OURS)
 
 
 class AttributedKind(Kind):
-    """A subclass of a container, which has attributes of its own besides its items."""
+    """An instance of a container subclass: items and attributes."""
 
     def __init__(self, inner: Kind, layout: Layout) -> None:
         self.inner = inner
@@ -64,16 +64,16 @@ class AttributedKind(Kind):
         return list(zip(inner or (), self.attrs.read(objs, capturing), strict=True))
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Put back both."""
+        """Set the attributes, then the items."""
         self.attrs.write(obj, content[1], restoring)
         self.inner.write(obj, content[0], restoring)
 
 
 class ObjectKind(Kind):
-    """An instance of a Python class: `__dict__` and slots, whatever its pickling methods say.
+    """An instance of a Python class: `__dict__` and slots, without its own pickling methods.
 
-    A class's own `__getstate__` may drop what it can rebuild elsewhere; a replay that goes on in
-    the middle needs all of it, and the attributes *are* all of it.
+    A class's `__getstate__` may drop what it can build again later; a replay that continues in the
+    middle of a loop needs all attributes.
     """
 
     name = "object"
@@ -82,10 +82,10 @@ class ObjectKind(Kind):
         self.has_dict = layout.has_dict
         self.slots = layout.slots
         self.leave = leave
-        """Attributes that are no state: addresses, or the time of day."""
+        """Attributes that are not state, such as addresses and times; see `exclusions`."""
 
     def whole(self) -> ObjectKind:
-        """Return the kind of an instance that is made anew, which needs all of its attributes."""
+        """Return this kind without `leave`, for a new instance, which needs all its attributes."""
         if not self.leave:
             return self
         kind = copy.copy(self)
@@ -95,25 +95,25 @@ class ObjectKind(Kind):
     def attributes(self, obj: Any) -> dict[str, Any]:
         """Return a copy of the attributes that are state."""
         if not self.leave:
-            found: dict[str, Any] = obj.__dict__.copy()
-            return found
+            copied: dict[str, Any] = obj.__dict__.copy()
+            return copied
         return {k: v for k, v in obj.__dict__.items() if k not in self.leave}
 
     def slot_values(self, obj: Any) -> dict[str, Any]:
-        """Return the slots that are set."""
-        found = {}
+        """Return the values of the slots that are set."""
+        values = {}
         for slot in self.slots:
             try:
-                found[slot.__name__] = slot.__get__(obj)
+                values[slot.__name__] = slot.__get__(obj)
             except AttributeError:
                 continue
-        return found
+        return values
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield attributes, then slots, then the class if it holds state or has no lasting name."""
+        """Yield attributes, then slots, then the class if it is local (`WalkRules.is_local`)."""
         if self.has_dict:
             attrs = self.attributes(obj) if self.leave else obj.__dict__
-            if not rules.boring(attrs.values()):
+            if not rules.all_values(attrs.values()):
                 yield from steps(".", attrs.copy().items())
         if self.slots:
             yield from steps(".", self.slot_values(obj).items())
@@ -121,7 +121,7 @@ class ObjectKind(Kind):
             yield PathStep("<", "class", type(obj))
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
-        """Return the attributes of each: a dict, or (dict, slots) where there are slots."""
+        """Return the attributes of each: a dict, or (dict, slots) if the class has slots."""
         if not self.slots:
             return [self.attributes(o) for o in objs] if self.has_dict else [{} for _ in objs]
         if not self.has_dict:
@@ -129,11 +129,13 @@ class ObjectKind(Kind):
         return [(self.attributes(o), self.slot_values(o)) for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Set attributes and slots directly, past any `__setattr__` of the class."""
+        """Set attributes and slots directly, without calling `__setattr__`."""
         attrs, slots = content if self.slots else (content, {})
         if self.has_dict:
-            left = {k: v for k, v in obj.__dict__.items() if k in self.leave} if self.leave else {}
-            fill_dict(obj.__dict__, {**attrs, **left})
+            excluded = (
+                {k: v for k, v in obj.__dict__.items() if k in self.leave} if self.leave else {}
+            )
+            fill_dict(obj.__dict__, {**attrs, **excluded})
         for slot in self.slots:
             if slot.__name__ in slots:
                 slot.__set__(obj, slots[slot.__name__])
@@ -145,7 +147,7 @@ class ObjectKind(Kind):
 
 
 class CompiledKind(Kind):
-    """A module that `torch.compile` returned: a reference that leads to the user's own."""
+    """A module that `torch.compile` returned: a reference; the original module is walked."""
 
     name = "compiled"
 
@@ -158,24 +160,24 @@ COMPILED = CompiledKind()
 
 
 class CellKind(Kind):
-    """A closure variable, shared by the functions that see it."""
+    """A closure variable (cell), shared by the functions that use it."""
 
     name = "cell"
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the value, if there is one yet."""
+        """Yield the value, if the variable is bound."""
         return [PathStep("<", "", value) for value in self.values(obj)]
 
     @staticmethod
     def values(cell: types.CellType) -> tuple[Any, ...]:
-        """Return the value as a tuple of one, or an empty tuple when it is unbound."""
+        """Return the value as a tuple of one, or an empty tuple if the variable is unbound."""
         try:
             return (cell.cell_contents,)
         except ValueError:
             return ()
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
-        """Return the value of each, if bound."""
+        """Return the value of each as a tuple, empty if unbound."""
         return [self.values(o) for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
@@ -187,16 +189,16 @@ class CellKind(Kind):
 
 
 class FunctionKind(Kind):
-    """A Python function: its code is the program's, its closure, defaults and attributes are state.
+    """A Python function: its closure, defaults and attributes are state, its code is not.
 
-    A probe inside a nested function may add closure variables, so they go by name, and on replay
-    only those that were recorded are entered.
+    A probe inside a nested function may add closure variables. So closure variables are captured by
+    name, and a replay walks the recorded ones only.
     """
 
     name = "function"
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the closure's cells by name, then defaults and attributes of the user's own."""
+        """Yield the closure variables by name, then defaults and attributes of a project function."""
         if is_compiled(obj):
             inner = getattr(obj, "_torchdynamo_orig_callable", None)
             if inner is not None:
@@ -205,9 +207,9 @@ class FunctionKind(Kind):
         if is_ours(obj):
             return
         names = obj.__code__.co_freevars
-        wanted = set(names if rules.recorded is None else rules.recorded)
+        walked = set(names if rules.recorded is None else rules.recorded)
         for name, cell in zip(names, obj.__closure__ or (), strict=True):
-            if name in wanted:
+            if name in walked:
                 yield PathStep("<", name, cell)
         if rules.project(obj.__module__ or ""):
             yield from steps("<", (("defaults", d) for d in obj.__defaults__ or ()))
@@ -215,7 +217,7 @@ class FunctionKind(Kind):
             yield from steps(".", list(vars(obj).items()))
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
-        """Return closure, defaults and attributes of each that has any."""
+        """Return the closure of each, with defaults and attributes for a project function."""
         project = capturing.anchors.rules.project
         return [
             ({}, None)
@@ -230,7 +232,7 @@ class FunctionKind(Kind):
         ]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Put back defaults and attributes; the cells are anchors of their own."""
+        """Set defaults and attributes; the closure variables are anchors of their own."""
         own = content[1]
         if own is None:
             return
@@ -243,26 +245,25 @@ class FunctionKind(Kind):
             fill_dict(vars(obj), attrs)
 
     def label(self, obj: Any) -> str:
-        """Return the name with the closure variables, which replay must find again."""
+        """Return the function's name with its closure variables."""
         free = ",".join(obj.__code__.co_freevars)
         return f"function {obj.__module__}.{obj.__qualname__}({free})"
 
 
 class ClassKind(Kind):
-    """A class of the project: its data attributes are state, its functions are program text.
+    """A class of the project: its data attributes are state; its functions are walked.
 
-    What those functions hold, in closures, defaults and attributes, is state again. A probe may add
-    a function to a class, so they go by name, and on replay only those that were recorded are
-    entered.
+    A probe may add a function to a class. So functions are labelled by name, and a replay walks the
+    recorded ones only.
     """
 
     name = "class"
     _COMPILER = frozenset({"__annotate__", "__annotate_func__"})
-    """Functions that the interpreter makes to tell the types of attributes."""
+    """Functions that the interpreter creates for annotations."""
     _PROGRAM = (
         types.FunctionType,
         types.BuiltinFunctionType,
-        Standin,
+        PatchedBuiltin,
         types.GetSetDescriptorType,
         types.MemberDescriptorType,
         types.WrapperDescriptorType,
@@ -285,24 +286,26 @@ class ClassKind(Kind):
         }
 
     def functions(self, cls: type) -> dict[str, list[Any]]:
-        """Return what stands in the class body to be called, without its wrappers, by name."""
-        found: dict[str, list[Any]] = {}
+        """Return the functions of the class body by name, without property and method wrappers."""
+        by_name: dict[str, list[Any]] = {}
         for name, value in vars(cls).items():
             if isinstance(value, property):
-                found[name] = [one for one in (value.fget, value.fset, value.fdel) if one]
+                by_name[name] = [
+                    function for function in (value.fget, value.fset, value.fdel) if function
+                ]
             elif isinstance(value, staticmethod | classmethod):
-                found[name] = [value.__func__]
+                by_name[name] = [value.__func__]
             elif isinstance(value, types.FunctionType) and name not in self._COMPILER:
-                found[name] = [value]
-        return found
+                by_name[name] = [value]
+        return by_name
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the data attributes, the functions, and the classes that it is made from."""
+        """Yield the data attributes, the functions, and the local base classes."""
         yield from steps(".", self.data(obj).items())
-        yield from self.made(obj, rules)
+        yield from self.functions_and_bases(obj, rules)
 
-    def made(self, obj: type, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield what it is made from: its functions, and other classes."""
+    def functions_and_bases(self, obj: type, rules: WalkRules) -> Iterable[PathStep]:
+        """Yield the functions and the local base classes."""
         recorded = rules.recorded
         for name, functions in self.functions(obj).items():
             if recorded is None or name in recorded:
@@ -316,7 +319,7 @@ class ClassKind(Kind):
         return [self.data(o) for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Set those that differ, remove those that did not exist."""
+        """Set the data attributes that differ; remove those that the recorded class lacked."""
         live = self.data(obj)
         for name in live.keys() - content.keys():
             type.__delattr__(obj, name)
@@ -325,12 +328,12 @@ class ClassKind(Kind):
                 type.__setattr__(obj, name, value)
 
     def label(self, obj: Any) -> str:
-        """Return the name of the class itself with its functions, which replay must find again."""
+        """Return the class's name with the names of its functions."""
         return f"class {type_name(obj)}({','.join(self.functions(obj))})"
 
 
 class EnumKind(ClassKind):
-    """An enumeration of the project that is more than names: methods, and what its members hold.
+    """An enumeration of the project that has methods; attributes of its members are state.
 
     The members themselves are values.
     """
@@ -338,37 +341,39 @@ class EnumKind(ClassKind):
     name = "enum"
 
     def data(self, cls: type[enum.Enum]) -> dict[str, Any]:
-        """Return the attributes of each member that has some, beside those every member has."""
-        found = {}
+        """Return the attributes that the program gave to members, by member."""
+        by_member = {}
         for name, member in cls.__members__.items():
             held = {k: v for k, v in vars(member).items() if not _is_of_enum(k)}
             if held:
-                found[name] = held
-        return found
+                by_member[name] = held
+        return by_member
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield what the members hold, then what any class leads to."""
+        """Yield the attributes of members, the functions, and the local base classes."""
         for name, held in self.data(obj).items():
             yield from steps(".", ((f"{name}.{key}", value) for key, value in held.items()))
-        yield from self.made(obj, rules)
+        yield from self.functions_and_bases(obj, rules)
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Put back the attributes of the members."""
+        """Set the attributes of the members."""
         for name, member in obj.__members__.items():
             own = {k: v for k, v in vars(member).items() if _is_of_enum(k)}
             fill_dict(vars(member), {**own, **content.get(name, {})})
 
 
 def has_functions(cls: type[enum.Enum]) -> bool:
-    """Return True if somebody wrote a function into the body of an enumeration.
+    """Return True if the body of an enumeration defines a function.
 
     >>> has_functions(enum.Enum("Plain", "A B"))
     False
     """
-    written = (one for some in ClassKind().functions(cls).values() for one in some)
-    return any(getattr(one, "__module__", None) == cls.__module__ for one in written)
+    written = (
+        function for functions in ClassKind().functions(cls).values() for function in functions
+    )
+    return any(getattr(function, "__module__", None) == cls.__module__ for function in written)
 
 
 def _is_of_enum(name: str) -> bool:
-    """Return True if an attribute is one that every member has."""
+    """Return True for an attribute that every member of an enumeration has."""
     return name.startswith("_") and name.endswith("_")

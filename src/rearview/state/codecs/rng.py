@@ -1,4 +1,9 @@
-"""Random state: of generators that the program holds, and global, with torch's global modes."""
+"""Codecs of random generators; capture and restore of the global random state.
+
+`capture` and `restore` use `read_global` and `write_global`, which include torch's global modes.
+`rearview.capture_random_state` and `rearview.restore_random_state` are for programs and callbacks that
+save their own state.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +39,7 @@ class BitGeneratorKind(Kind):
         return [(o.state, _spawned(o)) for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Set the state; spawn what is missing, since the count itself is read-only."""
+        """Set the state; spawn as many children as are missing, because the count is read-only."""
         obj.state = content[0]
         behind = content[1] - _spawned(obj)
         if behind > 0:
@@ -46,7 +51,7 @@ def _spawned(bit_generator: Any) -> int:
 
 
 class NumpyGeneratorKind(Kind):
-    """A NumPy Generator, which is a reference to its BitGenerator."""
+    """A NumPy Generator: a reference to its BitGenerator."""
 
     name = "numpy generator"
 
@@ -55,11 +60,11 @@ class NumpyGeneratorKind(Kind):
         return [PathStep(".", "bit_generator", obj.bit_generator)]
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
-        """Return the reference."""
+        """Return the BitGenerator of each."""
         return [o.bit_generator for o in objs]
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Leave it: the BitGenerator is an anchor of its own."""
+        """Do nothing: the BitGenerator is an anchor of its own."""
 
 
 class RandomStateKind(Kind):
@@ -110,8 +115,44 @@ def random_kind(obj: object) -> Kind | None:
     return None
 
 
-def read_global() -> dict[str, Any]:
-    """Return the state of every global generator that is in use, and torch's global modes."""
+def capture_random_state(generators: Iterable[Any] = ()) -> dict[str, Any]:
+    """Return the random state of Python, NumPy, torch, its accelerators and `generators`.
+
+    For programs that save their own state. NumPy and torch are left out if they are not loaded;
+    `generators` are torch generators, such as those of data loaders.
+    """
+    states = [generator.get_state().numpy().tobytes() for generator in generators]
+    return {**read_random_state(unused_devices=True), "generators": states}
+
+
+def restore_random_state(state: dict[str, Any], generators: Iterable[Any] = ()) -> None:
+    """Set the random state that `capture_random_state` returned, for the same `generators`."""
+    if "python" in state:
+        state = _from_version_0(state)
+    write_random_state(state)
+    for generator, own in zip(generators, state["generators"], strict=True):
+        generator.set_state(_tensor(own))
+
+
+def _from_version_0(state: dict[str, Any]) -> dict[str, Any]:
+    """Convert the random state in files that callbacks of Rearview 0.1.0 saved."""
+    devices = {("cuda", number): own for number, own in enumerate(state.get("cuda", ()))}
+    if "mps" in state:
+        devices["mps", 0] = state["mps"]
+    return {
+        "random": state["python"],
+        "torch": state["torch"],
+        "devices": devices,
+        "generators": state["generators"],
+        **({"numpy": state["numpy"]} if "numpy" in state else {}),
+    }
+
+
+def read_random_state(*, unused_devices: bool = False) -> dict[str, Any]:
+    """Return the state of every global random generator, of loaded libraries only.
+
+    `unused_devices`: also those of accelerators that the program has not used; this starts them.
+    """
     state: dict[str, Any] = {"random": random.getstate()}
     numpy = sys.modules.get("numpy.random")
     if numpy is not None:
@@ -119,13 +160,12 @@ def read_global() -> dict[str, Any]:
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "get_rng_state"):
         state["torch"] = torch.get_rng_state().numpy().tobytes()
-        state["devices"] = _read_devices(torch)
-        state["modes"] = _read_modes(torch)
+        state["devices"] = _read_devices(torch, unused=unused_devices)
     return state
 
 
-def write_global(state: dict[str, Any]) -> None:
-    """Set every global generator and mode."""
+def write_random_state(state: dict[str, Any]) -> None:
+    """Set every global random generator that `read_random_state` returned."""
     random.setstate(state["random"])
     if "numpy" in state:
         import numpy as np
@@ -134,23 +174,49 @@ def write_global(state: dict[str, Any]) -> None:
     if "torch" in state:
         import torch
 
-        _write_modes(torch, state["modes"])
-        torch.set_rng_state(torch.frombuffer(bytearray(state["torch"]), dtype=torch.uint8))
+        torch.set_rng_state(_tensor(state["torch"]))
         for (kind, number), data in state["devices"].items():
             device = torch.get_device_module(kind)
-            device.set_rng_state(torch.frombuffer(bytearray(data), dtype=torch.uint8), number)
+            device.set_rng_state(_tensor(data), *(() if kind == "mps" else (number,)))
 
 
-def _read_devices(torch: Any) -> dict[tuple[str, int], bytes]:
-    found = {}
-    for kind in ("cuda", "xpu", "mps"):
+def read_global() -> dict[str, Any]:
+    """Return the random state of every global generator, and torch's global modes."""
+    state = read_random_state()
+    if "torch" in state:
+        state["modes"] = _read_modes(sys.modules["torch"])
+    return state
+
+
+def write_global(state: dict[str, Any]) -> None:
+    """Set torch's global modes and every global generator."""
+    if "modes" in state:
+        _write_modes(sys.modules["torch"], state["modes"])
+    write_random_state(state)
+
+
+def _tensor(state: Any) -> Any:
+    """Return the state of a torch generator as torch expects it, from bytes or a tensor."""
+    import torch
+
+    if isinstance(state, torch.Tensor):
+        return state.cpu()
+    return torch.frombuffer(bytearray(state), dtype=torch.uint8)
+
+
+def _read_devices(torch: Any, *, unused: bool) -> dict[tuple[str, int], bytes]:
+    states = {}
+    for kind in ("cuda", "xpu"):
         device = getattr(torch, kind, None)
-        # Asking an accelerator that the program does not use would start it.
-        if device is None or not getattr(device, "is_initialized", lambda: False)():
-            continue
-        for number in range(device.device_count()):
-            found[kind, number] = device.get_rng_state(number).cpu().numpy().tobytes()
-    return found
+        # reading the state of an accelerator that the program does not use would start it
+        used = device is not None and getattr(device, "is_initialized", lambda: False)()
+        if device is not None and (used or (unused and device.is_available())):
+            for number in range(device.device_count()):
+                states[kind, number] = device.get_rng_state(number).cpu().numpy().tobytes()
+    # torch cannot tell whether a program uses mps
+    if unused and hasattr(torch, "mps") and torch.backends.mps.is_available():
+        states["mps", 0] = torch.mps.get_rng_state().cpu().numpy().tobytes()
+    return states
 
 
 def _read_modes(torch: Any) -> dict[str, Any]:
@@ -173,7 +239,7 @@ def _read_modes(torch: Any) -> dict[str, Any]:
         "matmul": torch.get_float32_matmul_precision(),
         "cudnn": (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic),
         "anomaly": torch.is_anomaly_enabled(),
-        # Hooks are keyed by this counter: were it behind, a new hook would displace an old one.
+        # hooks are keyed by this counter: a lower value would let a new hook replace an old one
         "next_hook": RemovableHandle.next_id,
     }
 
@@ -186,14 +252,13 @@ def _write_modes(torch: Any, modes: dict[str, Any]) -> None:
         torch.set_autocast_enabled(kind, enabled)
         torch.set_autocast_dtype(kind, dtype)
     torch.set_autocast_cache_enabled(modes["autocast_cache"])
-    now = _read_modes(torch)
-    if now["deterministic"] != modes["deterministic"]:
-        # Not otherwise: it imports torch's compiler, and what draws as it is imported would have
-        # drawn here, not where the program imports it.
+    current = _read_modes(torch)
+    if current["deterministic"] != modes["deterministic"]:
+        # only if it differs: the call imports torch's compiler, and that import draws random numbers
         algorithms, warn_only = modes["deterministic"]
         torch.use_deterministic_algorithms(algorithms, warn_only=warn_only)
     torch.set_default_dtype(modes["dtype"])
-    if now["matmul"] != modes["matmul"]:
+    if current["matmul"] != modes["matmul"]:
         torch.set_float32_matmul_precision(modes["matmul"])
     torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = modes["cudnn"]
     torch.autograd.set_detect_anomaly(modes["anomaly"])

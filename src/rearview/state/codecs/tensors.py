@@ -1,4 +1,4 @@
-"""Torch tensors, captured at storage level, so that views and tied weights stay shared."""
+"""Codec of torch tensors: captures their storages, so that views and tied weights stay shared."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 
 from rearview.errors import StateError
 from rearview.state.kinds import Capturing, Kind, PathStep, Restoring, WalkRules
-from rearview.state.memory import MEMORY, SMALL, Blocks, Memory, bytes_of
+from rearview.state.memory import PROCESS_MEMORY, SMALL, Blocks, RestoredMemory, bytes_of
 from rearview.state.rebuild import refuse
 
 PlainReader = Callable[[Any, int], tuple[Any, ...] | None]
 
 
 def plain_access() -> AbstractContextManager[Any]:
-    """Return a context in which tensor subclasses answer as plain tensors do."""
+    """Return a context in which tensor subclasses behave like plain tensors."""
     torch = sys.modules.get("torch")
-    found = getattr(getattr(torch, "_C", None), "DisableTorchFunctionSubclass", nullcontext)
-    context: AbstractContextManager[Any] = found()
+    make_context = getattr(getattr(torch, "_C", None), "DisableTorchFunctionSubclass", nullcontext)
+    context: AbstractContextManager[Any] = make_context()
     return context
 
 
@@ -29,13 +29,13 @@ def _host_bytes(storage: Any) -> Any:
 
 
 def memory_of(anchors: Iterable[Any]) -> int:
-    """Return the bytes that CPU tensors among live `anchors` stand on, each piece once."""
+    """Return the size in bytes of the storages of the CPU tensors in `anchors`, each once."""
     torch: Any = sys.modules.get("torch")
     plain = {getattr(torch, "Tensor", None), getattr(getattr(torch, "nn", None), "Parameter", None)}
     pieces: dict[int, int] = {}
     for obj in anchors:
-        # by type, so that no object of the program is asked anything
-        if type(obj) in plain and not needs_form(obj) and obj.is_cpu:
+        # checked by type, so that no method of a user's object is called
+        if type(obj) in plain and not is_special(obj) and obj.is_cpu:
             storage = obj.untyped_storage()
             pieces[storage.data_ptr()] = storage.nbytes()
     return sum(pieces.values())
@@ -61,7 +61,7 @@ def describe(tensor: Any, blocks: Blocks, home: int) -> tuple[Any, ...]:
             device=device,
             likely_unchanged=home >= 0 and not tensor.requires_grad,
         )
-    # alike tensors share one tuple, which is then written once
+    # tensors of equal shape share one tuple, which pickle then writes once
     shapes, shape, stride = blocks.shapes, tensor.shape, tensor.stride()
     if shape not in shapes:
         shapes[shape] = tuple(shape)
@@ -70,24 +70,23 @@ def describe(tensor: Any, blocks: Blocks, home: int) -> tuple[Any, ...]:
 
 
 def plain_reader(blocks: Blocks) -> PlainReader:
-    """Return what reads a plain leaf on the host, and has None for any other tensor.
+    """Return a function that reads a plain leaf tensor on the CPU, and returns None for any other.
 
-    Of a plain one it returns (block, dtype, shape, stride, offset, requires_grad, gradient). There
-    are thousands, read while training waits: so nothing is asked twice, and all that is needed for
-    it is at hand.
+    It returns (block, dtype, shape, stride, offset, requires_grad, gradient). It is written for
+    speed: training waits while it reads thousands of tensors.
     """
     torch = sys.modules["torch"]
     classes, dtypes, strided = {torch.Tensor, torch.nn.Parameter}, _plain_dtypes(), torch.strided
     index, table, shapes = blocks.index, blocks.table, blocks.shapes
 
     def read(tensor: Any, home: int) -> tuple[Any, ...] | None:
-        dtype, needs = tensor.dtype, tensor.requires_grad
+        dtype, requires_grad = tensor.dtype, tensor.requires_grad
         if (
             type(tensor) not in classes
             or dtype not in dtypes
             or not tensor.is_cpu
             or tensor.layout is not strided
-            or (needs and not tensor.is_leaf)
+            or (requires_grad and not tensor.is_leaf)
             or tensor._backward_hooks is not None
             or tensor._post_accumulate_grad_hooks is not None
             or tensor.__dict__
@@ -95,25 +94,27 @@ def plain_reader(blocks: Blocks) -> PlainReader:
         ):
             return None
         storage = tensor.untyped_storage()
-        place = address, nbytes = storage.data_ptr(), storage.nbytes()
-        block = index.get(place)
+        location = address, nbytes = storage.data_ptr(), storage.nbytes()
+        block = index.get(location)
         if block is None:
             if not address or not nbytes:
                 return None
             if nbytes <= SMALL:
-                block = index[place] = len(table)
-                table.append((None, nbytes, MEMORY[address : address + nbytes], home, "cpu"))
+                block = index[location] = len(table)
+                table.append(
+                    (None, nbytes, PROCESS_MEMORY[address : address + nbytes], home, "cpu")
+                )
             else:
                 block = blocks.add_host(
-                    place, storage, home, likely_unchanged=home >= 0 and not needs
+                    location, storage, home, likely_unchanged=home >= 0 and not requires_grad
                 )
-        # alike tensors share one tuple, which is then written once
+        # tensors of equal shape share one tuple, which pickle then writes once
         size, stride = tensor.shape, tensor.stride()
         shape = shapes.get(size)
         if shape is None:
             shape = shapes[size] = tuple(size)
         stride = shapes.setdefault(stride, stride)
-        return block, dtype, shape, stride, tensor.storage_offset(), needs, tensor.grad
+        return block, dtype, shape, stride, tensor.storage_offset(), requires_grad, tensor.grad
 
     return read
 
@@ -129,28 +130,28 @@ def operation_of(tensor: Any) -> str:
     """Return the name of the operation that made a tensor, as its `repr` shows it."""
     try:
         operation = tensor.grad_fn
-    except RuntimeError:  # a view that must not be differentiated any more
+    except RuntimeError:  # a view that can no longer be differentiated
         return "Invalid"
     name = type(operation).__name__
-    # operations without a Python class of their own share this one
+    # all operations without a Python class share this one
     return str(operation.name()).rpartition("::")[2] if name == "CppFunction" else name
 
 
-def extras(tensor: Any, *, carried: str) -> tuple[Any, ...] | None:
-    """Return hooks, attributes and flags, or None for the many tensors that have none.
+def extras(tensor: Any, *, lost_graph: str) -> tuple[Any, ...] | None:
+    """Return attributes, hooks and flags of a tensor, or None for the many tensors without any.
 
-    `carried` names the operation whose graph cannot be saved; it is empty if there is none.
+    `lost_graph` is the name of the operation whose autograd graph cannot be captured, or empty.
     """
     attrs, hooks = tensor.__dict__, tensor._backward_hooks
-    late_hooks = None if carried else tensor._post_accumulate_grad_hooks
+    late_hooks = None if lost_graph else tensor._post_accumulate_grad_hooks
     conj, neg = tensor.dtype.is_complex and tensor.is_conj(), tensor.is_neg()
-    if carried or conj or neg or attrs or hooks is not None or late_hooks is not None:
-        return dict(attrs), hooks, late_hooks, carried or False, (conj, neg)
+    if lost_graph or conj or neg or attrs or hooks is not None or late_hooks is not None:
+        return dict(attrs), hooks, late_hooks, lost_graph or False, (conj, neg)
     return None
 
 
-def special(tensor: Any) -> tuple[Any, ...] | None:
-    """Return another representation for a tensor that does not stand on one storage."""
+def special_form(tensor: Any) -> tuple[Any, ...] | None:
+    """Return the parts of a tensor that is not on one strided storage, or None."""
     import torch
 
     cls = type(tensor)
@@ -169,19 +170,24 @@ def special(tensor: Any) -> tuple[Any, ...] | None:
         return "columns", plain.ccol_indices(), plain.row_indices(), plain.values(), *_form(plain)
     if tensor.is_quantized:
         if tensor.qscheme() in {torch.per_tensor_affine, torch.per_tensor_symmetric}:
-            return "quantized", _flat(tensor.int_repr()), tensor.q_scale(), tensor.q_zero_point()
+            return (
+                "quantized",
+                _by_value(tensor.int_repr()),
+                tensor.q_scale(),
+                tensor.q_zero_point(),
+            )
         scales, zeros = tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points()
-        parts = (_flat(tensor.int_repr()), _flat(scales), _flat(zeros))
+        parts = (_by_value(tensor.int_repr()), _by_value(scales), _by_value(zeros))
         return "channels", *parts, tensor.q_per_channel_axis()
     return None
 
 
-def _flat(tensor: Any) -> tuple[Any, ...]:
-    # By value: a quantized tensor is made from numbers, not from memory that is filled later.
+def _by_value(tensor: Any) -> tuple[Any, ...]:
+    # a quantized tensor is built from values, so its memory cannot be filled later
     return tensor.contiguous().numpy().tobytes(), tensor.dtype, tuple(tensor.shape)
 
 
-def _unflat(form: Sequence[Any]) -> Any:
+def _from_value(form: Sequence[Any]) -> Any:
     import torch
 
     data, dtype, shape = form
@@ -193,14 +199,14 @@ def _form(tensor: Any) -> tuple[Any, ...]:
 
 
 def from_special(form: Sequence[Any]) -> Any:
-    """Return the tensor that `special` took apart."""
+    """Return the tensor of the parts that `special_form` returned."""
     import torch
 
     match form:
         case ("wrapper", cls, inner, meta, shape, stride):
             return cls.__tensor_unflatten__(inner, meta, torch.Size(shape), stride)
         case ("coo", indices, values, shape, coalesced):
-            # Checks would read indices whose memory is filled later.
+            # no checks: they would read indices whose memory is filled later
             return torch.sparse_coo_tensor(
                 indices, values, shape, is_coalesced=coalesced, check_invariants=False
             )
@@ -209,19 +215,19 @@ def from_special(form: Sequence[Any]) -> Any:
                 outer, inner, values, shape, layout=layout, check_invariants=False
             )
         case ("quantized", ints, scale, zero):
-            return torch._make_per_tensor_quantized_tensor(_unflat(ints), scale, zero)
+            return torch._make_per_tensor_quantized_tensor(_from_value(ints), scale, zero)
         case ("channels", ints, scales, zeros, axis):
-            parts = (_unflat(ints), _unflat(scales), _unflat(zeros))
+            parts = (_from_value(ints), _from_value(scales), _from_value(zeros))
             return torch._make_per_channel_quantized_tensor(*parts, axis)
     raise StateError(
-        f"A tensor of the form {form[0]!r} was recorded by another version of Rearview. "
+        f"This version of Rearview does not know the tensor form {form[0]!r}. "
         "Replay with the version that recorded the run.",
         slug="state-format",
     )
 
 
-def over(memory: Memory, body: Sequence[Any]) -> Any:
-    """Return a new tensor on the memory that `describe` named."""
+def tensor_on(memory: RestoredMemory, body: Sequence[Any]) -> Any:
+    """Return a new tensor on the memory block that `describe` returned."""
     import torch
 
     block, dtype, shape, stride, offset = body
@@ -230,26 +236,26 @@ def over(memory: Memory, body: Sequence[Any]) -> Any:
     return tensor.set_(memory.storage(block), offset, shape, stride)
 
 
-def severed(value: Any, operation: str | bool = True) -> Any:
-    """Return `value` with a history that refuses to be differentiated.
+def with_lost_graph(value: Any, operation: str | bool = True) -> Any:
+    """Return `value` with an autograd graph that raises when a gradient flows through it.
 
-    A tensor with a graph, such as the last loss, is alive at most boundaries and never used again.
-    Its value comes back; its graph cannot. If the program does go on through it, that must be an
-    error, not a gradient that is quietly smaller. It is shown under the name of the `operation`
-    that made it; older checkpoints have True instead of a name.
+    A tensor with a graph, such as the last loss, exists at most boundaries and is never used again.
+    Its value can be restored, its graph cannot. If the program does differentiate through it, that
+    must be an error, not a silently wrong gradient. Its `repr` shows the `operation` that made it;
+    older checkpoints have True instead of a name.
     """
     import torch
 
     with torch.enable_grad():
-        return _carried_graph(operation).apply(torch.zeros((), requires_grad=True), value)
+        return _lost_graph_function(operation).apply(torch.zeros((), requires_grad=True), value)
 
 
 @functools.cache
-def _carried_graph(operation: str | bool) -> Any:
-    """Return what stands for an operation whose history is gone, made once torch is there."""
+def _lost_graph_function(operation: str | bool) -> Any:
+    """Return the autograd function that takes the place of a lost graph."""
     import torch
 
-    class CarriedGraph(torch.autograd.Function):  # type: ignore[misc]
+    class LostGraph(torch.autograd.Function):  # type: ignore[misc]
         @staticmethod
         def forward(_ctx: Any, _source: Any, held: Any) -> Any:
             return held.detach()
@@ -265,8 +271,8 @@ def _carried_graph(operation: str | bool) -> Any:
             )
 
     if isinstance(operation, str):
-        CarriedGraph._backward_cls.__name__ = operation
-    return CarriedGraph
+        LostGraph._backward_cls.__name__ = operation
+    return LostGraph
 
 
 class TensorKind(Kind):
@@ -275,7 +281,7 @@ class TensorKind(Kind):
     name = "tensor"
 
     def children(self, obj: Any, rules: WalkRules) -> Iterable[PathStep]:
-        """Yield the gradient, hooks, attributes, the parts of a wrapper, and a class of the user's."""
+        """Yield the gradient, hooks, attributes, the parts of a wrapper, and a local class."""
         if obj.is_leaf and obj.grad is not None:
             yield PathStep(".", "grad", obj.grad)
         for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
@@ -291,49 +297,49 @@ class TensorKind(Kind):
             yield PathStep("<", "class", type(obj))
 
     def read(self, objs: Sequence[Any], capturing: Capturing) -> list[Any]:
-        """Return form, gradient need, gradient and extras of each."""
+        """Return (memory block or parts, requires_grad, gradient, extras) of each."""
         read, index = capturing.plain_tensor, capturing.anchors.index
-        found: list[Any] = []
+        contents: list[Any] = []
         for obj in objs:
             try:
                 plain = read(obj, index[id(obj)])
             except Exception:
                 plain = None
             if plain is None:
-                found.append(self._read(obj, capturing))
+                contents.append(self._read(obj, capturing))
             else:
-                found.append((plain[:5], plain[5], plain[6], None))
-        return found
+                contents.append((plain[:5], plain[5], plain[6], None))
+        return contents
 
     @staticmethod
     def _read(obj: Any, capturing: Capturing) -> tuple[Any, ...] | None:
         try:
             leaf = obj.is_leaf
-            carried = "" if leaf or capturing.anchors.same_graph(obj) else operation_of(obj)
-            form = special(obj) if needs_form(obj) else None
+            lost_graph = "" if leaf or capturing.anchors.same_graph(obj) else operation_of(obj)
+            form = special_form(obj) if is_special(obj) else None
             home = capturing.anchors.index[id(obj)]
             body = describe(obj, capturing.blocks, home) if form is None else form
             grad = obj.grad if leaf else None
-            return body, obj.requires_grad, grad, extras(obj, carried=carried)
+            return body, obj.requires_grad, grad, extras(obj, lost_graph=lost_graph)
         except Exception as exc:
             capturing.miss(obj, f"the tensor cannot be read ({exc})")
             return None
 
     def write(self, obj: Any, content: Any, restoring: Restoring) -> None:
-        """Put the tensor back onto its memory, then its gradient, hooks and attributes."""
+        """Set the memory of the tensor, then its gradient, hooks and attributes."""
         import torch
 
         if content is None:
             return
         body, requires_grad, grad, extra = content
-        attrs, hooks, late_hooks, carried, _ = extra or ({}, None, None, False, None)
+        attrs, hooks, late_hooks, lost_graph, _ = extra or ({}, None, None, False, None)
         with torch.no_grad():
             if isinstance(body[0], str):
                 _write_special(obj, body)
             else:
                 _write_body(obj, body, restoring.memory)
-        if carried:
-            _graft(obj, restoring)
+        if lost_graph:
+            _attach_lost_graph(obj, restoring)
         elif obj.is_leaf:
             if obj.requires_grad != requires_grad:
                 obj.requires_grad_(requires_grad)
@@ -348,8 +354,8 @@ class TensorKind(Kind):
             obj.__dict__.update(attrs)
 
 
-def needs_form(tensor: Any) -> bool:
-    """Return True if the tensor does not simply stand on one strided storage."""
+def is_special(tensor: Any) -> bool:
+    """Return True unless the tensor is on one strided storage."""
     torch = sys.modules["torch"]
     if tensor.layout is not torch.strided or tensor.is_quantized:
         return True
@@ -359,19 +365,19 @@ def needs_form(tensor: Any) -> bool:
     return hasattr(cls, "__tensor_flatten__")
 
 
-def _graft(obj: Any, restoring: Restoring) -> None:
+def _attach_lost_graph(obj: Any, restoring: Restoring) -> None:
     import torch
 
     def later() -> None:
         value = obj.detach().clone()
         obj.detach_()
         with torch.enable_grad():
-            obj.copy_(severed(value))
+            obj.copy_(with_lost_graph(value))
 
     restoring.afterwards.append(later)
 
 
-def _write_body(obj: Any, body: Sequence[Any], memory: Memory) -> None:
+def _write_body(obj: Any, body: Sequence[Any], memory: RestoredMemory) -> None:
     block, dtype, shape, stride, offset = body
     same = (
         obj.dtype == dtype
@@ -381,7 +387,7 @@ def _write_body(obj: Any, body: Sequence[Any], memory: Memory) -> None:
         and obj.untyped_storage()._cdata == memory.storage(block)._cdata
     )
     if not same:
-        obj.data = over(memory, body)
+        obj.data = tensor_on(memory, body)
 
 
 def _write_special(obj: Any, form: Sequence[Any]) -> None:

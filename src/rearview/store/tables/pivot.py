@@ -287,7 +287,7 @@ def wide(
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class RowPaths:
     """Which paths have rows in a table, and which of them keep rows next to deeper ones.
 
     The values of the paths in `joined` are repeated on the rows, but create none.
@@ -298,7 +298,9 @@ class Rows:
     joined: frozenset[str] = frozenset()
 
 
-def rows_of(names: Mapping[str, Iterable[str]], virtual: Container[tuple[str, str]] = ()) -> Rows:
+def rows_of(
+    names: Mapping[str, Iterable[str]], virtual: Container[tuple[str, str]] = ()
+) -> RowPaths:
     """Return the rows of a table of these names, given the paths of each.
 
     A point has a row if nothing is logged deeper inside it. Otherwise it keeps a row of its own only if one
@@ -314,13 +316,13 @@ def rows_of(names: Mapping[str, Iterable[str]], virtual: Container[tuple[str, st
         and any(other != path and inside(other, path) for other in found)
     }
     leaves = {path for path in paths if not any(p != path and inside(p, path) for p in paths)}
-    return Rows(tuple(paths), frozenset(kept | leaves))
+    return RowPaths(tuple(paths), frozenset(kept | leaves))
 
 
 def branches(
     catalogue: Catalogue,
     columns: Mapping[str, Mapping[str, str]],
-    rows: Rows,
+    rows: RowPaths,
     source: Callable[[str], str],
     *,
     origins: Container[str],

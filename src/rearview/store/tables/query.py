@@ -1,4 +1,4 @@
-"""One question as SQL: the columns of a table, the runs that a condition selects, EXPLAIN and DESCRIBE."""
+"""One question as SQL: the columns and rows of a table, EXPLAIN and DESCRIBE."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 from rearview.errors import UsageError
 from rearview.model.proof import TRUSTED
-from rearview.store.tables import schema
 from rearview.store.tables.catalogue import Sources
 from rearview.store.tables.connection import Duck, ident, key, quoted
+from rearview.store.tables.interpolation import INTERPOLATED, fill, with_interpolated
 from rearview.store.tables.pivot import (
     Catalogue,
-    Rows,
+    RowPaths,
     branches,
     depth,
     hidden,
@@ -24,6 +24,7 @@ from rearview.store.tables.pivot import (
     rows_of,
 )
 from rearview.store.tables.result_table import Table, refused
+from rearview.store.tables.row_order import OrderKey, order_keys, order_sql
 
 RUN_COLUMNS = (
     *("status", "script", "version", "started", "ended", "exit_code", "host", "parent"),
@@ -32,6 +33,8 @@ RUN_COLUMNS = (
 """Facts of runs that can be columns."""
 MARK = "unproved"
 """Name of the column that lists the unproved values of each row."""
+_RUN = "r:run"
+"""Key of an order: runs in the order they started."""
 WORD = re.compile(r"""'(?:[^']|'')*'|"((?:[^"]|"")+)"|([^\W\d]\w*)""")
 _NEVER = frozenset(
     ("and", "or", "not", "in", "is", "null", "like", "between", "true", "false", "case", "when")
@@ -42,7 +45,8 @@ class Ask:
     """The columns of a table, and the SQL that selects them.
 
     With `level`, only values that were logged that many loops deep. With `every`, a question without names
-    is one for all names, also for captured ones that a table leaves out.
+    is one for all names, also for captured ones that a table leaves out. With `interpolate`, missing
+    numbers between known ones are filled.
     """
 
     def __init__(
@@ -53,8 +57,10 @@ class Ask:
         origins: bool,
         level: int | None = None,
         every: bool = False,
+        interpolate: bool = False,
     ) -> None:
         self._sources = sources
+        self._interpolate = interpolate
         self._shows_origins = origins
         self._cat = sources.catalogue if level is None else at_level(sources.catalogue, level)
         self._all_loops = self._cat.loops(self._cat.rank)
@@ -69,6 +75,8 @@ class Ask:
             self._add(f"n:{text}" if text in self._cat.names else self.column_of(text))
         self.mark = ""
         """Column that lists the unproved values of each row; empty if there is none."""
+        self.interpolated = ""
+        """Column that lists the interpolated values of each row; empty if there is none."""
         self.kinds: dict[str, str] = {}
         """Kind of every recorded column, by its label."""
         self.labels: list[str] = []
@@ -149,14 +157,18 @@ class Ask:
     def sql(
         self,
         where: str | None,
-        order: Iterable[str] | None = None,
+        order: str | Iterable[str] | None = None,
         limit: int | None = None,
         *,
         keys: bool = False,
     ) -> str:
         """Return the SELECT; with `keys` it returns run, path and iterations only."""
-        order = [order] if isinstance(order, str) else list(order or ())
-        extra = list(self._mentioned(where or "")) + [self.column_of(t.lstrip("-")) for t in order]
+        keys_of_order = [
+            (self._order_column(key.column), key)
+            for key in order_keys(order, lambda text: self._find(text) is not None)
+        ]
+        ordering = [column for column, _ in keys_of_order]
+        extra = [*self._mentioned(where or ""), *(c for c in ordering if c != _RUN)]
         inline: list[str] = []
         apart: list[str] = []
         rows = self._rows(self._logged)
@@ -165,20 +177,16 @@ class Ask:
             if column.startswith("n:") and name not in self._logged:
                 fits = all(any(inside(q, p) for q in rows.paths) for p in self._cat.names[name])
                 (inline if fits else apart).append(name)
-        for text in order:
-            if self.column_of(text.lstrip("-")).removeprefix("n:") in apart:
-                raise UsageError(
-                    f"Rows cannot be ordered by {text.lstrip('-')!r}: it has several values in each "
-                    "of them, as it is logged in a loop inside. Add it to the names.",
-                    slug="order",
-                )
+        self._check_order(keys_of_order, rows, apart)
         facts = [*self._facts, *(c for c in extra if c[:2] in ("a:", "r:"))]
         deepest = max((depth(path) for path in rows.paths), default=0)
         place = [f"$r{k}" for k in range(1, deepest + 1)], [f"$i{k}" for k in range(1, deepest + 1)]
         speaks = any(MARK in match.groups() for match in WORD.finditer(where or ""))
-        self.mark = ""
+        self.mark = self.interpolated = ""
         if speaks or (self.unproved and not self._shows_origins):
-            self.mark = self._free_label(rows)
+            self.mark = self._free_label(MARK, rows)
+        if self._interpolate and not self._shows_origins:
+            self.interpolated = self._free_label(INTERPOLATED, rows)
         columns = dict(self._visible(rows))
         names = _distinct(columns)
         self.labels = list(columns)
@@ -186,27 +194,88 @@ class Ask:
         beside = {path for name in inline for path in self._cat.names[name]} - set(rows.paths)
         rows = replace(rows, joined=frozenset(beside))
         sources = self._sources
-        if limit is not None and not where and not order:
+        if limit is not None and not where and not ordering and not self._interpolate:
             sources = self._near(rows, limit)
-        text = self._rows_sql([*self._logged, *inline], rows, facts, sources)
+        logged = [*self._logged, *inline]
+        text = self._rows_sql(logged, rows, facts, sources)
         if where and not apart:
             text = f"SELECT * FROM ({text}) WHERE (\n{where}\n)"
         elif where:
-            text = self._selected(text, rows, [*self._logged, *inline, *apart], facts, where)
+            text = self._selected(text, rows, [*logged, *apart], facts, where)
         if keys:
             shown = ", ".join(map(ident, ["run", *hidden(deepest)]))
         else:
             shown = ", ".join(ident(name) for name in names.values())
-        ranked = [
-            f"{ident(names.get(t.lstrip('-'), t.lstrip('-')))} {'DESC' if t[0] == '-' else 'ASC'}"
-            for t in order
-        ]
+        ranked = self._order_terms(keys_of_order, rows, logged, facts)
         steps = [ident(c) for pair in zip(*place, strict=True) for c in pair]
         by = ", ".join([*ranked, ident("$ord"), *_in_order([*steps, ident("$occ")])])
         end = f" LIMIT {int(limit)}" if limit is not None else ""
         return f"SELECT {shown} FROM ({text}) ORDER BY {by}{end}"
 
-    def _near(self, rows: Rows, limit: int) -> Sources:
+    def _order_column(self, text: str) -> str:
+        """Return the column that a key of the order names; the case of letters may differ."""
+        if text == "run":
+            return _RUN
+        every = (*self._cat.names, *self._sources.args, *self._all_loops)
+        same = [name for name in every if name.lower() == text.lower()]
+        return next(filter(None, map(self._find, (text, *same))), None) or self.column_of(text)
+
+    def _check_order(
+        self, keys: list[tuple[str, OrderKey]], rows: RowPaths, apart: Collection[str]
+    ) -> None:
+        """Raise if rows cannot be ordered by one of the keys."""
+        loops = self._cat.loops(rows.paths)
+        for column, key_of_order in keys:
+            name = column[2:]
+            if column.startswith("n:") and name in apart:
+                why = "it has several values in each of them, as it is logged in a loop inside"
+                todo = "Add it to the names"
+            elif column.startswith("l:") and name not in loops:
+                why, todo = "they are not in that loop", "Add a name that is logged in it"
+            elif column.startswith("n:") and self._cat.kind(name) == "object":
+                why, todo = "it holds arrays, tensors or images", "Log a number of it, its norm say"
+            else:
+                continue
+            raise UsageError(
+                f"Rows cannot be ordered by {key_of_order.column!r}: {why}. {todo}.", slug="order"
+            )
+
+    def _order_terms(
+        self,
+        keys: list[tuple[str, OrderKey]],
+        rows: RowPaths,
+        names: Iterable[str],
+        facts: Iterable[str],
+    ) -> list[str]:
+        """Return the SQL terms of the order that was asked for."""
+        loops = self._cat.loops(rows.paths)
+        labels = _distinct(self._available(rows, names, facts))
+        out: list[str] = []
+        for column, key_of_order in keys:
+            name, kind, down = column[2:], "", key_of_order.descending
+            if column == _RUN:
+                out.append(f"{ident('$ord')} {'DESC' if down else 'ASC'}")
+                continue
+            if column.startswith("n:"):
+                label, kind = self._label(name, loops), self._kind(name)
+            elif column.startswith("l:"):
+                label, kind = name, loops[name]
+            else:
+                label, (_, kind) = self._fact(column, loops)
+            out += order_sql(labels[label], kind, descending=down)
+        return out
+
+    def _kind(self, name: str) -> str:
+        """Return the kind of the column of a logged name in the answer."""
+        return "float" if self._fills(name) else self._cat.kind(name)
+
+    def _fills(self, name: str) -> bool:
+        """Return True if missing values of a name are to be interpolated: if it holds numbers."""
+        if not self._interpolate or self._cat.kind(name) not in {"float", "int"}:
+            return False
+        return not any("long" in kinds for kinds in self._cat.names[name].values())
+
+    def _near(self, rows: RowPaths, limit: int) -> Sources:
         """Return sources that hold the first rows and little more."""
         if not self._logged:
             return self._sources
@@ -217,17 +286,17 @@ class Ask:
         here = {n: self._cat.kind(n) for n in self._logged if leaf in self._cat.names[n]}
         return sources.until(leaf, limit, here)
 
-    def _rows(self, names: Iterable[str]) -> Rows:
+    def _rows(self, names: Iterable[str]) -> RowPaths:
         found = {name: self._cat.names[name] for name in names}
         virtual = {(n, path) for n, at in found.items() for path, kinds in at.items() if not kinds}
         rows = rows_of(found, virtual)
         if not rows.paths:
-            return Rows(("",), frozenset({""}))
+            return RowPaths(("",), frozenset({""}))
         if virtual and "" not in rows.paths:  # runs without a known point still have a row
-            return Rows(("", *rows.paths), rows.kept)
+            return RowPaths(("", *rows.paths), rows.kept)
         return rows
 
-    def _visible(self, rows: Rows) -> Iterator[tuple[str, tuple[str, str]]]:
+    def _visible(self, rows: RowPaths) -> Iterator[tuple[str, tuple[str, str]]]:
         """Yield label, SQL and kind of every column of the answer."""
         loops = self._cat.loops(rows.paths)
         yield "run", ("b.run", "")
@@ -235,13 +304,18 @@ class Ask:
             yield loop, (f"b.{key('l', loop)}", "")
         for name in self._logged:
             label = self._label(name, loops)
-            yield label, (f"b.{key('n', name)}", self._cat.kind(name))
+            yield label, (f"b.{key('n', name)}", self._kind(name))
             if self._shows_origins:
-                yield f"{label}.origin", (f"b.{key('o', name)}", "")
+                origin = f"b.{key('o', name)}"
+                if self._fills(name):
+                    origin = f"CASE WHEN b.{fill(name)} IS NOT NULL THEN {quoted(INTERPOLATED)} ELSE {origin} END"
+                yield f"{label}.origin", (origin, "")
         for column in self._facts:
             yield self._fact(column, loops)
         if self.mark:
             yield self.mark, (self._marks(loops), "")
+        if self.interpolated:
+            yield self.interpolated, (self._fill_marks(loops), "")
 
     def _marks(self, loops: Iterable[str]) -> str:
         """Return the SQL of the names of the unproved values of a row; null if it has none."""
@@ -251,12 +325,33 @@ class Ask:
             f"THEN {quoted(self._label(name, loops))} END"
             for name in self.unproved
         ]
-        return f"nullif(concat_ws(', ', {', '.join(found)}), '')" if found else "NULL::VARCHAR"
+        return _listed(found)
 
-    def _free_label(self, rows: Rows) -> str:
-        """Return a name for the column of marks that no other column has."""
+    def _fill_marks(self, loops: Iterable[str]) -> str:
+        """Return the SQL of the names of the interpolated values of a row; null if it has none."""
+        return _listed(
+            f"CASE WHEN b.{fill(name)} IS NOT NULL THEN {quoted(self._label(name, loops))} END"
+            for name in self._logged
+            if self._fills(name)
+        )
+
+    def _free_label(self, word: str, rows: RowPaths) -> str:
+        """Return a name for a column of marks that no other column has."""
         taken = {label.lower() for label, _ in self._visible(rows)}
-        return next(label for k in range(len(taken) + 1) if (label := MARK + "_" * k) not in taken)
+        return next(label for k in range(len(taken) + 1) if (label := word + "_" * k) not in taken)
+
+    def _available(
+        self, rows: RowPaths, names: Iterable[str], facts: Iterable[str]
+    ) -> dict[str, tuple[str, str]]:
+        """Return all that a condition or an order may mention: SQL and kind by label."""
+        loops = self._cat.loops(rows.paths)
+        out = dict(self._visible(rows))
+        for name in names:
+            out.setdefault(self._label(name, loops), (f"b.{key('n', name)}", ""))
+        for column in facts:
+            label, found = self._fact(column, loops)
+            out.setdefault(label, found)
+        return out
 
     def _label(self, name: str, loops: Iterable[str]) -> str:
         return f"{name}_logged" if name in loops or name == "run" else name
@@ -269,7 +364,9 @@ class Ask:
         label = f"{name}_arg" if taken else name
         return label, (f"a.{key('a', name)}", self._sources.args[name])
 
-    def _rows_sql(self, names: list[str], rows: Rows, facts: list[str], sources: Sources) -> str:
+    def _rows_sql(
+        self, names: list[str], rows: RowPaths, facts: list[str], sources: Sources
+    ) -> str:
         """Return all rows with everything that a condition or an order may mention."""
         kinds = {name: self._cat.kind(name) for name in names}
         columns = {name: dict.fromkeys(self._cat.names[name], kinds[name]) for name in names}
@@ -279,13 +376,9 @@ class Ask:
             return sources.wide(path, here, origins=self._origins)
 
         text = branches(self._cat, columns, rows, source, origins=self._origins)
-        loops = self._cat.loops(rows.paths)
-        shown = dict(self._visible(rows))
-        for name in names:
-            shown.setdefault(self._label(name, loops), (f"b.{key('n', name)}", ""))
-        for column in facts:
-            label, found = self._fact(column, loops)
-            shown.setdefault(label, found)
+        if filled := {name: self._cat.names[name] for name in names if self._fills(name)}:
+            text = with_interpolated(text, rows.paths, filled)
+        shown = self._available(rows, names, facts)
         labels = _distinct(shown)
         cells = ", ".join(f"{sql} AS {ident(labels[label])}" for label, (sql, _) in shown.items())
         deepest = max((depth(path) for path in rows.paths), default=0)
@@ -296,7 +389,7 @@ class Ask:
         )
 
     def _selected(
-        self, text: str, rows: Rows, names: list[str], facts: list[str], where: str
+        self, text: str, rows: RowPaths, names: list[str], facts: list[str], where: str
     ) -> str:
         """Return the rows in which, or inside which, the condition holds somewhere."""
         deeper = self._rows(names)
@@ -323,6 +416,12 @@ class Ask:
                 found = next(filter(None, map(self._find, same)), None)
                 if found is not None:
                     yield found
+
+
+def _listed(marks: Iterable[str]) -> str:
+    """Return SQL that joins the marks that are not null by commas; null if all are."""
+    texts = ", ".join(marks)
+    return f"nullif(concat_ws(', ', {texts}), '')" if texts else "NULL::VARCHAR"
 
 
 def _contains(name: str, word: str) -> bool:
@@ -452,64 +551,3 @@ def explain(duck: Duck, how: str, question: str) -> Table:
         raise refused(exc) from exc
     cells = ", ".join(f"({', '.join(quoted(str(cell)) for cell in row)})" for row in rows)
     return Table(duck, f"SELECT * FROM (VALUES {cells}) AS told ({columns})")
-
-
-_FACTS = [column for column in schema.TABLES["runs"][1] if column != "tags"]
-
-
-def last_value_sql(sources: Sources, name: str) -> tuple[str, str]:
-    """Return SQL of the last value of `name` per run (`run`, `v`), and its kind.
-
-    Last in the order of execution; values of replays that were not exact do not count.
-    """
-    ask = Ask(sources, [name], origins=False)
-    text = ask.sql(None)
-    at = len(ask.labels) - (2 if ask.mark else 1)  # after the run and its loops
-    columns = ", ".join(f"c{k}" for k in range(len(ask.labels)))
-    numbered = f"SELECT *, row_number() OVER () AS n FROM ({text}) AS q({columns})"
-    last = f"SELECT c0 AS run, arg_max(c{at}, n) AS v FROM ({numbered}) GROUP BY c0"
-    return last, ask.kinds.get(ask.labels[at], "")
-
-
-def matching_sql(sources: Sources, where: str) -> str:
-    """Return SQL of the runs for which `where` holds, in the order they started.
-
-    It may mention every column of `runs`, `tag` (each tag of a run in turn), `seconds`, arguments, and the
-    last value of every logged name. If two have the same name, the fact of the run wins; the others are `name_arg` and `name_logged`.
-    """
-    words = {(match[1] or match[2] or "").lower() for match in WORD.finditer(where)}
-    taken = {*_FACTS, "tags", "tag", "seconds", "run"}
-    cells = [f"r.{ident(fact)}" for fact in _FACTS]
-    cells += ["r.tags", "r.ended - r.started AS seconds", 'r.ord AS "$ord"']
-    cells += ["unnest(CASE WHEN len(r.tags) = 0 THEN [NULL] ELSE r.tags END) AS tag"]
-    joins = ["own.runs r LEFT JOIN own.args a ON a.run = r.run"]
-    logged = sources.catalogue.names
-    for k, (name, label) in enumerate(_labelled(logged, taken, "_logged")):
-        if label.lower() in words:
-            text, _ = last_value_sql(sources, name)
-            joins.append(f"({text}) l{k} ON l{k}.run = r.run")
-            cells.append(f"l{k}.v AS {ident(label)}")
-    for name, label in _labelled(sources.args, taken, "_arg"):
-        cells.append(f"a.{key('a', name)} AS {ident(label)}")
-    rows = f"SELECT {', '.join(cells)} FROM {' LEFT JOIN '.join(joins)}"
-    return f'SELECT DISTINCT run, "$ord" FROM ({rows}) WHERE (\n{where}\n) ORDER BY "$ord"'
-
-
-def known_columns(sources: Sources) -> str:
-    """Return in words what a condition may mention."""
-    taken = {*_FACTS, "tags", "tag", "seconds", "run"}
-    logged = [label for _, label in _labelled(sources.catalogue.names, taken, "_logged")]
-    args = [label for _, label in _labelled(sources.args, taken, "_arg")]
-    some = [("arguments", args), ("last values of logged names", logged)]
-    text = "".join(f"; {what}: {', '.join(names[:12])}" for what, names in some if names)
-    return f"facts of runs: tag, {', '.join(_FACTS)}, seconds{text}"
-
-
-def _labelled(names: Iterable[str], taken: set[str], suffix: str) -> Iterator[tuple[str, str]]:
-    """Yield each name with a column name that is not taken yet, whatever the case of letters."""
-    for name in names:
-        label = name
-        while label.lower() in taken:
-            label += suffix
-        taken.add(label.lower())
-        yield name, label

@@ -283,8 +283,8 @@ class Depth(msgspec.Struct, frozen=True):
     """Hash of the file."""
 
 
-class Points(msgspec.Struct, frozen=True):
-    """A pivoted run."""
+class PivotCacheIndex(msgspec.Struct, frozen=True):
+    """The JSON file `points.json` of a pivot cache: one entry per depth of the loops."""
 
     format: int
     depths: list[Depth]
@@ -315,11 +315,11 @@ def points(
     return {one.path: (folder / Path(one.file).name, one) for one in found.depths}
 
 
-def _opened(folder: Path) -> Points | None:
+def _opened(folder: Path) -> PivotCacheIndex | None:
     """Return the pivot cache in a folder; None if there is none or it is damaged."""
     try:
         text = (folder / "points.json").read_bytes()
-        found = msgspec.json.decode(text, type=Points) if is_intact(text) else None
+        found = msgspec.json.decode(text, type=PivotCacheIndex) if is_intact(text) else None
         if found is None or found.format != POINTS_FORMAT:
             return None
         same = all(_hash(folder / Path(one.file).name) == one.check for one in found.depths)
@@ -406,7 +406,7 @@ def _make(folder: Path, con: Duck, parts: Sequence[RecordPart]) -> None:
             )
             check = _hash(aside / f"{k}.parquet")
             depths.append(Depth(path, f"{k}.parquet", kinds_of, origins, check))
-        index = add_check(msgspec.json.encode(Points(POINTS_FORMAT, depths)))
+        index = add_check(msgspec.json.encode(PivotCacheIndex(POINTS_FORMAT, depths)))
         publish(aside / "points.json", index, durable=False)
         for old in folder.parent.iterdir():
             # another reader may still use an older cache

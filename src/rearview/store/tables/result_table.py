@@ -48,6 +48,7 @@ class Table:
         labels: Sequence[str] = (),
         *,
         mark: str = "",
+        interpolated: str = "",
         unproved: Sequence[str] = (),
         get: Get | None = None,
     ) -> None:
@@ -58,6 +59,8 @@ class Table:
         self.kinds = dict(kinds or {})
         self.mark = mark
         """The column that names the unproved values of each row; empty if there is none."""
+        self.interpolated = interpolated
+        """The column that names the interpolated values of each row; empty if none were asked for."""
         self.unproved = list(unproved)
         """Names that may have unproved values in the rows."""
         described = self._run(f"SELECT * FROM ({sql}\n) LIMIT 0").description

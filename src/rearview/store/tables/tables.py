@@ -18,13 +18,11 @@ from rearview.store.tables.query import (
     Ask,
     check_condition,
     explain,
-    known_columns,
-    last_value_sql,
-    matching_sql,
     parse_question,
 )
 from rearview.store.tables.record_files import Shelf, gather
 from rearview.store.tables.result_table import Table, refused
+from rearview.store.tables.run_query import known_columns, last_value_sql, matching_sql
 from rearview.store.tables.schema import load_checkpoints, load_runs, load_versions, load_views
 from rearview.store.versions.versions import Versions
 
@@ -106,30 +104,34 @@ class Tables:
         *,
         where: str | None = None,
         runs: Iterable[str] | None = None,
-        order: Iterable[str] | None = None,
+        order: str | Iterable[str] | None = None,
         limit: int | None = None,
         virtual: Virtual = (),
         origins: bool = False,
         unproved: bool = False,
+        interpolate: bool = False,
     ) -> Table:
         """Return one row per point with `names` as columns (none: all), in order of execution.
 
-        `where` is SQL over names, loops, arguments and facts of runs; `order` takes columns, with
-        `-` in front for descending. A virtual name is a column of nulls where it has no values.
+        `where` is SQL over names, loops, arguments and facts of runs; `order` takes columns, as
+        "acc desc, epoch" or ["-acc", "epoch"]; rows without a value come last. A virtual name is a column of nulls where it has no values.
         `origins` adds a column `<name>.origin` for every logged name. Values of replays that were
         not exact are left out, unless `unproved` asks for them. If there may be unproved values
-        among the rest, a last column, `unproved`, names those of each row.
+        among the rest, a last column, `unproved`, names those of each row. With `interpolate`, missing
+        numbers between two known ones of a loop are filled, and the column `interpolated` names them;
+        `where` and `order` see the filled values.
         """
         self._condition(where)
-        ask = Ask(self._sources(runs, virtual, withheld=unproved), names, origins=origins)
+        sources = self._sources(runs, virtual, withheld=unproved)
+        ask = Ask(sources, names, origins=origins, interpolate=interpolate)
         sql = ask.sql(where, order, limit)
         return self._answer(ask, sql, ask.labels, marked=True)
 
-    def matching(self, where: str) -> list[str]:
-        """Return the runs for which a condition over runs holds, in the order they started."""
+    def matching(self, where: str | None, order: str | Iterable[str] | None = None) -> list[str]:
+        """Return the runs for which a condition over runs holds, as `order` says or as they started."""
         self._condition(where)
         sources = self._sources(None, ())
-        sql = matching_sql(sources, where)
+        sql = matching_sql(sources, where, order)
         self._question(sql)
         try:
             return [row["run"] for row in Table(self._duck(), sql)]
@@ -244,6 +246,7 @@ class Tables:
             return Table(
                 *(self._duck(), sql, ask.kinds, labels),
                 mark=mark,
+                interpolated=ask.interpolated if marked else "",
                 unproved=ask.unproved,
                 get=self._objects.get,
             )

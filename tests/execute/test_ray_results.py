@@ -1,4 +1,4 @@
-"""What comes back from a node lands whole, or not at all."""
+"""Results of a replay on a node are published whole, or not at all."""
 
 import os
 from pathlib import Path
@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from rearview.errors import SiteError
-from rearview.execute.ray_shipping import Cargo, Landing
+from rearview.execute.ray_files import ShippingList
+from rearview.execute.ray_shipping import StagedResults
 from rearview.store.checkpoints.compression import CompressionPolicy
 from rearview.store.checkpoints.objects import Batch, Objects, digest
 from rearview.store.project import Project
@@ -40,9 +41,11 @@ class Node:
         return [(str(path), len(self.files[str(path)]), 0o644) for path in paths]
 
 
-def landing(project, node):
-    cargo = Cargo(project.root, "run", REPLAY, (project.replays / REPLAY,), (), (), (), ())
-    return Landing(project, cargo, node.read, 4)
+def staged_results(project, node):
+    shipping_list = ShippingList(
+        project.root, "run", REPLAY, (project.replays / REPLAY,), (), (), (), ()
+    )
+    return StagedResults(project, shipping_list, node.read, 4)
 
 
 def brought(project, fails=None):
@@ -77,15 +80,15 @@ def everything(project):
     }
 
 
-def test_everything_lands_under_its_name(project):
+def test_published_results_have_their_final_names(project):
     node, found, values, files = brought(project)
     tree = project.replays / REPLAY / "tree"
     (tree / "old.txt").touch()
     (tree / "empty").symlink_to("/nowhere")
-    one = landing(project, node)
-    one.fetch(found, values)
-    one.publish(project.replays / REPLAY / "report.json")
-    one.close()
+    results = staged_results(project, node)
+    results.fetch(found, values)
+    results.publish(project.replays / REPLAY / "report.json")
+    results.close()
     for path, data in files.items():
         if "records" not in path.name:
             assert Path(path).read_bytes() == data
@@ -98,7 +101,7 @@ def test_everything_lands_under_its_name(project):
 
 
 @pytest.mark.parametrize("damaged", [False, True])
-def test_an_object_that_is_compressed_is_known_by_its_content(project, tmp_path, damaged):
+def test_a_compressed_object_is_checked_by_the_hash_of_its_content(project, tmp_path, damaged):
     away = Project.create(tmp_path / "away")
     with Batch(Objects(away), CompressionPolicy()) as batch:
         ref = batch.put(bytes(1 << 20))
@@ -106,39 +109,39 @@ def test_an_object_that_is_compressed_is_known_by_its_content(project, tmp_path,
     data = Objects(away).file(ref).read_bytes()[: -1 if damaged else None]
     place = Objects(project).path(ref.oid)
     node = Node({place: data})
-    one = landing(project, node)
+    results = staged_results(project, node)
     found = {"files": [], "links": {}, "deleted": [], "records": []}
     if damaged:
-        with pytest.raises(SiteError, match="came damaged"):
-            one.fetch(found, node.sized([place]))
+        with pytest.raises(SiteError, match="arrived damaged"):
+            results.fetch(found, node.sized([place]))
         return
-    one.fetch(found, node.sized([place]))
-    one.publish(project.replays / REPLAY / "report.json")
+    results.fetch(found, node.sized([place]))
+    results.publish(project.replays / REPLAY / "report.json")
     assert Objects(project).get(ref) == bytes(1 << 20)
 
 
-def test_a_node_lost_at_any_piece_leaves_nothing(project):
+def test_a_node_lost_during_any_chunk_leaves_nothing_in_the_store(project):
     before = everything(project)
     for step in range(20):
         node, found, values, _ = brought(project, fails=step)
-        one = landing(project, node)
+        results = staged_results(project, node)
         try:
-            one.fetch(found, values)
+            results.fetch(found, values)
         except ConnectionError:
-            one.close()
+            results.close()
             assert everything(project) == before
         else:
             break
     assert step > 5
 
 
-def test_records_take_a_name_that_is_free(project):
+def test_fetched_records_get_a_file_name_that_is_free(project):
     for name in (f"records-{os.getpid()}-0.jsonl", f"records-{os.getpid()}-1.parquet"):
         (project.runs / "run" / name).write_text("another's")
     node, found, values, _ = brought(project)
-    one = landing(project, node)
-    one.fetch(found, values)
-    one.publish(project.replays / REPLAY / "report.json")
+    results = staged_results(project, node)
+    results.fetch(found, values)
+    results.publish(project.replays / REPLAY / "report.json")
     assert (project.runs / "run" / f"records-{os.getpid()}-0.jsonl").read_text() == "another's"
     assert (project.runs / "run" / f"records-{os.getpid()}-2.jsonl").exists()
 
@@ -147,7 +150,7 @@ def test_a_value_that_is_not_what_its_name_says_is_refused(project):
     node, found, values, _ = brought(project)
     node.files[values[0][0]] = b"another valu3!"
     with pytest.raises(SiteError, match="damaged"):
-        landing(project, node).fetch(found, values)
+        staged_results(project, node).fetch(found, values)
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "{folder}/../other/report.json"])
@@ -155,4 +158,4 @@ def test_a_node_cannot_write_elsewhere(project, path):
     node, found, values, _ = brought(project)
     found["links"] = {path.format(folder=project.replays / REPLAY): "x"}
     with pytest.raises(SiteError, match="Do not trust"):
-        landing(project, node).fetch(found, values)
+        staged_results(project, node).fetch(found, values)

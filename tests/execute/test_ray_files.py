@@ -1,6 +1,6 @@
-"""Which checkpoints a replay can come to: no more travel, and none is missed."""
+"""The checkpoints sent to a node are exactly those that its replay can reach."""
 
-from rearview.execute.ray_shipping import CheckpointUse, touched
+from rearview.execute.ray_files import CheckpointUse, reachable_checkpoints
 from rearview.model import Checkpoint, CheckpointMeta, LoopStep, Point, SegmentFile
 
 EPOCH = "train.py:<module>:0:epoch"
@@ -34,8 +34,11 @@ def wanted(first, last, **more):
     )
 
 
-def uses(asked, checkpoints):
-    return {touch.checkpoint.seq: touch.use.value for touch in touched(asked, checkpoints)}
+def uses(segment, checkpoints):
+    return {
+        entry.checkpoint.seq: entry.use.value
+        for entry in reachable_checkpoints(segment, checkpoints)
+    }
 
 
 EVERY_SECOND = [checkpoint(k, [epoch(k)]) for k in range(0, 12, 2)]
@@ -88,5 +91,5 @@ def test_a_loop_that_is_not_divided_is_taken_whole():
 
 def test_a_partial_checkpoint_is_never_restored():
     partial = checkpoint(4, [epoch(4)], complete=False)
-    found = touched(wanted(4, 5), [EVERY_SECOND[1], partial])
-    assert [touch.use for touch in found] == [CheckpointUse.RESTORED, CheckpointUse.COMPARED]
+    found = reachable_checkpoints(wanted(4, 5), [EVERY_SECOND[1], partial])
+    assert [entry.use for entry in found] == [CheckpointUse.RESTORED, CheckpointUse.COMPARED]

@@ -1,0 +1,343 @@
+"""Which files a segment needs on a Ray node that does not see the project's folder.
+
+They are its scratch tree, its segment file, the inputs that the tree links to, and the checkpoints that its
+replay can reach: no more. `ray_shipping` sends them.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+import msgspec
+
+from rearview.execute.executor import Task
+from rearview.execute.scratch_tree import recorded_texts
+from rearview.model import (
+    Checkpoint,
+    Control,
+    Edge,
+    LoopStep,
+    Origin,
+    Run,
+    SegmentFile,
+)
+from rearview.model.plan import VARIABLE, may_hold
+from rearview.store.checkpoints.checkpoints import Checkpoints
+from rearview.store.machine import process_identity
+from rearview.store.project import Project
+from rearview.store.runs import ACCOUNT, Runs
+
+_NO_END = 1 << 62
+
+
+class CheckpointUse(Enum):
+    """What a replay does with a checkpoint."""
+
+    RESTORED = "restored"
+    """The replay may restore it: every part is read."""
+    COMPARED = "compared"
+    """The replay compares its own state with it: large parts by their hashes, unless they differ."""
+    ANCHORS = "anchors"
+    """The replay only looks up the anchors, the objects that existed when the loop was entered."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReachableCheckpoint:
+    """A checkpoint that a replay may read, and what for."""
+
+    checkpoint: Checkpoint
+    use: CheckpointUse
+
+
+def reachable_checkpoints(
+    segment: SegmentFile, checkpoints: Sequence[Checkpoint]
+) -> list[ReachableCheckpoint]:
+    """Return the checkpoints that a replay of `segment` may read, in their order.
+
+    Checkpoints outside the iterations that it runs are left out. With the ones that are returned, the
+    replay decides at every boundary as if it had all of them: where to start, whether to wait for a
+    checkpoint to compare with, and for which.
+    """
+    by_loop: dict[tuple[str, int], list[Checkpoint]] = {}
+    reachable: list[ReachableCheckpoint] = []
+    for checkpoint in checkpoints:
+        if not checkpoint.meta.path:
+            reachable.append(ReachableCheckpoint(checkpoint, CheckpointUse.RESTORED))
+            continue
+        loop, ordinal, _ = checkpoint.meta.path[0]
+        by_loop.setdefault((loop, ordinal), []).append(checkpoint)
+    for (loop, _), group in by_loop.items():
+        reachable += _of_loop(segment, loop, group)
+    return sorted(reachable, key=lambda entry: entry.checkpoint.seq)
+
+
+def _of_loop(
+    segment: SegmentFile, loop: str, group: Sequence[Checkpoint]
+) -> Iterator[ReachableCheckpoint]:
+    ranges = segment.ranges.get(loop) if loop == segment.main else None
+    restored_iterations: set[int] = set()
+    spans = [(0, _NO_END)]
+    if ranges is not None and _may_contain_probe(segment, [loop]):
+        start_iterations = sorted(
+            _main_iteration(checkpoint)
+            for checkpoint in group
+            if checkpoint.complete
+            and checkpoint.edge == Edge.START
+            and len(checkpoint.meta.path) == 1
+        )
+        jumps = segment.jump and segment.levels >= 1
+        spans = list(_iteration_spans(sorted(ranges), start_iterations, jumps=jumps))
+        restored_iterations = {first for first, _ in spans} if jumps else set()
+    anchored: dict[int, Checkpoint] = {}
+    for checkpoint in sorted(group, key=lambda checkpoint: not checkpoint.complete):
+        anchored.setdefault(checkpoint.meta.anchored, checkpoint)
+    for checkpoint in group:
+        after_loop = checkpoint.edge == Edge.END and len(checkpoint.meta.path) == 1
+        if after_loop or any(first <= _main_iteration(checkpoint) <= last for first, last in spans):
+            may_restore = checkpoint.complete and _may_restore(
+                segment, checkpoint, restored_iterations
+            )
+            yield ReachableCheckpoint(
+                checkpoint, CheckpointUse.RESTORED if may_restore else CheckpointUse.COMPARED
+            )
+        elif any(checkpoint is first for first in anchored.values()):
+            yield ReachableCheckpoint(checkpoint, CheckpointUse.ANCHORS)
+
+
+def _iteration_spans(
+    ranges: Sequence[tuple[int, int]], starts: Sequence[int], *, jumps: bool
+) -> Iterator[tuple[int, int]]:
+    """Yield the first iteration that the replay of each range runs, and the one it may run up to.
+
+    A replay may run past its range, up to the next checkpoint, which proves it. `starts` are the
+    iterations that have a checkpoint.
+
+    >>> list(_iteration_spans([(5, 7)], [0, 4, 6, 9, 12], jumps=True))
+    [(4, 9)]
+    >>> list(_iteration_spans([(5, 7)], [0, 4, 6, 9, 12], jumps=False))
+    [(0, 9)]
+    """
+    reached = 0
+    for first, last in ranges:
+        nearest = max((start for start in starts if start <= first), default=0)
+        run_from = max(reached, nearest) if jumps else reached
+        yield run_from, min((start for start in starts if start >= last), default=_NO_END)
+        reached = last
+
+
+def _may_restore(
+    segment: SegmentFile, checkpoint: Checkpoint, restored_iterations: set[int]
+) -> bool:
+    """Return True if a replay may restore this checkpoint, rather than only compare with it."""
+    path = checkpoint.meta.path
+    loops = [step.loop for step in path]
+    limited = len(path) == 2 and loops[0] == segment.main and loops[1] in segment.ranges
+    if not segment.jump:
+        return False
+    if checkpoint.edge == Edge.START:
+        if len(path) == 1:
+            return _main_iteration(checkpoint) in restored_iterations
+        return limited and len(path) <= segment.levels
+    in_ranges = all(_is_requested(segment, path, level) for level in range(len(path) - 1))
+    if not in_ranges or not _may_contain_probe(segment, loops):
+        return True
+    return segment.after if len(path) == 1 else limited
+
+
+def _may_contain_probe(segment: SegmentFile, loops: Sequence[str]) -> bool:
+    """Return True if a probe may be inside the loops `loops`, from the outermost to the innermost."""
+    return segment.everywhere or any(may_hold(chain, loops) for chain in segment.chains)
+
+
+def _is_requested(segment: SegmentFile, path: Sequence[LoopStep], level: int) -> bool:
+    """Return True if the iteration at `level` of a path of loops is one that the segment fills."""
+    if path[0].loop != segment.main or level > 1:
+        return True
+    ranges = segment.ranges.get(path[level].loop)
+    index = path[level].iteration
+    return ranges is None or any(first <= index < last for first, last in ranges)
+
+
+def _main_iteration(checkpoint: Checkpoint) -> int:
+    """Return the iteration of the outermost loop at which a checkpoint was saved."""
+    return checkpoint.meta.path[0].iteration
+
+
+_ALWAYS_READ = ("roots", "skeleton", "anchors")
+"""Parts of a checkpoint that a comparison always reads."""
+_NEVER_READ = {"replays.jsonl", "heartbeat", ACCOUNT}
+"""Files of a run that no replay of it reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShippedFile:
+    """One file or link, as it must appear on the node."""
+
+    path: str
+    size: int
+    mode: int
+    mtime: int
+    """Nanoseconds."""
+    link: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ShippingList:
+    """All the files that one segment needs on a node."""
+
+    root: Path
+    run: str
+    replay: str
+    folders: tuple[Path, ...]
+    """Folders of the replay; every change in them is a result of the replay."""
+    own: tuple[ShippedFile, ...]
+    """Its scratch tree and its segment file."""
+    shared: tuple[ShippedFile, ...]
+    """Files that other segments read too: the run, its checkpoints, inputs that the tree links to."""
+    only_if_different: tuple[ShippedFile, ...]
+    """Large parts of checkpoints that are read only if the replay differs from them."""
+    outside_project: tuple[str, ...]
+    """Files outside the project that the run read; they are not shipped."""
+
+
+def segment_of(task: Task) -> Path | None:
+    """Return the path of a task's segment file; None if the task replays no segment."""
+    control = task.environment.get(VARIABLE)
+    if control is None:
+        return None
+    segment = msgspec.json.decode(control, type=Control).segment
+    return None if segment is None else Path(segment)
+
+
+def store_identity(project: Project) -> str:
+    """Return a text that differs from that of a store with the same path on another machine."""
+    status, machine = project.store.stat(), process_identity(0)
+    return f"{machine['host']} {machine['boot']} {status.st_dev} {status.st_ino}"
+
+
+def list_files(task: Task, checkpoints: Checkpoints) -> ShippingList:
+    """Return the files that `task` needs of the project that `checkpoints` belong to."""
+    project = checkpoints.project
+    segment = segment_of(task)
+    assert segment is not None
+    segment_file = msgspec.json.decode(segment.read_bytes(), type=SegmentFile)
+    run = Runs(project).get(segment_file.run)
+    tree = Path(segment_file.tree)
+    own = [_entry(segment), *_tree(tree), *_tree(recorded_texts(tree))]
+    linked = [Path(entry.link) for entry in own if entry.link and entry.link.startswith(os.sep)]
+    shared = {file.path: file for file in _link_targets(project.root, linked)}
+    checkpoint_files, only_if_different = _checkpoint_files(
+        checkpoints, reachable_checkpoints(segment_file, checkpoints.of(run.id))
+    )
+    for path in (*_store_files(project, run), *checkpoint_files):
+        shared[str(path)] = _entry(path)
+    return ShippingList(
+        root=project.root,
+        run=run.id,
+        replay=segment_file.replay,
+        folders=tuple(dict.fromkeys((segment.parent, tree.parent))),
+        own=tuple(own),
+        shared=tuple(shared.values()),
+        only_if_different=tuple(_entry(path) for path in only_if_different),
+        outside_project=tuple(_inputs_outside(project.root, run)),
+    )
+
+
+def _store_files(project: Project, run: Run) -> Iterator[Path]:
+    """Yield the files of the store that every replay of a run reads."""
+    yield project.store / "format"
+    if (project.store / "config.toml").is_file():
+        yield project.store / "config.toml"
+    for entry in sorted(os.scandir(project.runs / run.id), key=lambda entry: entry.name):
+        if entry.name in _NEVER_READ or entry.name.startswith(".") or not entry.is_file():
+            continue
+        if entry.name.endswith(".jsonl") and entry.name.startswith("records-"):
+            with Path(entry.path).open("rb") as file:
+                head = file.readline(1 << 20)
+            if origin_of(head) != Origin.RECORDED:
+                continue  # records of another replay
+        yield Path(entry.path)
+
+
+def origin_of(first_line: bytes) -> str:
+    """Return the origin of the records in a file, given its first line: the recorded run or a replay."""
+    try:
+        return str(msgspec.json.decode(first_line).get("origin", ""))
+    except (msgspec.MsgspecError, UnicodeDecodeError, AttributeError):
+        return ""
+
+
+def _checkpoint_files(
+    checkpoints: Checkpoints, reachable: Iterable[ReachableCheckpoint]
+) -> tuple[list[Path], list[Path]]:
+    """Return the checkpoint files that a replay reads, and those that it reads only if it differs."""
+    always: dict[Path, None] = {}
+    if_different: dict[Path, None] = {}
+    folder, objects = checkpoints.project.checkpoints, checkpoints.objects
+    for entry in reachable:
+        checkpoint = entry.checkpoint
+        always[folder / checkpoint.run / f"{checkpoint.seq:08d}.json"] = None
+        table = checkpoints.table(checkpoint)
+        if table is not None:
+            always[objects.file(table)] = None
+        for key, ref in checkpoint.parts.items():
+            read = entry.use is CheckpointUse.RESTORED or key in _ALWAYS_READ
+            packed = ref.pack is not None and entry.use is CheckpointUse.COMPARED
+            (always if read or packed else if_different)[objects.file(ref)] = None
+    return list(always), [path for path in if_different if path not in always]
+
+
+def _tree(tree: Path) -> Iterator[ShippedFile]:
+    for folder, folders, names in os.walk(tree):
+        for name in sorted(
+            (*names, *(name for name in folders if Path(folder, name).is_symlink()))
+        ):
+            entry = _entry(Path(folder, name))
+            if stat.S_ISREG(entry.mode) or entry.link is not None:
+                yield entry
+
+
+def _link_targets(root: Path, linked: Iterable[Path]) -> Iterator[ShippedFile]:
+    """Yield the files that links lead to, if they are in the project."""
+    visited: set[Path] = set()
+    remaining = list(linked)
+    while remaining:
+        path = remaining.pop()
+        if path in visited or root not in path.parents or not os.path.lexists(path):
+            continue
+        visited.add(path)
+        entry = _entry(path)
+        if stat.S_ISDIR(entry.mode):
+            yield from _tree(path)
+            continue
+        yield entry
+        if entry.link is not None:  # a link of the user's that leads to another file
+            remaining.append(Path(os.path.normpath(path.parent / entry.link)))
+
+
+def _entry(path: Path) -> ShippedFile:
+    status = path.lstat()
+    link = str(path.readlink()) if stat.S_ISLNK(status.st_mode) else None
+    return ShippedFile(str(path), status.st_size, status.st_mode, status.st_mtime_ns, link)
+
+
+def _inputs_outside(root: Path, run: Run) -> Iterator[str]:
+    inputs = run.end.inputs
+    for path in inputs:
+        now = run.now(path, str(root))
+        if root not in Path(now).parents:
+            yield path
+
+
+def known_file_of(task: Task) -> tuple[str, bytes] | None:
+    """Return a file of the project and its content; a node that has the same file sees the project.
+
+    None if the task replays no segment.
+    """
+    segment = segment_of(task)
+    return None if segment is None else (str(segment), segment.read_bytes())
