@@ -43,7 +43,7 @@ _OPERATORS_IN_WORDS = {
     Operator.OUTER: "outer loop: inner work is skipped where saved",
     Operator.AFTER: "after the loop: its last state is restored",
     Operator.INNER: "inner loop: only the chosen iterations run",
-    Operator.FULL: "whole run: no checkpoint helps",
+    Operator.FULL: "whole run: it runs from its start to its end",
 }
 
 
